@@ -1,9 +1,9 @@
-# make install takes PYTHON=python3.12, say; tools/install.sh says which will do.
+# make install accepts PYTHON=python3.12 and the like; see tools/install.sh.
 PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules tools
-# One process a core, each with one thread: small networks gain little from a second one. Many tests
-# start a command: without bytecode on disk each of them would compile lightning, hydra and mmengine.
-# Thousands of networks come and go: memory in large pages, and kept up to 1 GiB, takes a seventh off.
+# One process per core, each with one thread, since small networks gain little from more threads.
+# Bytecode is kept, or each test that starts a command would compile lightning, hydra and mmengine.
+# Tests build thousands of networks: large pages and 1 GiB of kept memory save a seventh of the time.
 MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MEMORY) $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
@@ -13,25 +13,25 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MEMORY) $(PY) -m pytest -
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
-install:  ## make .venv with everything in it (2 minutes and 3.3 GB once, then nothing to do)
+install:  ## create .venv with all packages (2 minutes and 3.3 GB the first time)
 	@bash tools/install.sh
 
 demo: install  ## train a small detector on sample data (5 to 8 minutes on 2 idle cores)
 	$(PY) tools/run.py task=detection backbone=swin_t_afbo
 	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
-test: install lint  ## the checks of make lint and the default tests
+test: install lint  ## run make lint and the default tests
 	$(PYTEST)
 
-test-all: install lint  ## the same with the slow tests
+test-all: install lint  ## run make lint and all tests, including slow ones
 	$(PYTEST) -m ""
 
-lint: install  ## ruff, formatting and types
+lint: install  ## check style, formatting and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --num-workers=2 $(PACKAGES)
 
-doctor:  ## what is installed, what is missing, what to type
+doctor:  ## list what is installed, what is missing and what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi
 
 clean:  ## remove caches; keeps .venv and outputs

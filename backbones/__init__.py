@@ -1,7 +1,7 @@
 """Backbones with swappable mixers.
 
-Every host and every mixer registers as soon as the registry is asked for the first time; until one
-of the names below is used, importing this package loads nothing, not even torch.
+The first lookup in the registry imports and registers all hosts and mixers. Importing this package
+alone is light: torch is loaded with the first use of a name below.
 """
 
 import importlib
@@ -34,7 +34,7 @@ __all__ = [
     "register_host",
     "register_mixer",
 ]
-# The rooms whose files register themselves; see backbones.registry.
+# Rooms with files that register themselves; see backbones.registry.
 REGISTERING = ("mixers", "hosts")
 _MODULES = {
     "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),
@@ -42,10 +42,10 @@ _MODULES = {
     "registry": ("list_backbones", "list_hosts", "list_mixers", "register_host", "register_mixer"),
 }
 
-if not TYPE_CHECKING:  # type checkers read the imports above
+if not TYPE_CHECKING:  # type checkers use the imports above
 
     def __getattr__(name: str) -> Any:
-        """A name of the package, from its module."""
+        """Import a name of the package from its module."""
         for module, names in _MODULES.items():
             if name in names:
                 return getattr(importlib.import_module(f"backbones.{module}"), name)

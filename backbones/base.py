@@ -1,4 +1,4 @@
-"""The contracts of every model file: what a backbone returns, what a mixer maps, what a slot tells.
+"""Contracts of all model files: backbones, mixers, and the slots that mixers fill.
 
 Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 """
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
-from backbones.layers.eager import in_graph
+from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
-from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, blocks_of, depths_of
+from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
+from backbones.replace import replace
 
 Layout = Literal["nhwc", "nchw", "tokens"]
 PrefixMixing = Literal["joint", "pooled", "none"]
@@ -29,45 +30,47 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose weights sum over their secon
 
 @dataclass(frozen=True)
 class FeatureInfo:
-    """One map a backbone returns: its channels and its stride in input pixels."""
+    """Channels of a map that a backbone returns, and its stride in input pixels."""
 
     channels: int
     stride: int
 
 
 class Backbone(nn.Module):
-    """Image to feature maps, the one type that heads, tasks and exporters see.
+    """Network from images to feature maps, the type that heads, tasks and exporters work with.
 
-    There is deliberately no ``init_weights``: mmengine would call it and overwrite loaded weights.
+    It lacks ``init_weights`` on purpose: mmengine would call it and overwrite loaded weights.
+    A host of another modality declares it in ``register_host``, and takes inputs of its own shape.
 
     Attributes:
-        name: The registered name it was created by.
-        made_by: The arguments of ``create_backbone``.
-        record: By what options it was created, as checkpoints keep it; see
+        name: Registered name.
+        modality: Modality of its inputs, such as "image" or "signal".
+        made_by: Arguments of ``create_backbone``.
+        record: Options that it was created with, as checkpoints keep them; see
             ``checkpoints/equations``.
         feature_info: One entry per map of ``forward``, fine to coarse.
-        num_features: Width of what ``embed`` returns.
-        size_divisor: Detectors pad their batches to a multiple of it; any size from 64 on runs, and
-            from 32 on if it was built with a smaller patch_size than the published one.
-        dense: Whether it was built for dense prediction.
+        num_features: Channels of the embedding.
+        size_divisor: Detectors pad their batches to a multiple of it. Sides of 64 pixels and more
+            run, and of 32 and more with a smaller patch_size than the published one.
+        dense: True if it was built for dense prediction.
         classification_keys: Prefixes of state-dict keys that only the classification network has.
-        map_keys: Per map, the prefix of what only that map needs; dense prediction alone has these.
+        map_keys: Per map, the prefix of the keys for that map alone, in dense prediction.
         no_weight_decay: Names of parameters that the host's authors train without weight decay.
-        layer_names: Names of its parts, which tell the layers of parameters.
-        merges_end_stages: Whether downsampling belongs to the stage before it.
-        frozen_stages: The last stage that does not learn, see ``freeze_stages``.
-        norm_eval: Whether BatchNorm keeps its running statistics in training.
-        block_layout: What blocks give: "nhwc" (B, H, W, C), "nchw" (B, C, H, W), or "tokens"
-            (B, P + H * W, C) where they are called with the tokens and (H, W).
-        token_slots: Names, within a block, of what mixes its tokens; a block may lack some.
-        channel_slots: Names, within a block, of what mixes its channels alone.
-        num_prefix_tokens: P of the blocks' tokens.
-        img_size: Build resolution (H, W).
-        pooling: What the embedding is read from, in words: the mean of the last map, or the class
-            token.
+        layer_names: Names of its parts, which assign parameters to layers.
+        merges_end_stages: True if downsampling belongs to the stage before it.
+        frozen_stages: Last frozen stage, see ``freeze_stages``.
+        norm_eval: True if BatchNorm keeps its running statistics in training.
+        block_layout: Layout of the blocks' outputs: "nhwc" (B, H, W, C), "nchw" (B, C, H, W), or
+            "tokens" (B, P + H * W, C) where they are called with the tokens and (H, W).
+        token_slots: Names of the token mixers within a block; a block may lack some.
+        channel_slots: Names of the channel mixers within a block.
+        num_prefix_tokens: Prefix tokens P of the blocks.
+        img_size: Build resolution (H, W); (1, L) for signals.
+        pooling: Source of the embedding in words: the mean of the last map, or the class token.
     """
 
     name: str = ""
+    modality: str = "image"
     record: Mapping[str, Any] = MappingProxyType({})
     made_by: Mapping[str, Any] = MappingProxyType({})
     feature_info: tuple[FeatureInfo, ...]
@@ -89,7 +92,7 @@ class Backbone(nn.Module):
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a host's maps and embedding be compared with what it declares, at every pass."""
+        """Compare the maps and embedding of a host with its declarations in every pass."""
         super().__init_subclass__(**options)
         for name, check in (("forward", check_maps), ("embed", check_embedding)):
             if name in cls.__dict__:
@@ -100,76 +103,86 @@ class Backbone(nn.Module):
         self.register_load_state_dict_post_hook(_compute_buffers)  # type: ignore[no-untyped-call]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per ``feature_info`` entry.
+        """Return a map per ``feature_info`` entry, fine to coarse.
 
-        The maps are contiguous: mmcv's RoIAlign reads memory as NCHW whatever the strides say.
+        The maps are contiguous: mmcv's RoIAlign reads memory as NCHW and ignores strides.
+
+        Shape: (B, 3, H, W) -> (B, C_i, ceil(H / s_i), ceil(W / s_i)).
         """
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features), by the host's own final norm and pooling."""
+        """Return the embedding by the host's final norm and pooling.
+
+        Shape: (B, 3, H, W) -> (B, num_features).
+
+        >>> from backbones import create_backbone
+        >>> create_backbone("deit_t", img_size=64).embed(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 192])
+        """
         raise NotImplementedError
 
     def features(self, images: Tensor) -> Any:
-        """(B, 3, H, W) -> what the classifier of the published network reads: the embedding.
+        """Return the input of the published network's classifier: the embedding.
 
-        In training it may be more than in evaluation, for what its losses need.
+        In training it may have more parts than in evaluation, for the losses.
         """
         return self.embed(images)
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
-        """A new classifier of ``features``: one linear layer, unless the published has more."""
+        """Build a classifier of ``features``: the published one, usually a single linear layer."""
         return Classifier(self.num_features, num_classes, drop)
 
     def check_embeds(self) -> None:
-        """Refuse to embed where dense prediction has taken the final norm's place.
+        """Check that the backbone has the final norm, which dense prediction omits.
 
         Raises:
             ValueError: The backbone was built with dense=True.
         """
         if self.dense:
             raise ValueError(
-                f"{self.name or type(self).__name__} was built with dense=True and has no "
-                "embedding of an image; build it with dense=False"
+                f"{self.name or type(self).__name__} was built with dense=True and lacks the norm "
+                "of the embedding; build it with dense=False"
             )
 
     def train(self, mode: bool = True) -> Self:
-        """Switch the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
+        """Set the mode; frozen stages, and BatchNorm with ``norm_eval``, stay in evaluation."""
         super().train(mode)
         keep_in_evaluation(self)
         return self
 
     def freeze_stages(self, frozen_stages: int) -> None:
-        """Let the first stages learn nothing from now on; see ``freezing.freeze_stages``."""
+        """Freeze the first stages; see ``freezing.freeze_stages``."""
         freeze_stages(self, frozen_stages)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute every block again in the backward pass instead of keeping what it computes."""
+        """Recompute every block in the backward pass instead of keeping its activations."""
+        convert = recompute if enable else keep_activations
         for name in self.block_names():
-            (recompute if enable else keep_activations)(self.get_submodule(name))
+            replace(self, name, convert(self.get_submodule(name)))
 
     @property
     def num_layers(self) -> int:
-        """How many ids ``layer_id`` gives: the stem, every block, and what follows them."""
+        """Number of ids of ``layer_id``: the stem, every block, and one for the rest."""
         return self.layer_ids.num_layers
 
     def layer_id(self, name: str) -> int:
-        """How deep a parameter lies, for layer-wise learning rates: 0 for the stem."""
+        """Return the depth of a parameter for layer-wise learning rates: 0 for the stem."""
         return self.layer_ids.layer(name)
 
     @functools.cached_property
     def layer_ids(self) -> LayerIds:
-        """The rule that gives layers and stages to the names of parameters.
+        """Layers and stages by names of parameters.
 
         Raises:
-            ValueError: The network has no blocks under the names that the rule knows.
+            ValueError: The network lacks blocks under the names of the rule.
         """
-        depths = depths_of((name for name, _ in self.named_parameters()), self.layer_names)
+        depths = count_depths((name for name, _ in self.named_parameters()), self.layer_names)
         if not depths or not all(depths):
             raise ValueError(
-                f"{self.name or type(self).__name__} has no blocks under a name that "
+                f"{self.name or type(self).__name__} lacks blocks under a name that "
                 f"{'its layer_names declares' if self.layer_names != USUAL else 'is known'}: name "
-                "its parts such as stages.N.blocks.M from 0 on, or declare their names in its "
+                "its parts stages.N.blocks.M, counted from 0, or declare their names in its "
                 "attribute layer_names (backbones/parameters/layer_ids.py)"
             )
         maps = self.map_keys if len(self.map_keys) == len(depths) else ()
@@ -178,15 +191,15 @@ class Backbone(nn.Module):
         )
 
     def block_names(self) -> tuple[str, ...]:
-        """Names of the blocks as modules, in order of depth."""
-        return blocks_of((name for name, _ in self.named_parameters()), self.layer_names)
+        """Return the names of the blocks in order of depth."""
+        return list_blocks((name for name, _ in self.named_parameters()), self.layer_names)
 
     def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
-        """What a block gives, or its gradient, as a map (B, C, H, W) without prefix tokens.
+        """Return a block's output, or its gradient, as a map (B, C, H, W) without prefix tokens.
 
         Args:
             output: In the ``block_layout``.
-            *inputs: What the block was called with.
+            *inputs: Inputs of the block.
         """
         if self.block_layout == "nchw":
             return output
@@ -195,15 +208,15 @@ class Backbone(nn.Module):
         return output.permute(0, 3, 1, 2)
 
     def cam_layer(self, block: str) -> str:
-        """The module whose map class activation maps of a block weight: the block itself."""
+        """Return the module whose map is weighted in class activation maps: the block."""
         return block
 
     def token_mixers(self) -> dict[str, nn.Module]:
-        """What mixes tokens, the host's own or swapped in, by name and in order of depth."""
+        """Return the token mixers, original or replaced, by name and in order of depth."""
         return self._in_slots(self.token_slots)
 
     def channel_mixers(self) -> dict[str, nn.Module]:
-        """What mixes channels alone, the host's own or swapped in, by name, in order of depth."""
+        """Return the channel mixers, original or replaced, by name and in order of depth."""
         return self._in_slots(self.channel_slots)
 
     def _in_slots(self, slots: tuple[str, ...]) -> dict[str, nn.Module]:
@@ -212,10 +225,10 @@ class Backbone(nn.Module):
         return {name: modules[name] for name in names if name in modules}
 
     def channel_places(self) -> list[str]:
-        """Names of the modules that a channel mixer takes the place of, whatever is there now.
+        """Return the names of modules that channel mixers may replace or have replaced.
 
         Raises:
-            TypeError: The class fills a place that it names in neither of its slots.
+            TypeError: The class fills a place that is missing from its slots.
         """
         found = []
         for parent, module in self.named_modules():
@@ -225,13 +238,14 @@ class Backbone(nn.Module):
                     found.append(place)
                 elif not place.endswith(tuple(f".{slot}" for slot in self.token_slots)):
                     raise TypeError(
-                        f"{type(self).__name__} fills {place}, but neither token_slots "
-                        f"{self.token_slots} nor channel_slots {self.channel_slots} has it"
+                        f"{type(self).__name__} fills {place}, which is missing from its "
+                        f"token_slots {self.token_slots} and channel_slots {self.channel_slots}; "
+                        "add it to one of them"
                     )
         return found
 
     def mixers(self) -> dict[str, Mixer]:
-        """Swapped-in mixers by the prefix of their state-dict keys; the host's own are none."""
+        """Return the mixers that replaced parts of the host, by the prefix of their keys."""
         return {
             f"{name}.": module
             for name, module in self.named_modules()
@@ -241,13 +255,13 @@ class Backbone(nn.Module):
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.
 
-        The classifier, which is no part of a backbone, is renamed to ``classifier.*``.
+        The classifier, which lies outside the backbone, is renamed to ``classifier.*``.
         """
         return state_dict
 
 
 def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
-    """Make what no checkpoint holds, such as tables of indices, for a network built on "meta"."""
+    """Compute the non-persistent buffers, such as tables of indices, of a network from "meta"."""
     for module in backbone.modules():
         for name in module._non_persistent_buffers_set:
             buffer, first = getattr(module, name), next(module.parameters(), None)
@@ -261,21 +275,19 @@ def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
 class Mixer(nn.Module):
     """A channel or token mixer: (B, H, W, C) -> (B, H, W, C) at any H and W.
 
-    A subclass writes ``mix``. Norm, residual, layer scale and drop path stay in the host's block.
+    A subclass defines ``mix``. Norm, residual, layer scale and drop path stay in the host's block.
 
     Attributes:
-        prefix_mixing: How prefix (class) tokens take part. "joint": ``mix_joint`` mixes the map and
-            the prefix tokens together, as attention does. "pooled": each prefix token is given the
-            mean of the mixed map. "none": not at all, so that a host is built without prefix tokens
-            and pools its map. A channel mixer of "none" that writes ``mix_prefix`` treats them
-            apart from the map.
+        prefix_mixing: Treatment of prefix (class) tokens. "joint": ``mix_joint`` mixes the map and
+            the prefix tokens together, as attention does. "pooled": each prefix token gets the mean
+            of the mixed map. "none": the host is built without prefix tokens and pools its map; a
+            channel mixer that defines ``mix_prefix`` treats them apart from the map instead.
         kind: "token" or "channel", as it is registered; None for a mixer that is built directly.
-        replaced: Keys and shapes of the host's module that stood in its place; None for a mixer
-            that is the host's own.
-        is_related: Whether that module was a mixer of the same class, so that its tensors may fit.
+        replaced: Keys and shapes of the host's module that it replaced; None for a host's own.
+        is_related: True if that module was a mixer of the same class, so that its tensors may fit.
         value_layer: Name of the part that sums values by coefficients, such as an FFN's second
-            layer; what it reads are the mixer's coefficients. Empty where there is none.
-        channel_mappings: Names of the parts that map C to hidden channels; what two of them give is
+            layer; its inputs are the mixer's coefficients. Empty without one.
+        channel_mappings: Names of the parts that map C to hidden channels; the outputs of two are
             multiplied.
         grid_axes: Axes of the parameters whose shapes follow the map size, by name, such as
             ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
@@ -292,17 +304,17 @@ class Mixer(nn.Module):
     built_for: tuple[int, int] | None = None
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map ``x`` (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
+        """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
 
-        "pooled" gives every prefix token the mean of the mixed map, which the host's residual adds:
-        class attention with equal weights over the map.
+        "pooled" returns the mean of the mixed map for every prefix token, which the host's residual
+        adds: class attention with equal weights over the map.
 
         Source: class attention is that of CaiT (Touvron et al., "Going deeper with Image
         Transformers", ICCV 2021, https://arxiv.org/abs/2103.17239).
 
         Raises:
-            ValueError: The subclass gives another shape, which a residual might broadcast, or
-                takes no prefix tokens.
+            ValueError: The subclass returns another shape, which a residual might broadcast, or
+                refuses prefix tokens.
         """
         if prefix is not None and self.prefix_mixing == "joint":
             return _checked_pair(self.mix_joint(x, prefix), x, prefix, self)
@@ -314,24 +326,24 @@ class Mixer(nn.Module):
         return mixed, _of_shape(prefix, self.mix_prefix(prefix), self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Mix a map: (B, H, W, C) -> (B, H, W, C); by default as ``mix_joint`` without prefix."""
+        """Mix a map: (B, H, W, C) -> (B, H, W, C); by default ``mix_joint`` without prefix."""
         return self.mix_joint(x, x.new_empty(x.shape[0], 0, x.shape[-1]))[0]
 
     def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix map and prefix tokens together: (B, H, W, C) and (B, P, C) -> both, P from 0 on."""
+        """Mix map and prefix tokens together: (B, H, W, C) and (B, P, C) -> both, P >= 0."""
         raise NotImplementedError
 
     def at_size(self, name: str, size: tuple[int, int]) -> Tensor:
         """Return a parameter of ``grid_axes`` for a map of ``size`` (H, W), interpolated.
 
         Raises:
-            ValueError: ``grid_axes`` lacks it, or gives it axes that its shape does not have.
+            ValueError: ``grid_axes`` lacks it, or its axes differ from its shape.
         """
         table, axes = self.get_parameter(name), self.grid_axes.get(name)
         if axes is None:
             raise ValueError(
-                f"{type(self).__name__} does not say which axes of {name} follow the map size; add "
-                f'{name!r} to its grid_axes, such as {{{name!r}: "H W C"}}'
+                f"{name} of {type(self).__name__} is missing from its grid_axes; add its axes, "
+                f'such as {{{name!r}: "H W C"}}'
             )
         return resize_table(table, axes, grid_of(table.shape, axes, self.built_for), size)
 
@@ -340,15 +352,15 @@ class Mixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Interpolate tables of another map size to the one that the mixer was built for.
 
-        Parameters that ``grid_axes`` does not have are recognised by their shapes. Buffers are
-        computed from the map size, so the mixer's own stay.
+        Parameters missing from ``grid_axes`` are recognised by their shapes. Buffers are computed
+        from the map size, so the mixer keeps its own.
 
         Args:
             tensors: By their names in the mixer, in any sizes.
-            source: Map size (H, W) that they belong to, where the file says so.
+            source: Their map size (H, W), if the file states it.
 
         Returns:
-            Those that changed.
+            The tensors that changed.
         """
         own = self.state_dict()
         shapes = {
@@ -377,39 +389,36 @@ class Mixer(nn.Module):
             tensors: By their names in the mixer, or the authors'; all others stay as they are.
 
         Returns:
-            All tensors; a name that is no longer among them is taken to be renamed.
+            All tensors; a name that is missing from them counts as renamed.
         """
         return tensors
 
     def is_dead(self, key: str, value: Tensor) -> bool:
-        """Whether a checkpoint's tensor, which has no place here, would change nothing if it had.
+        """Return True if a checkpoint's tensor that the mixer lacks would change no output.
 
         Args:
-            key: By its name in the mixer.
-            value: What the file has.
+            key: Its name in the mixer.
+            value: The file's tensor.
         """
         return False
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """Mix prefix tokens apart from the map, in a channel mixer: (B, P, C) -> (B, P, C).
-
-        These are the pointwise parts of the mixer, its spatial parts left out.
-        """
+        """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
         raise ValueError(no_prefix(type(self).__name__))
 
 
 def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
-    """Return True if a mixer in a slot of this kind may be given prefix tokens.
+    """Return True if a mixer in a slot of this kind takes prefix tokens.
 
-    A token mixer that treats them apart from the map would leave a class token that never sees the
-    image, so that ``mix_prefix`` counts for channel mixers only.
+    ``mix_prefix`` counts for channel mixers only: under a token mixer that treats prefix tokens
+    apart from the map, a class token would never see the image.
     """
     apart = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
     return mixer.prefix_mixing != "none" or apart
 
 
 def no_prefix(mixer: str) -> str:
-    """Say that a mixer takes no prefix tokens, and what to do."""
+    """Return the message that a mixer refuses prefix tokens."""
     return (
         f"{mixer} takes no class tokens (prefix_mixing='none'); build the host without them, such "
         "as deit_t with class_token=False, or declare prefix_mixing='joint' or 'pooled' in the "
@@ -428,37 +437,37 @@ def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tup
 
 
 def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
-    """What a mixer has made of a tensor, unless it has another shape."""
-    # To compilers and tracers each comparison is one more thing that sizes have to satisfy.
-    if in_graph() or (shape := getattr(mixed, "shape", None)) == given.shape:
+    """Return a mixed tensor if it has the shape of the given one."""
+    # In compilers and tracers each comparison adds a condition on sizes.
+    if is_recording() or (shape := getattr(mixed, "shape", None)) == given.shape:
         return mixed
     made = type(mixed).__name__ if shape is None else tuple(shape)
     raise ValueError(
-        f"{type(mixer).__name__} made {made} of {tuple(given.shape)}; a mixer returns what it is "
-        "given in the same shape"
+        f"{type(mixer).__name__} returned {made} for {tuple(given.shape)}; a mixer must return the "
+        "shape of its input"
     )
 
 
 class PointwiseMixer(Mixer):
-    """A mixer that treats all tokens alike: any (..., C) will do, and prefix tokens are tokens."""
+    """Mixer of (..., C) that treats all tokens alike, prefix tokens included."""
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """Mix prefix tokens as any other token: (B, P, C) -> (B, P, C)."""
+        """Mix prefix tokens like all others: (B, P, C) -> (B, P, C)."""
         return self.mix(prefix)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in a host that a mixer fills, with all it needs to size itself.
+    """Place in a host that a mixer fills, with all that determines the mixer's size.
 
     Attributes:
         dim: Channels C.
         hidden_ratio: Hidden width of the host's own FFN over C.
-        grid: Map size (H, W) there at the build resolution.
+        grid: Map size (H, W) at the build resolution.
         stage: Stage index, from 0.
         block: Block index within the stage, from 0.
-        dense: Whether the host is built for dense prediction.
-        num_prefix_tokens: Class tokens beside the map.
+        dense: True if the host is built for dense prediction.
+        num_prefix_tokens: Number P of class tokens.
     """
 
     dim: int
@@ -474,12 +483,12 @@ MixerFactory = Callable[[Slot], Mixer]
 
 
 def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
-    """Put a mixer in place of a block's FFN or attention; without factory the host's own stays.
+    """Replace a block's FFN or attention by a mixer; without factory the host keeps its own.
 
-    The block remembers the place in either case, see ``Backbone.channel_places``.
+    The block records the place in either case, see ``Backbone.channel_places``.
 
     Raises:
-        ValueError: The host has class tokens, and the mixer does not take them.
+        ValueError: The host has class tokens that the mixer refuses.
     """
     cast("Any", block).filled = (*getattr(block, "filled", ()), name)
     if factory is None:
@@ -490,21 +499,21 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     own = block.get_submodule(name)
     mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
     mixer.is_related = type(own) is type(mixer)
-    setattr(block, name, mixer)
+    replace(block, name, mixer)
 
 
 @dataclass(frozen=True)
 class HostConfig:
-    """What every host builder is given.
+    """Options that every host builder gets.
 
     Attributes:
-        img_size: Build resolution (H, W); other sizes run too.
+        img_size: Build resolution (H, W), (1, L) for signals; other sizes run too.
         drop_path_rate: Stochastic depth of the last block, rising linearly from 0.
-        pretrained: Whether timm shall load its published weights (needs network once).
+        pretrained: True to load timm's published weights (needs network once).
         dense: Build for dense prediction (see ``create_backbone``).
         patch_size: Stride of the first map.
-        channel_mixer: Makes what replaces an FFN; None keeps the host's own.
-        token_mixer: Makes what replaces attention or pooling; None keeps the host's own.
+        channel_mixer: Builds the mixer that replaces an FFN; None keeps the host's own.
+        token_mixer: Builds the mixer that replaces attention or pooling; None keeps the host's own.
     """
 
     img_size: tuple[int, int]
@@ -516,22 +525,20 @@ class HostConfig:
     token_mixer: MixerFactory | None = None
 
     def grid(self, stride: int) -> tuple[int, int]:
-        """Size (H, W) of the map of a stride at the build resolution."""
+        """Return the size (H, W) of the map with this stride at the build resolution."""
         height, width = self.img_size
         return -(-height // stride), -(-width // stride)
 
 
 def hidden_width(dim: int, ratio: float) -> int:
-    """Hidden channels of a ratio over ``dim``, rounded down.
-
-    8/3 of 96 is 256, whatever floats say.
+    """Return ``ratio`` times ``dim`` hidden channels, rounded down: 256 for 8/3 of 96.
 
     Raises:
-        ValueError: Not a single hidden channel.
+        ValueError: The result is zero.
     """
     hidden = int(dim * ratio + 1e-6)
     if hidden < 1:
         raise ValueError(
-            f"hidden_ratio must leave at least one hidden channel of {dim}, got {ratio}"
+            f"hidden_ratio must give at least one hidden channel for {dim} channels, got {ratio}"
         )
     return hidden

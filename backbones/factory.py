@@ -1,10 +1,10 @@
-"""Build what the registry names: backbones, mixers, and the lists of their options."""
+"""Build backbones and mixers by their registered names, and list their options."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +12,7 @@ from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixi
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.fast import fast as convert_to_fast
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -28,13 +29,13 @@ from backbones.registry import (
 
 logger = logging.getLogger(__name__)
 
-# How small an image may be, and how small with a smaller patch size than the published one.
+# Smallest sides of images, with the published patch size and with a smaller one.
 LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
-FROM_SLOT = ("grid", "slot")  # which no user sets; hidden_ratio is an option as well
+FROM_SLOT = ("grid", "slot")  # keywords of a mixer that only the slot sets
 
 
 def backbone_schema(name: str) -> dict[str, Any]:
-    """Every option of a backbone with its default: what ``backbone.<option>=<value>`` may set."""
+    """Return every option of a backbone with its default, as ``backbone.<option>=<value>`` sets."""
     host, mixer = look_up(name)
     channel, token = _of_kind("channel", mixer), _of_kind("token", mixer)
     options = {
@@ -47,6 +48,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "grad_checkpointing": False,
         "frozen_stages": -1,
         "norm_eval": None,
+        "fast": True,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
     }
@@ -54,9 +56,12 @@ def backbone_schema(name: str) -> dict[str, Any]:
 
 
 def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
-    """Options of a mixer with their defaults, for one host if its paper sets them by host.
+    """Return the options of a mixer with their defaults.
 
-    ``hidden_ratio`` is None where it follows the host.
+    Args:
+        name: One of ``list_mixers()``.
+        host: Its paper's defaults for this host, if there are any. ``hidden_ratio`` is None where
+            it follows the host.
     """
     entry = find_mixer(name)
     options = _options(entry)
@@ -75,11 +80,17 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
         **options: The mixer's own, see ``mixer_options(name)``.
 
     Raises:
-        ValueError: Unknown name or option, or a value that the mixer refuses.
+        ValueError: Unknown name or option, or a value out of the mixer's range.
+
+    >>> import torch
+    >>> mixer = create_mixer("afbo", 192, g2=6)
+    >>> mixer(torch.zeros(1, 7, 7, 192)).shape
+    torch.Size([1, 7, 7, 192])
     """
     entry = find_mixer(name)
     if not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"dim must be a whole number from 1 up, got {dim!r}")
+        raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
+    _check_mixer_options(entry, options, "mixer")
     return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0, dense=False), options)
 
 
@@ -96,6 +107,7 @@ def create_backbone(
     grad_checkpointing: bool = False,
     frozen_stages: int = -1,
     norm_eval: bool | None = None,
+    fast: bool = True,
     **host_kwargs: Any,
 ) -> Backbone:
     """Build a registered backbone.
@@ -103,29 +115,37 @@ def create_backbone(
     Args:
         name: One of ``list_backbones()``.
         pretrained: True for timm's published weights (needs network once), or the path of a
-            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A swapped-in mixer that
-            the file does not have keeps its initialisation; any other difference is an error.
-        img_size: Build resolution (side or (H, W)); 224 by default. Other sizes run too.
+            .pth/.ckpt/.safetensors file of ours, timm's or the authors'. A replaced mixer that is
+            missing from the file keeps its initialisation; any other difference is an error.
+        img_size: Build resolution (side or (H, W)), 224 by default; other sizes run too. A host
+            for signals takes their length L, which is a grid of (1, L).
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
-            its FFN, such as ``{"hidden_ratio": 3}``, unless that is another kind than ``ffn``.
-        token_mixer: Name, or options with "name", of what replaces attention or pooling.
-        dense: False gives the published classification network, to the parameter. True adds what
-            only dense prediction needs (a norm per output map, DeiT's feature pyramid) and leaves
-            out what only classification needs; a classification checkpoint loads into it.
-        patch_size: Stride of the first map, for classifying images from 32 pixels on: 4, 2 or 1 in
-            hosts with maps at strides 4 to 32, 16, 8, 4 or 2 in those with one map. Patches side by
-            side get this size; kernels that overlap keep theirs and are set closer.
-        grad_checkpointing: In training, compute every block again in the backward pass instead of
-            keeping what it computes: the same gradients for less memory and more time.
-        frozen_stages: Stages without gradient and in evaluation mode: -1 none, 0 the stem, 1 also
-            the first stage with its norm, and so on; blocks where a host has no stages.
-        norm_eval: Keep the running statistics of BatchNorm in training; by default the host decides
-            (PosMLP does in dense prediction, all others do not).
+            its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x).
+        token_mixer: Name, or options with "name", of the mixer that replaces attention or pooling.
+        dense: False builds the published classification network, equal to the parameter. True adds
+            the parts for dense prediction (a norm per output map, DeiT's feature pyramid) and omits
+            those for classification; a classification checkpoint loads into it.
+        patch_size: Stride of the first map, for classifying images of 32 pixels and more: 4, 2 or 1
+            in hosts with maps at strides 4 to 32, and 16, 8, 4 or 2 in hosts with one map. Adjacent
+            patches get this size; overlapping kernels keep their size and get a smaller stride.
+        grad_checkpointing: In training, recompute every block in the backward pass: the same
+            gradients for less memory and more time.
+        frozen_stages: Stages without gradient and in evaluation mode: -1 for none, 0 for the stem,
+            1 for the first stage with its norm as well, and so on; blocks in a host without stages.
+        norm_eval: Keep the running statistics of BatchNorm in training; by default only PosMLP does
+            so, in dense prediction.
+        fast: Convert mixers and layers to their fast forms, which compute the same to rounding and
+            share all state with the plain ones; see ``backbones.fast``.
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
 
     Raises:
         ValueError: Unknown name or option, a value out of range, or weights of another model.
+
+    >>> import torch
+    >>> backbone = create_backbone("deit_t_afbo", img_size=64)
+    >>> [tuple(feature_map.shape) for feature_map in backbone(torch.zeros(2, 3, 64, 96))]
+    [(2, 192, 4, 6)]
     """
     check_value("name", name, str)
     host, mixer_name = look_up(name)
@@ -135,11 +155,8 @@ def create_backbone(
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
         "norm_eval": norm_eval,
     }  # fmt: skip
-    check_arguments(create_backbone, given, "backbone")
-    known = keywords(host.build)
-    for option in host_kwargs:
-        if option not in known:
-            raise ValueError(unknown(f"option of {host.name}", option, known))
+    check_arguments(create_backbone, {**given, "fast": fast}, "backbone")
+    _check_names(host_kwargs, keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
@@ -158,22 +175,23 @@ def create_backbone(
     _check_prefix(host, [mixer_name, token_name], host_kwargs)
     overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
     backbone = host.build(config, **{**overrides, **host_kwargs})
-    backbone.name, backbone.img_size = name, config.img_size
+    backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
     backbone.record = _record(
         backbone, host, mixer_name, mixer, token_mixer, {**overrides, **host_kwargs}
     )
     if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
-        beside = mixer_name if by_channel else token_name
-        logger.info("%s has no class token beside %s; it pools the map", host.name, beside)
+        cause = mixer_name if by_channel else token_name
+        logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
     if norm_eval is not None:
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
-    return backbone.train()
+    backbone.train()
+    return convert_to_fast(backbone) if fast else backbone
 
 
 def _record(
@@ -184,7 +202,7 @@ def _record(
     token_mixer: Mapping[str, Any] | str | None,
     host_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """By what name and options a backbone was built, and the map sizes of its mixers."""
+    """Return names and options that a backbone was built with, and the map sizes of its mixers."""
     token = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
     token_name = token.pop("name", _of_kind("token", named))
     channel = _of_kind("channel", named) or (OWN_FFN if host.plain_ffn else None)
@@ -204,7 +222,7 @@ def _record(
 def _resolved(
     name: str | None, host: str, given: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """A mixer's name and all its options."""
+    """Return a mixer's name with all its options."""
     if name is None:
         return None
     chosen = {key: value for key, value in (given or {}).items() if value is not None}
@@ -213,14 +231,14 @@ def _resolved(
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
-    """The mixer in a backbone's name, if it is of this kind."""
+    """Return the mixer in a backbone's name if it is of this kind."""
     return mixer if mixer and find_mixer(mixer).kind == kind else None
 
 
 def _factory(
     host: HostEntry, kind: Kind, name: str | None, options: Mapping[str, Any] | None
 ) -> MixerFactory | None:
-    """What fills a host's slots, or None where the host keeps its own."""
+    """Return the factory of a host's mixers; None if the host keeps its own."""
     given = dict(options or {})
     if name is None:
         defaults = mixer_options(OWN_FFN, host=host.name) if kind == "channel" else {}
@@ -229,12 +247,13 @@ def _factory(
         name = OWN_FFN
         if kind in host.slots and not host.plain_ffn:
             raise ValueError(
-                f"mixer options {given} would replace the FFN of {host.name}, which is no plain "
-                f"one, by ffn; name a mixer to give it options, such as {host.name}_afbo"
+                f"mixer options {given} need a mixer's name: the FFN of {host.name} differs from "
+                f"ffn, which they would build; type one, such as {host.name}_afbo"
             )
     if kind not in host.slots:
-        raise ValueError(f"{host.name} has no {kind}-mixer slot; it has {sorted(host.slots)}")
+        raise ValueError(f"{host.name} lacks a slot for {kind} mixers; it has {sorted(host.slots)}")
     entry = find_mixer(name, kind)
+    _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
 
 
@@ -246,8 +265,8 @@ def _token_factory(
     options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
     if named is not None and options.setdefault("name", named) != named:
         raise ValueError(
-            f"{host.name}_{named} has {named} in its token slot; name {host.name} to put "
-            f"{options['name']} there"
+            f"{host.name}_{named} already has {named} as token mixer; type backbone={host.name} to "
+            f"use {options['name']} instead"
         )
     if "name" not in options:
         raise ValueError(
@@ -261,34 +280,46 @@ def _typed_name(token_mixer: Mapping[str, Any] | str | None) -> str | None:
 
 
 def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:
-    """Refuse options by which a host has class tokens beside mixers that do not take them."""
+    """Refuse options with class tokens that a mixer cannot take."""
     wanted = without_prefix(host, *swapped)
     for option, value in given.items():
         if option in wanted and value != wanted[option]:
             entry = next(e for e in map(find_mixer, filter(None, swapped)) if not e.takes_prefix)
             able = [e.name for e in mixers().values() if e.kind == entry.kind and e.takes_prefix]
             raise ValueError(
-                f"{option}={value} gives {host.name} class tokens, which {entry.name} does not "
-                f"take (prefix_mixing='none'); leave {option} out, and {host.name} pools the map, "
-                f"or use a {entry.kind} mixer that takes them, such as {able[0]}"
+                f"{option}={value} gives {host.name} class tokens, but {entry.name} refuses them "
+                f"(prefix_mixing='none'); leave {option} out to pool the map, or use a "
+                f"{entry.kind} mixer that takes them, such as {able[0]}"
             )
 
 
 def _options(entry: MixerEntry) -> dict[str, Any]:
-    """What a user may set of a mixer, with its defaults."""
+    """Return the options of a mixer that users may set, with its defaults."""
     return {k: v for k, v in keywords(entry.build).items() if k not in FROM_SLOT}
+
+
+def _group(entry: MixerEntry) -> str:
+    return "mixer" if entry.kind == "channel" else "token_mixer"
+
+
+def _check_names(given: Mapping[str, Any], known: Collection[str], owner: str) -> None:
+    for option in given:
+        if option not in known:
+            raise ValueError(unknown(f"option of {owner}", option, known))
+
+
+def _check_mixer_options(entry: MixerEntry, given: Mapping[str, Any], group: str) -> None:
+    """Check names and types; None stands for the default."""
+    _check_names(given, _options(entry), f"mixer {entry.name}")
+    chosen = {key: value for key, value in given.items() if value is not None}
+    check_arguments(entry.build, chosen, group)
 
 
 def _build_mixer(
     entry: MixerEntry, host: str | None, slot: Slot, given: Mapping[str, Any]
 ) -> Mixer:
     known = keywords(entry.build)
-    for option in given:
-        if option not in _options(entry):
-            raise ValueError(unknown(f"option of mixer {entry.name}", option, _options(entry)))
     chosen = {key: value for key, value in given.items() if value is not None}
-    group = ("backbone." if host else "") + ("mixer" if entry.kind == "channel" else "token_mixer")
-    check_arguments(entry.build, chosen, group)
     options = entry.options_for(host)
     if "hidden_ratio" in known:
         options["hidden_ratio"] = slot.hidden_ratio * entry.hidden_scale
@@ -300,12 +331,13 @@ def _build_mixer(
     except (ValueError, TypeError, RuntimeError) as error:
         if _is_own_check(error):
             raise
-        usual = {**_options(entry), **entry.options_for(host)}  # a run gives these, too
+        group = ("backbone." if host else "") + _group(entry)
+        usual = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
         unusual = {key: value for key, value in chosen.items() if value != usual[key]}
         typed = ", ".join(f"{group}.{key}={value}" for key, value in unusual.items())
-        said = _described(error, entry.build.__module__)
+        reason = _describe(error, entry.build.__module__)
         raise ValueError(
-            f"mixer {entry.name} refuses {typed or f'{slot.dim} channels'}: {said}"
+            f"mixer {entry.name} refuses {typed or f'{slot.dim} channels'}: {reason}"
         ) from error
     if not isinstance(mixer, Mixer):
         raise ValueError(
@@ -318,55 +350,55 @@ def _build_mixer(
 
 
 def _check_methods(name: str, mixer: type[Mixer]) -> None:
-    """Refuse a mixer's class that lacks what it needs or declares."""
+    """Refuse a mixer's class that lacks a method or declares an unknown ``prefix_mixing``."""
     if mixer.prefix_mixing not in get_args(PrefixMixing):
         raise ValueError(
-            f"mixer {name!r} declares prefix_mixing={mixer.prefix_mixing!r}; it is one of "
+            f"mixer {name!r} declares prefix_mixing={mixer.prefix_mixing!r}; it must be one of "
             f"{', '.join(get_args(PrefixMixing))}"
         )
     joint = mixer.mix_joint is not Mixer.mix_joint
     if mixer.prefix_mixing == "joint" and not joint:
         raise ValueError(
-            f"mixer {name!r} declares prefix_mixing='joint' and has no method mix_joint; write "
+            f"mixer {name!r} declares prefix_mixing='joint' but lacks the method mix_joint; write "
             "mix_joint(x, prefix), which returns the mixed map and the mixed class tokens"
         )
     if mixer.mix is Mixer.mix and not joint:
         raise ValueError(
-            f"mixer {name!r} has no method mix, which maps (B, H, W, C) to the same shape; "
-            "write it instead of forward, which adds the class tokens"
+            f"mixer {name!r} lacks the method mix: (B, H, W, C) -> (B, H, W, C); write it instead "
+            "of forward, which adds the class tokens"
         )
 
 
 def _is_own_check(error: Exception) -> bool:
-    """Whether a check of this package refuses a value, whose words then say all."""
+    """Return True if a check of this package raised the error, so that its message is complete."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError) and _is_of(frame.f_globals, "backbones")
+    return isinstance(error, ValueError) and _is_in(frame.f_globals, "backbones")
 
 
-def _described(error: Exception, module: str) -> str:
-    """What a library says of a value; with the place of what may be a mistake in a mixer's code."""
+def _describe(error: Exception, module: str) -> str:
+    """Return a library's message, with the file and line if a mixer's code may be wrong."""
     if isinstance(error, ValueError):
         return str(error)
     places = [
         f", {frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
         if frame.f_globals is not globals()
-        and (_is_of(frame.f_globals, "backbones") or _is_of(frame.f_globals, module))
+        and (_is_in(frame.f_globals, "backbones") or _is_in(frame.f_globals, module))
     ]
     return f"{error} ({type(error).__name__}{places[-1] if places else ''})"
 
 
-def _is_of(space: Mapping[str, Any], module: str) -> bool:
+def _is_in(space: Mapping[str, Any], module: str) -> bool:
     return f"{space.get('__name__')}.".startswith(f"{module}.")
 
 
 def small_patch_sizes(host: HostEntry) -> list[int]:
-    """The patch sizes for small images: half, quarter and eighth of the published one."""
+    """Return the patch sizes for small images: half, quarter and eighth of the published one."""
     return [size for size in (host.patch_size >> halvings for halvings in (1, 2, 3)) if size]
 
 
 def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: bool) -> None:
-    """Refuse a patch size that a host does not have, or not for what it is built for."""
+    """Check the patch size against those of the host, the task and timm's weights."""
     published = host.patch_size
     if patch_size == published:
         return
@@ -379,29 +411,33 @@ def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: 
     if dense:
         raise ValueError(
             f"patch_size={patch_size} is for classifying small images: detectors and segmentors "
-            f"read maps at strides 4, 8, 16 and 32; leave it at {published}"
+            f"read maps at strides 4, 8, 16 and 32; use patch_size={published}"
         )
     if pretrained is True:
         raise ValueError(
-            f"timm's weights of {host.name} are for patch_size={published}; leave patch_size out, "
-            "or pretrained"
+            f"timm's weights of {host.name} are for patch_size={published}, got {patch_size}; "
+            "leave out patch_size or pretrained"
         )
 
 
 def _image_size(
     size: int | tuple[int, int] | None, host: HostEntry, patch_size: int
 ) -> tuple[int, int]:
+    """Return the build resolution (H, W); H is 1 for a host of another modality than images."""
     size = 224 if size is None else size
-    sides = (size, size) if isinstance(size, int) else size
+    is_image = host.modality == "image"
+    sides = (size if is_image else 1, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides
     least = LEAST_SIDE if patch_size == host.patch_size else LEAST_SMALL_SIDE
-    if min(height, width) < least:
+    if is_image and min(height, width) < least:
         usual = small_patch_sizes(host)[-2]
         remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={usual}"
         raise ValueError(
             f"img_size must be at least {least} in both directions, got {(height, width)}"
             + remedy * (least == LEAST_SIDE)
         )
+    if min(height, width) < 1:
+        raise ValueError(f"img_size must be at least 1, got {size}")
     return int(height), int(width)

@@ -32,6 +32,7 @@ from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
+from backbones.replace import share_state
 
 OutType = Literal["featmap", "embedding"]
 LAYER_DECAY = ("LearningRateDecayOptimizerConstructor", "LayerDecayOptimizerConstructor")
@@ -164,18 +165,18 @@ def build_toolkit_backbone(
     if out_type not in ("featmap", "embedding"):
         raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
     dense = out_type == "featmap"
-    backbone = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
+    built = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
+    kind: Any = type(built)
+    backbone: Any = share_state(built, _toolkit_class(kind))
     num_maps = len(backbone.feature_info)
     chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
     if not chosen or not set(chosen) <= set(range(num_maps)):
         raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")
-    ours: Any = backbone
-    ours.__class__ = _toolkit_class(ours.__class__)
-    ours.out_indices, ours.out_type = chosen, out_type
-    ours.init_cfg, ours.is_init = _plain(init_cfg), False
-    ours.freeze_unread()
+    backbone.out_indices, backbone.out_type = chosen, out_type
+    backbone.init_cfg, backbone.is_init = _plain(init_cfg), False
+    backbone.freeze_unread()
     _extend_layer_decay()
-    return backbone
+    return cast("Backbone", backbone)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""The one registry: hosts and mixers enter here, and the names of all backbones follow.
+"""Registry of hosts and mixers, and the names of all backbones built from them.
 
-A backbone name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``); it is
-looked up in the table of all fitting pairs, never cut at underscores. Whoever asks for an entry has
-all files of hosts/ and mixers/ imported first, which register themselves; nothing can be forgotten.
+A backbone's name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``). It is
+looked up in the table of all fitting pairs, never split at underscores. The first lookup imports
+all files of hosts/ and mixers/, which register themselves.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 NAME = r"[a-z][a-z0-9_]*"
-FILLED = ("hidden_ratio", "grid", "slot")  # what a mixer is given if its signature has it
-OWN_FFN = "ffn"  # as a suffix it names the host's own FFN, so swin_t_ffn is swin_t
+FILLED = ("hidden_ratio", "grid", "slot")  # keywords that the slot sets if a mixer has them
+OWN_FFN = "ffn"  # as a suffix the host's own FFN: swin_t_ffn is swin_t
 
 
-@dataclass(frozen=True, eq=False)  # told apart by identity
+@dataclass(frozen=True, eq=False)  # compared by identity
 class MixerEntry:
-    """A registered mixer; see ``register_mixer`` for the fields."""
+    """Registered mixer; see ``register_mixer`` for the fields."""
 
     name: str
     kind: Kind
@@ -50,24 +50,24 @@ class MixerEntry:
     host_overrides: Mapping[str, Mapping[str, Any]]
     unfit_for: Mapping[str, str]
     named_on: Collection[str]
-    base: MixerEntry | None  # the registered mixer that it is a variant of
+    base: MixerEntry | None  # the registered mixer of which it is a variant
     inherits: Collection[str]  # options whose values for single hosts are the base's
 
     def options_for(self, host: str | None) -> dict[str, Any]:
-        """Option defaults that the paper sets for a host, a variant's own before its base's."""
+        """Return the option defaults of the paper for a host; a variant's override its base's."""
         base = {} if self.base is None else self.base.options_for(host)
         inherited = {key: value for key, value in base.items() if key in self.inherits}
         return {**inherited, **first_match(self.options_on, host)}
 
     @property
     def takes_prefix(self) -> bool:
-        """True if it serves a host with class tokens, by the class that it builds."""
+        """Support for class tokens, declared by the class that it builds."""
         return takes_prefix(built_class(self.build, Mixer), self.kind)
 
 
-@dataclass(frozen=True, eq=False)  # told apart by identity
+@dataclass(frozen=True, eq=False)  # compared by identity
 class HostEntry:
-    """A registered host; see ``register_host`` for the fields."""
+    """Registered host; see ``register_host`` for the fields."""
 
     name: str
     build: Callable[..., Backbone]
@@ -76,6 +76,7 @@ class HostEntry:
     plain_ffn: bool
     patch_size: int
     without_prefix: Mapping[str, Any]
+    modality: str = "image"
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -83,19 +84,19 @@ _MIXERS: dict[str, MixerEntry] = {}
 
 
 def hosts() -> dict[str, HostEntry]:
-    """All hosts by name, in the order of their families."""
+    """Return all hosts by name, in the order of their families."""
     _import_rooms("mixers", "hosts")
     return _HOSTS
 
 
 def mixers() -> dict[str, MixerEntry]:
-    """All mixers by name."""
+    """Return all mixers by name."""
     _import_rooms("mixers")
     return _MIXERS
 
 
 def _import_rooms(*rooms: str) -> None:
-    # A module that an export cut out of this source has what it needs, and no rooms beside it.
+    # A module that an export cut out of this source has all parts in one file.
     there = getattr(sys.modules["backbones"], "REGISTERING", ())
     for room in rooms:
         if room in there:
@@ -110,25 +111,35 @@ def register_host(
     plain_ffn: bool = True,
     patch_size: int = 4,
     without_prefix: Mapping[str, Any] | None = None,
+    modality: str = "image",
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
     Args:
         name: Short lower-case name, as users type it.
-        slots: What can be replaced in it.
+        slots: Kinds of mixers that can be replaced in it.
         source: Paper, or paper and table.
-        plain_ffn: Whether its own FFN is W2 act(W1 x), so that ``ffn`` with other options may take
-            its place.
+        plain_ffn: True if its FFN is W2 act(W1 x), so that ``ffn`` with other options may replace
+            it.
         patch_size: Stride of the first map of the published network; for small images users may
             choose a smaller one.
-        without_prefix: Its own options by which it has no class tokens and pools its map, for a
-            host that has such tokens; they hold beside mixers that do not take prefix tokens.
+        without_prefix: Options that build a host with class tokens without them, so that it pools
+            its map; they apply with mixers that refuse prefix tokens.
+        modality: Its inputs in the singular, such as "image" or "signal"; tasks of another
+            modality reject the host.
 
     Raises:
-        ValueError: The name is none or taken by another one, a slot is of no kind, or an option
-            cannot be typed.
+        ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
+            default that can be typed.
+
+    >>> @register_host("two_maps", source="an example")
+    ... def two_maps(config) -> Backbone:
+    ...     raise NotImplementedError
+    >>> "two_maps_afbo" in list_backbones()
+    True
     """
     _check_name(name)
+    _check_name(modality)
     for kind in slots:
         check_value("slots", kind, Kind)
 
@@ -136,8 +147,9 @@ def register_host(
         _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
-            name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {})
-        )
+            name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
+            modality,
+        )  # fmt: skip
         return build
 
     return register
@@ -157,13 +169,12 @@ def register_mixer(
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
-    The module maps (B, H, W, C) to the same shape. Its class says how class tokens take part
-    (``Mixer.prefix_mixing``); a function names the class as what it returns. ``hidden_ratio``,
-    ``grid`` and ``slot`` (the ``Slot`` itself) are filled in when the signature has them; every
-    other keyword is an option of the user's, with a default that can be typed.
-    ``options.variant_of`` makes a mixer out of another with options fixed; it inherits
-    ``options_on``, and ``hidden_scale``, ``host_overrides`` and ``unfit_for`` unless it has its
-    own.
+    The module maps (B, H, W, C) to the same shape. Its class declares the treatment of class
+    tokens (``Mixer.prefix_mixing``); a function names that class as its return type. The slot sets
+    ``hidden_ratio``, ``grid`` and ``slot`` (the ``Slot`` itself) if the signature has them. Every
+    other keyword is an option for users, with a default that can be typed.
+    ``options.variant_of`` derives a mixer from another with options fixed. It inherits
+    ``options_on``, and ``hidden_scale``, ``host_overrides`` and ``unfit_for`` unless it sets them.
 
     Args:
         name: Short name of lower-case letters, digits and _, written out; it becomes the suffix of
@@ -172,18 +183,30 @@ def register_mixer(
         source: Paper, section and equation.
         hidden_scale: Hidden width relative to the host's FFN (a gated unit takes 2/3 to keep its
             size); 1 by default.
-        options_on: Option defaults that the paper sets for single hosts; keys may be patterns.
+        options_on: Option defaults of the paper for single hosts; keys may be patterns.
         published_on: Hosts (or patterns) for which a paper reports this pair.
-        host_overrides: Defaults of the hosts' own options beside this mixer, such as
+        host_overrides: Defaults of the hosts' own options with this mixer, such as
             ``{"deit_*": {"class_token": False}}``; keys may be patterns. Channel mixers only.
-        unfit_for: Hosts (or patterns) that it cannot serve, with the reason; these pairs do not
-            exist.
-        named_on: Hosts (or patterns) whose names take a token mixer as a suffix, as all do with a
-            channel mixer.
+        unfit_for: Hosts (or patterns) without this mixer, with the reason.
+        named_on: Hosts (or patterns) with names that take this token mixer as a suffix, as all
+            names do with a channel mixer.
 
     Raises:
-        ValueError: The name is none or taken by another one, there is no such kind, or an option
-            cannot be typed.
+        ValueError: The name is invalid or taken, the kind is unknown, or an option lacks a default
+            that can be typed.
+
+    >>> from torch import nn
+    >>> from backbones import PointwiseMixer
+    >>> @register_mixer("one_layer", kind="channel", source="an example")
+    ... class OneLayer(PointwiseMixer):
+    ...     def __init__(self, dim, *, bias=True):
+    ...         super().__init__()
+    ...         self.layer = nn.Linear(dim, dim, bias=bias)
+    ...
+    ...     def mix(self, x):
+    ...         return self.layer(x)
+    >>> "swin_t_one_layer" in list_backbones()
+    True
     """
     _check_name(name)
     check_value("kind", kind, Kind)
@@ -213,7 +236,7 @@ def register_mixer(
 
 @contextlib.contextmanager
 def temporary_registrations() -> Iterator[None]:
-    """Forget at the end which hosts and mixers were registered inside, for trials and tests."""
+    """Remove hosts and mixers that were registered inside the context, for trials and tests."""
     hosts_before, mixers_before = dict(hosts()), dict(mixers())
     try:
         yield
@@ -225,23 +248,39 @@ def temporary_registrations() -> Iterator[None]:
 
 
 def list_mixers(kind: Kind | None = None) -> list[str]:
-    """Names of all mixers, or of one kind ("channel" or "token")."""
+    """Return the names of all mixers, or of one kind ("channel" or "token").
+
+    >>> list_mixers("token")[:3]
+    ['attention', 'ffnified', 'ggqpe']
+    """
     return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
 
 
 def list_hosts() -> list[str]:
-    """Names of all hosts, in the order of their families."""
+    """Return the names of all hosts, in the order of their families."""
     return list(hosts())
 
 
-def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
-    """Names that ``create_backbone`` takes: every host, and every host with every fitting mixer.
+def host_modality(name: str) -> str:
+    """Return the modality of a backbone's inputs, such as "image".
 
-    Whole models have names with some token mixers as well (``named_on`` of these).
+    Raises:
+        ValueError: Unknown name, or a pair that does not fit.
+    """
+    return look_up(name)[0].modality
+
+
+def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
+    """Return the names for ``create_backbone``: all hosts, alone and with every fitting mixer.
+
+    Published models with a token mixer have names as well (``named_on`` of the mixer).
 
     Args:
         pattern: Shell pattern, for example ``"swin_*"``.
-        published: True keeps only what a paper reports, False only what none does.
+        published: True keeps the names that a paper reports, False all others.
+
+    >>> list_backbones("posmlp_t_*")
+    ['posmlp_t_glrpe', 'posmlp_t_lrpe', 'posmlp_t_lrpe_m', 'posmlp_t_sgu']
     """
     return [
         name
@@ -252,7 +291,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
 
 
 def _table() -> dict[str, tuple[str, str | None]]:
-    """Backbone name -> (host, the mixer in its name or None for a plain host)."""
+    """Return backbone name -> (host, the mixer in its name or None for a plain host)."""
     return _table_of(tuple(hosts().values()), tuple(mixers().values()))
 
 
@@ -268,7 +307,8 @@ def _table_of(
                 continue
             if name in table:
                 raise ValueError(
-                    f"two pairs are called {name!r}: {table[name]} and {(host.name, mixer.name)}"
+                    f"two pairs are called {name!r}: {table[name]} and {(host.name, mixer.name)}; "
+                    "rename a host or mixer"
                 )
             table[name] = (host.name, mixer.name)
     order = {host.name: position for position, host in enumerate(hosts)}
@@ -276,7 +316,7 @@ def _table_of(
 
 
 def _is_named(host: HostEntry, mixer: MixerEntry) -> bool:
-    """Whether the pair has a name: every channel mixer has one, a token mixer where it says so."""
+    """Return True if the pair has a name, as all channel mixers have."""
     if mixer.kind not in host.slots:
         return False
     patterns = ["*"] if mixer.kind == "channel" else mixer.named_on
@@ -284,7 +324,7 @@ def _is_named(host: HostEntry, mixer: MixerEntry) -> bool:
 
 
 def look_up(name: str) -> tuple[HostEntry, str | None]:
-    """The host of a backbone's name, and the mixer in that name.
+    """Return the host of a backbone's name, and the mixer in that name.
 
     Raises:
         ValueError: Unknown name, or a pair that does not fit.
@@ -306,25 +346,25 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
 
 
 def takes_token_mixer(host: HostEntry, mixer: str | None) -> bool:
-    """Whether the option ``token_mixer`` may name one, beside the mixer in a backbone's name."""
+    """Return True if the option ``token_mixer`` may add one to the mixer in the name."""
     return "token" in host.slots and (mixer is None or _MIXERS[mixer].kind == "channel")
 
 
 def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
-    """Why a mixer cannot serve a host; empty if it can."""
+    """Return the reason why a mixer cannot serve a host; empty if it can."""
     reasons = mixer.unfit_for.items()
     return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host.name, pattern)), "")
 
 
 def _refuse_unfit(name: str) -> None:
-    """Refuse a pair that does not exist because its mixer cannot serve its host."""
+    """Refuse a pair with a mixer that cannot serve the host."""
     reason = unfit_pairs().get(name)
     if reason:
         raise ValueError(reason)
 
 
 def unfit_pairs() -> dict[str, str]:
-    """Names of hosts with channel mixers that cannot serve them, and why."""
+    """Return the names of pairs with channel mixers that cannot serve the host, with the reason."""
     able = [host for host in hosts().values() if "channel" in host.slots]
     pairs = {}
     for mixer in mixers().values():
@@ -340,7 +380,7 @@ def unfit_pairs() -> dict[str, str]:
 
 
 def find_host(name: str) -> HostEntry:
-    """The host of this name, which is the name of a backbone without a mixer in it.
+    """Return the host of this name.
 
     Raises:
         ValueError: Unknown name.
@@ -351,7 +391,7 @@ def find_host(name: str) -> HostEntry:
 
 
 def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
-    """The mixer of this name, and of this kind if one is given.
+    """Return the mixer of this name, and of this kind if one is given.
 
     Raises:
         ValueError: Unknown name.
@@ -362,19 +402,19 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
 
 
 def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
-    """Defaults of a host's own options beside a mixer."""
+    """Return the defaults of a host's own options with a mixer."""
     own = {} if mixer is None else first_match(find_mixer(mixer).host_overrides, host.name)
     return {**own, **without_prefix(host, mixer)}
 
 
 def without_prefix(host: HostEntry, *mixers: str | None) -> Mapping[str, Any]:
-    """Options by which a host has no class tokens, if one of these mixers does not take them."""
+    """Return a host's options without class tokens if one of these mixers refuses them."""
     taken = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
     return {} if taken else host.without_prefix
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:
-    """What the first pattern that fits the host's name holds."""
+    """Return the options of the first pattern that matches the host's name."""
     for pattern, options in by_host.items():
         if host is not None and fnmatch.fnmatchcase(host, pattern):
             return options
@@ -388,7 +428,7 @@ def _is_published(host: HostEntry, mixer: str | None) -> bool:
 
 
 def _base_of(build: Callable[..., Any]) -> tuple[MixerEntry | None, frozenset[str]]:
-    """The registered mixer that a builder is a variant of, and the options they share."""
+    """Return the registered mixer that a builder is a variant of, and their common options."""
     shared: frozenset[str] | None = None
     origin: Origin | None = getattr(build, "origin", None)
     while origin is not None:
@@ -407,8 +447,8 @@ def _first(*values: Any) -> Any:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise ValueError(
-            f"{name!r} is no name for a host or mixer; write lower-case letters, digits and _, a "
-            "letter first"
+            f"{name!r} is not a valid name for a host, mixer or modality; use lower-case letters, "
+            "digits and _, and begin with a letter"
         )
 
 
@@ -418,6 +458,6 @@ def _refuse_taken(
     if name not in taken:
         return
     first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken[name], build))
-    # What is defined again takes its own place: a notebook's cell, or a file whose import failed.
+    # A notebook's cell may run again, and a file may be imported again after a failure.
     if taken[name] is build or first != second or "<" in first:
         raise ValueError(f"the name {name!r} is taken by {first}; give {second} another one")

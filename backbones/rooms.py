@@ -1,4 +1,4 @@
-"""Imports the files that register themselves, and says which one cannot be imported, and where."""
+"""Import of the files that register themselves; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 class BrokenFileError(ImportError):
-    """A file of a room cannot be imported; the message is ``file:line: type: text``."""
+    """Import error in a file of a room; the message is ``file:line: type: text``."""
 
 
 def import_files(room: str) -> None:
     """Import every file of a room.
 
     Args:
-        room: Its package, which is being imported, such as ``backbones.mixers``.
+        room: Package that is being imported, such as ``backbones.mixers``.
 
     Raises:
-        BrokenFileError: The first one that cannot be imported, for whatever reason.
+        BrokenFileError: An error while one of them is imported.
     """
     for found in pkgutil.iter_modules(sys.modules[room].__path__, f"{room}."):
         try:
             importlib.import_module(found.name)
-        except BrokenFileError:  # of a room that this file imports from
+        except BrokenFileError:  # from a room that this file imports
             raise
         except Exception as error:
             place, text = _place(error) or found.name, str(error)
             if isinstance(error, SyntaxError):
-                text = error.msg  # without the place, which str() adds
+                text = error.msg  # str() would repeat the place
             raise BrokenFileError(f"{place}: {type(error).__name__}: {text}") from error
 
 
 def _place(error: Exception) -> str:
-    """Where in a file of ours an import has failed; empty if no file has been executed.
+    """Return file and line of a failed import; empty if no file of ours was executed.
 
-    That is the file that was being imported, not what it has called: the registry, or a library.
+    The file is the one being imported, not the registry or a library that it calls.
     """
     if isinstance(error, SyntaxError) and error.filename and _is_ours(error.filename):
         return f"{_short(error.filename)}:{error.lineno}"
@@ -56,5 +56,5 @@ def _is_ours(file: str) -> bool:
 
 
 def _short(file: str) -> Path:
-    """As it is typed in the folder that holds the package."""
+    """Return a path relative to the folder that contains the package."""
     return Path(file).relative_to(PACKAGE.parent)

@@ -1,15 +1,15 @@
-"""Every backbone as a model of timm: ``import backbones.timm_models``, then timm's own functions.
+"""All image backbones as timm models: ``import backbones.timm_models``, then use timm as usual.
 
     timm.create_model("swin_t_afbo", num_classes=10)
     timm.create_model("swin_t_afbo", features_only=True, out_indices=(1, 3))
 
-timm knows a backbone by its name. Where timm has a model of that name itself, timm's stays and ours
-is ``mixerlab_<name>`` (``mixerlab_poolformer_s12``); ``timm_name`` tells. The registration happens
-once, at import; call ``register`` again after registering further mixers.
+timm uses the backbone's name. If timm has its own model of that name, ours is called
+``mixerlab_<name>`` (``mixerlab_poolformer_s12``); ``timm_name`` returns it. Models are registered
+at import; call ``register`` again after registering further mixers.
 
-Weights: ``pretrained=True, pretrained_cfg_overlay={"file": path}`` takes whatever
-``create_backbone(pretrained=path)`` does, also weights of the plain host around a new mixer, and
-refuses any other difference by its keys. timm reads files with ``weights_only``.
+Weights: ``pretrained=True, pretrained_cfg_overlay={"file": path}`` loads the same files as
+``create_backbone(pretrained=path)``, including weights of the plain host for a new mixer, and
+lists the keys of any other difference. timm reads files with ``weights_only``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from backbones import Backbone, create_backbone, list_backbones
 from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.registry import host_modality
 
 PREFIX = "mixerlab_"
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
@@ -37,25 +38,25 @@ Indices = int | Sequence[int] | None
 
 
 class TimmModel(nn.Module):
-    """A backbone and its classifier behind the methods that timm's tools call.
+    """Backbone and classifier with the methods that timm's tools call.
 
     State-dict keys are those of the tasks' linear classifier: ``backbone.*``, ``classifier.*``.
-    The norm and the pooling are the host's own and belong to ``forward_features``.
+    ``forward_features`` includes the host's own norm and pooling.
 
     Args:
-        name: Of the backbone, ours.
-        num_classes: Width of the logits K; 0 gives the embedding instead.
+        name: Our name of the backbone.
+        num_classes: Number of classes K; 0 returns the embedding instead of logits.
         in_chans: Only 3.
-        global_pool: None for the host's own; "" (with ``num_classes=0``) gives the last map.
+        global_pool: None for the host's own; "" (with ``num_classes=0``) returns the last map.
         drop_rate: Dropout before the classifier.
-        backbone: It, where it is built already; else it is built by its name and options.
-        **options: Of ``create_backbone``. With ``dense=True`` there are maps only.
+        backbone: Built backbone; by default it is built from its name and options.
+        **options: Options of ``create_backbone``. ``dense=True`` returns maps only.
 
     Attributes:
-        feature_info: One dictionary per map, as timm has it.
+        feature_info: One dictionary per map, in timm's form.
 
     Raises:
-        ValueError: An option that the backbone does not have, or a combination that cannot be.
+        ValueError: Unknown option, or options that exclude each other.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class TimmModel(nn.Module):
     ) -> None:
         super().__init__()
         if in_chans != 3:
-            raise ValueError(f"{name} takes images of 3 channels, got in_chans={in_chans}")
+            raise ValueError(f"in_chans of {name} must be 3, got {in_chans}")
         self.backbone = create_backbone(name, **options) if backbone is None else backbone
         self.dense, self.in_chans = self.backbone.dense, in_chans
         self.num_features = self.head_hidden_size = self.backbone.num_features
@@ -84,11 +85,11 @@ class TimmModel(nn.Module):
         self.reset_classifier(0 if self.dense else num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
-        """The classifier, or an identity without classes."""
+        """Return the classifier, an identity if there are 0 classes."""
         return self.classifier
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Make a new classifier.
+        """Build a new classifier.
 
         Raises:
             ValueError: Another pooling than the host's, or classes without pooling.
@@ -101,7 +102,7 @@ class TimmModel(nn.Module):
             )
         if self.dense and num_classes:
             raise ValueError(
-                f"{self.backbone.name} was built with dense=True and classifies nothing; "
+                f"{self.backbone.name} was built with dense=True, which excludes a classifier; "
                 "build it with dense=False"
             )
         self.num_classes = num_classes
@@ -111,20 +112,20 @@ class TimmModel(nn.Module):
             self.classifier = self.backbone.classifier(num_classes, self.drop_rate)
 
     def forward_features(self, x: Tensor) -> Any:
-        """(B, 3, H, W) -> the embedding (B, num_features); the last map if ``global_pool=''``.
+        """Return the classifier's input, without classes the embedding (B, num_features).
 
-        With classes it is what the host's classifier reads, which is more than that for LVT.
+        ``global_pool=''`` returns the last map. LVT's classifier reads more than the embedding.
         """
         if self.global_pool == "":
             return self.backbone(x)[-1]
         return self.backbone.features(x) if self.num_classes else self.backbone.embed(x)
 
     def forward_head(self, x: Any, pre_logits: bool = False) -> Any:
-        """What ``forward_features`` gives -> logits (B, K), or what they are made from."""
+        """Return logits (B, K) of the features, or the features with ``pre_logits``."""
         return x if pre_logits else self.classifier(x)
 
     def forward(self, x: Tensor) -> Any:
-        """(B, 3, H, W) -> logits (B, K); without classes what ``forward_features`` gives."""
+        """Return logits (B, K) of images (B, 3, H, W), the features if there are 0 classes."""
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -136,23 +137,21 @@ class TimmModel(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The backbone's maps, for ``forward_head`` also what ``forward_features`` gives.
+        """Return the features and the backbone's maps.
 
         Args:
             x: (B, 3, H, W).
-            indices: Of the maps, or the number of last ones; all by default.
-            norm: The maps are what the backbone gives; True is refused unless ``dense=True``, which
-                has a norm per map.
-            stop_early: No map can be had without the ones before it; ignored as in other models of
-                timm that cannot stop.
+            indices: Indices of the maps, or the number of last ones; all by default.
+            norm: True needs ``dense=True``, which has a norm per map.
+            stop_early: Ignored, as in other models of timm that cannot stop.
             output_fmt: Only "NCHW".
-            intermediates_only: Leave out the features, which cost another pass here.
+            intermediates_only: Return maps only, which saves a second pass.
 
         Returns:
             Features and the list of maps, or only this list.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"maps are NCHW, got output_fmt={output_fmt!r}")
+            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
         if norm and not self.dense:
             raise ValueError(
                 f"{self.backbone.name} has one norm per map with dense=True only; pass norm=False"
@@ -165,20 +164,20 @@ class TimmModel(nn.Module):
     def prune_intermediate_layers(
         self, indices: Indices = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Leave out what the maps do not need: classifier and, where it is apart, the last norm."""
+        """Remove the classifier and, with ``prune_norm``, a last norm that no map reads."""
         take, _ = feature_take_indices(len(self.feature_info), _listed(indices))
         if prune_head:
             self.reset_classifier(0, "")
         if prune_norm and isinstance(self.backbone, HierarchicalBackbone) and not self.dense:
             for key in self.backbone.classification_keys:
                 part = getattr(self.backbone, key.rstrip("."), None)
-                if part is not None:  # a module, or LVT's class token
+                if part is not None:  # a module, or LVT's class token, a parameter
                     left = nn.Identity() if isinstance(part, nn.Module) else None
                     setattr(self.backbone, key.rstrip("."), left)
         return list(take)
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """Layer of a parameter for timm's layer decay: stem, each block, then the classifier."""
+        """Return the layer of a parameter for timm's layer decay: stem, blocks, classifier."""
 
         def layer(name: str) -> int:
             if not name.startswith("backbone."):
@@ -188,26 +187,26 @@ class TimmModel(nn.Module):
         return layer
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute every block again in the backward pass instead of keeping what it computes."""
+        """Recompute every block in the backward pass instead of keeping its activations."""
         self.backbone.set_grad_checkpointing(enable)
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
-        """Parameters that the host's authors train without weight decay."""
+        """Return the parameters that the host's authors train without weight decay."""
         return {f"backbone.{name}" for name in self.backbone.no_weight_decay}
 
 
 def timm_name(name: str) -> str:
-    """What timm calls a backbone: its name, with ``mixerlab_`` where timm has another of it."""
+    """Return timm's name of a backbone: its own, prefixed by ``mixerlab_`` if timm has another."""
     return name if _is_free(name) else PREFIX + name
 
 
 def register() -> list[str]:
-    """Register every backbone that timm does not have yet, and return their names in timm."""
+    """Register all image backbones that timm lacks, and return their names in timm."""
     module, added = sys.modules[__name__], []
     for name in list_backbones():
         entry = timm_name(name)
-        if not timm.is_model(entry):
+        if not timm.is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))
             setattr(module, entry, _entry_point(entry, name))
             register_model(getattr(module, entry))
@@ -216,11 +215,11 @@ def register() -> list[str]:
 
 
 def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
-    """The model of a backbone that is built already, as ``timm.create_model`` describes it.
+    """Return the timm model of a built backbone, described as by ``timm.create_model``.
 
     Args:
         backbone: Becomes part of the model.
-        options: Those of ``TimmModel`` and ``create_backbone`` that say how to build it anew.
+        options: Options of ``TimmModel`` and ``create_backbone`` that build the same model.
     """
     given = {key: value for key, value in options.items() if value is not None}
     kind = partial(TimmModel, backbone.name, backbone=backbone)
@@ -229,17 +228,17 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
 
 
 def _is_free(name: str) -> bool:
-    """Whether timm has no model of this name but ours."""
+    """Return True if timm itself lacks a model of this name."""
     return not timm.is_model(name) or timm.model_entrypoint(name).__module__ == __name__
 
 
 def _config() -> dict[str, Any]:
-    """How timm describes the input: what evaluation does here (PaperAugmentation)."""
+    """Return timm's description of the input: that of our evaluation (PaperAugmentation)."""
     return {"crop_pct": 0.9, "interpolation": "bicubic", "classifier": "classifier"}
 
 
 def _entry_point(entry: str, name: str) -> Callable[..., nn.Module]:
-    """The function that timm calls by a name."""
+    """Return the function that timm registers under a name."""
 
     def build(pretrained: bool = False, **options: Any) -> nn.Module:
         if pretrained:
@@ -259,7 +258,7 @@ def _entry_point(entry: str, name: str) -> Callable[..., nn.Module]:
 
 
 def _check_source(entry: str, options: dict[str, Any]) -> None:
-    """Refuse ``pretrained=True`` that does not say which weights."""
+    """Check that ``pretrained=True`` names its weights."""
     config = options.get("pretrained_cfg")
     given = dict(vars(config) if isinstance(config, PretrainedCfg) else {})
     if isinstance(config, dict):
@@ -267,23 +266,23 @@ def _check_source(entry: str, options: dict[str, Any]) -> None:
     given |= options.get("pretrained_cfg_overlay") or {}
     if not any(given.get(key) for key in SOURCES):
         raise ValueError(
-            f"nobody publishes weights of {entry} for timm; pass "
+            f"no pretrained weights of {entry} exist for timm; pass "
             "pretrained_cfg_overlay={'file': <checkpoint>}, or pretrained=False"
         )
 
 
 def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]:
-    """The weights of a file as those of a model, new mixers at their initialisation.
+    """Return a file's weights under a model's names; new mixers keep their initialisation.
 
     Raises:
-        ValueError: Weights of another model; the keys are listed.
+        ValueError: Weights of another model; the message lists the keys.
     """
     backbone, source = model.backbone, str(model.pretrained_cfg.get("file") or "the checkpoint")
     tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
     converted = convert(in_memory(tensors, source), backbone)
     adopt(backbone, converted)
     classifier = {}
-    # Of another number of classes timm itself leaves out one layer only, and LVT's has two.
+    # timm drops a classifier of another size as one layer, but LVT's has two.
     if model.num_classes == model.pretrained_cfg.get("num_classes"):
         classifier = {k: v for k, v in converted.tensors.items() if k.startswith(CLASSIFIER)}
     return {f"backbone.{key}": value for key, value in backbone.state_dict().items()} | classifier

@@ -1,4 +1,4 @@
-"""Feature maps -> predictions and losses."""
+"""Heads: feature maps -> predictions and losses."""
 
 from heads import mmcv_finder
 

@@ -1,4 +1,4 @@
-"""What a student learns from a teacher's logits beside the labels: knowledge distillation.
+"""Knowledge distillation: a loss on a teacher's logits beside the labels.
 
 Axes: B images, K classes.
 """
@@ -18,21 +18,23 @@ from backbones.options import check_value
 class Distillation:
     """A loss (1 - alpha) * L(labels) + alpha * L(teacher).
 
-    Hard, L(teacher) is the cross entropy of the class that the teacher holds for the likeliest.
-    Soft, it is temperature^2 times the divergence of the student's from the teacher's
-    probabilities, both at that temperature, summed over classes and averaged over images.
+    Hard distillation: L(teacher) is the cross entropy with the teacher's likeliest class.
+
+    Soft distillation: L(teacher) is temperature^2 times the KL divergence of the student's from
+    the teacher's probabilities, both at that temperature, summed over classes and averaged over
+    images.
 
     Args:
         type: "hard" or "soft".
         alpha: Share of the teacher, from 0 to 1.
-        temperature: What logits are divided by, if soft.
+        temperature: Divisor of the logits, if soft.
 
     Raises:
-        ValueError: A value that is none of these.
+        ValueError: A value is out of range.
 
     Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
-    https://arxiv.org/abs/2012.12877, Eq. 2 and 3; the authors' script divides the soft loss by K
-    as well, which the equation does not. Hinton et al., 2015, https://arxiv.org/abs/1503.02531.
+    https://arxiv.org/abs/2012.12877, Eq. 2 and 3; unlike the authors' script, which also divides
+    the soft loss by K. Hinton et al., 2015, https://arxiv.org/abs/1503.02531.
     """
 
     type: Literal["hard", "soft"]
@@ -40,7 +42,6 @@ class Distillation:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse other values."""
         check_value("task.distillation.type", self.type, Literal["hard", "soft"])
         check_value("task.distillation.alpha", self.alpha, float)
         check_value("task.distillation.temperature", self.temperature, float)
@@ -52,7 +53,7 @@ class Distillation:
             )
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """L(teacher) of both logits (B, K), a scalar."""
+        """Return L(teacher), a scalar, for logits (B, K) of both."""
         if self.type == "hard":
             return F.cross_entropy(student, teacher.argmax(dim=1))
         ours, theirs = (F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher))
@@ -60,25 +61,27 @@ class Distillation:
         return self.temperature**2 * divergence
 
 
-class Taught(NamedTuple):
-    """What a teacher says of the images of a batch.
+class TeacherLogits(NamedTuple):
+    """A teacher's output for the images of a batch.
 
     Attributes:
         logits: (B, K), without gradient.
-        how: What the student makes of them.
+        how: Loss of the student on them.
     """
 
     logits: Tensor
     how: Distillation
 
 
-def with_teacher(labels: Tensor, student: Tensor, taught: Taught | None) -> dict[str, Tensor]:
-    """The shares of the labels and of the teacher in a loss, by the names they are logged under.
+def add_teacher_loss(
+    labels: Tensor, student: Tensor, taught: TeacherLogits | None
+) -> dict[str, Tensor]:
+    """Return the weighted losses of labels and teacher by their logged names.
 
     Args:
-        labels: The loss by the labels alone, a scalar.
+        labels: Loss on the labels alone, a scalar.
         student: Logits (B, K) that learn from the teacher.
-        taught: None where there is no teacher.
+        taught: The teacher's logits; None without a teacher.
     """
     if taught is None:
         return {"loss_cls": labels}

@@ -16,21 +16,27 @@ from backbones.layers.classifier import Classifier
 from backbones.options import Remembering
 from heads.losses import Targets, classification_losses
 
+TARGETS = ("LinearClassifier", "LinearProbe")
+
 
 class LinearClassifier(Remembering, nn.Module):
-    """Images to logits through a backbone's own norm, pooling and classifier.
+    """Image classifier: a backbone with its own norm, pooling and classifier.
 
-    The classifier is one linear layer, but for hosts that bring their own
-    (``Backbone.classifier``).
+    The classifier is one linear layer unless the host defines another (``Backbone.classifier``).
 
     Args:
-        backbone: Built with ``dense=False``.
+        backbone: Backbone built with ``dense=False``.
         num_classes: Width of the logits K.
         label_smoothing: Share of the target spread over all classes, in training only.
         drop: Dropout before the classifier.
 
+    Attributes:
+        keeps_classifier: True if a training may start from a trained classifier.
+
     Shape: (B, 3, H, W) -> (B, K).
     """
+
+    keeps_classifier = True
 
     def __init__(
         self,
@@ -50,18 +56,22 @@ class LinearClassifier(Remembering, nn.Module):
         self.classifier = self._make_classifier(num_classes, drop)
         self.label_smoothing = label_smoothing
 
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return int(self.classifier.out_features)
+
     @classmethod
     def from_pretrained(cls, name: str, path: str | Path, **backbone_options: Any) -> Self:
-        """Backbone and classifier out of one released checkpoint: ours, timm's or the authors'.
+        """Build backbone and classifier from one released checkpoint: ours, timm's or the authors'.
 
         Args:
             name: Registered backbone name.
-            path: A .pth/.ckpt/.safetensors file that holds both.
-            **backbone_options: For ``create_backbone``.
+            path: A .pth/.ckpt/.safetensors file with the weights of both.
+            **backbone_options: Options of ``create_backbone``.
 
         Raises:
-            ValueError: The file holds no classifier, or weights of another model; a mixer that it
-                lacks makes it one.
+            ValueError: The file lacks the classifier or a mixer, or has weights of another model.
         """
         backbone = create_backbone(name, **backbone_options)
         converted = convert(open_checkpoint(path), backbone)
@@ -74,8 +84,7 @@ class LinearClassifier(Remembering, nn.Module):
         """Load backbone and classifier from a file of ours, timm's or the authors'.
 
         Raises:
-            ValueError: Weights of another model, or of another number of classes; a mixer that the
-                file lacks makes it another model.
+            ValueError: The file lacks a mixer, or has another model's weights or class count.
         """
         return adopt(self, convert(open_checkpoint(path), self.backbone))
 
@@ -86,31 +95,33 @@ class LinearClassifier(Remembering, nn.Module):
         return self.backbone.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The classifier on what the backbone gives: (B, 3, H, W) -> logits (B, K)."""
+        """Classify images: (B, 3, H, W) -> logits (B, K)."""
         return self.classifier(self._features(images))
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The classifier's losses of ``image`` with ``label``, indices (B,) or shares (B, K).
+        """Return the losses of ``image`` with ``label``, indices (B,) or shares (B, K).
 
-        ``taught`` and ``token_labels`` of the batch, if there are any, are those of ``Targets``.
+        Optional entries of the batch are ``taught`` and ``token_labels``; see ``Targets``.
         """
         smoothing = self.label_smoothing if self.training else 0.0
         targets = Targets(batch["label"], smoothing, batch.get("taught"), batch.get("token_labels"))
         return classification_losses(self.classifier, self._features(batch["image"]), targets)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits (B, K) of ``batch["image"]``."""
+        """Return the logits (B, K) of ``batch["image"]``."""
         return self(batch["image"])
 
 
 class LinearProbe(LinearClassifier):
-    """A linear classifier on a frozen backbone, after a BatchNorm that only standardises.
+    """Linear classifier on a frozen backbone, after a BatchNorm without scale and shift.
 
-    The backbone stays in evaluation mode (its BatchNorm statistics must not move) and takes no
-    gradient. The BatchNorm without scale and shift makes one learning rate fit all backbones.
+    The backbone stays in evaluation mode, which fixes its BatchNorm statistics, and gets no
+    gradient. The added BatchNorm lets one learning rate fit all backbones.
 
     Source: He et al., "Masked Autoencoders", CVPR 2022, App. A.1 (linear probing).
     """
+
+    keeps_classifier = False
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
         super().__init__(backbone, num_classes)
@@ -124,7 +135,7 @@ class LinearProbe(LinearClassifier):
         return self
 
     def _make_classifier(self, num_classes: int, drop: float) -> Classifier:
-        """One linear layer, whatever the backbone's own classifier is."""
+        """Return one linear layer, also for backbones with another classifier."""
         return Classifier(self.backbone.num_features, num_classes, drop)
 
     def _features(self, images: Tensor) -> Any:

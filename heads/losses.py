@@ -1,4 +1,4 @@
-"""What classifiers are trained by: cross entropy, and more for those that give more than logits.
+"""Losses of classifiers: cross entropy, and more for classifiers with several outputs.
 
 Axes: B images, N tokens, C channels, K classes.
 """
@@ -15,23 +15,23 @@ from backbones.hosts.lvt.mix_token import Tokens
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT, TokenClassifier
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
-from heads.distillation import Taught, with_teacher
+from heads.distillation import TeacherLogits, add_teacher_loss
 
 
 class Targets(NamedTuple):
-    """What a classifier learns of the images of a batch.
+    """Targets of a classifier for the images of a batch.
 
     Attributes:
         labels: Indices (B,) or shares (B, K).
         label_smoothing: Share of the targets spread over all classes.
-        taught: What a teacher says of the images, if there is one.
-        token_labels: Shares (B, K, 1 + N) of the whole image and of each token, if there are any;
-            see ``heads.token_label_maps``.
+        taught: A teacher's logits, if there is a teacher.
+        token_labels: Shares (B, K, 1 + N) for the whole image and each token, if there are any; see
+            ``heads.token_label_maps``.
     """
 
     labels: Tensor
     label_smoothing: float = 0.0
-    taught: Taught | None = None
+    taught: TeacherLogits | None = None
     token_labels: Tensor | None = None
 
 
@@ -39,21 +39,21 @@ class Targets(NamedTuple):
 def classification_losses(
     classifier: Classifier, features: Any, targets: Targets
 ) -> dict[str, Tensor]:
-    """The cross entropy of a classifier's logits, and what a teacher adds, by the logged names.
+    """Return the cross entropy of the logits and the teacher's loss, by their logged names.
 
     Args:
-        classifier: Of a backbone; its class chooses the losses.
-        features: What it reads, from its backbone's ``features``.
-        targets: See there.
+        classifier: Classifier of a backbone; its class selects the losses.
+        features: Its input, from its backbone's ``features``.
+        targets: Targets of the batch.
 
     Raises:
-        ValueError: There are token labels, and the classifier knows no tokens.
+        ValueError: The batch has token labels, but the classifier lacks token outputs.
     """
     if targets.token_labels is not None:
         raise ValueError(NO_TOKENS)
     logits = classifier(features)
     own = F.cross_entropy(logits, targets.labels, label_smoothing=targets.label_smoothing)
-    return with_teacher(own, logits, targets.taught)
+    return add_teacher_loss(own, logits, targets.taught)
 
 
 NO_TOKENS = (
@@ -66,18 +66,17 @@ NO_TOKENS = (
 def two_token_losses(
     classifier: TwoTokenClassifier, features: Tensor, targets: Targets
 ) -> dict[str, Tensor]:
-    """The class token learns from the labels, the distillation token from the teacher.
+    """Return losses in which the class token learns labels and the distillation token the teacher.
 
-    Without a teacher, and in evaluation, it is the cross entropy of the mean of both, as of any
-    classifier.
+    Without a teacher, and in evaluation, this is the cross entropy of the mean of both logits.
 
     Args:
-        classifier: A distilled DeiT's.
+        classifier: Classifier of a distilled DeiT.
         features: (B, 2, C), the class token first.
-        targets: See there.
+        targets: Targets of the batch.
 
     Raises:
-        ValueError: There are token labels, which the classifier knows no tokens for.
+        ValueError: The batch has token labels, but the classifier lacks token outputs.
 
     Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
     https://arxiv.org/abs/2012.12877, Sec. 4.
@@ -87,31 +86,31 @@ def two_token_losses(
     cross_entropy = functools.partial(F.cross_entropy, label_smoothing=targets.label_smoothing)
     if not classifier.training or targets.taught is None:
         logits = classifier(features)
-        return with_teacher(cross_entropy(logits, targets.labels), logits, targets.taught)
+        return add_teacher_loss(cross_entropy(logits, targets.labels), logits, targets.taught)
     logits, distilled = classifier.outputs(features)
-    return with_teacher(cross_entropy(logits, targets.labels), distilled, targets.taught)
+    return add_teacher_loss(cross_entropy(logits, targets.labels), distilled, targets.taught)
 
 
 @classification_losses.register
 def token_losses(
     classifier: TokenClassifier, features: Tokens, targets: Targets
 ) -> dict[str, Tensor]:
-    """The class token's cross entropy plus half the mean of the other tokens', in training.
+    """Return the class token's cross entropy plus half the other tokens' mean, in training.
 
-    Both learn from token labels. Without them every token has the label of its image. The class
-    token has both labels of a mixed image, in the shares of MixToken, and is what learns from a
-    teacher. In evaluation it is the cross entropy of the logits, as of any classifier.
+    Both use token labels; without them every token has the label of its image. The class token
+    learns both labels of a mixed image, in MixToken's shares, and learns from a teacher. In
+    evaluation this is the cross entropy of the logits.
 
     Args:
-        classifier: LVT's.
+        classifier: LVT's classifier.
         features: Tokens (B, 1 + N, C), the class token first.
-        targets: See there.
+        targets: Targets of the batch.
 
     Returns:
-        The sum by the name "loss_cls"; in training also its parts, to be logged.
+        The sum as "loss_cls"; in training also its parts, for the log.
 
     Raises:
-        ValueError: Token labels of another number of tokens.
+        ValueError: The number of token labels differs from that of tokens.
 
     Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision
     Transformers", NeurIPS 2021, https://arxiv.org/abs/2104.10858, with the weight of LVT's code.
@@ -120,24 +119,24 @@ def token_losses(
     cross_entropy = functools.partial(F.cross_entropy, label_smoothing=smoothing)
     if not classifier.training:
         logits = classifier(features)
-        return with_teacher(cross_entropy(logits, targets.labels), logits, targets.taught)
+        return add_teacher_loss(cross_entropy(logits, targets.labels), logits, targets.taught)
     logits, token_logits = classifier.outputs(features)
-    image, each = _labels_of_tokens(targets, token_logits.shape[1])
+    image, each = _split_labels(targets, token_logits.shape[1])
     own = cross_entropy(logits, image)
     if features.own_share < 1:
         other = cross_entropy(logits, image.flip(0))
         own = features.own_share * own + (1 - features.own_share) * other
     aux = cross_entropy(token_logits.transpose(1, 2), each)
-    losses = with_teacher(own + AUX_WEIGHT * aux, logits, targets.taught)
+    losses = add_teacher_loss(own + AUX_WEIGHT * aux, logits, targets.taught)
     return {**losses, "class_token": own, "tokens": aux}
 
 
-def _labels_of_tokens(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """The label of the image, (B,) or (B, K), and those of its tokens, (B, N) or (B, K, N)."""
+def _split_labels(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the labels of the image, (B,) or (B, K), and of its tokens, (B, N) or (B, K, N)."""
     if targets.token_labels is None:
         labels = targets.labels
         return labels, labels[..., None].expand(*labels.shape, num_tokens)
     given = targets.token_labels.shape[2] - 1
     if given != num_tokens:
-        raise ValueError(f"there are {given} token labels an image for {num_tokens} tokens")
+        raise ValueError(f"{given} token labels per image do not match {num_tokens} tokens")
     return targets.token_labels[:, :, 0], targets.token_labels[:, :, 1:]

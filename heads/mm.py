@@ -3,7 +3,7 @@
     custom_imports = dict(imports=["backbones.mm", "heads.mm"])
     model = dict(backbone=dict(type="ffnet_seg"), decode_head=dict(type="FFNetSegHead", ...))
 
-The backbones' part of this is ``backbones.mm``.
+``backbones.mm`` does the same for backbones.
 """
 
 from heads.toolkits.segmentors import register_decode_heads

@@ -1,9 +1,8 @@
-"""Gives mmcv our operators where it has none of its own, so that nothing has to be compiled.
+"""Provides our operators to an mmcv that was installed without compiled ones.
 
-MMDetection and MMSegmentation import ``mmcv._ext``, the operators that mmcv's build compiles. Plain
-pip leaves them out. ``import heads`` lets that import find ``toolkits/mmcv_operators`` instead; an
-mmcv with compiled operators is found first and stays as it is. A script of a toolkit, which knows
-nothing of ours, runs with them as
+MMDetection and MMSegmentation import ``mmcv._ext``, the operators that mmcv's build compiles and
+plain pip leaves out. After ``import heads`` that import finds ``toolkits/mmcv_operators``. Compiled
+operators take precedence. To run a toolkit's own script with our operators, type
 
     python -m heads.mmcv_finder SCRIPT ARGUMENTS
 """
@@ -23,12 +22,12 @@ OPERATORS = "mmcv._ext"
 
 
 class OperatorFinder(MetaPathFinder):
-    """The last to be asked for a module: knows ``mmcv._ext`` where nobody else did."""
+    """Import finder for ``mmcv._ext``, the last in ``sys.meta_path``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where our operators are."""
+        """Return the spec of our operators; None for any other module."""
         if fullname != OPERATORS:
             return None
         return spec_from_file_location(
@@ -37,7 +36,7 @@ class OperatorFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let the toolkits find our operators, once per process."""
+    """Install the finder, once per process."""
     if not any(type(finder).__name__ == OperatorFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(OperatorFinder())
 

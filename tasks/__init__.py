@@ -1,8 +1,7 @@
-"""One LightningModule per kind of problem; what it trains and on which data is handed in."""
+"""Task families: one folder per kind of problem, with its LightningModule."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +10,20 @@ from backbones.options.origins import check_packages
 if TYPE_CHECKING:
     import torch
 
-    from tasks.classification.task import ClassificationTask
-    from tasks.detection.task import DetectionTask
     from tasks.engine.base import BaseTask
-    from tasks.segmentation.task import SegmentationTask
 
-__all__ = ["ClassificationTask", "DetectionTask", "SegmentationTask", "load"]
-
-HOMES = {
-    "ClassificationTask": "tasks.classification.task",
-    "DetectionTask": "tasks.detection.task",
-    "SegmentationTask": "tasks.segmentation.task",
-}
+__all__ = ["load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a task when it is asked for: with it come torch, lightning and timm."""
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    """Import a family's task on first use: with it come torch, lightning and timm."""
+    if not name.startswith("_"):
+        from tasks.engine.family import families, imported
+
+        for family in families().values():
+            if family.task.endswith(f".{name}"):
+                return imported(family.task)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 check_packages("heads")

@@ -18,8 +18,8 @@ from hydra.core.global_hydra import GlobalHydra
 from tools.cli.errors import one_line_errors
 from tools.cli.paths import CONFIGS, ROOT
 from tools.config import run_config as run_config
-from tools.config.config_checks import resolved
-from tools.config.overrides import read
+from tools.config.config_checks import resolve_config
+from tools.config.overrides import read_command
 from tools.run import run
 
 SCENES = ("data.num_train=6", "data.num_val=3", "data.scene_size=64", "data.batch_size=2")
@@ -69,14 +69,14 @@ def options(group):
 def composed(*overrides):
     config = run_config.job_config(overrides)
     config["backbone"]["pretrained"] = False  # that transfer asks for one is tested elsewhere
-    return resolved(config)
+    return resolve_config(config)
 
 
 def _status_of(typed) -> int:
     try:
         with one_line_errors():
-            given = read(typed)
-            run(resolved(run_config.job_config(given.overrides, given.config)))
+            given = read_command(typed)
+            run(resolve_config(run_config.job_config(given.overrides, given.config)))
     except SystemExit as ended:
         return ended.code
     finally:

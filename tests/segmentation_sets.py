@@ -1,4 +1,4 @@
-"""Small sets of images and masks in several layouts, and what is read of them."""
+"""Small datasets of images and masks in several layouts, and their readings."""
 
 import numpy as np
 from PIL import Image
@@ -77,7 +77,7 @@ def truths(data):
     return {s.img_path: s.gt_sem_seg.data[0].numpy() for s in samples}
 
 
-def said(data, caplog):
+def logged_lines(data, caplog):
     caplog.clear()
     data.setup()
     with caplog.at_level("INFO"):

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from datamodules.corruptions import KINDS, SEVERITIES
-from datamodules.images.robustness_sets import GROUPS, SYNSETS, subset_of
+from datamodules.images.robustness_sets import GROUPS, SYNSETS, subset_classes
 
 # Of iNaturalist; ids of folders sort differently as text, 10 before 2.
 CATEGORIES = {2: "Aves bubo", 10: "Insecta apis", 7: "Plantae abies"}
@@ -32,7 +32,7 @@ def write_classes(folder, names, copies=1):
 
 
 def write_subset(folder, name, copies=1):
-    write_classes(folder, [SYNSETS[label] for label in subset_of(name)], copies)
+    write_classes(folder, [SYNSETS[label] for label in subset_classes(name)], copies)
 
 
 def write_v2(folder):

@@ -1,4 +1,4 @@
-"""The commands, one file each; what they share is in the folders beside them."""
+"""Commands, one file each; the folders hold their shared parts."""
 
 from backbones.options.origins import check_packages
 

@@ -1,21 +1,21 @@
-"""Looks inside trained networks: the papers' pictures, and the numbers behind them.
+"""Analyse trained networks: draw the papers' figures and write the numbers behind them.
 
 usage: python tools/analyse.py WHAT ckpt=RUN[,RUN ...] [key=value ...]
 
 {kinds}
 
-  ckpt=RUN,RUN         run folders or checkpoints, side by side in one picture with shared scales
-  backbone=NAME        of a checkpoint that lies in no run folder; alone, random weights
-  backbone.KEY=VALUE   an option that it was built with, in run.py's words
-  input=PATH           image, folder of images, or data set such as imagenet with data.root=PATH
-                       (default: the validation data of the run)
-  images=16            how many images at most, evenly spaced
-  image_size=          side, or HEIGHTxWIDTH, of the images (default: as the run validates)
-  out=FOLDER           (default: analyses/WHAT in the first run folder, else in this one)
-  format=table         of what is printed: table, markdown, latex, csv or json
+  ckpt=RUN,RUN         run folders or checkpoints, side by side in one figure with shared scales
+  backbone=NAME        of a checkpoint outside of run folders; without ckpt=, random weights
+  backbone.KEY=VALUE   an option that it was built with, as in run.py
+  input=PATH           image, folder of images, or dataset such as imagenet with data.root=PATH
+                       (default: the run's validation data)
+  images=16            maximum number of images, evenly spaced
+  image_size=          side or HEIGHTxWIDTH of the images (default: the run's validation size)
+  out=FOLDER           (default: analyses/WHAT in the first run folder, else in this folder)
+  format=table         of the printed table: table, markdown, latex, csv or json
 
-Each writes its pictures as PNG and SVG and its numbers as CSV. python tools/analyse.py WHAT --help
-lists the options of one.
+Every analysis writes its figures as PNG and SVG and its numbers as CSV. Its own options:
+python tools/analyse.py WHAT --help
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.analyses import Analysis, analyses, find_analysis
-from tools.cli.arguments import image_size, number, parse
-from tools.cli.command import HELP, answer, exit_with
+from tools.cli.arguments import parse_image_size, parse_integer, parse_options
+from tools.cli.command import HELP, exit_with, run_command
 from tools.cli.tables import FORMATS, TEXT_FORMATS, write
 
 SHARED = {
     "ckpt": "", "backbone": "", "input": "", "images": "16", "image_size": "", "out": "",
     "format": "table",
 }  # fmt: skip
-PASSED_ON = ("backbone.", "data.")
+RUN_PREFIXES = ("backbone.", "data.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    return answer("analyse.py", _help, run_named, arguments, needs_arguments=True)
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    return run_command("analyse.py", _help, run_named, arguments, needs_arguments=True)
 
 
 def run_named(arguments: Sequence[str]) -> list[Path]:
-    """Run the analysis that comes first."""
+    """Run the analysis named by the first argument."""
     return run(find_analysis(arguments[0]), arguments[1:])
 
 
 def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
-    """Analyse, print the short table and the folder, and return what was written."""
-    words = [one for one in arguments if one.lstrip("+").startswith(PASSED_ON)]
-    options = parse(
+    """Analyse, print the short table and the folder, and return the written files."""
+    words = [one for one in arguments if one.lstrip("+").startswith(RUN_PREFIXES)]
+    options = parse_options(
         [one for one in arguments if one not in words],
         {**SHARED, **analysis.options},
         {"format": (*FORMATS, *TEXT_FORMATS), **analysis.choices},
         takes_backbone=True,
     )
-    number("images", options["images"])
+    parse_integer("images", options["images"])
     if options["image_size"]:
-        image_size(options["image_size"])
+        parse_image_size(options["image_size"])
     from tools.analyses.subjects import open_subjects
     from tools.analyses.writing import write_findings
 
-    subjects = open_subjects(options, words)
+    subjects = open_subjects({"analysis": analysis.name, **options}, words)
     findings = analysis.analyse(subjects, options)
     first = subjects[0].folder
     beside = Path("analyses") if first is None else first / "analyses"
@@ -80,7 +80,7 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
 
 
 def _help(arguments: Sequence[str]) -> str:
-    """On the analysis that is typed before the word, or on all."""
+    """Return the help of the named analysis, or of the command."""
     if not arguments or arguments[0] in HELP:
         kinds = "\n".join(f"  {one.name:14} {one.summary}" for one in analyses().values())
         return (__doc__ or "").format(kinds=kinds)

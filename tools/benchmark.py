@@ -1,63 +1,62 @@
-"""Times backbones against a baseline in one interleaved run and prints ratios beside the papers'.
+"""Time backbones against a baseline in one interleaved run; print ratios next to the papers'.
 
 usage: python tools/benchmark.py mixers [key=value ...]       mixers against the FFN of their host
        python tools/benchmark.py backbones [key=value ...]    any networks against one of them
        python tools/benchmark.py tokens [key=value ...]       single token mixers over map sizes
-       python tools/benchmark.py loop [key=value ...]         a step of run.py against a bare one
-       python tools/benchmark.py data [key=value ...]         image pipelines against timm's, MMs'
+       python tools/benchmark.py loop [key=value ...]         steps of run.py against a plain loop
+       python tools/benchmark.py data [key=value ...]         image pipelines against timm's or mm's
 
   host=NAME,NAME            mixers: plain hosts (default: {hosts})
   mixer=NAME,PATTERN        mixers: channel mixers (default: all that fit)
                             tokens: token mixers (default: {tokens})
   backbone=NAME,PATTERN     backbones: names or patterns
-  backbone.KEY=VALUE        an option of all of them, in run.py's words: backbone.mixer.g2=6,
-                            backbone.token_mixer=sbm; several values, backbone.mixer.g2=4,6, make
-                            a network each. tokens: of all mixers, backbone.token_mixer.rank=32
-                            An option of one alone stands behind its name, quoted:
+  backbone.KEY=VALUE        an option of all networks, as in run.py: backbone.mixer.g2=6,
+                            backbone.token_mixer=sbm. Several values, backbone.mixer.g2=4,6, make
+                            one network each. tokens: of all mixers, backbone.token_mixer.rank=32
+                            An option of a single network follows its name, in quotes:
                             backbone='deit_t_afbo backbone.mixer.g2=6,deit_s'
-  baseline=NAME             backbones, tokens: what the others are divided by, with options of its
-                            own (default: the first of them, of tokens attention if it is one)
+  baseline=NAME             backbones, tokens: the network that the others are divided by, with its
+                            options (default: the first one; tokens: attention if listed)
   compare=NAME              backbones: two forms of the same network, of these or of backbone=
                             ffnet   the training form, and fused (default: ffnet_1,ffnet_2)
-                            posmlp  its token matrices made in each pass, and kept (posmlp_t)
-                            sbm     softmax attention in place of SBM, and SBM (sbm_t)
-  task=classification       loop: or another. All else that run.py takes may be typed as well, such
-                            as data.batch_size=64 head=retinanet logger=csv (backbone=deit_t)
-                            data: classification, detection or segmentation
+                            posmlp  token matrices computed per pass, and cached (posmlp_t)
+                            sbm     softmax attention, and SBM (sbm_t)
+  task=classification       loop: any task; options of run.py such as data.batch_size=64
+                            head=retinanet logger=csv may follow (default: backbone=deit_t)
+                            data: {pipelines}
   root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
-  image_size=224,448        sides, or HEIGHTxWIDTH, of images (default: 224)
-  out=growth.png            backbones: a picture of how time grows over several image sizes
-  rounds=30                 a round times every network once, in an order of its own (loop: 100,
-                            data: 300, since images are changed at random)
-  train=false               true: also a training step, that is forward and backward
+  image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224)
+  out=growth.png            backbones: plot the growth of time over several image sizes
+  rounds=30                 each round times every network once in random order (loop: 100,
+                            data: 300, since augmentation varies)
+  train=false               true: also a training step (forward and backward)
   compile=false             true: after torch.compile
-  cuda_graphs=false         true: each step recorded as a CUDA graph, with device=cuda
+  cuda_graphs=false         true: record each step as a CUDA graph, with device=cuda
   device=cpu                cpu or cuda
-  dtype=float32             or bfloat16: of the network itself, in training by autocast
+  dtype=float32             or bfloat16: of the network; in training, of autocast
   threads=N                 of the CPU (default: torch's choice)
-  clock=wall                process: processor time, with threads=1 on a machine that does other
-                            things as well
+  clock=wall                process: processor time; use it with threads=1 on a busy machine
   keep_memory=true          false: let glibc return freed memory to the system (see below)
   format=table              table, json or csv
 
-Timed is the classification network with 1000 classes, or a mixer alone. A ratio is a network's time
-over the baseline's in the same round: its median, and where a tenth and nine tenths of the rounds
-lie. The baseline stands among the others as a second network of its own; its ratio shows the noise.
-MB is the most memory that one step takes beside the network's weights, in activations, gradients
-and working memory, exactly; MB ratio is that over the baseline's.
-Of a loop, the baseline is PyTorch alone with the same network, optimiser and data, which takes its
-steps by turns with those of the run; added ms is what the run's machinery adds to a step.
-Of data, the baseline reads the same files with the same augmentation by timm or the toolkit.
-Of tokens, us/token is the time per token and growth this time over that on the first grid, taken
-round by round as well: 1 on every grid is a cost linear in the number of tokens. Of whole
-networks on several image sizes growth is the time per pixel over that at the first size, likewise.
-Seconds of different runs do not compare, least of all on a shared machine; ratios do.
+A classification network with 1000 classes is timed, or a mixer alone. A ratio is a network's time
+over the baseline's in the same round; the table shows its median and its 10 % and 90 % quantiles.
+The baseline is listed as a second network as well; its ratio shows the noise.
+MB is the peak memory of one step without the weights: activations, gradients and working memory.
+MB ratio is MB over the baseline's.
+loop: the baseline is plain PyTorch with the same network, optimiser and data, interleaved with the
+run's steps; added ms is what run.py adds to a step.
+data: the baseline reads the same files with the same augmentation through timm or the toolkit.
+tokens: us/token is the time per token; growth is us/token over that on the first grid, per round,
+so 1 on every grid means a cost linear in the number of tokens. With several image sizes, growth of
+a whole network is the time per pixel over that at the first size.
+Compare ratios only: seconds of different runs are not comparable, least of all on a shared machine.
 
-By default glibc gives large blocks back to the system and fetches them anew in every layer; the
-page faults then outweigh what is measured. keep_memory=true turns that off for this process.
+By default glibc returns large blocks to the system and requests them again in every layer; the page
+faults then dominate the measurement. keep_memory=true turns this off for this process.
 """
 
 from __future__ import annotations
@@ -69,25 +68,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import families
 from tools.bench import growth
 from tools.bench import timed_networks as networks
-from tools.bench.timed_networks import COMPARISONS, comparison_runs
-from tools.cli.arguments import image_size, number, parse
-from tools.cli.command import answer, exit_with
+from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
+from tools.cli.arguments import parse_image_size, parse_integer, parse_options
+from tools.cli.catalogue import catalogue
+from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import (
     Network,
-    jobs,
+    expand_values,
     known_options,
-    label,
+    network_label,
     read_network,
     read_networks,
     read_options,
-    separate,
+    split_backbone_options,
 )
+from tools.cli.usual_family import usual_family, usual_task
 from tools.comparing.hosts import notes_on
 
 SWITCH = ("false", "true")
@@ -105,12 +107,12 @@ DEFAULTS = {
         **SHARED, "batch": "1",
     },
     "data": {
-        "task": "classification", "root": "", "batch": "8", "rounds": "300", "threads": "1",
+        "task": usual_task(), "root": "", "batch": "8", "rounds": "300", "threads": "1",
         "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
         "format": "table",
     },
     "loop": {
-        "task": "classification", "backbone": "deit_t", "device": "cpu", "dtype": "float32",
+        "task": usual_task(), "backbone": "deit_t", "device": "cpu", "dtype": "float32",
         "rounds": "100", "threads": "", "clock": "wall", "keep_memory": "true",
         "format": "table",
     },
@@ -121,7 +123,7 @@ CHOICES = {
     "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
-PIPELINES = ("classification", "detection", "segmentation")
+PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
 COLUMNS = {
     "task": ("task", "{}"),
@@ -148,134 +150,144 @@ COLUMNS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    text = (__doc__ or "").replace("{hosts}", DEFAULTS["mixers"]["host"])
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
+    text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
-    return answer("benchmark.py", text, timed, arguments, needs_arguments=True)
+    return run_command("benchmark.py", text, run_benchmark, arguments, needs_arguments=True)
 
 
-def timed(typed: Sequence[str]) -> None:
-    """Print what the arguments ask for."""
+def run_benchmark(typed: Sequence[str]) -> None:
+    """Time what the arguments ask for and print the table."""
     kind, *arguments = typed
     if kind not in DEFAULTS:
-        raise ValueError(f"say first what to time: {', '.join(DEFAULTS)}; see --help")
-    words, own = separate(arguments)
+        raise ValueError(f"the first argument must be one of {', '.join(DEFAULTS)}; see --help")
+    words, own = split_backbone_options(arguments)
     if kind == "loop":
         own = [one for one in arguments if one.partition("=")[0] in DEFAULTS[kind]]
         words = [one for one in arguments if one not in own]
     choices = {**CHOICES, "task": PIPELINES} if kind == "data" else CHOICES
-    options = parse(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
+    options = parse_options(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":
-        from tools.bench.pipelines import pipeline_records
+        from tools.bench.pipelines import time_pipelines
 
-        records = pipeline_records(options)
+        records = time_pipelines(options)
     elif kind == "loop":
-        from tools.bench.loop import loop_records
+        from tools.bench.loop import time_loop
 
-        records = loop_records(options, words)
+        records = time_loop(options, words)
     elif kind == "tokens":
-        from tools.bench.token_mixers import token_records
+        from tools.bench.token_mixers import time_token_mixers
 
-        records = token_records(options, words)
+        records = time_token_mixers(options, words)
     else:
-        runs = (mixer_runs if kind == "mixers" else backbone_runs)(options, words)
-        records = benchmark(runs, options)
+        runs = (select_mixer_runs if kind == "mixers" else select_backbone_runs)(options, words)
+        records = time_runs(runs, options)
     write(records, options["format"], COLUMNS)
     if kind == "mixers" or (kind == "backbones" and not options["compare"]):
         for line in notes_on([network for run in runs for network in run]):
             print(f"benchmark.py: {line}", file=sys.stderr)
 
 
-def mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
-    """Per host its plain network, which is the baseline, and the host with each mixer."""
-    from backbones import backbone_schema, list_backbones, list_hosts, list_mixers
+def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
+    """Return the networks per host: the plain host, which is the baseline, and each mixer in it."""
+    from backbones import backbone_schema, list_backbones, list_mixers
 
-    hosts = _names(options["host"], list_hosts(), "host")
-    mixers = _names(options["mixer"], list_mixers("channel"), "channel mixer")
+    known = catalogue().hosts_for(usual_family().modality)
+    hosts = _match_names(options["host"], known, "host")
+    mixers = _match_names(options["mixer"], list_mixers("channel"), "channel mixer")
     asked = set(options["mixer"].split(","))
     runs: list[list[Network]] = []
     for host in hosts:
         pairs = {mixer: f"{host}_{mixer}" for mixer in mixers if mixer != "ffn"}
         for mixer in asked & set(pairs):
-            backbone_schema(pairs[mixer])  # refuses a pair that does not exist, with the reason
+            backbone_schema(pairs[mixer])  # raises for a pair that does not fit, with the reason
         fitting = [name for name in pairs.values() if name in list_backbones()]
-        for chosen in jobs(words):
+        for chosen in expand_values(words):
             names = (host, host, *fitting)
             runs.append([(one, read_options(chosen, one, known_options(one))) for one in names])
     return runs
 
 
-def backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
-    """Of a run the baseline, then all networks; a comparison has a run for each backbone."""
+def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> list[list[Network]]:
+    """Return the networks per run, the baseline first; a comparison has one run per backbone."""
     compare, backbones = options["compare"], options["backbone"]
     if compare and compare not in COMPARISONS:
         raise ValueError(f"compare must be one of {', '.join(COMPARISONS)}; got {compare!r}")
     if compare and options["baseline"]:
-        raise ValueError("compare has its own baseline; leave out baseline= or compare=")
+        raise ValueError("compare= has its own baseline; leave baseline= or compare= out")
     if compare:
-        return comparison_runs(compare, backbones, words)
+        return select_comparison_runs(compare, backbones, words)
     if not backbones:
         raise ValueError(
-            f"say which: backbone=NAME,NAME, or one of compare={', '.join(COMPARISONS)}"
+            f"backbone= is missing: pass backbone=NAME,NAME or compare={'|'.join(COMPARISONS)}"
         )
     chosen = read_networks(backbones, words)
     baseline = read_network(options["baseline"]) if options["baseline"] else chosen[0]
-    again = [] if baseline in chosen else [baseline]  # whose ratio shows the noise
+    again = [] if baseline in chosen else [baseline]  # its ratio shows the noise
     return [[baseline, *again, *chosen]]
 
 
-def benchmark(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> list[Record]:
-    """Time every run, whose first network is the baseline of the others; a record per network."""
+def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> list[Record]:
+    """Time every run against its first network; return one record per other network."""
     import torch
 
-    from tools.bench.peak_memory import peaks_of
-    from tools.bench.timing import as_cuda_graph, interleave, make_step, prepare, tell
+    from tools.bench.peak_memory import measure_peaks
+    from tools.bench.timing import (
+        interleave,
+        make_step,
+        print_status,
+        record_cuda_graph,
+        set_up_process,
+    )
 
-    batches = [number("batch", item) for item in options["batch"].split(",")]
-    sizes = [image_size(item or " ") for item in options["image_size"].split(",")]
-    rounds = number("rounds", options["rounds"], least=2)
+    batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
+    sizes = [parse_image_size(item or " ") for item in options["image_size"].split(",")]
+    rounds = parse_integer("rounds", options["rounds"], least=2)
     picture = options.get("out", "")
     if picture:
         growth.check_picture(picture, sizes)
-    dtype = prepare(options)
+    dtype = set_up_process(options)
     kinds = ("forward", "training")[: 1 + (options["train"] == "true")]
     records: list[Record] = []
     if options["compile"] == "true":
-        tell("torch.compile takes up to minutes for each network, size and batch")
+        print_status("torch.compile takes up to minutes per network, size and batch")
     for run in runs:
-        models = [networks.build(network, options) for network in run]
+        models = [networks.build_network(network, options) for network in run]
         timed = {}
         peaks = {}
         for batch, kind in itertools.product(batches, kinds):
-            shown = ", ".join(map(growth.name_of, sizes))
-            tell(f"{label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds")
+            shown = ", ".join(map(growth.format_size, sizes))
+            print_status(
+                f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
+            )
             images = [torch.randn(batch, 3, *size, device=options["device"]) for size in sizes]
             steps = [make_step(model, one, kind, dtype) for one in images for model in models]
-            # All sizes in the same rounds, so that what else the machine does hits them alike.
+            # All sizes share the rounds, so that other load on the machine affects them alike.
             is_recorded = options["cuda_graphs"] == "true"
-            timed_steps = [as_cuda_graph(step) for step in steps] if is_recorded else steps
+            timed_steps = [record_cuda_graph(step) for step in steps] if is_recorded else steps
             seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
-            highest = peaks_of(steps, models, options["device"])
+            highest = measure_peaks(steps, models, options["device"])
             for place, size in enumerate(sizes):
                 own = slice(place * len(models), (place + 1) * len(models))
                 timed[size, batch, kind], peaks[size, batch, kind] = seconds[own], highest[own]
         for size, batch, kind in itertools.product(sizes, batches, kinds):
             seconds, highest = timed[size, batch, kind], peaks[size, batch, kind]
             for index in range(1, len(run)):
-                made = record(run, index, seconds, kind, growth.name_of(size), batch)
+                made = make_record(run, index, seconds, kind, growth.format_size(size), batch)
                 made["peak_mb"] = highest[index] / 1e6
                 made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
                 if len(sizes) > 1:
                     first = timed[sizes[0], batch, kind][index]
-                    made["growth"] = growth.growth(seconds[index], size, first, sizes[0])
+                    made["growth"] = growth.growth_ratio(seconds[index], size, first, sizes[0])
                 records.append(made)
     if picture:
-        growth.draw(records, picture)
-        tell(f"picture written to {picture}")
+        growth.draw_growth(records, picture)
+        print_status(f"picture written to {picture}")
     return records
 
 
-def record(
+def make_record(
     run: Sequence[Network],
     index: int,
     seconds: Sequence[Sequence[float]],
@@ -283,22 +295,22 @@ def record(
     size: str,
     batch: int,
 ) -> Record:
-    """What is shown of one network; papers time forward passes only."""
-    from tools.bench.timing import spread
+    """Return the record of one network; papers only time forward passes."""
+    from tools.bench.timing import summarise_ratios
 
     return {
-        "backbone": label(run[index]),
+        "backbone": network_label(run[index]),
         "step": kind,
         "image_size": size,
         "batch": batch,
         "ms": statistics.median(seconds[index]) * 1e3,
-        **spread(seconds[index], seconds[0]),
-        "paper_ratio": networks.paper_ratio(run[index], run[0]) if kind == "forward" else None,
+        **summarise_ratios(seconds[index], seconds[0]),
+        "paper_ratio": networks.find_paper_ratio(run[index], run[0]) if kind == "forward" else None,
     }
 
 
-def _names(text: str, known: Sequence[str], what: str) -> list[str]:
-    """Names out of names and patterns with commas between them."""
+def _match_names(text: str, known: Sequence[str], what: str) -> list[str]:
+    """List the known names that comma-separated names and patterns match."""
     from backbones.options import unknown
 
     names: list[str] = []

@@ -1,39 +1,39 @@
-"""Prints parameters and multiply-adds (MACs) of backbones, or a paper's figures beside ours.
+"""Print parameters and multiply-adds (MACs) of backbones, or a paper's figures next to ours.
 
 usage: python tools/complexity.py [key=value ...]
 
   backbone=NAME,NAME,PATTERN    names or patterns such as 'swin_*' (default: all)
-  backbone.KEY=VALUE            an option of all of them, in run.py's words: backbone.mixer.g2=6,
-                                backbone.token_mixer=sbm; of several values, as in
+  backbone.KEY=VALUE            an option of all networks, as in run.py: backbone.mixer.g2=6,
+                                backbone.token_mixer=sbm; of several values, such as
                                 backbone.mixer.g2=2,4,6, each is counted
-  paper=PAPER                   the rows of one paper with what it reports: {papers}
-  table=NUMBER                  with paper=, of that table alone
-  task=detection                counts whole detectors, or with task=segmentation segmentors,
-                                part by part
-  head=mask_rcnn                with task=: a file of configs/head (default: mask_rcnn, upernet)
-  image_size=224                side, or HEIGHTxWIDTH (default: 224, with task=detection 800x1280,
-                                with task=segmentation 512x2048, with paper= the row's)
-  rule=RULE                     how MACs are counted; default macs, with paper= the paper's own
+  paper=PAPER                   the rows of one paper with its figures: {papers}
+  table=NUMBER                  with paper=, only that table
+  task=TASK                     count the whole model of a task: {tasks}
+  head=NAME                     with task=: a file of configs/head (default: {heads})
+  image_size=224                side or HEIGHTxWIDTH (default: {sizes}, with paper= the row's)
+  rule=RULE                     how MACs are counted (default: macs, with paper= the paper's rule)
                                 macs: convolutions, linear layers, matrix products, FFTs (a complex
-                                one of n points is 2 n log2 n, a real one half of that) and complex
+                                FFT of n points is 2 n log2 n, a real one half of that) and complex
                                 products (4); a warning names modules with uncounted operators
                                 fvcore: also norms, as fvcore counts; runs the model once
                                 torchprofile: also norms, element-wise products and means
   format=table                  table, json or csv
 
-Counted is the published classification network: the backbone with 1000 classes, one image, built
-for image_size unless backbone.img_size is typed, as run.py builds it. With task=, the whole model
-with 80 classes (COCO) or 150 (ADE20K): of two stages the second one sees 1000 proposals, of which
-100 get masks, as MMDetection counts; an auxiliary head trains only.
-With paper=, diff is ours minus reported, in M and G. Where the paper prints a change against the
-plain host, it is shown beside ours and diff is theirs. A count "agrees" if ours, rounded or cut off
-to the printed digits, is the printed one (a change: rounded). Otherwise the verdict names the
-difference and its cause, as in "differs by +0.57 M: rounding": misprint (the paper contradicts
-itself or what can be), rounding (to whole millions, or a sum of rounded counts), quoted (another
-paper's count) or counting (by another rule, which fits). "DIFFERS by +0.39 M" has no known cause.
-Rows of which a paper prints accuracies alone have no verdict. Rows of detection, segmentation and
-transfer are not counted anew: theirs are the whole model's in configs/published. A name under
-experiment= is what run.py takes.
+The classification network is counted: the backbone with 1000 classes and one image, built for
+image_size unless backbone.img_size is typed. Models of the MM toolkits are counted part by part,
+with 80 classes (COCO) or 150 (ADE20K). As in MMDetection, the second stage sees 1000 proposals, of
+which 100 get masks. Auxiliary heads only count parameters.
+With paper=, diff is ours minus reported, in M and G. Where the paper prints a change relative to
+the plain host, diff compares the changes. A count "agrees" if ours, rounded or truncated to the
+printed digits, equals it (a change: rounded). Otherwise the verdict gives the difference and its
+cause, such as "differs by +0.57 M: rounding":
+  misprint   the paper contradicts itself or arithmetic
+  rounding   to whole millions, or a sum of rounded counts
+  quoted     another paper's count
+  counting   another rule reproduces it
+"DIFFERS by +0.39 M" is unexplained. Rows that only report accuracies lack a verdict. Rows of
+detection, segmentation and transfer show the stored counts of the whole model from
+configs/published. Names under experiment= are values for run.py.
 """
 
 from __future__ import annotations
@@ -45,35 +45,37 @@ from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.bench.timed_networks import NUM_CLASSES
-from tools.cli.arguments import image_size, parse, select
-from tools.cli.command import answer, exit_with
+from tasks.engine.family import Family, families, find_family
+from tools.cli.arguments import parse_image_size, parse_options, select_backbones
+from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
-from tools.cli.typed_network import label, read_networks, separate
+from tools.cli.typed_network import network_label, read_networks, split_backbone_options
+from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
+COUNTED = {name: one.counted for name, one in families().items() if one.counted}
 DEFAULTS = {
     "backbone": "*",
     "paper": "",
     "table": "",
-    "task": "classification",
+    "task": "",
     "head": "",
     "image_size": "",
     "rule": "",
     "format": "table",
 }
 UNCOUNTED = {
-    "backbone.pretrained": "weights change nothing of what is counted",
-    "backbone.dense": "counted is the classification network",
+    "backbone.pretrained": "weights do not change the counts",
+    "backbone.dense": "the classification network is counted",
 }
 CHOICES = {
     "rule": ("macs", "fvcore", "torchprofile"),
-    "task": ("classification", "detection", "segmentation"),
+    "task": tuple(COUNTED),
     "format": FORMATS,
 }
 COLUMNS = {
@@ -97,25 +99,29 @@ COLUMNS = {
     "verdict": ("verdict", "{}"),
     "note": ("note", "{}"),
 }
-# Beside a paper's figures the exact count is enough.
+# Next to a paper's figures the exact count is enough.
 PAPER_COLUMNS = {key: column for key, column in COLUMNS.items() if key not in ("params_m", "part")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    text = (__doc__ or "").format(papers=", ".join(list_papers()))
-    return answer("complexity.py", text, count, arguments)
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    heads = ", ".join(f"{one.head} of {name}" for name, one in COUNTED.items())
+    sizes = ", ".join(f"{one.size} of {name}" for name, one in COUNTED.items() if one.size)
+    text = (__doc__ or "").format(
+        papers=", ".join(list_papers()), tasks=", ".join(COUNTED), heads=heads, sizes=sizes
+    )
+    return run_command("complexity.py", text, print_counts, arguments)
 
 
-def count(arguments: Sequence[str]) -> None:
-    """Print the table that the arguments ask for."""
-    words, own = separate(arguments)
-    options = parse(own, DEFAULTS, CHOICES, takes_backbone=True)
-    _refuse(words, options)
-    rows = rows_of(options["paper"], options["table"]) if options["paper"] else []
+def print_counts(arguments: Sequence[str]) -> None:
+    """Print the table."""
+    words, own = split_backbone_options(arguments)
+    options = parse_options(own, DEFAULTS, CHOICES, takes_backbone=True)
+    _check_options(words, options)
+    rows = select_rows(options["paper"], options["table"]) if options["paper"] else []
     if options["table"] and not rows:
-        raise ValueError(f"table={options['table']} needs a paper: pass paper=afbo beside it")
-    records = complexity(options, rows, words)
+        raise ValueError(f"table={options['table']} needs a paper: pass paper=afbo too")
+    records = count_records(options, rows, words)
     columns = PAPER_COLUMNS if options["paper"] else COLUMNS
     if not any(record.get("reported_params_change_m") for record in records):
         columns = {key: column for key, column in columns.items() if "change" not in key}
@@ -123,127 +129,157 @@ def count(arguments: Sequence[str]) -> None:
         if not any(record.get(optional) for record in records):
             columns = {key: column for key, column in columns.items() if key != optional}
     write(records, options["format"], columns)
-    _note_hosts(options, rows, words)
+    _print_host_notes(options, rows, words)
 
 
-def _note_hosts(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
-    """Say on standard error which networks differ in more than their mixers."""
-    dense = options["task"] != "classification"
+def _print_host_notes(options: dict[str, str], rows: Sequence[Row], words: Sequence[str]) -> None:
+    """Print to standard error which networks differ in more than their mixers."""
+    family = counted_family(options)
     if options["paper"]:
-        names = select(options["backbone"])
-        shown = [row for row in rows if row.backbone in names and row.task == "classification"]
+        names = select_backbones(options["backbone"])
+        shown = [row for row in rows if row.backbone in names and is_counted(row)]
         networks = [(row.backbone, dict(row.options)) for row in shown]
     else:
-        networks = read_networks(options["backbone"], words)
-    for line in notes_on(networks, dense=dense):
+        networks = read_networks(options["backbone"], words, family)
+    for line in notes_on(networks, dense=bool(COUNTED[family.name].parts)):
         print(f"complexity.py: {line}", file=sys.stderr)
 
 
-def rows_of(paper: str, table: str) -> list[Row]:
-    """The rows of a paper or of one of its tables, those of a table together.
+def counted_family(options: dict[str, str]) -> Family:
+    """Return the family that is counted."""
+    return find_family(options["task"] or usual_task())
+
+
+def is_counted(row: Row) -> bool:
+    """Return True for a paper's row that is counted here; others have their counts in the YAML."""
+    counted = COUNTED.get(row.task)
+    return counted is not None and counted.rows
+
+
+def select_rows(paper: str, table: str) -> list[Row]:
+    """Return the rows of a paper, or of one of its tables, ordered by table.
 
     Raises:
-        ValueError: There is no such paper or table.
+        ValueError: The paper or the table is unknown.
     """
     rows = sorted(load_rows(paper), key=lambda row: row.table)
     chosen = [row for row in rows if table in ("", str(row.table))]
     if not chosen:
         tables = dict.fromkeys(str(row.table) for row in rows)
-        raise ValueError(f"paper={paper} has no table={table}; it has {', '.join(tables)}")
+        raise ValueError(
+            f"table={table} is not in paper={paper}; its tables are {', '.join(tables)}"
+        )
     return chosen
 
 
-def _refuse(words: Sequence[str], options: dict[str, str]) -> None:
-    """Refuse options that have no place in what is counted."""
-    dense = options["task"] != "classification"
-    if options["head"] and not dense:
-        raise ValueError(
-            f"head={options['head']} needs its task: pass task=detection or task=segmentation"
-        )
-    if dense and options["paper"]:
-        raise ValueError(f"paper= counts rows of all tasks; leave task={options['task']} out")
+def _check_options(words: Sequence[str], options: dict[str, str]) -> None:
+    """Check that the options apply to what is counted."""
+    counted = COUNTED[counted_family(options).name]
+    if options["head"] and not options["task"]:
+        raise ValueError(f"head={options['head']} needs a task: pass task={'|'.join(COUNTED)}")
+    if counted.shape and options["image_size"]:
+        raise ValueError(f"image_size= is for images, and task={options['task']} takes others")
+    if options["task"] not in ("", usual_task()) and options["paper"]:
+        raise ValueError(f"paper= has rows of all tasks; leave task={options['task']} out")
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if options["paper"]:
-            raise ValueError(f"paper= counts its rows with the options they have; leave {word} out")
+            raise ValueError(f"paper= counts rows with their own options; leave {word} out")
         if key in UNCOUNTED:
-            raise ValueError(f"{word} is refused: {UNCOUNTED[key]}")
+            raise ValueError(f"leave {word} out: {UNCOUNTED[key]}")
 
 
-def complexity(
+def count_records(
     options: dict[str, str], rows: Sequence[Row], words: Sequence[str] = ()
 ) -> list[Record]:
-    """Count what the options ask for; one record per network, or per row of the paper."""
-    image_size(options["image_size"])  # to be refused before anything is built
+    """Count the networks or rows; return one record for each."""
+    parse_image_size(options["image_size"])  # checks the size before anything is built
     rule = options["rule"] or (rows[0].rule if rows else "macs")
     count = functools.partial(count_model, rule=rule)
-    if options["task"] != "classification":
-        return dense_records(options, words)
     if not options["paper"]:
-        size = image_size(options["image_size"])
-        networks = {label(one): one for one in read_networks(options["backbone"], words)}
+        family = counted_family(options)
+        if COUNTED[family.name].parts:
+            return dense_records(options, words)
+        count = functools.partial(count, task=family.name, head=options["head"])
+        size = parse_image_size(options["image_size"])
+        networks = {
+            network_label(one): one for one in read_networks(options["backbone"], words, family)
+        }
         return [
-            plain_record(typed, *count(name, json.dumps(own), size))
+            network_record(typed, *count(name, json.dumps(own), size))
             for typed, (name, own) in networks.items()
         ]
-    names, records = select(options["backbone"]), []
+    names, records = select_backbones(options["backbone"]), []
     for row in rows:
-        if row.backbone in names and row.task != "classification":
+        if row.backbone in names and not is_counted(row):
             records.append(paper_record(row, (row.params, row.exact_macs), None))
         elif row.backbone in names:
-            size = image_size(options["image_size"], row.image_size)
+            size = parse_image_size(options["image_size"], row.image_size)
             base = count(row.base, "{}", size) if row.base else None
             ours = count(row.backbone, json.dumps(row.options), size)
             usual = (rule, size) == (row.rule, (row.image_size, row.image_size))
             records.append(paper_record(row, ours, base, as_published=usual))
     if not records:
-        raise ValueError(f"paper={options['paper']} has no row for backbone={options['backbone']}")
+        raise ValueError(f"backbone={options['backbone']} is not in paper={options['paper']}")
     return records
 
 
 @functools.cache
-def count_model(name: str, options: str, size: tuple[int, int], rule: str) -> tuple[int, int]:
-    """Parameters and multiply-adds of a backbone with its classifier; options as JSON."""
+def count_model(
+    name: str, options: str, size: tuple[int, int], rule: str, task: str = "", head: str = ""
+) -> tuple[int, int]:
+    """Count parameters and multiply-adds of a whole model that takes one tensor.
+
+    Args:
+        name: Name of the backbone.
+        options: Options of the backbone, as JSON.
+        size: (H, W) of the image; ignored by a family with inputs of one shape.
+        rule: How multiply-adds are counted.
+        task: Name of the family; by default that of configs/run.yaml.
+        head: Name of the head; by default the family's usual one.
+    """
     import torch
 
     from backbones import create_backbone
     from backbones.analysis.counting import count_macs, count_parameters
-    from heads.linear import LinearClassifier
+    from tasks.engine.instantiate import build
+    from tools.papers.dense_counts import head_config
 
-    # Tables that belong to a map are those of a run with images of this size.
-    built = {"img_size": size, **json.loads(options)}
-    # fvcore runs the model, so it needs weights; the other rules need shapes only.
+    task = task or usual_task()
+    counted = COUNTED[task]
+    # Tables that depend on the map size are built for this image size.
+    built = {**({} if counted.shape else {"img_size": size}), **json.loads(options)}
+    config = {"head": head_config(task, head or counted.head)}
+    # fvcore runs the model, so it needs weights; the other rules only need shapes.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
-        model = LinearClassifier(create_backbone(name, **built), NUM_CLASSES)
-    return count_parameters(model), count_macs(model, size, rule)
+        model = build(config, "head", backbone=create_backbone(name, **built), **counted.targets)
+    shape = counted.shape or (3, *size)
+    return count_parameters(model), count_macs(model, rule=rule, shape=shape)
 
 
 def dense_records(options: dict[str, str], words: Sequence[str]) -> list[Record]:
-    """Every part of a detector or segmentor around each backbone, and the whole."""
-    from tools.papers.dense_counts import (
-        CLASSES,
-        HEADS_BY_TASK,
-        SIZES,
-        dense_parts,
-        head_config,
-    )
+    """Count every part of a detector or segmentor with each backbone, and the whole."""
+    from tools.papers.dense_counts import count_dense_parts, head_config
 
     task, rule = options["task"], options["rule"] or "macs"
-    head = options["head"] or HEADS_BY_TASK[task]
-    head_config(task, head)  # to be refused before anything is built
-    size = image_size(options["image_size"] or SIZES[task])
+    counted = COUNTED[task]
+    head = options["head"] or counted.head
+    head_config(task, head)  # checks the head before anything is built
+    size, classes = parse_image_size(options["image_size"] or counted.size), counted.targets
     records = []
-    for name, own in read_networks(options["backbone"], words):
-        parts = dense_parts(name, json.dumps(own), task, head, "{}", CLASSES[task], size, rule)
+    for name, own in read_networks(options["backbone"], words, find_family(task)):
+        parts = count_dense_parts(
+            name, json.dumps(own), task, head, "{}", classes["num_classes"], size, rule
+        )
         whole = ("whole", sum(part[1] for part in parts), sum(part[2] for part in parts))
         for part, params, macs in [*parts, whole]:
-            record = plain_record(label((name, own)), params, macs)
+            record = network_record(network_label((name, own)), params, macs)
             records.append({**record, "head": head, "part": part})
     return records
 
 
-def plain_record(typed: str, params: int, macs: int) -> Record:
-    """What is shown of a network, with its name and options as they are typed."""
+def network_record(typed: str, params: int, macs: int) -> Record:
+    """Return the record of a network with its name and options as typed."""
     return {"backbone": typed, "params": params, "params_m": params / 1e6, "macs_g": macs / 1e9}
 
 
@@ -254,13 +290,13 @@ def paper_record(
     *,
     as_published: bool = True,
 ) -> Record:
-    """What is shown of a row of a paper.
+    """Return the record of a paper's row.
 
     Args:
         row: The row.
-        ours: Our parameters and multiply-adds, the latter None if they are not counted.
-        base: The same of the row's base.
-        as_published: Ours are counted by the row's own rule at its own image size.
+        ours: Our parameters and multiply-adds; the latter may be None.
+        base: The same for the row's base.
+        as_published: Ours are counted by the row's rule at its image size.
     """
     params, macs = ours
     found = row.residuals(params, macs, base)
@@ -275,20 +311,20 @@ def paper_record(
         "params_m": params / 1e6,
         "reported_params_m": row.reported.get("params"),
         "reported_params_change_m": row.reported.get("params_delta"),
-        "params_change_m": _number(changes.get("params")),
-        "residual_params_m": _number(found.get("params")),
+        "params_change_m": _to_float(changes.get("params")),
+        "residual_params_m": _to_float(found.get("params")),
         "macs_g": None if macs is None else macs / 1e9,
         "reported_flops_g": row.reported.get("flops"),
         "reported_flops_change_g": row.reported.get("flops_delta"),
-        "macs_change_g": _number(changes.get("flops")),
-        "residual_flops_g": _number(found.get("flops")),
+        "macs_change_g": _to_float(changes.get("flops")),
+        "residual_flops_g": _to_float(found.get("flops")),
         "verdict": row.verdict(found, as_published=as_published) if found else None,
         "note": row.note,
     }
 
 
-def _number(exact: Decimal | None) -> float | None:
-    """A count as JSON and CSV have it."""
+def _to_float(exact: Decimal | None) -> float | None:
+    """Convert an exact count for JSON and CSV."""
     return None if exact is None else float(exact)
 
 

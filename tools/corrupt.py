@@ -1,20 +1,20 @@
-"""Makes a corrupted copy of a folder of classes, as ImageNet-C is one of ImageNet's validation set.
+"""Make a corrupted copy of a folder of classes, as ImageNet-C is of ImageNet's validation set.
 
 usage: python tools/corrupt.py root=FOLDER out=FOLDER [key=value ...]
 
-  root=FOLDER           holds <class>/*, or val/<class>/*
-  out=FOLDER            gets <kind>/<severity>/<class>/*.jpg; a copy that was broken off goes on
+  root=FOLDER           has <class>/*, or val/<class>/*
+  out=FOLDER            gets <kind>/<severity>/<class>/*.jpg; an interrupted copy is continued
   kinds=NAME,NAME       some of the 15 kinds (default: all)
   severities=1,2,3,4,5  some of the five
-  size=224              side of the copies, cut out of the middle
-  resize=256            shorter side before that (default: 8/7 of size)
-  seed=0                other random numbers
-  frost=FOLDER          photographs of frost; without them textures are made
-  workers=N             processes (default: one a core)
+  size=224              side of the copies, cropped from the centre
+  resize=256            shorter side before the crop (default: 8/7 of size)
+  seed=0                seed of the random numbers
+  frost=FOLDER          photographs of frost (default: generated textures)
+  workers=N             processes (default: one per core)
 
-All depends on the seed and the images' names alone. Parameters are ImageNet-C's, random numbers and
-frost are not: figures on such a copy compare with each other, not with papers'. Measure a network
-on it by  python tools/run.py mode=test data=imagenet_c data.root=FOLDER ckpt=<run folder>
+The copy depends on the seed and the file names only. Parameters are ImageNet-C's, but random
+numbers and frost differ: compare results with each other, not with papers. Evaluate a network with
+python tools/run.py mode=test data=imagenet_c data.root=FOLDER ckpt=<run folder>
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.cli.arguments import number, parse
-from tools.cli.command import answer, exit_with
+from tools.cli.arguments import parse_integer, parse_options
+from tools.cli.command import exit_with, run_command
 
 DEFAULTS = {
     "root": "",
@@ -44,31 +44,36 @@ DEFAULTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    return answer("corrupt.py", __doc__, corrupt, arguments)
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    return run_command("corrupt.py", __doc__, corrupt, arguments)
 
 
 def corrupt(arguments: Sequence[str]) -> None:
-    """Write the copy that the arguments ask for.
+    """Write the copy.
 
     Raises:
-        ValueError: An option that is missing or cannot be used.
+        ValueError: An option is missing or wrong.
     """
-    options = parse(arguments, DEFAULTS, {})
+    options = parse_options(arguments, DEFAULTS, {})
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
-    severities = sorted({number("severities", part) for part in options["severities"].split(",")})
+    levels = options["severities"].split(",")
+    severities = sorted({parse_integer("severities", level) for level in levels})
     if severities[-1] > 5:
         raise ValueError(f"severities are 1 to 5; got {options['severities']!r}")
-    size = number("size", options["size"])
-    resize = number("resize", options["resize"]) if options["resize"] else round(size * 256 / 224)
-    workers = number("workers", options["workers"]) if options["workers"] else os.cpu_count() or 1
-    seed = number("seed", options["seed"], 0)
+    size = parse_integer("size", options["size"])
+    resize = (
+        parse_integer("resize", options["resize"]) if options["resize"] else round(size * 256 / 224)
+    )
+    workers = (
+        parse_integer("workers", options["workers"]) if options["workers"] else os.cpu_count() or 1
+    )
+    seed = parse_integer("seed", options["seed"], 0)
 
-    from datamodules.images.corrupted_copies import Copy, choose_kinds, write_copy
+    from datamodules.images.corrupted_copies import CopyOptions, choose_kinds, write_copy
 
-    how = Copy(
+    how = CopyOptions(
         kinds=choose_kinds(options["kinds"]),
         severities=tuple(severities),
         size=size,
@@ -83,7 +88,7 @@ def corrupt(arguments: Sequence[str]) -> None:
 
 
 def show_progress(done: int, total: int) -> None:
-    """One line that is written over."""
+    """Print progress in one line that overwrites itself."""
     print(f"\r{done} of {total} images", end="\n" if done == total else "", file=sys.stderr)
 
 

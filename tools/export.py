@@ -1,23 +1,22 @@
-"""Exports a backbone with its weights to where other people's tools can use it.
+"""Export a backbone with its weights for use in other toolkits and runtimes.
 
 usage: python tools/export.py backbone=NAME to=TARGET [key=value ...]
        python tools/export.py list [backbone=NAME,PATTERN] [to=TARGET,TARGET] [format=table]
 
-  backbone=NAME        registered name; of a run folder's checkpoint it is known, with its options
-  backbone.KEY=VALUE   an option of the backbone, in run.py's words: backbone.mixer.g2=6
+  backbone=NAME        registered name (default: that of the run folder, with its options)
+  backbone.KEY=VALUE   an option of the backbone, as in run.py: backbone.mixer.g2=6
   to=TARGET            {targets}
   ckpt=PATH            checkpoint file or run folder (default: random weights)
   out=FOLDER           (default: exports/<backbone>-<target>)
-  overwrite=false      true: replace the files that an export made in the folder; others stay
-  image_size=          side, or HEIGHTxWIDTH, of the images that outputs are compared on (default:
-                       as a classification run saw them, else 224)
-  what=both            onnx, torch_export: classifier, maps or dense (maps for dense prediction)
-                       instead of all that the checkpoint holds; each graph takes its own minutes
-  standalone=false     mmdet, mmseg, mmpretrain; true: with a copy of the package backbones
+  overwrite=false      true: replace the files of an earlier export in the folder; others stay
+  image_size=          side or HEIGHTxWIDTH of the images for the comparison of outputs (default:
+                       a classification run's image size, else 224)
+  what=both            onnx, torch_export: classifier, maps, or dense (maps for dense prediction);
+                       the default is all that the checkpoint has; each graph takes minutes
+  standalone=false     mmdet, mmseg, mmpretrain; true: include a copy of the package backbones
 
-What was written is loaded again as its user will load it, and its outputs have to equal those of
-the original. The folder appears when all is done; what takes long is said on stderr. list tries
-every pair and prints what goes where.
+Each export is loaded as its user will load it, and its outputs must equal the original's. The
+folder appears when all is done; progress is printed to stderr. list tries every pair.
 """
 
 from __future__ import annotations
@@ -31,53 +30,64 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.cli.arguments import image_size, parse, select
-from tools.cli.command import REFUSALS, answer, exit_with
+from tasks.engine.family import ANY
+from tools.cli.arguments import parse_image_size, parse_options, select_backbones
+from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import network_name
 from tools.cli.tables import FORMATS, Record, write
-from tools.cli.typed_network import merged, options_of_run, read_network, separate
-from tools.exports import TARGETS, ExportRequest, Target, checkpoint_of, exporter, new_folder
+from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
+from tools.cli.usual_family import usual_family
+from tools.exports import (
+    TARGETS,
+    ExportRequest,
+    Target,
+    check_exported,
+    checkpoint_of,
+    exporter,
+    family_of_run,
+    new_folder,
+)
 
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
 }  # fmt: skip
 LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
-# Options of a backbone that an export decides itself.
-ELSEWHERE = {
+# Options of a backbone that the export sets itself.
+DECIDED_BY_EXPORT = {
     "pretrained": "pass the file as ckpt=",
-    "dense": "targets take the form they need; what=dense chooses it where there is a choice",
+    "dense": "each target takes the form it needs; use what=dense to choose it",
 }
 COLUMNS = {name: (name, "{}") for name in ("backbone", *TARGETS, "note")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
+    """Run the command and return its exit status: 0, or 2 after an error."""
     targets = [f"{name:12} {target.summary}" for name, target in TARGETS.items()]
     text = (__doc__ or "").format(targets=f"\n{' ' * 23}".join(targets))
-    return answer("export.py", text, export_or_list, arguments, needs_arguments=True)
+    return run_command("export.py", text, export_or_list, arguments, needs_arguments=True)
 
 
 def export_or_list(arguments: Sequence[str]) -> None:
-    """Export, or print which backbones go to which targets."""
+    """Export, or print which backbones fit which targets."""
     if arguments[0] == "list":
-        options = parse(arguments[1:], LIST, {"format": FORMATS})
-        write(table(options), options["format"], COLUMNS)
+        options = parse_options(arguments[1:], LIST, {"format": FORMATS})
+        write(list_exports(options), options["format"], COLUMNS)
     else:
         export(arguments)
 
 
 def export(arguments: Sequence[str]) -> list[Path]:
-    """Export one backbone to one target and say what was written."""
-    words, own = separate(arguments)
+    """Export one backbone to one target and print the written files."""
+    words, own = split_backbone_options(arguments)
     to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
     if not to:
-        raise ValueError(f"say where to: to={'|'.join(TARGETS)}; see --help")
+        raise ValueError(f"to= is missing: pass to={'|'.join(TARGETS)}; see --help")
     function = exporter(to)
     target = TARGETS[to]
-    options = parse(
+    options = parse_options(
         own,
         {**SHARED, **target.settings},
         {"overwrite": ("false", "true"), **target.choices},
@@ -85,14 +95,15 @@ def export(arguments: Sequence[str]) -> list[Path]:
     )
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
-        raise ValueError("say what to export: backbone=NAME, or ckpt=<run folder>; see --help")
+        raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
+    check_exported(run, to)
     name, typed = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
     )
-    for option, instead in ELSEWHERE.items():
+    for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:
-            raise ValueError(f"backbone.{option} is refused: {instead}")
-    chosen = merged(options_of_run(run, name), typed)
+            raise ValueError(f"backbone.{option} is not an export option: {instead}")
+    chosen = merge_options(run_options(run, name), typed)
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -103,19 +114,19 @@ def export(arguments: Sequence[str]) -> list[Path]:
             ckpt=ckpt,
             run=run,
             folder=folder,
-            image_size=image_size(options["image_size"] or _seen_by(run, target)),
+            image_size=parse_image_size(options["image_size"] or _run_image_size(run, target)),
             settings={key: options[key] for key in target.settings},
-            say=progress(),
+            say=progress_printer(),
         )
-        with contextlib.redirect_stdout(io.StringIO()):  # other packages talk while they work
+        with contextlib.redirect_stdout(io.StringIO()):  # other packages print while they work
             files = function(request)
     written = [out / path.relative_to(folder) for path in files]
     print("\n".join(map(str, written)))
     return written
 
 
-def progress() -> Callable[[str], None]:
-    """Prints lines with the seconds since now, beside what the command gives: to stderr."""
+def progress_printer() -> Callable[[str], None]:
+    """Return a function that prints a line to stderr with the seconds since now."""
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -124,35 +135,35 @@ def progress() -> Callable[[str], None]:
     return say
 
 
-def _seen_by(run: Mapping[str, Any] | None, target: Target) -> str:
-    """Return the side of a classification run's images, at which its graphs are recorded."""
+def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
+    """Return the image size of a classifier's run, at which its graphs are recorded."""
     records = "what" in target.settings
-    classifies = run is not None and run.get("task_name") in ("classification", "transfer")
+    classifies = run is not None and family_of_run(run).export_of(ANY) == "classifier"
     side = run["data"].get("image_size") if run is not None and records and classifies else None
     return "" if side is None else str(side)
 
 
-def table(options: dict[str, str]) -> list[Record]:
-    """One record per backbone: whether it goes to each target, and why not."""
+def list_exports(options: dict[str, str]) -> list[Record]:
+    """Try every pair; return one record per backbone with yes or no per target, and the reasons."""
     targets = options["to"].split(",")
     for to in targets:
         if to not in TARGETS:
-            exporter(to)  # refuses it with the nearest name
-    size = image_size(options["image_size"])
-    records, say = [], progress()
-    for name in select(options["backbone"]):
+            exporter(to)  # raises with the nearest name
+    size = parse_image_size(options["image_size"])
+    records, say = [], progress_printer()
+    for name in select_backbones(options["backbone"], usual_family()):
         reasons = {}
-        for to in targets:  # of which onnx and torch_export take a minute each
+        for to in targets:  # onnx and torch_export take a minute each
             say(f"{name} to {to}")
-            reasons[to] = refusal(name, to, size)
+            reasons[to] = export_error(name, to, size)
         notes = [f"{to}: {why}" for to, why in reasons.items() if why]
         answers = {to: "no" if why else "yes" for to, why in reasons.items()}
         records.append({"backbone": name, **answers, "note": "; ".join(notes)})
     return records
 
 
-def refusal(name: str, to: str, size: tuple[int, int]) -> str:
-    """Why a backbone cannot be exported to a target, found by exporting it; empty if it can."""
+def export_error(name: str, to: str, size: tuple[int, int]) -> str:
+    """Return the error of exporting a backbone to a target, or an empty text."""
     with tempfile.TemporaryDirectory() as folder:
         request = ExportRequest(
             to=to,
@@ -169,7 +180,7 @@ def refusal(name: str, to: str, size: tuple[int, int]) -> str:
                 exporter(to)(request)
         except REFUSALS as error:
             return str(error)
-        except Exception as error:  # a fault of ours takes no other answers of the table with it
+        except Exception as error:  # a bug in one pair must not stop the table
             return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the tested set (constraints.txt) from wheels, then compiles the operators
-# of backbones/kernels where there is a C++ compiler; without one mixers use torch's own.
-# Called by `make install`; may be called again at any time, after an interruption too.
+# Create .venv, install the tested set (constraints.txt) from wheels, and compile the operators of
+# backbones/fast if there is a C++ compiler; otherwise mixers use torch's operators.
+# Called by `make install`; safe to repeat at any time, also after an interruption.
 #   PYTHON=python3.12   the interpreter to use
-#   PORTABLE=1          operators for any processor of this kind, not just for this one
+#   PORTABLE=1          compile operators for any processor of this architecture
 set -euo pipefail
 cd "${BASH_SOURCE[0]%/*}/.."
 
@@ -19,9 +19,9 @@ stop() {
     exit 1
 }
 
-# Changes with the files that say what to install, with the place, and with what pip has installed since.
+# Changes with the files that define the installation, the checkout's path, and later pip installs.
 fingerprint() {
-    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/kernels/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
+    { pwd && cat pyproject.toml constraints.txt tools/install.sh backbones/fast/cpu/csrc/* && ls -d "$venv"/lib/python3*/site-packages/*.dist-info; } |
         sha256sum | cut -c1-16
 }
 
@@ -29,13 +29,13 @@ up_to_date() {
     [ -x "$py" ] && [ -f "$stamp" ] && [ "$(<"$stamp")" = "$(fingerprint)" ]
 }
 
-# Changes with what decides whether compiling gives something else: compiler, processor, what is there.
+# Changes with the compiler, the processor and the compiled files.
 operators_fingerprint() {
     {
         echo "${CXX:-} ${PORTABLE:-}"
         command -v g++ c++ || true
         grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
-        ls -ln --time-style=+%s backbones/kernels/compiled || true
+        ls -ln --time-style=+%s backbones/fast/cpu/compiled || true
     } 2>/dev/null | sha256sum | cut -c1-16
 }
 
@@ -43,20 +43,20 @@ operators_up_to_date() {
     [ -f "$compiled" ] && [ "$(<"$compiled")" = "$(operators_fingerprint)" ]
 }
 
-# Whatever becomes of it, the installation holds; the line it prints says what there is now.
+# May fail without breaking the installation; prints a line with the result.
 compile_operators() {
-    echo "      $("$py" -m backbones.kernels.build ${PORTABLE:+--portable} 2>>"$log" || true)"
+    echo "      $("$py" -m backbones.fast.build ${PORTABLE:+--portable} 2>>"$log" || true)"
     operators_fingerprint >"$compiled"
 }
 
-is_fitting() { # the Pythons for which all of constraints.txt has wheels
+is_fitting() { # constraints.txt has wheels for these versions
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
 }
 
 find_python() {
     local candidate
     if [ -n "${PYTHON:-}" ]; then
-        is_fitting "$PYTHON" || stop "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13, for which there are wheels of everything."
+        is_fitting "$PYTHON" || stop "PYTHON=$PYTHON must be Python 3.11, 3.12 or 3.13, because all packages have wheels for these."
         echo "$PYTHON"
         return
     fi
@@ -66,7 +66,7 @@ find_python() {
             return
         fi
     done
-    stop "Python 3.11 (or 3.12, 3.13) is missing. Type: apt-get install python3.11 python3.11-venv (or name one: make install PYTHON=/path/to/python3.11)"
+    stop "Python 3.11, 3.12 or 3.13 is missing. Type: apt-get install python3.11 python3.11-venv, or make install PYTHON=/path/to/python3.11"
 }
 
 check_machine() {
@@ -76,14 +76,14 @@ check_machine() {
     need=9
     compgen -G "$venv/lib/python3*/site-packages/torch" >/dev/null && need=3
     free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
-    [ "$free" -ge "$need" ] || stop "needs $need GB free in $PWD, there are $free. Free some space or move the checkout."
+    [ "$free" -ge "$need" ] || stop "$PWD has $free GB free, but $need GB are needed. Free some space or move the checkout."
 }
 
 wait_for_other_install() {
     mkdir -p "$venv"
     command -v flock >/dev/null || return 0
     exec 9>"$venv/.lock"
-    flock -n 9 || { echo "another make install is at work here, waiting for it" && flock 9; }
+    flock -n 9 || { echo "another make install is running here; waiting for it" && flock 9; }
 }
 
 step() {
@@ -107,7 +107,7 @@ logged() {
     stop "$(cause) (whole log: $log)"
 }
 
-# What is imported is byte-compiled then; all of it here would take as long as the rest.
+# Python byte-compiles modules on import; compiling all of them here would double the time.
 pip_install() {
     logged "$py" -m pip --disable-pip-version-check install --no-compile --progress-bar off -c constraints.txt "$@"
 }
@@ -118,7 +118,7 @@ toolkits_work() {
 
 make_venv() {
     if [ -e "$py" ] && ! is_fitting "$py"; then
-        echo "      $venv holds another Python and is made anew"
+        echo "      $venv has another Python version and is created again"
         logged "$python" -m venv --clear "$venv"
     elif ! [ -x "$py" ] || ! "$py" -m pip --version >/dev/null 2>&1 || ! grep -qsF "$PWD/" "$venv/bin/activate"; then
         logged "$python" -m venv "$venv"
@@ -126,13 +126,13 @@ make_venv() {
 }
 
 if up_to_date && operators_up_to_date; then
-    echo "$venv is up to date (tools/doctor.py says what is in it)"
+    echo "$venv is up to date (tools/doctor.py lists its packages)"
     exit 0
 fi
-trap 'echo "interrupted; make install goes on from here" >&2; exit 130' INT TERM
+trap 'echo "interrupted; type make install to continue" >&2; exit 130' INT TERM
 if up_to_date; then
     wait_for_other_install
-    echo "$venv is up to date; looking for the mixers' operators, which compile in a minute or two"
+    echo "$venv is up to date; compiling the mixers' operators if needed (a minute or two)"
     operators_up_to_date || compile_operators
     exit 0
 fi
@@ -151,14 +151,14 @@ make_venv
 step 2/4 "torch, timm, lightning, mmdet, mmseg, hydra and the rest (a download of 3.3 GB)"
 pip_install pip
 pip_install -e ".[$extras]"
-# imaug, which mmdet needs, asks for opencv-python and for opencv-python-headless. Both fill the same
-# folder; the headless one must be written last, because the other cannot be imported without libGL.
+# imaug, which mmdet needs, requires opencv-python and opencv-python-headless. Both write to the same
+# folder; the headless one must be last, because the other needs libGL.
 grep -qs 'headless = True' "$venv"/lib/python3*/site-packages/cv2/version.py ||
     pip_install --force-reinstall --no-deps opencv-python-headless
 step 3/4 "checking"
 logged "$py" -m pip check
 if ! toolkits_work; then
-    echo "      mmcv's compiled operators, out of pip's cache, do not fit this torch: installed again without"
+    echo "      pip's cache has an mmcv compiled for another torch; installing it again without the cache"
     pip_install --force-reinstall --no-deps --no-cache-dir onedl-mmcv
     logged toolkits_work
 fi

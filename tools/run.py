@@ -33,15 +33,15 @@ from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
 from tools.cli.printable import escape_logs, escape_undecodable  # noqa: E402
 from tools.config import automatic  # noqa: E402
-from tools.config.config_checks import resolved  # noqa: E402
-from tools.config.help import FLAGS, help_on, subject_of  # noqa: E402
-from tools.config.overrides import read, swept_keys, varied_keys  # noqa: E402
+from tools.config.config_checks import resolve_config  # noqa: E402
+from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
+from tools.config.overrides import read_command, swept_keys, varied_keys  # noqa: E402
 from tools.config.run_config import (  # noqa: E402
     is_evaluation,
     job_config,
     log_differences,
     restore_removals,
-    strip_pluses,
+    strip_forced,
 )
 from tools.runs import folder as run_folder  # noqa: E402
 from tools.runs.freed_memory import keep_freed_memory  # noqa: E402
@@ -60,21 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     escape_undecodable()
     with one_line_errors():
-        subject = subject_of(arguments)
+        subject = help_words(arguments)
         if subject is not None:
-            print(help_on(subject))
+            print(help_text(subject))
             return 0
-        command = read(arguments)
+        command = read_command(arguments)
         if command.shown:
             text = OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved")
-            print(automatic.commented(text).rstrip())
+            print(automatic.comment_auto(text).rstrip())
             return 0
         sys.argv[1:] = command.arguments  # with which Lightning starts the other processes of a run
         if command.config is None:
             return run_by_hydra(command.arguments)
         logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
         escape_logs()
-        run(resolved(job_config(command.overrides, command.config)))
+        run(resolve_config(job_config(command.overrides, command.config)))
         return 0
 
 
@@ -82,7 +82,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """Train, evaluate or predict: build the parts in the order of the data flow, then work.
 
     Args:
-        config: Config of the run, from ``config_checks.resolved``.
+        config: Config of the run, from ``config_checks.resolve_config``.
         swept: In a sweep the options that it varies, as they would be typed for this run alone.
     """
     if not is_first_process():
@@ -107,7 +107,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     if config["keep_memory"]:
         keep_freed_memory()
     started = time.perf_counter()
-    check_options(automatic.fixed(config))
+    check_options(automatic.apply_fixed_schedule(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
@@ -116,7 +116,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     if config["resume"]:
         resumed = run_folder.find_run_to_resume(config, sweep=swept is not None)
     if resumed:
-        automatic.take_over(config, resumed)
+        automatic.reuse_choices(config, resumed)
         run_folder.restore_start(config, resumed)
         new_length = run_folder.describe_new_length(resumed, config)
     with run_folder.open_run_folder(config, resumed, swept or ()) as folder:
@@ -174,7 +174,7 @@ def run_job(config: DictConfig) -> dict[str, str | None]:
     swept = None
     if sweep:
         varied = os.environ.get(SWEPT, "").split()
-        given = strip_pluses(typed)
+        given = strip_forced(typed)
         swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
         # With this command Lightning starts the other processes of this one run, also where a
         # launcher has the run in a process of its own.
@@ -185,12 +185,12 @@ def run_job(config: DictConfig) -> dict[str, str | None]:
     try:
         with one_line_errors():
             ours = is_evaluation(typed) or any(one.startswith("~") for one in typed)
-            run(resolved(job_config(typed, None if ours else config)), swept)
+            run(resolve_config(job_config(typed, None if ours else config)), swept)
     except SystemExit as ended:
         # A sweep continues after a mistake, as Hydra does after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = shlex.join(strip_pluses(typed))
+        failed = shlex.join(strip_forced(typed))
     folder = os.environ.get(run_folder.ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 

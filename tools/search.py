@@ -1,23 +1,23 @@
-"""Searches for good settings with Optuna: each trial is a run of its own, all kept on disk.
+"""Search good settings with Optuna; each trial is a run of its own, and all runs are kept.
 
 usage: python tools/search.py [run.py's arguments ...] KEY=SPACE ... [trials=20] [key=value ...]
 
-  KEY=SPACE                 a setting to search, in Hydra's words for the values of a sweep:
-                              optimizer.lr=interval(1e-4,1e-2,log)   numbers between, on a log scale
-                              task.drop=interval(0,0.3)              numbers between
+  KEY=SPACE                 a setting to search, in Hydra's syntax for sweeps:
+                              optimizer.lr=interval(1e-4,1e-2,log)   numbers, on a log scale
+                              task.drop=interval(0,0.3)              numbers
                               schedule.warmup=range(0,5)             whole numbers below 5
                               backbone=swin_t,deit_t  or choice(..)  names, numbers, true, false
-  trials=20                 finished trials in all, with those of earlier calls
-  metric=top1               of the closing test (default: top1, AP or mIoU)
-  direction=maximize        or minimize
+  trials=20                 total number of finished trials, including those of earlier calls
+  metric=top1               of the final test (default: the task's main one)
+  direction=maximize        or minimize (default: the metric's own)
   sampler=tpe               or random
   sampler_seed=0            decides the first trials
-  name=NAME                 of the search (default: <task>_<backbone>), which lies in
+  name=NAME                 of the search (default: <task>_<backbone>); its folder is
                             <output_dir>/searches/<name>
 
-Everything else is passed to tools/run.py as it is. The same command goes on with a search that was
-broken off or has fewer trials than asked for; a trial that was interrupted is run again. A run that
-fails is a failed trial and the search goes on. Quote what has parentheses.
+All other arguments are passed to tools/run.py. Repeat the command to continue an interrupted search
+or one with fewer trials than requested; interrupted trials run again. A failed run is a failed
+trial, and the search continues. Put values with parentheses in quotes.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Run as a script, Python sees the folder tools/ only; the packages lie one level up.
+# As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.engine.family import find_family
 from tasks.engine.plain_files import read_json
 from tasks.engine.run_files import read_summary
 from tasks.engine.signals import STATUSES
-from tools.cli.arguments import number, parse
-from tools.cli.command import answer, exit_with
+from tools.cli.arguments import parse_integer, parse_options
+from tools.cli.command import exit_with, run_command
 from tools.cli.errors import one_line_errors
-from tools.cli.network_names import name_of
+from tools.cli.network_names import config_network_name
 from tools.cli.paths import ROOT
 from tools.cli.tables import write
-from tools.comparing.table import HEADLINE
-from tools.searching.space import Space, read_spaces, typed_values
+from tools.searching.space import Space, format_values, read_spaces
 
 DEFAULTS = {
-    "trials": "20", "metric": "", "direction": "maximize", "sampler": "tpe", "sampler_seed": "0",
+    "trials": "20", "metric": "", "direction": "", "sampler": "tpe", "sampler_seed": "0",
     "name": "",
 }  # fmt: skip
 CHOICES = {"direction": ("maximize", "minimize"), "sampler": ("tpe", "random")}
@@ -53,65 +53,69 @@ JOURNAL, SETTINGS = "journal.log", "search.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for arguments that cannot be served."""
-    return answer("search.py", __doc__, ask, arguments, needs_arguments=True)
+    """Run the command and return its exit status: 0, or 2 after an error."""
+    return run_command("search.py", __doc__, run_search, arguments, needs_arguments=True)
 
 
-def ask(arguments: Sequence[str]) -> None:
-    """Search as the arguments say; errors of runs are worded as runs word them."""
+def run_search(arguments: Sequence[str]) -> None:
+    """Search with the given arguments; errors of runs appear as run.py prints them."""
     own = [item for item in arguments if item.partition("=")[0] in DEFAULTS]
     with one_line_errors():
-        search([item for item in arguments if item not in own], parse(own, DEFAULTS, CHOICES))
+        search(
+            [item for item in arguments if item not in own], parse_options(own, DEFAULTS, CHOICES)
+        )
 
 
 def search(typed: Sequence[str], options: Mapping[str, str]) -> None:
-    """Ask, run and tell until there are as many finished trials as asked for.
+    """Run trials until the requested number has finished.
 
     Raises:
-        ValueError: A space or name that means nothing, or another search of the same name.
+        ValueError: A space or name is wrong, or another search has the same name.
     """
     try:
         import optuna
     except ImportError as error:
         raise ValueError(
-            "a search needs the package optuna: pip install -c constraints.txt -e '.[search]'"
+            "search.py needs the package optuna: pip install -c constraints.txt -e '.[search]'"
         ) from error
     from filelock import FileLock, Timeout
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces, fixed = read_spaces(typed)
-    wanted = number("trials", options["trials"])
-    folder, metric = _prepare(spaces, fixed, options)
+    wanted = parse_integer("trials", options["trials"])
+    folder, metric, direction = _open_folder(spaces, fixed, options)
     try:
         with FileLock(folder / "lock", timeout=0):
-            study = _study(folder, options)
-            _again(study)
-            _go_on(study, spaces, fixed, wanted, metric, folder)
-            _show(study, metric)
+            study = _open_study(folder, direction, options)
+            _requeue_interrupted(study)
+            _run_trials(study, spaces, fixed, wanted, metric, folder)
+            _print_results(study, metric)
     except Timeout:
         raise ValueError(
-            f"another process is at the search in {folder}; wait or pass name="
+            f"another process runs the search in {folder}; wait for it, or pass name=<another name>"
         ) from None
 
 
-def _prepare(
+def _open_folder(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
-) -> tuple[Path, str]:
-    """The folder of the search and its metric, when its first run is known to be a right one."""
-    from tools.config.overrides import read
+) -> tuple[Path, str, str]:
+    """Check the first value of each space; return folder, metric and direction of the search."""
+    from tools.config.overrides import read_command
     from tools.config.run_config import job_config
 
-    read([*fixed, *(space.last for space in spaces)])
-    command = read([*fixed, *(space.first for space in spaces)])
+    read_command([*fixed, *(space.last for space in spaces)])
+    command = read_command([*fixed, *(space.first for space in spaces)])
     config = job_config(command.overrides, command.config)
-    task, backbone = config["task_name"], name_of(config["backbone"])
-    metric = options["metric"] or HEADLINE.get(task, "")
+    task, backbone = config["task_name"], config_network_name(config["backbone"])
+    family = find_family(task)
+    metric = options["metric"] or family.table_metric
+    direction = options["direction"] or f"{family.direction(metric)}imize"
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"
     folder = Path(config["output_dir"]) / "searches" / (options["name"] or usual)
     settings = {
         "spaces": [str(space) for space in spaces], "fixed": sorted(fixed), "metric": metric,
-        "direction": options["direction"],
+        "direction": direction,
     }  # fmt: skip
     path = folder / SETTINGS
     if path.exists():
@@ -125,37 +129,36 @@ def _prepare(
         ]
         if differ:
             raise ValueError(
-                f"{folder} holds a search of other settings ({'; '.join(differ)}); pass the same "
-                "ones to go on with it, or name=<another name>"
+                f"{folder} has a search with other settings ({'; '.join(differ)}); pass the same "
+                "settings to continue it, or name=<another name>"
             )
     else:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=2) + "\n")
-    return folder, metric
+    return folder, metric, direction
 
 
-def _study(folder: Path, options: Mapping[str, str]) -> Any:
+def _open_study(folder: Path, direction: str, options: Mapping[str, str]) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
 
     directions = {"maximize": StudyDirection.MAXIMIZE, "minimize": StudyDirection.MINIMIZE}
-    direction = directions[options["direction"]]
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(
-        study_name=folder.name, storage=storage, direction=direction,
+        study_name=folder.name, storage=storage, direction=directions[direction],
         load_if_exists=True,
     )  # fmt: skip
-    # With the seed alone a search that goes on would draw the trials that it began with.
-    seed = number("sampler_seed", options["sampler_seed"], least=0) + len(study.trials)
+    # The plain seed would draw the first trials again when a search continues.
+    seed = parse_integer("sampler_seed", options["sampler_seed"], least=0) + len(study.trials)
     samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study.sampler = samplers[options["sampler"]](seed=seed)
     return study
 
 
-def _again(study: Any) -> None:
-    """Queue the trials that were running when an earlier search was broken off."""
+def _requeue_interrupted(study: Any) -> None:
+    """Queue the trials that were running when an earlier search was interrupted."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(states=[TrialState.RUNNING]):
@@ -163,7 +166,7 @@ def _again(study: Any) -> None:
         study.enqueue_trial(trial.params)
 
 
-def _go_on(
+def _run_trials(
     study: Any,
     spaces: Sequence[Space],
     fixed: Sequence[str],
@@ -176,9 +179,9 @@ def _go_on(
     failures = 0
     while (done := len(study.get_trials(states=[TrialState.COMPLETE]))) < wanted:
         trial = study.ask({space.key: space.distribution() for space in spaces})
-        values = typed_values(spaces, trial.params)
+        values = format_values(spaces, trial.params)
         print(f"trial {trial.number} ({done + 1} of {wanted}): {' '.join(values)}", flush=True)
-        run = _run([*fixed, *values], folder / f"trial_{trial.number:04d}.log")
+        run = _run_trial([*fixed, *values], folder / f"trial_{trial.number:04d}.log")
         if run is None:
             study.tell(trial.number, state=TrialState.FAIL)
             failures += 1
@@ -188,14 +191,16 @@ def _go_on(
         metrics = read_summary(run / "summary.json")["metrics"]
         if metric not in metrics:
             study.tell(trial.number, state=TrialState.FAIL)
-            raise ValueError(f"the runs have no metric {metric!r}; known: {', '.join(metrics)}")
+            raise ValueError(
+                f"metric {metric!r} is unknown to the runs; known: {', '.join(metrics)}"
+            )
         trial.set_user_attr("folder", str(run))
         study.tell(trial.number, metrics[metric])
         print(f"  {metric} {metrics[metric]:.4g}  {run}", flush=True)
 
 
-def _run(overrides: Sequence[str], log: Path) -> Path | None:
-    """One run by the command that a user types; its folder, or None if it failed."""
+def _run_trial(overrides: Sequence[str], log: Path) -> Path | None:
+    """Run one trial with the command that a user types; return its folder, or None if it failed."""
     command = [sys.executable, str(ROOT / "tools" / "run.py"), *overrides]
     with log.open("w") as file:
         ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
@@ -208,8 +213,8 @@ def _run(overrides: Sequence[str], log: Path) -> Path | None:
     return Path(lines[-1].removeprefix("Run folder: ")).resolve()
 
 
-def _show(study: Any, metric: str) -> None:
-    """The trials, best first, and the settings of the best one as they are typed."""
+def _print_results(study: Any, metric: str) -> None:
+    """Print the trials, best first, and the best settings as typed."""
     from optuna.study import StudyDirection
     from optuna.trial import TrialState
 

@@ -1,1 +1,1 @@
-"""What is measured on a network and is no part of it: counts, Lipschitz bounds."""
+"""Measurements of networks: counts, attention, receptive fields, Lipschitz bounds."""

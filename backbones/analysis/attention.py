@@ -1,8 +1,8 @@
-"""Attention as it was computed: its weights, how far they reach, and what layers make of them.
+"""Weights of attention as computed, their mean distance, and their rollout over layers.
 
-The weights are taken from the call of the attention itself (``F.scaled_dot_product_attention``, or
-a softmax of square matrices), so no host has to be told about it. LVT's convolutional attention is
-one in overlapping windows of 3x3 tokens.
+The weights are recorded in the call of the attention itself (``F.scaled_dot_product_attention``, or
+a softmax of square matrices), so this works for all hosts. LVT's convolutional attention works in
+overlapping windows of 3x3 tokens.
 
 Source: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020,
 https://arxiv.org/abs/2005.00928, Sec. 3.1 (rollout); Dosovitskiy et al., ViT, ICLR 2021, Fig. 7 and
@@ -33,19 +33,18 @@ SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one block.
+    """Attention of one block.
 
     Attributes:
         weights: (B, V, h, N, K), rows summing to 1; with one window V is 1.
-        num_prefix_tokens: P, which come first among queries and keys.
-        query_size: Map or window of the queries behind the prefix.
-        key_size: That of the keys.
-        step: How many tokens of the block's map lie between neighbouring queries.
-        key_step: The same for keys.
+        num_prefix_tokens: P, first among queries and keys.
+        query_size: Map or window of the queries after the prefix.
+        key_size: Map or window of the keys after the prefix.
+        step: Distance of neighbouring queries in tokens of the block's map.
+        key_step: Distance of neighbouring keys in tokens of the block's map.
         stride: Pixels between neighbouring tokens of the block's map.
 
-    Where a host pads windows and its padding attends (gcvit, lvt, visionllama), it is among the
-    tokens.
+    Tokens include padding that attends, as in gcvit, lvt and visionllama.
     """
 
     weights: Tensor
@@ -57,19 +56,19 @@ class Attention:
     stride: float
 
     def distances(self) -> Tensor:
-        """Mean attention distance in pixels, (B, h), of map tokens to map tokens."""
+        """Return the mean attention distance in pixels, (B, h), between map tokens."""
         prefix = self.num_prefix_tokens
         queries, keys = (
-            # The middle of the tokens that one stands for.
+            # The centre of the tokens that a query or key represents.
             (places(size, step) + (step - 1) / 2) * self.stride
             for size, step in ((self.query_size, self.step), (self.key_size, self.key_step))
         )
         return mean_distance(self.weights[..., prefix:, prefix:], queries, keys).mean(1)
 
     def maps(self) -> Tensor:
-        """What one query reads, (B, h, *key_size): the first prefix token, else the middle token.
+        """Return the weights of the first prefix token, or else the middle one: (B, h, *key_size).
 
-        Of windows it is the middle one of the image.
+        With windows it is that of the middle window.
         """
         prefix, (rows, columns) = self.num_prefix_tokens, self.query_size
         query = 0 if prefix else rows // 2 * columns + columns // 2
@@ -78,7 +77,7 @@ class Attention:
 
 
 class _Recorder(TorchFunctionMode):
-    """Keeps the weights of every attention that is computed while a token mixer runs."""
+    """Recorder of the weights of every attention computed in a token mixer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # the first of several, of attention that is applied repeatedly
+    ) -> Any:  # records the first call if attention is applied repeatedly
         kwargs = kwargs or {}
         given = func(*args, **kwargs)
         if not self.current or self.current in self.weights:
@@ -110,7 +109,7 @@ def _open_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What the fused kernel multiplies the values with: (B', h, N, K)."""
+    """Return the weights (B', h, N, K) of the fused kernel."""
     assert not is_causal
     assert not enable_gqa
     logits = query @ key.mT * (scale or query.shape[-1] ** -0.5)
@@ -123,15 +122,15 @@ def _open_weights(
 
 
 @torch.no_grad()
-def attention_of(backbone: Backbone, images: Tensor) -> dict[str, Attention]:
-    """The attention of every block that has one, by the name of the token mixer.
+def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]:
+    """Return the attention of every block with attention, by the name of the token mixer.
 
     Args:
-        backbone: Of any host, with any token mixer.
+        backbone: Backbone of any host with any token mixer.
         images: (B, 3, H, W).
 
     Raises:
-        ValueError: No block attends.
+        ValueError: The network lacks attention.
     """
     mixers, blocks = backbone.token_mixers(), backbone.block_names()
     recorder = _Recorder()
@@ -161,15 +160,15 @@ def attention_of(backbone: Backbone, images: Tensor) -> dict[str, Attention]:
         found[name] = _placed(weights, len(images), (height, width), prefix, float(stride))
     if not found:
         raise ValueError(
-            f"{backbone.name or type(backbone).__name__} has no attention between tokens; networks "
-            "with attention are those of deit, swin, pvt_v2, gcvit, visionllama, edgevit, lvt, and "
-            "any host with backbone.token_mixer=attention"
+            f"{backbone.name or type(backbone).__name__} lacks attention between tokens; use deit, "
+            "swin, pvt_v2, gcvit, visionllama, edgevit, lvt, or any host with "
+            "backbone.token_mixer=attention"
         )
     return found
 
 
 def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float) -> Attention:
-    """Find where queries and keys lie: on the map, on every s-th row and column, or in windows."""
+    """Locate queries and keys: on the map, on every s-th row and column, or in windows."""
     windows = weights.shape[0] // batch
     if windows > 1 or _sampling(map_size, weights.shape[2] - prefix) is None:
         prefix = 0 if windows > 1 else prefix
@@ -181,7 +180,7 @@ def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: fl
         step = _sampling(map_size, tokens)
         if step is None:
             raise ValueError(
-                f"{tokens} tokens lie on no regular grid of a map of {map_size[0]}x{map_size[1]}"
+                f"{tokens} tokens must form a regular grid of a map of {map_size[0]}x{map_size[1]}"
             )
         grids.append((step, _reduced(map_size, step, tokens)))
     (step, size), (key_step, key_size) = grids
@@ -189,9 +188,9 @@ def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: fl
 
 
 def _sampling(size: Size, tokens: int) -> int | None:
-    """The s for which every s-th row and column, or s x s patches, are so many tokens.
+    """Return the s for which every s-th row and column, or s x s patches, are ``tokens`` tokens.
 
-    Of several it is the one whose square is nearest to how many times fewer these are.
+    Of several values the one with the square nearest to the ratio of token counts is returned.
     """
     steps = [
         step
@@ -214,7 +213,7 @@ def _reduced(size: Size, step: int, tokens: int) -> Size:
 
 
 def _window_size(map_size: Size, tokens: int) -> Size:
-    """The (h, w) of windows; one that the map does not fill along an axis is as long as that."""
+    """Return the size (h, w) of windows, at most that of the map."""
     side = math.isqrt(tokens)
     if side * side == tokens:
         return side, side
@@ -228,21 +227,24 @@ def _window_size(map_size: Size, tokens: int) -> Size:
 
 
 def rollout(attention: Mapping[str, Attention] | Sequence[Attention]) -> Tensor:
-    """The product of (A + I) / 2 over blocks, A the mean over heads, rows summing to 1: (B, N, N).
+    """Return the product of (A + I) / 2 over blocks with row sums 1, A the mean over heads.
 
     Args:
-        attention: Of all blocks, first to last, each over the whole map.
+        attention: Attention of all blocks, first to last, each over the whole map.
+
+    Returns:
+        (B, N, N).
 
     Raises:
-        ValueError: Windows, reduced keys or several map sizes, in which tokens cannot be followed.
+        ValueError: The network has windows, reduced keys or several map sizes.
     """
     layers = list(attention.values() if isinstance(attention, Mapping) else attention)
     shapes = {tuple(one.weights.shape[-2:]) for one in layers}
     (rows, columns), *others = shapes
     if others or rows != columns or any(one.weights.shape[1] > 1 for one in layers):
         raise ValueError(
-            "rollout follows tokens through attention over one whole map, as DeiT has; this "
-            "network has windows, reduced keys or maps of several sizes"
+            "rollout needs attention over one whole map, as in DeiT; this network has windows, "
+            "reduced keys or maps of several sizes"
         )
     total: Tensor | None = None
     for one in layers:

@@ -1,4 +1,4 @@
-"""What passes through a network: the maps of its blocks and the coefficients of its mixers.
+"""Recording of the maps of blocks and the coefficients of mixers.
 
 Axes: B images, C channels, (h, w) the map of a block, P prefix tokens, M hidden channels.
 """
@@ -21,7 +21,7 @@ Size = tuple[int, int]
 
 @dataclass
 class Call:
-    """One call of a module: what went in and what came out."""
+    """Inputs and output of one call of a module."""
 
     inputs: tuple[Any, ...]
     output: Any
@@ -29,7 +29,7 @@ class Call:
 
 @contextmanager
 def watch(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, list[Call]]]:
-    """Within it the calls of the named modules are kept, in order."""
+    """Record the calls of the named modules, in order, inside the context."""
     calls: dict[str, list[Call]] = {name: [] for name in names}
     with ExitStack() as stack:
         for name in names:
@@ -45,7 +45,7 @@ def watch(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, list[C
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within it a network is in evaluation mode; afterwards each part is in its own again."""
+    """Set evaluation mode inside the context, and restore the mode of each part afterwards."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -56,13 +56,13 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def choose_blocks(backbone: Backbone, blocks: Sequence[str] | None) -> tuple[str, ...]:
-    """Names of blocks; all of them where none are asked for.
+    """Return names of blocks, all by default.
 
-    A block is named as a module (``layers.3.blocks.1``) or by its number in order of depth, from 1;
-    -1 is the last.
+    A block is chosen by its name (``layers.3.blocks.1``) or its number by depth, from 1; -1 is the
+    last.
 
     Raises:
-        ValueError: There is no such block.
+        ValueError: Unknown block.
     """
     names = backbone.block_names()
     if blocks is None:
@@ -86,10 +86,10 @@ def choose_blocks(backbone: Backbone, blocks: Sequence[str] | None) -> tuple[str
 def block_maps(
     backbone: Backbone, images: Tensor, blocks: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """What blocks give for images, in evaluation mode, as maps (B, C, h, w).
+    """Return the outputs of blocks in evaluation mode as maps (B, C, h, w).
 
     Args:
-        backbone: Of any host.
+        backbone: Backbone of any host.
         images: (B, 3, H, W).
         blocks: See ``choose_blocks``.
     """
@@ -102,9 +102,9 @@ def block_maps(
 
 
 def value_layer(mixer: nn.Module) -> str | None:
-    """Name, within a mixer, of the layer that reads its coefficients; None if it has none.
+    """Return the name of the layer that reads a mixer's coefficients; None without one.
 
-    Mixers say it; timm's feed-forward networks all call it fc2.
+    Mixers declare it; timm's feed-forward networks all call it fc2.
     """
     modules = dict(mixer.named_modules())
     for prefix, module in modules.items():
@@ -118,16 +118,15 @@ def value_layer(mixer: nn.Module) -> str | None:
 def coefficients(
     backbone: Backbone, images: Tensor, mixers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """The coefficients of mixers, c = GELU(W1 x) of an FFN, as maps (B, M, h, w).
+    """Return the coefficients of mixers, c = GELU(W1 x) of an FFN, as maps (B, M, h, w).
 
     Args:
-        backbone: Of any host.
+        backbone: Backbone of any host.
         images: (B, 3, H, W).
-        mixers: Names among its token and channel mixers; by default all that have coefficients on
-            the map.
+        mixers: Names of token and channel mixers; by default all with coefficients on the map.
 
     Raises:
-        ValueError: A mixer that has none.
+        ValueError: A mixer lacks coefficients.
 
     Source: FFNet (https://arxiv.org/abs/2406.02021), Sec. 2 and Eq. 4.
     """
@@ -140,12 +139,12 @@ def coefficients(
             raise ValueError(unknown(f"mixer of {backbone.name}", name, list(own)))
         if layers[name] is None:
             raise ValueError(
-                f"{name} of {backbone.name} ({type(own[name]).__name__}) sums no values by "
-                "coefficients; choose an FFN or another mixer with two layers"
+                f"{name} of {backbone.name} ({type(own[name]).__name__}) lacks coefficients; "
+                "choose an FFN or another mixer with two layers"
             )
     places = {name: f"{name}.{layers[name]}" for name in mixers}
     blocks = {name: _block_of(backbone, name) for name in mixers}
-    # With autograd on, though nothing is differentiated, no mixer takes its merged form.
+    # Mixers merge their layers if autograd is off.
     trained = [p for p in backbone.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -172,7 +171,7 @@ def _block_of(backbone: Backbone, mixer: str) -> str:
 
 
 def _as_map(layer: nn.Module, calls: list[Call], size: Size, num_prefix: int) -> Tensor | None:
-    """What a layer read, as (B, M, h, w); None if it read no map of this size."""
+    """Return a layer's input as (B, M, h, w); None if it is not a map of this size."""
     if not calls:
         return None
     x: Tensor = calls[0].inputs[0]
@@ -189,6 +188,6 @@ def _as_map(layer: nn.Module, calls: list[Call], size: Size, num_prefix: int) ->
 
 
 def _reads_channels_first(layer: nn.Module) -> bool:
-    """Whether a layer is made of convolutions, as FFNet's with branches are."""
+    """Return True if a layer consists of convolutions, as FFNet's with branches."""
     parts = [m for m in layer.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return bool(parts) and all(isinstance(part, nn.Conv2d) for part in parts)

@@ -1,13 +1,13 @@
-"""Class activation maps: where in an image the evidence for a class lies.
+"""Class activation maps: locations in an image with evidence for a class.
 
-A map A (C, h, w) of a layer with the gradients G of a score in it gives sum_c w_c A_c, or its like:
+With a layer's map A (C, h, w) and the gradients G of a score in it, the map is sum_c w_c A_c or:
 
     gradcam     w_c = mean of G_c;  the positive part of the sum
     gradcam++   w_c = sum of alpha_c relu(G_c),  alpha = G^2 / (2 G^2 + G^3 sum A)
     xgradcam    w_c = sum of G_c A_c / sum of A_c
     hirescam    sum_c G_c A_c, position by position
     layercam    sum_c relu(G_c) A_c
-    eigencam    the first principal component of A over its positions; it knows no class
+    eigencam    the first principal component of A over its positions, equal for all classes
 
 Source: Selvaraju et al., "Grad-CAM", ICCV 2017, https://arxiv.org/abs/1610.02391, Eq. 1 and 2;
 Chattopadhay et al., "Grad-CAM++", WACV 2018, https://arxiv.org/abs/1710.11063, Eq. 10 and 19; Fu et
@@ -44,24 +44,23 @@ def class_activation(
     block: str = "-1",
     method: Method = "gradcam",
 ) -> tuple[Tensor, Tensor]:
-    """Where the evidence for a class lies, at any block.
+    """Return class activation maps at any block.
 
-    The host says which layer of a block is read, and how what it gives becomes a map.
+    The host chooses the layer of a block and converts its output to a map.
 
     Args:
-        model: Images to scores (B, K), around ``backbone``.
-        backbone: Of any host.
+        model: Function from images to scores (B, K) that contains ``backbone``.
+        backbone: Backbone of any host.
         images: (B, 3, H, W).
-        classes: (B,) the class of each image; None takes the one of the greatest score.
+        classes: (B,) the class of each image; None for the class of the greatest score.
         block: See ``choose_blocks``.
         method: One of ``METHODS``.
 
     Returns:
-        Maps (B, h, w), not negative and not scaled, and the classes (B,).
+        Maps (B, h, w), non-negative and unscaled, and the classes (B,).
 
     Raises:
-        ValueError: An unknown block or method, a class that there is not, or a layer that the score
-            does not depend on.
+        ValueError: Unknown block, method or class, or a layer without influence on the score.
     """
     check_value("method", method, Method)
     (name,) = choose_blocks(backbone, [block])
@@ -83,7 +82,7 @@ def class_activation(
         if score.requires_grad:
             (gradient,) = torch.autograd.grad(score, kept, allow_unused=True)
     if gradient is None:
-        raise ValueError(f"the score does not depend on what {layer} of {backbone.name} gives")
+        raise ValueError(f"the score does not depend on the output of {layer} of {backbone.name}")
     features, gradients = (
         backbone.block_map(part.detach(), *inputs).double() for part in (kept, gradient)
     )
@@ -91,7 +90,7 @@ def class_activation(
 
 
 def weighted(features: Tensor, gradients: Tensor, method: Method) -> Tensor:
-    """The positive part of a weighted sum over channels: two of (B, C, h, w) -> (B, h, w)."""
+    """Return the positive part of the weighted sum over channels: (B, C, h, w) -> (B, h, w)."""
     if method == "eigencam":
         return _first_component(features)
     if method == "hirescam":
@@ -104,7 +103,7 @@ def weighted(features: Tensor, gradients: Tensor, method: Method) -> Tensor:
 
 
 def _weights(features: Tensor, gradients: Tensor, method: Method) -> Tensor:
-    """(B, C)."""
+    """Return the weights (B, C) of the channels."""
     if method == "gradcam":
         return gradients.mean((2, 3))
     total = features.sum((2, 3))
@@ -117,9 +116,9 @@ def _weights(features: Tensor, gradients: Tensor, method: Method) -> Tensor:
 
 
 def _first_component(features: Tensor) -> Tensor:
-    """The projection of each position on the first principal axis of the channels: (B, h, w).
+    """Project each position on the first principal axis of the channels: (B, h, w).
 
-    The sign, which a component does not have, is the one in which the larger part is positive.
+    The free sign is chosen so that the larger part is positive.
     """
     positions = features.flatten(2).transpose(1, 2)  # (B, h w, C)
     centred = positions - positions.mean(1, keepdim=True)

@@ -1,7 +1,7 @@
 """Parameters and multiply-adds (MACs) of a model, from shapes alone.
 
-Papers say "FLOPs" and mean multiply-adds, but do not agree on what counts as one; a rule is one
-such convention. Counting runs on the meta device, so a model of any size takes no memory.
+Papers call multiply-adds "FLOPs" and count them by different conventions; a rule is one such
+convention. Counting runs on the meta device, without memory for weights.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from backbones.analysis.operators import macs_of, spectral_macs_of
+from backbones.analysis.operators import operator_macs, spectral_macs
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
+Shape = tuple[int, ...]
 
 aten = torch.ops.aten
-# Operators with the position of their weight, which is None when the norm is not affine.
+# Operators with the position of their weight, which is None unless the norm is affine.
 NORMS = {
     aten.native_layer_norm: 2,
     aten.native_group_norm: 1,
@@ -44,66 +45,74 @@ MEANS = {aten.mean, aten.avg_pool2d, aten._adaptive_avg_pool2d}
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Number of parameters, shared ones once; buffers are none."""
+    """Return the number of parameters, shared ones once, without buffers."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def count_macs(model: Model, image_size: int | Size = 224, rule: str = "macs") -> int:
-    """Multiply-adds of one image through ``model`` in evaluation mode.
+def count_macs(
+    model: Model,
+    image_size: int | Size = 224,
+    rule: str = "macs",
+    *,
+    shape: Sequence[int] | None = None,
+) -> int:
+    """Count the multiply-adds of one image through ``model`` in evaluation mode.
 
-    Every module that computes with an operator unknown to ``operators`` is named in a warning.
+    A warning names every module with an operator unknown to ``operators``.
 
     Args:
         model: A module on any device (on a real one for "fvcore"), or a function of an image tensor
             that runs on meta tensors.
         image_size: Side or (H, W) in pixels.
-        rule: "macs", "fvcore" or "torchprofile"; the function of each says what it counts.
+        rule: "macs", "fvcore" or "torchprofile"; see their functions.
+        shape: Shape of one input instead of an image's (3, H, W), such as (C, L) of a signal.
 
     Raises:
-        ValueError: Unknown rule, "fvcore" without fvcore or with a model that has no weights, or a
-            model on the meta device that does not run there.
+        ValueError: Unknown rule, "fvcore" without fvcore or without weights, or a model on the meta
+            device that fails there.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    shape = (3, *size) if shape is None else tuple(shape)
     with _usual_algorithms():
         if not isinstance(model, nn.Module):
-            return RULES[rule](model, size)
+            return RULES[rule](model, shape)
         with _evaluating(model):
-            return RULES[rule](model, size)
+            return RULES[rule](model, shape)
 
 
-def count_products(model: Model, size: Size) -> int:
-    """Rule "macs": convolutions, linear layers, matrix products, FFTs and complex products.
+def count_products(model: Model, shape: Shape) -> int:
+    """Count by rule "macs": convolutions, linear layers, matrix and complex products, FFTs.
 
-    Attention's two products are among them. A complex product counts 4, a complex Fourier transform
+    Attention's two products are included. A complex product counts 4, a complex Fourier transform
     of n points 2 n log2(n), a real one half of that. Biases, norms, activations, pooling, resizing,
-    real element-wise products and softmax count nothing.
+    real element-wise products and softmax are free.
     """
-    return round(_counted(model, size, _Counter).macs)
+    return round(_counted(model, shape, _Counter).macs)
 
 
-def count_like_torchprofile(model: Model, size: Size) -> int:
-    """Rule "torchprofile": rule "macs", and 1 per output element of what torchprofile also counts.
+def count_like_torchprofile(model: Model, shape: Shape) -> int:
+    """Count by rule "torchprofile": rule "macs", and 1 per output element of further operators.
 
-    That is norms with weights, element-wise products (gates, layer scales) and means (average
-    pooling). The scale of attention counts where most authors put it: on the logits, or on q if a
-    bias is added to the logits (Swin). Biases, sums, activations and softmax count nothing.
+    These are norms with weights, element-wise products (gates, layer scales) and means (average
+    pooling). The scale of attention is counted as by most authors: on the logits, or on q if a bias
+    is added to the logits (Swin). Biases, sums, activations and softmax are free.
     """
     with _ExplicitAttention():
-        return round(_counted(model, size, _ElementCounter).macs)
+        return round(_counted(model, shape, _ElementCounter).macs)
 
 
-def count_like_fvcore(model: Model, size: Size) -> int:
-    """Rule "fvcore": the total of fvcore's FlopCountAnalysis with attention not fused.
+def count_like_fvcore(model: Model, shape: Shape) -> int:
+    """Count by rule "fvcore": the total of fvcore's FlopCountAnalysis with unfused attention.
 
-    That is rule "macs", 5 per element of a norm (2 of a batch norm), 1 per input element of
-    adaptive average pooling and 4 per output element of bilinear resizing. Other pooling,
-    element-wise products and activations count nothing. FFTs and complex products, which fvcore
-    leaves out, are added as rule "macs" counts them. It runs the model twice, where it is.
+    It is rule "macs", 5 per element of a norm (2 of a batch norm), 1 per input element of adaptive
+    average pooling and 4 per output element of bilinear resizing. Other pooling, element-wise
+    products and activations are free. FFTs and complex products, which fvcore omits, are added by
+    rule "macs". The model runs twice on its device.
 
     Raises:
-        ValueError: fvcore is not installed, or the model is on the meta device or no module.
+        ValueError: fvcore is missing, or the model is a function or on the meta device.
     """
     if importlib.util.find_spec("fvcore") is None:
         raise ValueError(
@@ -114,8 +123,8 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     from fvcore.nn import FlopCountAnalysis
 
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    images = torch.zeros(1, 3, *size, device=device)
-    # The tracer warns of every size that it takes for a constant; a count wants exactly that.
+    images = torch.zeros(1, *shape, device=device)
+    # The tracer warns of every size that it treats as a constant, as counting requires.
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         analysis = FlopCountAnalysis(model, images)
         analysis.set_op_handle("aten::scaled_dot_product_attention", _attention_macs)
@@ -128,40 +137,40 @@ def count_like_fvcore(model: Model, size: Size) -> int:
     return total + round(counter.macs)
 
 
-RULES: dict[str, Callable[[Model, Size], int]] = {
+RULES: dict[str, Callable[[Model, Shape], int]] = {
     "macs": count_products,
     "fvcore": count_like_fvcore,
     "torchprofile": count_like_torchprofile,
 }
 
 
-def _counted(model: Model, size: Size, kind: type[_Counter]) -> _Counter:
-    """Run one image through the model: by shapes alone, or with weights where an operator must.
+def _counted(model: Model, shape: Shape, kind: type[_Counter]) -> _Counter:
+    """Run one input through the model: by shapes alone, or with weights if an operator needs them.
 
     Raises:
-        ValueError: It fails by shapes alone, and has no weights.
+        ValueError: It fails by shapes alone, and lacks weights.
     """
     counter = kind(model)
     try:
         with counter.counting():
-            _run_on_meta(model, size)
+            _run_on_meta(model, shape)
     except RuntimeError as error:  # NotImplementedError is one
         if not isinstance(model, nn.Module) or any(p.is_meta for p in model.parameters()):
             said = str(error).splitlines()[0]
             if isinstance(error, NotImplementedError) or "fake impl" in said:
-                said = "an operator has no shapes; register them with torch.library.register_fake"
+                said = "an operator lacks shapes; register them with torch.library.register_fake"
             raise ValueError(
                 f"{counter.place()} cannot be counted by shapes alone: {said}"
             ) from error
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         counter = kind(model)
         with counter.counting():
-            model(torch.zeros(1, 3, *size, device=device))
+            model(torch.zeros(1, *shape, device=device))
     return counter
 
 
-def _run_on_meta(model: Model, size: Size) -> None:
-    images = torch.empty(1, 3, *size, device="meta")
+def _run_on_meta(model: Model, shape: Shape) -> None:
+    images = torch.empty(1, *shape, device="meta")
     if not isinstance(model, nn.Module):
         model(images)
         return
@@ -182,10 +191,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _usual_algorithms() -> Iterator[None]:
-    """Count the same in every process.
+    """Use the same algorithms in every process.
 
-    Resizing is a product where a process computes deterministically, and fused forms of torch's own
-    transformer layers hide their products.
+    In deterministic mode resizing is a product, and fused forms of torch's transformer layers hide
+    their products.
     """
     was_on = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -200,22 +209,22 @@ def _usual_algorithms() -> Iterator[None]:
 
 
 def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """What fvcore counts for q k^T and for the product with v."""
+    """Return fvcore's count of q k^T and the product with v."""
     query, key, value = (item.type().sizes() for item in inputs[:3])
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _batched_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """What fvcore counts for a batch of products, of one that adds something, too."""
+    """Return fvcore's count of a batch of products, with or without a sum."""
     left, right = (item.type().sizes() for item in inputs[1:3])
     return math.prod(left) * int(right[-1])
 
 
 class _Counter(TorchDispatchMode):
-    """Sums up multiply-adds, and notes by module which operators no rule covers.
+    """Counter of multiply-adds that records unknown operators by module.
 
     Args:
-        model: What is counted; its names tell modules apart.
+        model: The model that is counted.
     """
 
     supports_higher_order_operators = True
@@ -232,7 +241,7 @@ class _Counter(TorchDispatchMode):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is computed within, in evaluation, and warn at the end."""
+        """Count the operators inside the context without autograd, and warn at the end."""
         hooks = (
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
@@ -248,8 +257,8 @@ class _Counter(TorchDispatchMode):
     def _warn(self) -> None:
         for place, operators in self.unknown.items():
             warnings.warn(
-                f"multiply-adds of {place} leave out {', '.join(sorted(operators))}, which no rule "
-                "covers; give operators of your own one with "
+                f"multiply-adds of {place} leave out {', '.join(sorted(operators))}, which are "
+                "unknown; add a formula for your operators with "
                 "torch.utils.flop_counter.register_flop_formula",
                 stacklevel=2,
             )
@@ -264,7 +273,7 @@ class _Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         self.last = self.running[-1] if self.running else None
         if isinstance(func, OpOverload) and _may_have_parts(func):
-            with self:  # in inference mode whole layers arrive here
+            with self:  # inference mode dispatches whole layers
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -273,21 +282,21 @@ class _Counter(TorchDispatchMode):
         return out
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Add what one call counts."""
-        macs = macs_of(func, args, kwargs, out)
+        """Add the count of one call."""
+        macs = operator_macs(func, args, kwargs, out)
         if macs is None:
             self.unknown.setdefault(self.place(), set()).add(str(func).removesuffix(".default"))
         else:
             self.macs += macs
 
     def place(self) -> str:
-        """Name and class of the module that computes, or that computed last."""
+        """Return name and class of the running module, or of the last one."""
         if self.last is None:
             return "the model"
         return f"{self.names.get(self.last) or 'the model'} ({type(self.last).__name__})"
 
     def _enter_module(self, module: nn.Module, given: object) -> None:
-        if module not in self.names:  # within a function, whose modules are not known before
+        if module not in self.names:  # within a function
             for name, part in module.named_modules():
                 self.names.setdefault(part, name)
         self.running.append(module)
@@ -297,38 +306,38 @@ class _Counter(TorchDispatchMode):
 
 
 def _may_have_parts(func: OpOverload) -> bool:
-    # The parts of resizing are products of indices.
+    # Resizing decomposes into products of indices.
     name = func.overloadpacket.__name__
     return func.overloadpacket not in flop_registry and not name.startswith("upsample_")
 
 
 class _ElementCounter(_Counter):
-    """Counts the output elements of affine norms, element-wise products and means as well."""
+    """Counter that adds output elements of affine norms, element-wise products and means."""
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Add what one call counts."""
+        """Add the count of one call."""
         super().count(func, args, kwargs, out)
         operator = getattr(func, "overloadpacket", None)
         if operator in NORMS and args[NORMS[operator]] is not None:
             self.macs += out[0].numel()
-        # Integer products are index arithmetic, done once and cached.
+        # Integer products are index arithmetic, which is computed once and cached.
         elif operator in PRODUCTS | MEANS and out.is_floating_point():
             self.macs += out.numel()
 
 
 class _SpectralCounter(_Counter):
-    """Counts what fvcore leaves out: Fourier transforms and complex products."""
+    """Counter of the operators that fvcore omits: Fourier transforms and complex products."""
 
     def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Add what one call counts beyond fvcore."""
-        if macs_of(func, args, kwargs, out) is None:
+        """Add the count of one call beyond fvcore."""
+        if operator_macs(func, args, kwargs, out) is None:
             super().count(func, args, kwargs, out)
         else:
-            self.macs += spectral_macs_of(func, args, out)
+            self.macs += spectral_macs(func, args, out)
 
 
 class _ExplicitAttention(TorchFunctionMode):
-    """Runs fused attention as products; only shapes matter, so without softmax and mask."""
+    """Mode that runs fused attention as products, without softmax and mask, for shapes alone."""
 
     def __torch_function__(
         self,

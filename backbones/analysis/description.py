@@ -1,4 +1,4 @@
-"""Facts of a built backbone besides its mixers, which comparisons depend on."""
+"""Description of a built backbone outside its mixers, for comparisons."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from backbones.base import Backbone
 from backbones.factory import backbone_schema, create_backbone
 from backbones.registry import look_up
 
-# Options of a backbone that say what is in its slots, or where its weights come from.
+# Options of a backbone that set its mixers or the source of its weights.
 MIXERS = ("name", "mixer", "token_mixer", "pretrained")
 
 
 def describe_network(backbone: Backbone) -> dict[str, Any]:
-    """Facts of the network itself, read from its modules; two equal ones differ in mixers alone.
+    """Describe a network outside its mixers by its modules.
 
     Returns:
-        ``host``, its name; ``class_tokens``, tokens beside the map in its blocks; ``pooling``, what
-        an embedding reads; ``norms``, classes of the norms outside of mixers; ``host_parameters``,
-        those outside of the slots for mixers.
+        ``host``, its name; ``class_tokens``, the number of prefix tokens; ``pooling``, the source
+        of the embedding; ``norms``, the classes of norms outside of mixers; ``host_parameters``,
+        the number of parameters outside of the slots for mixers.
     """
     slots = [*backbone.token_mixers().values(), *backbone.channel_mixers().values()]
-    for block in backbone.modules():  # some hosts have slots beside their blocks', such as LVT
+    for block in backbone.modules():  # some hosts have slots outside their blocks, such as LVT
         slots += [block.get_submodule(name) for name in getattr(block, "filled", ())]
     in_slots = {id(p) for module in slots for p in module.parameters()}
     inside = {id(part) for module in slots for part in module.modules()}
@@ -40,17 +40,17 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
 
 
 def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
-    """Say how a network with swapped-in mixers is built otherwise than its plain host.
+    """Describe the differences outside of mixers between a network and its plain host.
 
-    Both are built, the plain host with what was typed for this network, and compared.
+    The plain host is built with the options typed for this network.
 
     Args:
-        backbone: As built.
-        options: Of ``create_backbone``, with or without the defaults of this name.
+        backbone: The built network.
+        options: Options of ``create_backbone``, with or without the defaults of this name.
 
     Returns:
         A sentence, such as ``deit_t_iffn is built without a class token (mean pooling), unlike
-        deit_t``; None if they differ in their mixers alone.
+        deit_t``; None if only the mixers differ.
     """
     if not backbone.mixers():
         return None

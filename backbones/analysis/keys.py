@@ -1,12 +1,12 @@
-"""What the coefficients of a mixer tell of its keys: how few fire, and for which classes.
+"""Sparsity of a mixer's coefficients, and the classes that activate its keys.
 
-With c_j the coefficient of key j (an FFN's hidden channel j behind its activation), sparsity is the
+With c_j the coefficient of key j (an FFN's hidden channel j after its activation), sparsity is the
 share of entries above a threshold, and a[y, j] the mean of c_j over the images of class y and all
 positions.
 
 Source: FFNet (Yun et al., https://arxiv.org/abs/2406.02021), Sec. 2, Fig. 2 and 4 to 7. The paper
-names no threshold (its networks have a GELU; "activated" is taken as c > 0) and does not say
-whether the share of a key among the top five is over classes or images; here it is over classes.
+leaves two points open: the threshold (here c > 0, as its networks have a GELU), and whether the
+share of a key among the top five is over classes or images (here classes).
 
 Axes: B images, M keys, (h, w) map, K classes.
 """
@@ -20,17 +20,17 @@ from torch import Tensor
 
 
 def activated_share(coefficients: Tensor, threshold: float = 0.0) -> float:
-    """The share of entries above the threshold: small where a mixer is sparse."""
+    """Return the share of entries above the threshold, small for a sparse mixer."""
     return float((coefficients > threshold).double().mean())
 
 
 @dataclass
 class KeyRanking:
-    """Means of coefficients by class, summed up batch by batch.
+    """Mean coefficients per class, accumulated over batches.
 
     Attributes:
-        sums: (K, M), over images and positions the mean of each image, summed.
-        counts: (K,) images of each class.
+        sums: (K, M), sum over images of each image's mean over positions.
+        counts: (K,) images per class.
     """
 
     sums: Tensor
@@ -38,7 +38,7 @@ class KeyRanking:
 
     @classmethod
     def empty(cls, classes: int, keys: int) -> KeyRanking:
-        """Of no images yet."""
+        """Return a ranking of zero images."""
         return cls(torch.zeros(classes, keys, dtype=torch.float64), torch.zeros(classes))
 
     def add(self, coefficients: Tensor, labels: Tensor) -> None:
@@ -52,19 +52,19 @@ class KeyRanking:
         self.counts += torch.bincount(labels.cpu(), minlength=len(self.counts))
 
     def seen(self) -> Tensor:
-        """The classes of which there were images."""
+        """Return the classes with images."""
         return self.counts.nonzero().flatten()
 
     def means(self) -> Tensor:
-        """A of the seen classes: (seen, M)."""
+        """Return a[y, j] for the seen classes: (seen, M)."""
         return self.sums[self.seen()] / self.counts[self.seen(), None]
 
     def top_keys(self, count: int = 1) -> Tensor:
-        """The most activated keys of the seen classes, (seen, count), the first one first."""
+        """Return the most activated keys of the seen classes in order: (seen, count)."""
         return self.means().topk(min(count, self.sums.shape[1]), dim=1).indices
 
     def shares_in_top(self, count: int = 5) -> Tensor:
-        """For each key the share of seen classes that have it among their first ones: (M,)."""
+        """Return per key the share of seen classes with it among their top keys: (M,)."""
         keys = self.top_keys(count)
         found = torch.zeros(self.sums.shape[1], dtype=torch.float64)
         found.index_add_(0, keys.flatten(), torch.ones(keys.numel(), dtype=torch.float64))

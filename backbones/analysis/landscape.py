@@ -1,11 +1,11 @@
-"""The surface of an objective around trained weights, and how sharply it bends there.
+"""Surface of an objective around trained weights, and its largest curvature.
 
 Source: Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018,
-https://arxiv.org/abs/1712.09913, Sec. 4 (directions normalised filter by filter; norms, biases and
-other vectors do not move) and Eq. 1; Yao et al., "PyHessian", 2020,
-https://arxiv.org/abs/1912.07145, Alg. 1 (power iteration). Products with the Hessian are
-differences of gradients, (g(w + e v) - g(w - e v)) / 2 e, since not every kernel of attention can
-be differentiated twice; so take networks in float64.
+https://arxiv.org/abs/1712.09913, Sec. 4 (directions normalised per filter; norms, biases and other
+vectors stay) and Eq. 1; Yao et al., "PyHessian", 2020, https://arxiv.org/abs/1912.07145, Alg. 1
+(power iteration). Products with the Hessian are differences of gradients,
+(g(w + e v) - g(w - e v)) / 2 e, since some kernels of attention lack a second derivative; networks
+should therefore be in float64.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STEP = 1e-4  # e, for directions of length 1
 
 
 def filter_normalised(parameters: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """A random direction each of whose filters is as long as that of the weights.
+    """Return a random direction with filters of the same norms as those of the weights.
 
-    A filter is what makes one output: a row of a matrix or convolution. Parameters of one axis get
-    zeros.
+    A filter is a row of a matrix or convolution, which computes one output. Parameters of one axis
+    get zeros.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -44,7 +44,7 @@ def filter_normalised(parameters: Sequence[Tensor], seed: int) -> list[Tensor]:
 def moved(
     parameters: Sequence[Tensor], steps: Sequence[tuple[float, Sequence[Tensor]]]
 ) -> Iterator[None]:
-    """Within it the parameters stand elsewhere; afterwards they are, to the bit, what they were."""
+    """Move the parameters inside the context, and restore them to the bit afterwards."""
     kept = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         for length, direction in steps:
@@ -62,13 +62,13 @@ def moved(
 def surface(
     network: nn.Module, objective: Objective, points: Sequence[float], seed: int = 0
 ) -> Tensor:
-    """The objective at w + a d1 + b d2 for all a (rows) and b (columns): (points, points).
+    """Return the objective at w + a d1 + b d2 for all a (rows) and b (columns): (points, points).
 
     Args:
-        network: Whose parameters move; back in place afterwards.
-        objective: A number that depends on them.
+        network: Network with the parameters w; unchanged afterwards.
+        objective: Function of the parameters.
         points: Values of a and b.
-        seed: Of the two directions.
+        seed: Seed of the two directions.
     """
     parameters = list(network.parameters())
     first, second = (filter_normalised(parameters, 2 * seed + turn) for turn in (0, 1))
@@ -83,16 +83,16 @@ def surface(
 def largest_curvature(
     network: nn.Module, objective: Objective, iterations: int = 20, seed: int = 0
 ) -> tuple[float, float]:
-    """The eigenvalue of the Hessian that is largest in size, by power iteration.
+    """Compute the eigenvalue of the Hessian with the largest magnitude, by power iteration.
 
     Args:
-        network: In float64, whose parameters the Hessian is of.
-        objective: A number that depends on them.
-        iterations: At most; it ends when the value changes by less than 0.1 %.
-        seed: Of the direction to begin with.
+        network: Network in float64.
+        objective: Function of its parameters.
+        iterations: Maximum; iterations end when the value changes by less than 0.1 %.
+        seed: Seed of the initial direction.
 
     Returns:
-        The eigenvalue, and by how much the last iteration changed it, relative to it.
+        The eigenvalue, and its relative change in the last iteration.
     """
     parameters = [p for p in network.parameters() if p.numel()]
     states = [p.requires_grad for p in parameters]

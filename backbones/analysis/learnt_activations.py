@@ -1,4 +1,4 @@
-"""The shapes that activations with learnt coefficients have taken, channel by channel.
+"""Curves of activations with learnt coefficients, per channel.
 
 Source: IFFN (Xu et al., ICML 2024, https://proceedings.mlr.press/v235/xu24n.html), Fig. 3, which
 compares GELU, AGeLU and RPReLU.
@@ -16,11 +16,11 @@ from backbones.mixers.iffn.activations import Arb, Base, RPReLU
 
 @dataclass(frozen=True)
 class LearntActivation:
-    """What one activation of a network has become.
+    """Activation with learnt coefficients.
 
     Attributes:
-        kind: In words, such as "arb(gelu)".
-        curves: (channels, points), its value for each channel at the points.
+        kind: Name, such as "arb(gelu)".
+        curves: (channels, points), its value per channel at the points.
         coefficients: Its learnt coefficients by name, (channels,) each.
     """
 
@@ -31,14 +31,14 @@ class LearntActivation:
 
 @torch.no_grad()
 def learnt_activations(network: nn.Module, points: Tensor) -> dict[str, LearntActivation]:
-    """All activations with learnt coefficients, by the names of their modules.
+    """Return all activations with learnt coefficients, by the names of their modules.
 
     Args:
-        network: Of any kind.
+        network: Any network.
         points: (points,) at which they are evaluated.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The network lacks them.
     """
     found: dict[str, LearntActivation] = {}
     for name, module in network.named_modules():
@@ -50,8 +50,8 @@ def learnt_activations(network: nn.Module, points: Tensor) -> dict[str, LearntAc
         found[name] = LearntActivation(_kind(module), module(grid).T, parameters)
     if not found:
         raise ValueError(
-            "the network has no activation with learnt coefficients (AGeLU, PReLU or RPReLU), as "
-            "the mixers iffn and affn have"
+            "the network lacks activations with learnt coefficients (AGeLU, PReLU or RPReLU); use "
+            "the mixers iffn or affn"
         )
     return found
 

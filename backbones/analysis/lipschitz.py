@@ -6,18 +6,18 @@ square root of the least rho for which a diagonal T >= 0 gives
     [ -2 W0' P T Q W0 - rho I   W0' (P + Q) T  ]
     [  T (P + Q) W0             -2 T + W1' W1  ]  <= 0.
 
-Of an AFFN with N branches, ``form="joint"`` takes W0 N times above itself and all of W1 at once;
-``form="split"`` takes each branch by itself and adds the N bounds, which is never less.
+For an AFFN with N branches, ``form="joint"`` stacks W0 N times and uses all of W1 at once;
+``form="split"`` bounds each branch alone and adds the N bounds, which is never less.
 
 Source: Xu et al., "Enhancing Vision Transformer: Amplifying Non-Linearity in Feedforward Network
 Module", ICML 2024, Lemma 4.2 and Theorem 4.3, after Fazlyab et al., "Efficient and Accurate
 Estimation of Lipschitz Constants for Deep Neural Networks", NeurIPS 2019. Where we differ:
 
-* Eq. 9 has W1' W1 beside a T of one branch's size; as in the proof it is meant as the branch's own
-  part of W1. One T for all branches is not needed and only loosens the bound.
-* Slopes differ by channel, as alpha and beta do, so p and q are vectors here, not numbers.
+* Eq. 9 combines W1' W1 with a T of one branch's size; as in the proof W1 means the branch's own
+  part. One T for all branches is unnecessary and only loosens the bound.
+* Slopes differ per channel, like alpha and beta, so p and q are vectors here.
 * The joint form is ours; the paper's is the split one.
-* The theorem knows no batch norm. In evaluation one is an affine map, which is merged.
+* The theorem omits batch norms. In evaluation they are affine maps, which are merged.
 
 Without a solver (``method="reduced"``) the hidden block is eliminated first: with tau = 2 T,
 D = (P + Q) / 2, R = (Q - P) / 2 and J = W1 D W0,
@@ -25,7 +25,7 @@ D = (P + Q) / 2, R = (Q - P) / 2 and J = W1 D W0,
     rho(tau) = lambda_max(W0' R^2 diag(tau) W0 + J' S^-1 J),  S = I - W1 diag(1 / tau) W1' > 0.
 
 Its minimum is the optimum of the program above, and its value at any tau with S > 0 is a valid
-bound. So a solver's answer is judged by it too: only its T is used, and rho(2 T) is reported.
+bound. It also certifies a solver's answer: only its T is used, and rho(2 T) is reported.
 
 Axes: C channels, h hidden channels.
 """
@@ -58,17 +58,17 @@ GELU_TANH = (-0.128995, 1.128995)  # slopes of GELU's approximation by a tanh, r
 
 @dataclass(frozen=True)
 class LipschitzBound:
-    """A bound and what proves it.
+    """Bound with its certificate.
 
     Attributes:
         bound: ||f(x) - f(y)|| <= bound ||x - y|| for all tokens x and y.
         rho: Square of the bound of each part: one for "joint", N for "split".
-        tau: 2 diag(T) (h,) of each part, with which rho follows from the weights alone; inf where a
-            unit is linear or counts for nothing.
+        tau: 2 diag(T) (h,) of each part, with which rho follows from the weights alone; inf for
+            units that are linear or without effect.
         form: "joint" or "split".
-        method: "sdp" or "reduced", as was used.
+        method: "sdp" or "reduced", the method used.
         product: The usual bound ||W1|| ||max(|P|, |Q|) W0||, for comparison.
-        certified: Always true: an answer whose S is not positive is not given.
+        certified: Always true: answers with a non-positive S are discarded.
         seconds: Time of the search.
     """
 
@@ -97,17 +97,17 @@ def lipschitz_bound(
         mixer: ``affn``, ``iffn`` without spatial part, ``ffn``, or the FFN of a timm host, on any
             device, its batch norms in evaluation mode.
         method: "sdp" solves the semidefinite program with cvxpy, "reduced" minimises the reduced
-            form and scales to real widths; "auto" takes the former up to 8 channels (of 4 times
-            as many hidden ones).
+            form and scales to real widths; "auto" chooses the former up to 8 channels (with 4
+            times as many hidden ones).
         form: "joint", or the paper's "split".
-        solver: Of cvxpy, "CLARABEL" or "SCS".
-        residual: Bound x + f(x), which adds 1. A norm before f is not covered.
-        iterations: Steps of the reduced form for each of its nine temperatures, at most. Fewer
-            loosen the bound a little and never make it wrong.
+        solver: Solver of cvxpy, "CLARABEL" or "SCS".
+        residual: Bound x + f(x), which adds 1. A norm before f is excluded.
+        iterations: Maximum steps of the reduced form per temperature, of which it has nine. Fewer
+            steps loosen the bound, which stays valid.
 
     Raises:
-        ValueError: Another kind of mixer, one with a spatial part, a batch norm that is training,
-            weights that are not finite, an unknown method, form or solver, or "sdp" without cvxpy.
+        ValueError: Another kind of mixer, one with a spatial part, a batch norm in training mode,
+            NaN or infinite weights, unknown method, form or solver, or "sdp" without cvxpy.
     """
     _check("method", method, get_args(Method))
     _check("form", form, get_args(Form))
@@ -117,14 +117,14 @@ def lipschitz_bound(
     branches = mixer_parts(mixer)
     whole = _stack(branches)
     if not all(tensor.isfinite().all() for tensor in whole):
-        raise ValueError("a mixer with NaN or infinite weights has no Lipschitz constant")
+        raise ValueError("the bound needs finite weights; this mixer has NaN or infinite ones")
     has_cvxpy = importlib.util.find_spec("cvxpy") is not None
     if method == "auto":
         method = "sdp" if has_cvxpy and sum(whole.w0.shape) <= SMALL else "reduced"
     if method == "sdp" and not has_cvxpy:
         raise ValueError(
-            "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use method "
-            "reduced, which needs neither"
+            "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use "
+            "method=reduced"
         )
     start = time.perf_counter()
     parts = [whole] if form == "joint" else branches
@@ -143,24 +143,24 @@ def lipschitz_bound(
 
 @torch.no_grad()
 def mixer_parts(mixer: nn.Module) -> list[Part]:
-    """Weights and slopes of each branch of a mixer, its batch norms merged into them.
+    """Return weights and slopes of each branch of a mixer, with its batch norms merged.
 
     Raises:
-        ValueError: A mixer that is no such function, or not yet: one whose batch norms train.
+        ValueError: A mixer of another form, or with batch norms in training mode.
     """
     if isinstance(mixer, IFFN) and mixer.dw is not None:
         raise ValueError(
-            "the bound holds for mixers that treat every token by itself, not for an IFFN with a "
+            "the bound holds for mixers that treat every token alone, not for an IFFN with a "
             "spatial part; use affn, or iffn with spatial=False"
         )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in mixer.modules()):
         raise ValueError(
-            "a batch norm in training mode is no function of one token; call mixer.eval() first"
+            "a batch norm in training mode depends on all tokens; call mixer.eval() first"
         )
     if not isinstance(mixer, IFFN | FFN | Mlp):
         raise ValueError(
-            f"a {type(mixer).__name__} has no bound here; affn, iffn with spatial=False, ffn and "
-            "the FFN of a timm host have one"
+            f"the bound is unknown for {type(mixer).__name__}; use affn, iffn with spatial=False, "
+            "ffn or the FFN of a timm host"
         )
     if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):
         raise ValueError(
@@ -192,7 +192,7 @@ def _branches(mixer: IFFN) -> list[Part]:
 
 
 def _stack(parts: list[Part]) -> Part:
-    """The branches as one part: W0 N times above itself, all of W1."""
+    """Return the branches as one part: W0 stacked N times, all of W1."""
     w0, w1, p, q = zip(*parts, strict=True)
     return Part(torch.cat(w0), torch.cat(w1, dim=1), torch.cat(p), torch.cat(q))
 
@@ -201,11 +201,11 @@ def _slopes_of_timm(mlp: Mlp) -> tuple[float, float]:
     act = mlp.act
     names = {nn.ReLU: "relu", nn.SiLU: "silu", nn.ELU: "elu", nn.Softplus: "softplus"}
     if not isinstance(mlp.norm, nn.Identity):
-        raise ValueError("an FFN with a norm inside has no bound here")
+        raise ValueError("the bound is unknown for an FFN with a norm inside")
     if isinstance(act, nn.GELU):
         return GELU_TANH if act.approximate == "tanh" else BASES["gelu"][1:]
     if type(act) not in names:
-        raise ValueError(f"the slopes of {type(act).__name__} are not known here")
+        raise ValueError(f"the slopes of {type(act).__name__} are unknown")
     return BASES[names[type(act)]][1:]
 
 

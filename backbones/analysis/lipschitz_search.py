@@ -1,6 +1,6 @@
-"""The least certified bound on the Lipschitz constant of W1 phi(W0 x): search, solver, certificate.
+"""Search, solver and certificate for the Lipschitz constant of W1 phi(W0 x).
 
-``backbones/analysis/lipschitz.py`` says what is computed and where it comes from.
+``backbones/analysis/lipschitz.py`` has the equations and their source.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
-# Widths of the soft maximum that stands for lambda_max, in units of rho at the start.
+# Widths of the soft maximum that replaces lambda_max, in units of the initial rho.
 TEMPERATURES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-MEMORY = 20  # pairs that L-BFGS keeps
+MEMORY = 20  # pairs of L-BFGS
 STARTS = tuple(1 + 10.0**exponent for exponent in torch.linspace(-3, 2, 51).tolist())
 REPAIRS = (0.0, *(10.0**exponent for exponent in range(-10, 0)))
 
@@ -35,22 +35,22 @@ class Part(NamedTuple):
     q: Tensor
 
     def product_bound(self) -> float:
-        """||W1|| ||max(|P|, |Q|) W0||."""
+        """Return ||W1|| ||max(|P|, |Q|) W0||."""
         steepest = torch.maximum(self.p.abs(), self.q.abs())
         return float(_norm(self.w1) * _norm(steepest[:, None] * self.w0))
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """A part without its hidden block, scaled to matrices of norm 1.
+    """Part with its hidden block eliminated, scaled to matrices of norm 1.
 
     Attributes:
-        a: (j, C), the rows of R W0 of units that are not linear.
+        a: (j, C), rows of R W0 of the j non-linear units.
         b: (C, j), their columns of W1.
         linear: (C, C), J = W1 D W0 of all units.
-        free: (h,), which units these j are.
-        rho_unit: What rho is measured in.
-        tau_unit: What tau is measured in.
+        free: (h,), True for the j units.
+        rho_unit: Unit of rho.
+        tau_unit: Unit of tau.
     """
 
     a: Tensor
@@ -61,7 +61,7 @@ class Reduced:
     tau_unit: float
 
     @classmethod
-    def of(cls, part: Part) -> Reduced:
+    def eliminate(cls, part: Part) -> Reduced:
         """Eliminate the hidden block of a part."""
         middle, half = (part.p + part.q) / 2, (part.q - part.p) / 2
         a, b = half[:, None] * part.w0, part.w1
@@ -77,7 +77,7 @@ class Reduced:
         )
 
     def quadratic_form(self, tau: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The matrix (C, C) whose greatest eigenvalue is rho, and S^-1 J; None unless S > 0."""
+        """Return the matrix (C, C) with largest eigenvalue rho, and S^-1 J; None unless S > 0."""
         gram = torch.eye(len(self.b), dtype=tau.dtype) - (self.b / tau) @ self.b.T
         factor, failed = torch.linalg.cholesky_ex(gram)
         if failed or not tau.isfinite().all():
@@ -86,12 +86,12 @@ class Reduced:
         return (self.a.T * tau) @ self.a + self.linear.T @ solved, solved
 
     def rho(self, tau: Tensor) -> float:
-        """The value at tau (j,), inf unless S > 0 proves it a bound."""
+        """Return rho at tau (j,), inf unless S > 0 proves that it is a bound."""
         form = self.quadratic_form(tau)
         return math.inf if form is None else float(torch.linalg.eigvalsh(form[0])[-1])
 
     def soft_rho(self, log_tau: Tensor, width: float) -> tuple[float, Tensor, float]:
-        """Log-sum-exp of the eigenvalues over a width, its gradient in log tau, and rho itself."""
+        """Return the log-sum-exp of eigenvalues over a width, its gradient in log tau, and rho."""
         tau = log_tau.exp()
         form = self.quadratic_form(tau)
         if form is None:
@@ -108,27 +108,27 @@ class Reduced:
         return top + width * math.log(float(total)), rises * tau - falls / tau, top
 
     def certify(self, tau: Tensor) -> tuple[float, Tensor]:
-        """The value and tau (h,) in the units of the part; tau is inf for linear units."""
+        """Return rho and tau (h,) in the units of the part; tau is inf for linear units."""
         everywhere = torch.full(self.free.shape, math.inf, dtype=tau.dtype)
         everywhere[self.free] = tau * self.tau_unit
         return self.rho(tau) * self.rho_unit, everywhere
 
     def best(self, candidates: list[Tensor]) -> Tensor:
-        """The candidate of least rho."""
+        """Return the candidate of least rho."""
         return min(candidates, key=self.rho)
 
     def constants(self) -> list[Tensor]:
-        """Equal tau for all units, from just feasible up; all of them prove some bound."""
+        """Return values of tau equal for all units, from the smallest feasible; each is a bound."""
         return [torch.full((self.a.shape[0],), start, dtype=self.a.dtype) for start in STARTS]
 
 
 def search(part: Part, iterations: int) -> tuple[float, Tensor]:
     """Minimise rho(tau) by L-BFGS on log tau; returns rho and tau (h,).
 
-    The problem is convex in log tau, but not smooth: lambda_max gives way to a log-sum-exp whose
+    The problem is convex in log tau, but not smooth: a log-sum-exp replaces lambda_max, and its
     width goes to zero in steps.
     """
-    reduced = Reduced.of(part)
+    reduced = Reduced.eliminate(part)
     best = reduced.best(reduced.constants())
     if not len(best):
         return reduced.certify(best)
@@ -144,7 +144,7 @@ def search(part: Part, iterations: int) -> tuple[float, Tensor]:
                 least, best = rho, point.exp()
             return value, gradient
 
-        # The soft maximum itself is off by about its width.
+        # The error of the soft maximum is about its width.
         log_tau = _minimise(evaluate, log_tau, iterations, tolerance=1e-4 * width)
     return reduced.certify(best)
 
@@ -153,7 +153,7 @@ def solve(part: Part, solver: str) -> tuple[float, Tensor]:
     """Solve the semidefinite program with cvxpy, then certify its T; returns rho and tau (h,)."""
     import cvxpy as cp
 
-    reduced = Reduced.of(part)
+    reduced = Reduced.eliminate(part)
     if not reduced.free.any():
         return reduced.certify(reduced.a.new_ones(0))
     w0, w1 = (part.w0 / part.w0.norm()).numpy(), (part.w1 / part.w1.norm()).numpy()
@@ -169,7 +169,7 @@ def solve(part: Part, solver: str) -> tuple[float, Tensor]:
     if t.value is not None:
         tau = 2 * torch.from_numpy(t.value)[reduced.free] * part.w1.norm() ** 2 / reduced.tau_unit
         tau = tau.clamp(min=1e-12)
-        # A solver may stop just outside of what is allowed.
+        # A solver may stop just outside of the feasible set.
         candidates += [tau * (1 + repair) for repair in REPAIRS]
     return reduced.certify(reduced.best(candidates))
 

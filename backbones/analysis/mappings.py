@@ -1,9 +1,9 @@
-"""The channel mappings of mixers as matrices, and which channels they let interact.
+"""Channel mappings of mixers as matrices, and the interactions between channels.
 
-A mixer says by ``channel_mappings`` which parts map its C channels to h hidden ones. Where there
-are two, their outputs a = A x and b = B x are multiplied, so that output k holds the products
-x_i x_j with weights sum_h W3_kh A_hi B_hj; their strength over all outputs, without regard to
-signs, is I_ij = sum_h |W3_:h| |A_hi| |B_hj|.
+A mixer names in ``channel_mappings`` the parts that map its C channels to h hidden ones. The
+outputs a = A x and b = B x of two mappings are multiplied, so that output k contains the products
+x_i x_j with weights sum_h W3_kh A_hi B_hj. Their strength over all outputs, ignoring signs, is
+I_ij = sum_h |W3_:h| |A_hi| |B_hj|.
 
 Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs), Fig. 2 and Eq. 4 to
 7; the strength is ours.
@@ -27,34 +27,34 @@ from backbones.mixers.convglu import ConvGLU
 
 @dataclass(frozen=True)
 class Mappings:
-    """The mappings of one mixer.
+    """Mappings of one mixer.
 
     Attributes:
-        matrices: (h, C) by name, zeros where an output does not read an input.
+        matrices: (h, C) by name, zero if an output ignores an input.
         interactions: (C, C) strengths of products, row the channel read by the first mapping; None
-            where nothing is multiplied.
+            for a mixer without product.
     """
 
     matrices: dict[str, Tensor]
     interactions: Tensor | None
 
     def density(self) -> dict[str, float]:
-        """The share of entries of each matrix that are not zero."""
+        """Return the share of non-zero entries of each matrix."""
         return {name: float((m != 0).double().mean()) for name, m in self.matrices.items()}
 
 
 @torch.no_grad()
 def mixer_mappings(mixer: nn.Module) -> Mappings:
-    """The mappings of a mixer, swapped in or the host's own.
+    """Return the mappings of a mixer, replaced or the host's own.
 
     Raises:
-        ValueError: It has none as one matrix, such as a KAN.
+        ValueError: Its mappings are not matrices, such as a KAN's.
     """
     owner, names = _owner(mixer)
     if owner is None:
         raise ValueError(
-            f"{type(mixer).__name__} maps channels by no one matrix; feed-forward networks, GLU "
-            "and the mixers of AFBO do"
+            f"{type(mixer).__name__} does not map channels by one matrix; use a feed-forward "
+            "network, GLU or a mixer of AFBO"
         )
     matrices = {
         name: dense(part) for name in names if (part := getattr(owner, name, None)) is not None
@@ -73,10 +73,10 @@ def mixer_mappings(mixer: nn.Module) -> Mappings:
 
 
 def channel_mappings(backbone: Backbone) -> dict[str, Mappings]:
-    """The mappings of all channel mixers that have them, by name.
+    """Return the mappings of all channel mixers with mappings, by name.
 
     Raises:
-        ValueError: None has.
+        ValueError: The network lacks them.
     """
     found = {
         name: mixer_mappings(mixer)
@@ -85,17 +85,17 @@ def channel_mappings(backbone: Backbone) -> dict[str, Mappings]:
     }
     if not found:
         raise ValueError(
-            f"{backbone.name or type(backbone).__name__} has no channel mixer that maps channels "
-            "by matrices; feed-forward networks, GLU and the mixers of AFBO do"
+            f"{backbone.name or type(backbone).__name__} lacks a channel mixer that maps channels "
+            "by matrices; use a feed-forward network, GLU or a mixer of AFBO"
         )
     return found
 
 
 def dense(layer: nn.Module) -> Tensor:
-    """A layer of channels as one matrix (out, in).
+    """Return a layer of channels as one matrix (out, in).
 
     Raises:
-        ValueError: It is none, such as a 3x3 convolution.
+        ValueError: The layer is spatial, such as a 3x3 convolution.
     """
     if isinstance(layer, ChannelMapping):
         return layer.dense_weight().detach()
@@ -105,11 +105,11 @@ def dense(layer: nn.Module) -> Tensor:
     if isinstance(weight, Tensor) and getattr(layer, "groups", 1) == 1:
         if weight.ndim == 2 or weight[0, 0].numel() == 1:
             return weight.detach().flatten(1)
-    raise ValueError(f"{type(layer).__name__} is no matrix over channels")
+    raise ValueError(f"{type(layer).__name__} is not a matrix over channels")
 
 
 def _owner(mixer: nn.Module) -> tuple[nn.Module | None, tuple[str, ...]]:
-    """The part of a mixer that has the mappings, and their names; timm's are called fc1."""
+    """Return the part of a mixer with the mappings, and their names; timm's are called fc1."""
     for module in mixer.modules():
         names = getattr(module, "channel_mappings", ())
         if names:

@@ -1,8 +1,8 @@
-"""Multiply-adds of single operators, and which operators count nothing by convention.
+"""Multiply-adds of single operators, and the operators that are free by convention.
 
 An operator is counted, free or unknown. Counted are products of matrices, convolutions, Fourier
 transforms and products of complex numbers. Free are element-wise operations, norms, activations,
-pooling, resampling, reductions and whatever moves values. Every other operator is unknown.
+pooling, resampling, reductions and operators that move values. All others are unknown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FREE_TAGS = {
     torch.Tag.view_copy,
     torch.Tag.inplace_view,
 }
-DEFORMABLE = "torchvision.deform_conv2d"  # torch knows it only once torchvision is imported
+DEFORMABLE = "torchvision.deform_conv2d"  # registered when torchvision is imported
 FREE_NAMESPACES = ("prim", "prims", "profiler", "debug", "c10d", "_c10d_functional")
 # Free operators without such a tag, by name without underscores around it.
 FREE = re.compile(
-    # Values that are made, moved, chosen or compared.
+    # Creation, movement, selection and comparison of values.
     r"arange|empty.*|new_.*|eye|full.*|linspace|logspace|ones.*|zeros?|zeros_like|scalar_tensor|"
     r"rand.*|bernoulli|binomial|cauchy|exponential|geometric|(log_)?normal.*|multinomial|poisson|"
     r"uniform|sample_dirichlet|standard_gamma|.*_window|range|efficientzerotensor|tri[lu].*|"
@@ -51,30 +51,32 @@ FREE = re.compile(
     r"native_(layer|group|batch)_norm.*|batch_norm.*|cudnn_batch_norm|fused_rms_norm|renorm|"
     r"weight_norm_interface|(log_|safe_)?softmax|glu|prelu.*|rrelu.*|log_sigmoid_forward|"
     r".*dropout|"
-    # Pooling and resampling, of regions too.
+    # Pooling and resampling, also of regions.
     r"(adaptive_|fractional_)?(avg|max)_pool.*|max_unpool.*|upsample_.*|"
     r"(cudnn_)?grid_sampler.*|roi_align|roi_pool|ps_roi_align|ps_roi_pool|nms|"
     # Sums, scans and orders.
     r"cum.*|logcumsumexp|aminmax|sort|topk|kthvalue|trace|dist|segment_reduce|native_norm"
 )
-# Activations of complex numbers count nothing either; other functions of them are unknown.
+# Activations of complex numbers are free as well; other functions of them are unknown.
 COMPLEX_UNKNOWN = {"div", "divide", "reciprocal", "addcdiv", "prod", "cumprod", "pow", "lerp"}
 
 
-def macs_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> float | None:
-    """Multiply-adds of one call, 0 for a free operator, None for an unknown one.
+def operator_macs(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+) -> float | None:
+    """Return the multiply-adds of a call: 0 for a free operator, None for an unknown one.
 
     Args:
         func: The operator, with its overload.
-        args: What it was called with.
+        args: Its arguments.
         kwargs: Its keyword arguments.
-        out: What it returned.
+        out: Its result.
     """
-    operator = getattr(func, "overloadpacket", None)  # a higher-order operator has none
+    operator = getattr(func, "overloadpacket", None)  # higher-order operators lack it
     if operator is None:
         return None
     if operator in flop_registry:
-        # torch's formulas take a complex product for one multiply-add.
+        # torch's formulas count a complex product as one multiply-add.
         factor = COMPLEX_PRODUCT if _has_complex(args) else 1
         return factor * int(flop_registry[operator](*args, **kwargs, out_val=out)) // 2
     rule = COUNTED.get(operator) or (_deformable if str(operator) == DEFORMABLE else None)
@@ -89,19 +91,19 @@ def macs_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: An
     return 0 if is_free(func) else None
 
 
-def spectral_macs_of(func: Any, args: tuple[Any, ...], out: Any) -> float:
-    """The part of ``macs_of`` that counters of real products leave out: complex ones and FFTs."""
+def spectral_macs(func: Any, args: tuple[Any, ...], out: Any) -> float:
+    """Return the share of complex products and FFTs, which counters of real products omit."""
     operator = getattr(func, "overloadpacket", None)
     if operator in flop_registry:
-        whole = macs_of(func, args, {}, out) if _has_complex(args) else 0
+        whole = operator_macs(func, args, {}, out) if _has_complex(args) else 0
         return (whole or 0) * (COMPLEX_PRODUCT - 1) / COMPLEX_PRODUCT
     if operator in TRANSFORMS or _has_complex(args):
-        return macs_of(func, args, {}, out) or 0
+        return operator_macs(func, args, {}, out) or 0
     return 0
 
 
 def is_free(func: Any) -> bool:
-    """Return True for an operator that counts nothing by convention."""
+    """Return True for an operator that is free by convention."""
     if func.namespace in FREE_NAMESPACES:
         return True
     if func.namespace not in ("aten", "torchvision"):
@@ -111,7 +113,7 @@ def is_free(func: Any) -> bool:
     name = _plain_name(func)
     if FREE.fullmatch(name):
         return True
-    # The variant that writes in place lacks the tag of the one that does not.
+    # In-place variants lack the tag.
     other = getattr(torch.ops.aten, name, None)
     return other is not None and any(
         FREE_TAGS.intersection(getattr(other, overload).tags) for overload in other.overloads()
@@ -119,7 +121,7 @@ def is_free(func: Any) -> bool:
 
 
 def _plain_name(func: Any) -> str:
-    """The name without the underscores of private and in-place operators."""
+    """Return the name without the underscores of private and in-place operators."""
     name: str = func.overloadpacket.__name__
     return name.strip("_").removeprefix("foreach_")
 
@@ -143,7 +145,7 @@ def _products(*shapes: int) -> Rule:
 
     Args:
         *shapes: Positions of both factors among the arguments; the last axis of the first one is
-            summed over, and all axes of the second one that lie behind its own first are free.
+            summed over, and all axes of the second one after its first are free.
     """
     left, right = shapes
 
@@ -175,7 +177,7 @@ def _distances(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> in
 
 
 def _deformable(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Count the convolution behind a deformable one's samples."""
+    """Count the convolution of a deformable one's samples."""
     return int(out.numel() * args[1][0].numel())
 
 

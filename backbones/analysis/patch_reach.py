@@ -1,4 +1,4 @@
-"""The patches of an image that an embedding depends on, by the gradient of the embedding.
+"""Patches of an image that an embedding depends on, by the gradient of the embedding.
 
 Axes: B images, C channels, s the side of a patch, (h, w) the whole patches of an image.
 """
@@ -17,30 +17,30 @@ from torch import Tensor, nn
 from backbones.base import Backbone
 
 SEED = 0
-TRIES = 16  # images; a network that selects tokens, as by a maximum, may leave patches of one out
-HALF_SCALE = 2.0**16  # as mixed precision scales its loss: below 6e-8 float16 has only 0
+TRIES = 16  # images, since a network that selects tokens may ignore patches of one image
+HALF_SCALE = 2.0**16  # as in mixed precision, since float16 is 0 below 6e-8
 
 
 def reached_patches(backbone: Backbone, images: Tensor, side: int) -> Tensor:
-    """Return where the gradient of the embedding is not 0 in a patch, (h, w) of True and False.
+    """Return True for every patch with a non-zero gradient of the embedding, (h, w).
 
-    A patch is reached if any of its pixels is, in any of the images. What is beside the last whole
-    patch does not count, since a host may crop it. Parameters keep the gradients they have.
+    A patch is reached if any of its pixels is, in any of the images. Pixels after the last whole
+    patch are ignored, since a host may crop them. Parameters keep their gradients.
 
     Args:
-        backbone: Built with ``dense=False``; it runs in the mode that it is in.
+        backbone: Built with ``dense=False``; it runs in its present mode.
         images: (B, 3, H, W).
         side: s, in pixels.
     """
     leaf = images.detach().clone().requires_grad_()
     with torch.enable_grad():
-        embeddings = read_by_classifier(backbone, leaf.clone())  # a host may write to its input
+        embeddings = classifier_inputs(backbone, leaf.clone())  # a host may write to its input
     reached = [_reached_by(embedding, leaf, side) for embedding in embeddings]
     return torch.stack(reached).all(0)
 
 
-def read_by_classifier(backbone: Backbone, images: Tensor) -> Sequence[Tensor]:
-    """Return the embedding (B, C), or of a distilled network each of the two that it has."""
+def classifier_inputs(backbone: Backbone, images: Tensor) -> Sequence[Tensor]:
+    """Return the embedding (B, C), or both embeddings of a distilled network."""
     features: Any = backbone.features(images)
     if isinstance(features, Tensor) and features.ndim == 3:
         return features.unbind(1)
@@ -72,10 +72,10 @@ def _is_half(embedding: Tensor, leaf: Tensor) -> bool:
 def reached_by_any(backbone: Backbone, size: tuple[int, int], like: Tensor) -> Tensor:
     """Return the patches, of the host's stride, that are reached in any of several noise images.
 
-    The first image decides for most networks.
+    For most networks one image suffices.
 
     Args:
-        backbone: Of any host.
+        backbone: Backbone of any host.
         size: (H, W) of the images.
         like: A tensor of their type and device.
     """
@@ -96,21 +96,21 @@ def tells_images_apart(backbone: Backbone, size: tuple[int, int], like: Tensor) 
     """Return True if two noise images have different embeddings."""
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(SEED)).to(like)
     with torch.no_grad():
-        read = read_by_classifier(backbone, images)
+        read = classifier_inputs(backbone, images)
     return all(not torch.equal(one[0], one[1]) for one in read)
 
 
 def blocking_zeros(network: nn.Module, is_whole: Callable[[], bool]) -> dict[str, list[str]]:
-    """Find the zeros among the parameters for which something does not hold.
+    """Find the zeros among the parameters because of which a condition fails.
 
     Args:
-        network: Its parameters have other values for a while, and then their own again.
-        is_whole: Whether it holds now.
+        network: Its parameters are changed and restored.
+        is_whole: Returns True if the condition holds.
 
     Returns:
-        Names of parameters by their pattern, such as ``blocks.*.ls1.gamma``; none where other
-        values than 0 do not help. Parameters that are 0 throughout come before those with some
-        zeros, and biases, which block nothing, do not count.
+        Names of parameters by their pattern, such as ``blocks.*.ls1.gamma``; empty if the condition
+        fails for other values as well. Parameters of zeros only come before those with some zeros;
+        biases are ignored.
     """
     parameters = {k: p for k, p in network.named_parameters() if not k.endswith("bias")}
     for share in ("all", "some"):
@@ -120,7 +120,7 @@ def blocking_zeros(network: nn.Module, is_whole: Callable[[], bool]) -> dict[str
                 groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), []).append(name)
         if not groups or not _is_whole_with(parameters, groups, is_whole):
             continue
-        for pattern in list(groups):  # leave out what is not needed
+        for pattern in list(groups):  # drop unnecessary groups
             rest = {key: names for key, names in groups.items() if key != pattern}
             if _is_whole_with(parameters, rest, is_whole):
                 groups = rest
@@ -139,7 +139,7 @@ def _is_whole_with(
 
 @contextmanager
 def _zeros_filled(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within it the zeros of parameters are small random numbers."""
+    """Replace the zeros of parameters by small random numbers inside the context."""
     before = [parameter.detach().clone() for parameter in parameters]
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():

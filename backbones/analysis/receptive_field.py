@@ -1,9 +1,9 @@
-"""The effective receptive field: which pixels the middle of the last map depends on, and how much.
+"""Effective receptive field: contributions of pixels to the middle of the last map.
 
 Source: RepLKNet (Ding et al., CVPR 2022, https://arxiv.org/abs/2203.06717), App. B and its released
-code, which FFNet (https://arxiv.org/abs/2406.02021), App. D and Fig. 10, follows: of every image
-the gradient of the sum over channels of relu(feature) at the middle of the last map, before any
-final norm; its positive part, summed over the colours; the mean over images.
+code, which FFNet (https://arxiv.org/abs/2406.02021), App. D and Fig. 10, follows: per image the
+gradient of the sum over channels of relu(feature) at the middle of the last map, before any final
+norm; its positive part, summed over the colours; the mean over images.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ THRESHOLDS = (0.2, 0.3, 0.5, 0.99)
 
 @dataclass(frozen=True)
 class HighContribution:
-    """The smallest centred square that holds more than a share of the contributions.
+    """Smallest centred square with more than a share of the contributions.
 
     Attributes:
         threshold: The share.
-        side: Of the square in pixels; None if no square within the image holds so much.
+        side: Side of the square in pixels; None if it exceeds the image.
         ratio: Its area over the image's.
     """
 
@@ -36,9 +36,9 @@ class HighContribution:
 
 
 def contributions(backbone: Backbone, images: Tensor) -> Tensor:
-    """Of each image, what its pixels add to the middle of the last map: (B, 3, H, W) -> (B, H, W).
+    """Return the contributions of pixels to the middle of the last map: (B, 3, H, W) -> (B, H, W).
 
-    The network is in evaluation mode; its parameters take no gradient.
+    The network runs in evaluation mode; gradients of its parameters are unchanged.
     """
     last = backbone.block_names()[-1]
     images = images.detach().clone().requires_grad_()
@@ -53,14 +53,14 @@ def contributions(backbone: Backbone, images: Tensor) -> Tensor:
 
 
 def receptive_field(backbone: Backbone, batches: Sequence[Tensor]) -> Tensor:
-    """The mean of ``contributions`` over images, those with NaN left out: (H, W).
+    """Return the mean of ``contributions`` over images without NaN: (H, W).
 
     Args:
-        backbone: Of any host.
-        batches: Of images (B, 3, H, W), all of one size.
+        backbone: Backbone of any host.
+        batches: Batches of images (B, 3, H, W), all of one size.
 
     Raises:
-        ValueError: Images of several sizes, or none without NaN.
+        ValueError: Images of several sizes, or all with NaN.
     """
     sizes = {tuple(images.shape[2:]) for images in batches}
     if len(sizes) != 1:
@@ -71,20 +71,20 @@ def receptive_field(backbone: Backbone, batches: Sequence[Tensor]) -> Tensor:
         whole = found[found.isfinite().flatten(1).all(1)]
         total, count = total.to(whole) + whole.sum(0), count + len(whole)
     if not count:
-        raise ValueError("no image gives contributions that are numbers")
+        raise ValueError("the contributions of all images are NaN or infinite")
     return total / count
 
 
 def high_contribution(
     field: Tensor, thresholds: Sequence[float] = THRESHOLDS
 ) -> list[HighContribution]:
-    """The smallest centred squares that hold more than given shares of a field.
+    """Return the smallest centred squares with more than given shares of a field.
 
-    Shares are of A = log10(field + 1) / max, as in RepLKNet's code; without the logarithm the
-    answer is another one.
+    Shares are those of A = log10(field + 1) / max, as in RepLKNet's code; without the logarithm the
+    squares differ.
 
     Args:
-        field: (H, W), as ``receptive_field`` gives it.
+        field: (H, W) from ``receptive_field``.
         thresholds: Shares.
     """
     scores = log_scores(field)
@@ -105,7 +105,7 @@ def high_contribution(
 
 
 def log_scores(field: Tensor) -> Tensor:
-    """log10(field + 1) over its maximum, (H, W) in float64; all zeros stay zeros."""
+    """Return log10(field + 1) over its maximum, (H, W) in float64; zeros stay zeros."""
     scores = (field.detach().double() + 1).log10()
     greatest = scores.max()
     return scores / greatest if greatest > 0 else scores

@@ -1,8 +1,8 @@
-"""What token mixers have learnt to relate: matrices over tokens that no image changes.
+"""Learnt relations of token mixers: matrices over tokens that are equal for all images.
 
-A part of a mixer that has such a matrix says it by a method ``token_matrix() -> ((s, N, N),
-(h, w))``: for s groups of channels or heads, what each of the N = h w tokens (rows) takes from each
-other one. Position terms of window attention are logits that are added before the softmax.
+A part of a mixer with such a matrix has a method ``token_matrix() -> ((s, N, N), (h, w))``: for s
+groups of channels or heads, the weights of each of the N = h w tokens (rows) for each other one.
+Position terms of window attention are logits that are added before the softmax.
 
 Source: PosMLP (Wang et al., MM 2022, https://doi.org/10.1145/3503161.3547953), Fig. 1 (weights of
 a token), Fig. 5 (the bias as a map), Fig. 7 (parts of the matrix), Fig. 8 and Eq. 16 (g).
@@ -32,17 +32,17 @@ Kind = Literal["weights", "position logits"]
 
 @dataclass(frozen=True)
 class Relation:
-    """A matrix over the tokens of a map or window.
+    """Matrix over the tokens of a map or window.
 
     Attributes:
         kind: "weights", or "position logits" that are added to those of attention.
         matrix: (s, N, N), rows the tokens written.
         size: (h, w).
-        parts: Where the matrix is a sum, its terms by name, (s, N, N) or (1, N, N) each.
-        bias: What is added to every token, (h, w), or None.
+        parts: Terms by name if the matrix is a sum, (s, N, N) or (1, N, N) each.
+        bias: Bias added per token, (h, w), or None.
         non_locality: g of Eq. 16 for a Gaussian of the offset, else None; smaller reaches further.
-            NaN where all groups are left out.
-        left_out: How many groups g leaves out, whose matrices are nearly singular.
+            NaN if all groups are left out.
+        left_out: Number of groups with nearly singular matrices, which g leaves out.
     """
 
     kind: Kind
@@ -54,49 +54,49 @@ class Relation:
     left_out: int = 0
 
     def centre_maps(self) -> Tensor:
-        """What the token in the middle, (h // 2, w // 2), takes from each: (s, h, w)."""
+        """Return the weights of the middle token (h // 2, w // 2): (s, h, w)."""
         return token_row(self.matrix, self.size)
 
     def mean_distance(self) -> Tensor:
-        """How far tokens look, (s,) in tokens; see ``mean_distance``. Of logits, after softmax."""
+        """Return the mean distance in tokens, (s,), for logits after the softmax."""
         weights = self.matrix.softmax(-1) if self.kind == "position logits" else self.matrix
         return mean_distance(weights, places(self.size), places(self.size))
 
 
 def middle(size: Size) -> int:
-    """The token in the middle, (h // 2, w // 2), by its row-major index."""
+    """Return the row-major index of the middle token (h // 2, w // 2)."""
     return size[0] // 2 * size[1] + size[1] // 2
 
 
 def token_row(matrix: Tensor, size: Size, token: int | None = None) -> Tensor:
-    """Return what a token takes from each as a map: (s, N, N) -> (s, h, w).
+    """Return the weights of a token as a map: (s, N, N) -> (s, h, w).
 
     Args:
-        matrix: Over the tokens.
+        matrix: Matrix over the tokens.
         size: (h, w).
-        token: Row-major index from 0; the one in the middle by default.
+        token: Row-major index from 0; the middle token by default.
     """
     return matrix[:, middle(size) if token is None else token].unflatten(1, size)
 
 
 def places(size: Size, step: float = 1.0) -> Tensor:
-    """Row and column of every token of a map, (N, 2), in row-major order, times ``step``."""
+    """Return row and column of every token of a map times ``step``, (N, 2), in row-major order."""
     rows, columns = (torch.arange(side, dtype=torch.float64) * step for side in size)
     return torch.cartesian_prod(rows, columns).view(-1, 2)
 
 
 def mean_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """The mean over queries of sum_n |w_mn| |p_m - p_n| / sum_n |w_mn|: (..., N, K) -> (...).
+    """Return the mean over queries of sum_n |w_mn| |p_m - p_n| / sum_n |w_mn|.
 
-    Queries with weights of zero only are left out; NaN where all are.
+    Queries with weights of zero only are left out. The result is NaN if all are.
 
     Args:
-        weights: Of each query for each key.
+        weights: Weights (..., N, K) of queries for keys.
         queries: Places (N, 2).
         keys: Places (K, 2).
 
-    Source: Dosovitskiy et al., ViT, ICLR 2021, Fig. 7 (mean attention distance); with |w| it holds
-        for matrices of either sign.
+    Source: Dosovitskiy et al., ViT, ICLR 2021, Fig. 7 (mean attention distance); |w| extends it to
+        negative weights.
     """
     distances = torch.cdist(queries, keys).to(weights.device)
     sizes = weights.detach().double().abs()
@@ -109,17 +109,17 @@ def mean_distance(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 def token_relations(
     network: nn.Module, image_size: Size | None = None, *, singular: float = SINGULAR
 ) -> dict[str, Relation]:
-    """The matrices over tokens of a network, by the name of the part that has them.
+    """Return the matrices over tokens of a network, by the name of their part.
 
     Args:
         network: A backbone, or a mixer.
-        image_size: (H, W) of the images of a backbone. Where their map is smaller than PosMLP's
-            window, the matrix is that of the map: the window's other tokens are never read.
+        image_size: (H, W) of the images of a backbone. If their map is smaller than PosMLP's
+            window, the matrix is reduced to the map.
         singular: The non-locality leaves out groups with an eigenvalue below this share of the
             layer's largest.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The network lacks them.
     """
     windows = {} if image_size is None else _windows(network, image_size)
     found: dict[str, Relation] = {}
@@ -130,15 +130,14 @@ def token_relations(
     if not found:
         own = getattr(network, "name", "") or type(network).__name__
         raise ValueError(
-            f"{own} has no matrix over tokens that is the same for all images; PosMLP, gMLP, "
-            "SBM and attention with position terms have one "
-            "(for attention of images see the analysis attention)"
+            f"{own} lacks a matrix over tokens that is equal for all images; use PosMLP, gMLP, SBM "
+            "or attention with position terms (for attention of images use the analysis attention)"
         )
     return found
 
 
 def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
-    """(h, w) of the windows that PosMLP's relations see in images of a size, by their names."""
+    """Return the size (h, w) of the windows of PosMLP's relations in images, by their names."""
     relations = {n: m for n, m in network.named_modules() if isinstance(m, TokenRelation)}
     units = {name: name.rpartition(".")[0] for name in relations}
     if not relations:
@@ -155,7 +154,7 @@ def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
 
 def _relation(module: nn.Module, size: Size | None, singular: float) -> Relation | None:
     if isinstance(module, TokenRelation):
-        return _of_posmlp(module, size or (module.window, module.window), singular)
+        return _posmlp_relation(module, size or (module.window, module.window), singular)
     if callable(getattr(module, "token_matrix", None)):
         matrix, size = cast("TokenRelation", module).token_matrix()
         projection = getattr(module, "proj", None)
@@ -172,7 +171,7 @@ def _relation(module: nn.Module, size: Size | None, singular: float) -> Relation
     return None
 
 
-def _of_posmlp(module: TokenRelation, size: Size, singular: float) -> Relation:
+def _posmlp_relation(module: TokenRelation, size: Size, singular: float) -> Relation:
     height, width = size
     rows, columns = Pattern(height, height), Pattern(width, width)
     matrix = module.matrix(rows, columns).detach()
@@ -190,7 +189,7 @@ def _of_posmlp(module: TokenRelation, size: Size, singular: float) -> Relation:
 
 
 def _window(module: nn.Module, tokens: int) -> Size:
-    """The (h, w) of a window of attention."""
+    """Return the size (h, w) of a window of attention."""
     window = getattr(module, "window_size", None)
     if isinstance(window, tuple) and len(window) == 2 and window[0] * window[1] == tokens:
         return window

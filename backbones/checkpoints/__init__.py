@@ -1,1 +1,1 @@
-"""Files of weights: opening them safely, and putting what they hold into a network."""
+"""Files of weights: open them safely and load them into networks."""

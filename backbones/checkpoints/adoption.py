@@ -1,4 +1,4 @@
-"""A checkpoint into a network: one conversion, one report, and no difference that is hidden."""
+"""Loading of checkpoints into networks: one conversion and one report of all differences."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 CLASSIFIER = "classifier."
-# BatchNorm's, which files of early torch (torchvision's first weights) do not have, nor need.
+# BatchNorm's counter, which files of early torch (torchvision's first weights) lack.
 BATCH_COUNTER = ".num_batches_tracked"
-FEW = 0.1  # share of a network's values that is too small to be taken over in silence
+FEW = 0.1  # share of a network's values below which loading them warns
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a checkpoint gave to a model.
+    """Report on the loading of a checkpoint.
 
     Attributes:
         source: The file.
-        loaded: Number of tensors taken over.
-        resized: Those of them that were computed anew for this network, such as a table of
-            positions for other windows or images.
-        initialised: Keys of the model that the file does not have (a new mixer, a new output norm).
-        skipped: Keys of the file that the model has no place for (a replaced FFN, the classifier).
-        dead: Keys of the file that change nothing, such as a zero bias of a model without biases.
+        loaded: Number of loaded tensors.
+        resized: Loaded tensors that were recomputed for this network, such as a table of positions
+            for other windows or images.
+        initialised: Keys of the model missing from the file (a new mixer, a new output norm).
+        skipped: Keys of the file that the model lacks (a replaced FFN, the classifier).
+        dead: Keys of the file without effect, such as a zero bias of a model without biases.
     """
 
     source: str
@@ -48,13 +48,13 @@ class LoadReport:
     dead: tuple[str, ...] = ()
 
     def with_classifier(self) -> LoadReport:
-        """Return the report where the file's classifier is loaded as well."""
+        """Return the report for loading the file's classifier as well."""
         used = [key for key in self.skipped if key.startswith(CLASSIFIER)]
         rest = tuple(key for key in self.skipped if key not in used)
         return replace(self, loaded=self.loaded + len(used), skipped=rest)
 
     def __str__(self) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         return (
             f"{self.source}: {self.loaded} tensors loaded, of these {len(self.resized)} resized"
             f"{_some(self.resized)}, {len(self.initialised)} left at their initialisation"
@@ -65,17 +65,17 @@ class LoadReport:
 
 @dataclass(frozen=True, eq=False)
 class Conversion:
-    """A checkpoint's tensors under the names of a backbone, its tables of the backbone's sizes.
+    """Checkpoint's tensors converted to the names and sizes of a backbone.
 
     Attributes:
-        backbone: Whose names and sizes these are.
+        backbone: The backbone.
         source: The file.
-        tensors: All that the file has, the classifier under ``classifier.*``, dead ones left out.
-        dead: Keys of tensors that would change nothing.
-        places: Where the values of the file lie; what lies elsewhere was computed.
-        interpolated: Tables of mixers that were brought to this map size, with both shapes.
-        record: By what options the file's network was built, where it says so.
-        prefixes: With what the names in the file begin.
+        tensors: All tensors without dead ones, the classifier under ``classifier.*``.
+        dead: Keys of tensors without effect.
+        places: Memory addresses of the file's values; tensors elsewhere were computed.
+        interpolated: Tables of mixers that were interpolated to this map size, with both shapes.
+        record: Options that the file's network was built with, if the file has them.
+        prefixes: Prefixes of the names in the file.
     """
 
     backbone: Backbone
@@ -89,40 +89,40 @@ class Conversion:
 
     @property
     def has_classifier(self) -> bool:
-        """Whether there is a classifier beside the backbone."""
+        """True if the file has a classifier."""
         return {f"{CLASSIFIER}weight", f"{CLASSIFIER}bias"} <= self.tensors.keys()
 
     @property
     def classifier(self) -> dict[str, Tensor]:
-        """The classifier's tensors by their names in it.
+        """Tensors of the classifier by their names in it.
 
         Raises:
-            ValueError: There is none.
+            ValueError: The file lacks a classifier.
         """
         if not self.has_classifier:
             raise ValueError(
-                f"{self.source} holds no classifier, only a backbone: pass it as "
+                f"{self.source} holds a backbone without classifier: pass it as "
                 "backbone.pretrained instead"
             )
         return _below(CLASSIFIER, self.tensors)
 
     @property
     def num_classes(self) -> int:
-        """How many classes the classifier tells apart.
+        """Number of classes of the classifier.
 
         Raises:
-            ValueError: There is no classifier.
+            ValueError: The file lacks a classifier.
         """
         return len(self.classifier["weight"])
 
     def check(self, *, trained: bool = False) -> LoadReport:
-        """What the backbone would take over.
+        """Return the report that loading would give.
 
         Args:
-            trained: Nothing will train what the file lacks, so no mixer may be lacking.
+            trained: Require the weights of all mixers, for use without training.
 
         Raises:
-            ValueError: More differs than may; see ``adopt``. The keys are listed.
+            ValueError: Keys differ that must agree; see ``adopt``. The message lists them.
         """
         report = self.match.report
         if trained:
@@ -131,17 +131,17 @@ class Conversion:
 
     @functools.cached_property
     def match(self) -> Match:
-        """What has a place in the backbone.
+        """Tensors that fit the backbone.
 
         Raises:
-            ValueError: As ``check`` does.
+            ValueError: As ``check``.
         """
         return _matched(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What of a conversion has a place in its backbone, and the mixers that it does not fill."""
+    """Tensors of a conversion that fit its backbone, and the mixers that they leave out."""
 
     usable: dict[str, Tensor]
     report: LoadReport
@@ -150,10 +150,10 @@ class Match:
 
 
 def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
-    """Bring a checkpoint of ours, timm's or the authors' to a backbone's names; nothing is loaded.
+    """Convert a checkpoint of ours, timm's or the authors' to a backbone's names, without loading.
 
     Raises:
-        ValueError: No weights in it, or a table that cannot be brought to the backbone's size.
+        ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
     file = checkpoint.state_dict
     tensors = backbone.convert_state_dict(dict(file))
@@ -191,33 +191,33 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
 def adopt(
     network: nn.Module, weights: Checkpoint | Conversion, *, trained: bool = False
 ) -> LoadReport:
-    """Load a checkpoint into a network, whole or not at all.
+    """Load a checkpoint into a network, completely or not at all.
 
-    Into a backbone, or a backbone with its classifier, go files of ours, timm's and the authors'.
-    Only these may differ: a swapped-in mixer that is absent as a whole (the file has the host's own
-    FFN or attention there, or another mixer), what dense prediction adds, what only classification
-    has, and BatchNorm's counters of batches. Where the host's own module is the same mixer with
-    other options, what fits is taken over. A warning lists what is missing beside absent mixers.
+    A backbone, alone or with its classifier, takes files of ours, timm's and the authors'. Only
+    these parts may differ: a replaced mixer that is missing as a whole (the file has the host's own
+    FFN or attention, or another mixer), the parts for dense prediction or classification alone, and
+    BatchNorm's counters of batches. If the host's own module is the same mixer with other options,
+    its fitting tensors are loaded. A warning lists all missing tensors outside missing mixers.
 
-    Into the model of a task goes a checkpoint of that task, in which nothing may differ, but that
-    a training form is folded for parts that are fused (modules with ``fold_state_dict``).
+    A task's model takes a checkpoint of that task, and all keys must agree. A training form is
+    folded for fused parts (modules with ``fold_state_dict``).
 
     Args:
         network: A backbone, a network with ``backbone`` and ``classifier``, or a task's model.
-        weights: The checkpoint, or what ``convert`` made of it for this very backbone.
-        trained: Nothing will train what the file lacks, so no mixer may be lacking; always so
-            beside a classifier.
+        weights: The checkpoint, or its conversion for this backbone.
+        trained: Require the weights of all mixers, for use without training; always so with a
+            classifier.
 
     Raises:
-        ValueError: Anything else is missing, left over, of another shape or of whole numbers
-            (quantised weights); or there is no classifier, or one of other classes.
+        ValueError: Any other tensor is missing, left over, of another shape or of whole numbers
+            (quantised weights); or the classifier is missing or has other classes.
     """
     alone = isinstance(network, Backbone)
     backbone = network if alone else getattr(network, "backbone", None)
     if isinstance(weights, Checkpoint) and not alone:
         if weights.is_of_task or not hasattr(network, "classifier"):
             return _adopt_exactly(network, weights)
-    assert isinstance(backbone, Backbone), "a network around no backbone of ours"
+    assert isinstance(backbone, Backbone), "the network needs one of our backbones"
     conversion = convert(weights, backbone) if isinstance(weights, Checkpoint) else weights
     assert conversion.backbone is backbone, "converted for another network"
     report = conversion.check(trained=trained or not alone)
@@ -248,7 +248,7 @@ def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
 def _at_own_size(
     backbone: Backbone, tensors: dict[str, Tensor], checkpoint: Checkpoint
 ) -> dict[str, Tensor]:
-    """A task's tensors, with the backbone's tables brought to the size that it was built for."""
+    """Return a task's tensors with tables interpolated to the backbone's build resolution."""
     own, given = backbone.state_dict(), _below("backbone.", tensors)
     weights = {name for name, _ in (*backbone.named_parameters(), *backbone.named_buffers())}
     is_another = not own.keys() & weights <= given.keys()
@@ -268,13 +268,12 @@ def _are_of_one_size(
 ) -> bool:
     """Return True if tensors belong to the map sizes that a backbone was built for.
 
-    Equal shapes do not say so: maps of 4 x 9 and of 6 x 6 have as many tokens.
+    Equal shapes are insufficient: maps of 4 x 9 and of 6 x 6 have equal numbers of tokens.
 
     Args:
         backbone: With its own tensors.
-        given: Of a file, by the backbone's names.
-        weights: Names of the backbone's parameters and buffers; what a host states beside them are
-            map sizes.
+        given: Tensors of a file, by the backbone's names.
+        weights: Names of the backbone's parameters and buffers; other entries are map sizes.
         grids: Map sizes of the mixers by the file's record.
     """
     own = backbone.state_dict()
@@ -291,7 +290,7 @@ def _are_of_one_size(
 
 
 def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A task's tensors; what they hold of a training form is folded for parts that are fused."""
+    """Return a task's tensors, with the training form folded for fused parts."""
     found = dict(tensors)
     for name, part in model.named_modules():
         fold: Any = getattr(part, "fold_state_dict", None)
@@ -303,10 +302,10 @@ def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Check that a task's tensors are those of its model, form and all; nothing is loaded.
+    """Check that a task's tensors fit its model exactly, without loading them.
 
     Raises:
-        ValueError: Weights of another model; the keys that differ are listed.
+        ValueError: Weights of another model; the message lists the keys.
     """
     _refuse_others(model, _without_task(tensors), source)
 
@@ -368,13 +367,13 @@ def _differences(
     missing: Iterable[str],
     surplus: Iterable[str],
 ) -> list[str]:
-    """In words, in which keys a network and a file differ that should not.
+    """Describe the keys in which a network and a file must not differ.
 
     Args:
-        own: Of the network.
-        used: Of the file, what the network has as well.
-        missing: Keys of the network that the file should have.
-        surplus: Keys of the file that the network should have.
+        own: Tensors of the network.
+        used: Tensors of the file that the network has as well.
+        missing: Keys missing from the file.
+        surplus: Keys missing from the network.
     """
     wrong = [f"missing {key}" for key in missing]
     wrong += [f"unexpected {key}" for key in surplus]
@@ -403,7 +402,7 @@ def _refuse_untrained(backbone: Backbone, report: LoadReport) -> None:
     ]
     if mixers:
         raise ValueError(
-            f"{report.source} has no weights of the mixers of {backbone.name}{_some(mixers)}, "
+            f"{report.source} lacks the weights of the mixers of {backbone.name}{_some(mixers)}, "
             "which would be random; name the backbone and options it was trained with"
         )
 
@@ -427,7 +426,7 @@ def _load_classifier(classifier: Any, conversion: Conversion) -> None:
 def _absent_and_related(
     backbone: Backbone, state_dict: Mapping[str, Tensor], dead: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prefixes of mixers that a file has not, and of those that it has with other options."""
+    """Return prefixes of mixers that a file lacks, and of those that it has with other options."""
     absent, related = [], []
     for prefix, mixer in backbone.mixers().items():
         given = _below(prefix, state_dict)
@@ -439,7 +438,7 @@ def _absent_and_related(
 
 
 def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str]) -> bool:
-    """Whether a file has the host's own module in a mixer's place, dead tensors left out."""
+    """Return True if a file has the host's own module at a mixer, without dead tensors."""
     own = {key: value.shape for key, value in mixer.state_dict().items()}
     shapes = {key: value.shape for key, value in given.items()}
     replaced = {key: shape for key, shape in (mixer.replaced or {}).items() if key not in dead}
@@ -447,15 +446,15 @@ def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str
 
 
 def _is_own_module(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
-    """Return True if a file has, in a mixer's place, the module that the mixer replaced."""
+    """Return True if a file has the module that a mixer replaced."""
     return {key: value.shape for key, value in given.items()} == mixer.replaced
 
 
 def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
-    """Whether a file holds something else in a mixer's place, such as the host's FFN.
+    """Return True if a file has another module at a mixer, such as the host's FFN.
 
-    Half of the mixer is an error, not a new mixer; names alone do not tell, as a mixer may use the
-    FFN's (fc1, fc2) at other widths.
+    Half of a mixer is an error. Names alone are insufficient, since a mixer may use the FFN's names
+    (fc1, fc2) at other widths.
     """
     own = {key: value.shape for key, value in mixer.state_dict().items()}
     shapes = {key: value.shape for key, value in given.items()}
@@ -474,7 +473,7 @@ def _warn_of_interpolation(source: str, tables: Collection[str]) -> None:
 def _warn_of_equations(
     source: str, backbone: Backbone, record: Mapping[str, Any], absent: Collection[str]
 ) -> None:
-    """Warn where weights move between networks of the same shapes and other equations."""
+    """Warn if weights come from a network of equal shapes and another equation."""
     channel = {f"{name}." for name in backbone.channel_places()}
     moved = set()
     for kind in KINDS:
@@ -496,9 +495,9 @@ def _warn_of_more_than_mixers(
     absent: tuple[str, ...],
     related: tuple[str, ...],
 ) -> None:
-    """Warn of what a load left at its initialisation, or out, beside whole mixers.
+    """Warn of tensors outside whole mixers that keep their initialisation or are left out.
 
-    Where whole mixers are nearly all of a network, as in PosMLP, that is said as well.
+    If whole mixers hold most of the values, as in PosMLP, the warning names them as well.
     """
     missing = [
         key
@@ -513,14 +512,14 @@ def _warn_of_more_than_mixers(
     parts = [
         f"{len(keys)} tensors {what}{_some(keys)}"
         for keys, what in (
-            (missing, "of the network are not in it and begin anew"),
-            (unused, "in it have no place in a mixer with these options"),
+            (missing, "of the network are missing from it and keep their initialisation"),
+            (unused, "of it do not fit a mixer with these options"),
         )
         if keys
     ]
     if absent:
         names = [prefix.removesuffix(".") for prefix in absent]
-        parts.append(f"{len(names)} mixers begin anew{_some(names)}")
+        parts.append(f"{len(names)} mixers keep their initialisation{_some(names)}")
     warnings.warn(
         f"{report.source} gave {math.floor(1000 * share) / 10}% of the network's values: "
         f"{'; '.join(parts)}",
@@ -529,7 +528,7 @@ def _warn_of_more_than_mixers(
 
 
 def _place(tensor: Tensor) -> int:
-    """Where a tensor's values lie: equal for a view of it, another one for what was computed."""
+    """Return the address of a tensor's memory, which views share."""
     return tensor.untyped_storage().data_ptr()
 
 

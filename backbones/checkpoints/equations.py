@@ -1,6 +1,6 @@
-"""The equations that weights were trained in: two variants may have equal shapes.
+"""Comparison of the equations of two networks, since variants may have equal shapes.
 
-A network records by what name and options it was built, and checkpoints of ours keep this record.
+A network records the name and options that it was built with, and our checkpoints store the record.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 RECORD = "network"  # the entry of a checkpoint
-# Options that change no number in evaluation: how training begins, what it drops, what is faster.
+# Options without effect on numbers in evaluation: initialisation, dropout, speed.
 IDLE = {"drop", "init", "cache", "fused"}
 KINDS = {"mixer": "channel mixer", "token_mixer": "token mixer"}
 
 
 def plain(value: Any) -> Any:
-    """Return a value as a checkpoint keeps it: tuples as lists, mappings as dictionaries."""
+    """Return a value as a checkpoint stores it: tuples as lists, mappings as dictionaries."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[str]) -> list[str]:
-    """Describe in what the equations of two records differ.
+    """Describe the differences between the equations of two records.
 
     Args:
         theirs: Record of the checkpoint.

@@ -1,4 +1,4 @@
-"""The file of weights in a folder: of a run, the Hugging Face hub, timm's script or an export."""
+"""File of weights in a folder: of a run, the Hugging Face hub, timm's script or an export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RUN = "checkpoints/best.ckpt"
-# Names of one file by convention, the best first; an index lists the files of one model.
+# Conventional names, best first; an index lists the files of one model.
 USUAL = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -18,10 +18,10 @@ USUAL = (
     "model_best.pth.tar",
 )
 ENDINGS = (".safetensors", ".pth", ".pt", ".ckpt", ".bin", ".pth.tar")
-# Files without weights that we read, and what made their folder.
+# Files of other formats, with the origin of their folder.
 OTHERS = {
-    "*.onnx": "an export to ONNX, which is not taken apart",
-    "*.pt2": "an export by torch.export, which is not taken apart",
+    "*.onnx": "an export to ONNX, which has no readable weights",
+    "*.pt2": "an export by torch.export, which has no readable weights",
     "*.distcp": "a checkpoint of several processes; join it by `python -m "
     "torch.distributed.checkpoint.format_utils dcp_to_torch <folder> <file>`",
     "flax_model.msgpack": "a model of Flax",
@@ -31,7 +31,7 @@ LIMIT = 64 * 2**20  # bytes of an index
 
 
 def find_weights(folder: Path) -> Path | None:
-    """Return the file of weights in a folder; None if it has none that is known.
+    """Return the file of weights in a folder; None if all files are unknown.
 
     Raises:
         ValueError: Several files, or one of another kind.
@@ -51,7 +51,7 @@ def weights_in(folder: Path) -> Path:
     """Return the file of weights in a folder.
 
     Raises:
-        ValueError: There is none, or several.
+        ValueError: The folder lacks one, or has several.
     """
     found = find_weights(folder)
     if found is None:
@@ -71,7 +71,7 @@ def _only_file(folder: Path) -> Path | None:
         return (both or files)[0]
     for pattern, kind in OTHERS.items():
         if any(folder.glob(pattern)):
-            raise ValueError(f"{folder} is {kind}; pass the checkpoint that it was made from")
+            raise ValueError(f"{folder} is {kind}; pass its original checkpoint")
     return None
 
 
@@ -80,10 +80,10 @@ def read_sharded(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
 
     Args:
         index: The file that names the others.
-        read: Reads one of them.
+        read: Reads a file.
 
     Raises:
-        ValueError: The index is not one, or names files that are missing or elsewhere.
+        ValueError: The index is invalid, or a file is missing or outside the folder.
     """
     if index.stat().st_size > LIMIT:
         raise ValueError(f"{index} is larger than {LIMIT} bytes, so it is not an index of weights")
@@ -96,7 +96,7 @@ def read_sharded(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     for name in names:
         shard = index.parent / str(name)
         if not isinstance(name, str) or Path(name).name != name or not shard.is_file():
-            raise ValueError(f"{index} names {str(name)!r}, which is not a file beside it")
+            raise ValueError(f"{index} names {str(name)!r}, which is missing from its folder")
         part = read(shard)
         if not isinstance(part, dict):
             raise ValueError(f"{shard} holds a {type(part).__name__}, not tensors")

@@ -1,8 +1,8 @@
-"""Reading files of other tools without running code from them.
+"""Reading of other tools' files without running their code.
 
-Beside the weights tools keep objects: mmengine the history of its losses, timm's script its
+Many tools store objects with the weights: mmengine the history of its losses, timm's script its
 ``argparse.Namespace``, Lightning the hyperparameters of a module. torch's weights-only reader
-refuses them all. Each class is replaced by one that does nothing. Functions are refused, and so are
+refuses them all. Here each class is replaced by an inert one. Functions are refused, and so are
 classes of Python's own library that may act.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-# Functions by which harmless values are written, and classes of Python's own library.
+# Functions that build harmless values, and harmless classes of Python's own library.
 HARMLESS = re.compile(
     r"numpy\.(core|_core)\.(multiarray|numeric)\.(_reconstruct|scalar|_frombuffer)|"
     r"numpy\.(ndarray|dtype|bool_?|u?int\d+|float\d+)|(builtins|__builtin__)\.(getattr|slice|"
@@ -30,16 +30,16 @@ HARMLESS = re.compile(
     r"collections\.(defaultdict|deque)|functools\.partial|datetime\.\w+|decimal\.Decimal|"
     r"fractions\.Fraction|uuid\.UUID|enum\.\w+|typing\.\w+"
 )
-# What torch's reader knows itself; it says so of files of its present form only.
+# Names that torch's reader accepts; it lists them for files of its present form only.
 KNOWN = re.compile(
     r"torch\._utils\.\w+|torch\.\w+|torch\.nn\.parameter\.Parameter|_codecs\.encode|"
     r"collections\.(OrderedDict|Counter)|builtins\.(set|bytearray|complex|long)"
 )
 A_LIST = re.compile(r"collections\.deque")
-A_DICTIONARY = re.compile(r".*(Dict|defaultdict|CfgNode|Munch|Box)")  # is filled item by item
-PARTS = 4  # of a file of before torch 1.6: its number, protocol, machine and content
+A_DICTIONARY = re.compile(r".*(Dict|defaultdict|CfgNode|Munch|Box)")  # filled item by item
+PARTS = 4  # of a file before torch 1.6: number, protocol, machine and content
 
-# First bytes of files that are often taken for checkpoints, and what they are.
+# First bytes of files that are often mistaken for checkpoints, and their kind.
 OTHER_KINDS = (
     (b"version https://git-lfs", "a pointer of Git LFS; fetch the file by `git lfs pull`"),
     (b"<", "a web page; download the file itself"),
@@ -55,7 +55,7 @@ ARCHIVES = (
 
 
 class Inert:
-    """Takes any arguments, attributes and state, and does nothing with them."""
+    """Object that accepts and ignores any arguments, attributes and state."""
 
     origin = ""
 
@@ -73,14 +73,14 @@ class Inert:
 
 
 class Items:
-    """Stands for a subclass of ``dict`` and gives a plain one, which the reader then fills."""
+    """Substitute for a subclass of ``dict``: a plain one, which the reader fills."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return OrderedDict()
 
 
 class Sequence:
-    """Stands for a subclass of ``list`` and gives a plain one, which the reader then fills."""
+    """Substitute for a subclass of ``list``: a plain one, which the reader fills."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return []
@@ -97,7 +97,7 @@ def read_foreign(path: Path, map_location: Any, *, mmap: bool = False) -> object
 
 
 def refused_names(path: Path) -> list[str]:
-    """List what keeps a file from being opened: functions and classes, with their entries."""
+    """List the functions and classes for which a file is refused, with their entries."""
     names, content = _names(path), None
     with contextlib.suppress(Exception):
         content = _load(path, names, "cpu", mmap=False)
@@ -108,7 +108,7 @@ def refused_names(path: Path) -> list[str]:
 
 
 def other_kind(path: Path) -> str | None:
-    """Describe a file of another kind that is often taken for a checkpoint; None for others."""
+    """Describe a file of a kind that is often mistaken for a checkpoint; None for others."""
     if zipfile.is_zipfile(path):
         names = []
         with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
@@ -135,7 +135,7 @@ def _load(path: Path, names: list[str], map_location: Any, mmap: bool) -> object
 
 
 def _stand_in(name: str) -> type:
-    """A class of its own for each name, as the reader looks names up by class, too."""
+    """Create a class for each name, since the reader also looks names up by class."""
     if A_DICTIONARY.fullmatch(name):
         return type("StandInItems", (Items,), {})
     if A_LIST.fullmatch(name):
@@ -144,12 +144,12 @@ def _stand_in(name: str) -> type:
 
 
 def _names(path: Path) -> list[str]:
-    """List the classes and functions that a file names; of a damaged one those before the damage.
+    """List the classes and functions that a file names, in a damaged file before the damage.
 
-    torch's reader, which comes next, refuses all others.
+    torch's reader refuses all others afterwards.
     """
     found: set[str] = set()
-    with contextlib.suppress(Exception):  # whatever foreign bytes make it raise
+    with contextlib.suppress(Exception):  # foreign bytes raise errors of all kinds
         if zipfile.is_zipfile(path):
             return sorted(get_unsafe_globals_in_checkpoint(path))
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Names of tensors: the prefixes that wrappers leave, and renaming by patterns."""
+"""Names of tensors: removal of wrappers' prefixes, and renaming by patterns."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-# What wrappers put in front of the names of what they wrap, anywhere within a name.
+# Prefixes of wrappers, anywhere within a name.
 INNER = re.compile(
     r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
 BACKBONE = "backbone"
-# Names of classifiers beside a backbone; MMPretrain's is head.fc.
+# Names of classifiers after a backbone; MMPretrain's is head.fc.
 CLASSIFIER = re.compile(
     r"classifier\.(?P<own>.+)|(fc|head|head\.fc|linear)\.(?P<other>weight|bias)"
 )
-COPY = re.compile(r"^(module|model)\.")  # in front of a copy's names
+COPY = re.compile(r"^(module|model)\.")  # prefix of a copy's names
 AVERAGE = re.compile(r"ema|averag", re.IGNORECASE)
 
 
 def without_inner_wrappers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take out what torch.compile, FSDP and recomputation put into names."""
+    """Remove the prefixes of torch.compile, FSDP and recomputation."""
     return {INNER.sub("", key): value for key, value in state_dict.items()}
 
 
 def strip_wrappers(
     state_dict: dict[str, Tensor], source: str = "the file"
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off the prefixes of wrappers, and leave out what lies beside the wrapped network.
+    """Remove the prefixes of wrappers, and the tensors outside the wrapped network.
 
-    A wrapper is ``backbone``, or the first part of most names; numbers follow the first parts of a
-    network's own names (``blocks.0``). Of a backbone's whole model the classifier is kept, too.
+    A wrapper is ``backbone``, or the first part of most names; a network's own first parts are
+    followed by numbers (``blocks.0``). A classifier after a backbone is kept.
 
     Args:
-        state_dict: Of a file.
-        source: What messages call the file.
+        state_dict: Tensors of a file.
+        source: Name of the file in messages.
 
     Returns:
-        The network's tensors, and the prefixes of those that were left out.
+        The network's tensors, and the prefixes of the tensors left out.
 
     Raises:
-        ValueError: There are two networks of the same names.
+        ValueError: The file has two networks of the same names.
     """
     left_out: list[str] = []
     while (wrapper := _wrapper(state_dict, source)) is not None:
@@ -55,7 +55,7 @@ def strip_wrappers(
 
 
 def _classifier(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a classifier under ``classifier.``; one of another name needs a weight."""
+    """Return the tensors of a classifier under ``classifier.``."""
     found = {
         f"classifier.{match['own'] or match['other']}": value
         for key, value in state_dict.items()
@@ -70,7 +70,7 @@ def _wrapper(state_dict: Mapping[str, Tensor], source: str) -> str | None:
     for key in state_dict:
         first, dot, rest = key.partition(".")
         groups.setdefault(first, set()).add(rest if dot else "")
-    # LVT's authors call their stages backbone.0 to backbone.3; no backbone of ours is a mere list.
+    # LVT's authors call their stages backbone.0 to backbone.3.
     if any(rest and not rest[0].isdigit() for rest in groups.get(BACKBONE, ())):
         return BACKBONE
     groups = {
@@ -92,8 +92,7 @@ def _wrapper(state_dict: Mapping[str, Tensor], source: str) -> str | None:
     if len(copies) > 1 and len(averages) != 1:
         raise ValueError(
             f"{source} holds {len(copies)} networks of the same names, under "
-            f"{' and '.join(f'{name}.' for name in copies)}; save the one that is meant to a file "
-            "of its own"
+            f"{' and '.join(f'{name}.' for name in copies)}; save one of them to a separate file"
         )
     return averages[0] if len(copies) > 1 else largest
 
@@ -105,7 +104,7 @@ def _below(prefix: str, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def rename(
     state_dict: Mapping[str, Tensor], patterns: Iterable[tuple[str, str]]
 ) -> dict[str, Tensor]:
-    """Rename keys by regular expressions and their replacements, one after the other."""
+    """Rename keys by regular expressions and replacements, in order."""
     renamed = {}
     for key, value in state_dict.items():
         for pattern, replacement in patterns:

@@ -1,4 +1,4 @@
-"""A file of weights, opened once into one object, whoever wrote it; no code in it is ever run."""
+"""Files of weights of any tool, opened once into one object without running their code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from backbones.checkpoints.seal import KEY, DamagedCheckpoint, verify
 
 logger = logging.getLogger(__name__)
 
-# Where published files keep their weights (timm, mmengine and DeiT's release, then others);
-# averages come first, as in timm. mmengine keeps its average in state_dict, and in ema_state_dict
-# what it was made from.
+# Entries with the weights in published files (timm, mmengine and DeiT's release, then others);
+# averages come first, as in timm. mmengine stores its average in state_dict and the trained weights
+# in ema_state_dict.
 CONTAINERS = (
     "state_dict_ema", "model_ema", "ema_model", "ema", "params_ema", "state_dict",
     "model_state_dict", "model_state", "model", "module", "net", "network", "weights", "params",
@@ -34,18 +34,18 @@ TASK = "model."  # before every name in a checkpoint of one of our tasks
 
 
 class UnreadableFile(ValueError):
-    """A file that is no checkpoint of tensors and plain values, or not a whole one."""
+    """File that is truncated, or holds more than tensors and plain values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a file of weights holds.
+    """Content of a file of weights.
 
     Attributes:
-        path: The file, or what messages call it.
-        content: All of it, as it was written.
-        given: The tensors themselves, of a checkpoint that never was a file.
-        unlike: Of a file of others the entries that are named like ours and hold something else.
+        path: The file, or its name in messages.
+        content: The content as written.
+        given: The tensors, for a checkpoint that was read elsewhere.
+        unlike: Entries of other tools' files that have our names but another form.
     """
 
     path: str
@@ -55,10 +55,10 @@ class Checkpoint:
 
     @functools.cached_property
     def container(self) -> tuple[str, ...]:
-        """The entries, one inside the other, that lead to the tensors; none where they lie bare.
+        """Names of the nested entries that lead to the tensors.
 
         Raises:
-            ValueError: Several entries have tensors, and none of them a usual name.
+            ValueError: Several entries of unusual names have tensors.
         """
         content, names = self.content, []
         while isinstance(content, dict):
@@ -67,8 +67,8 @@ class Checkpoint:
                 found = [name for name, value in content.items() if _holds_tensors(value)]
                 if len(found) > 1:
                     raise ValueError(
-                        f"{self.path} has tensors in several entries, {_listed(found)}; save the "
-                        "one that is meant to a file of its own"
+                        f"{self.path} has tensors in several entries, {_listed(found)}; save one "
+                        "of them to a separate file"
                     )
             if not found:
                 break
@@ -78,10 +78,10 @@ class Checkpoint:
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the container under their names in it; of two sets the average.
+        """Tensors of the container under their names in it; the average if there are two sets.
 
         Raises:
-            ValueError: There are none, or some hold NaN or Inf.
+            ValueError: The container is empty, or tensors hold NaN or Inf.
         """
         if self.given is not None:
             return self.given
@@ -94,21 +94,21 @@ class Checkpoint:
 
     @functools.cached_property
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors without the prefixes of wrappers; of a whole model backbone and classifier.
+        """Tensors without the prefixes of wrappers.
 
-        A model that keeps its backbone under ``backbone.`` gives that part and ``classifier.*``.
+        A model with a part ``backbone.`` is reduced to that part and ``classifier.*``.
 
         Raises:
-            ValueError: As ``tensors`` does.
+            ValueError: As ``tensors``.
         """
         kept, left_out = strip_wrappers(self.tensors, self.path)
         if left_out:
-            logger.info("%s: not of the network, left out: %s", self.path, _listed(left_out))
+            logger.info("%s: skipped outside the network: %s", self.path, _listed(left_out))
         return kept
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
-        """What lies beside the weights, by name, such as the classes and the step."""
+        """All entries except weights, by name, such as the classes and the step."""
         content = self.content if isinstance(self.content, dict) else {}
         weights = {name for name in CONTAINERS if _holds_tensors(content.get(name))}
         besides = {*weights, "optimizer_states", *self.unlike}
@@ -120,12 +120,12 @@ class Checkpoint:
 
     @property
     def is_of_task(self) -> bool:
-        """Whether it holds the whole model of a task of ours."""
+        """True if it holds the whole model of one of our tasks."""
         return all(key.startswith(TASK) for key in self.tensors)
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """By what options its network was built; nothing in files of others."""
+        """Options that its network was built with; empty in other tools' files."""
         return self.values.get(RECORD, {})
 
     @property
@@ -135,29 +135,29 @@ class Checkpoint:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of the classes in label order; None in files of timm's or the authors'."""
+        """Names of the classes in label order; None in files of timm or the authors."""
         names = self.values.get("class_names")
         return None if names is None else tuple(names)
 
     @property
     def category_ids(self) -> tuple[int, ...]:
-        """What the files of the data set call each label, if not by itself."""
+        """Ids of the labels in the data set's files, if they differ from the labels."""
         ids = self.values.get("category_ids", ())
         return tuple(ids) if len(ids) == len(self.class_names or ()) else ()
 
     @property
     def step(self) -> int | None:
-        """The optimiser's steps behind it; None in files of others."""
+        """Steps of the optimiser so far; None in other tools' files."""
         return self.values.get("global_step")
 
     @property
     def position(self) -> Mapping[str, Any] | None:
-        """Where its training run stood; None where there is no run to go on with."""
+        """Position of its training run; None if it cannot be resumed."""
         return self.values.get("position")
 
     @property
     def format(self) -> int | None:
-        """The format of ours that it was written in; None in files of others."""
+        """Our format that it was written in; None in other tools' files."""
         return self.values.get(KEY, {}).get("format")
 
 
@@ -167,15 +167,15 @@ def open_checkpoint(
     """Open a .pth/.pt/.ckpt/.safetensors file of ours, Lightning's, timm's, mmengine's or authors'.
 
     Args:
-        path: The file, or a folder with one, as a run's or of the Hugging Face hub.
-        values_only: Only what lies beside the weights is asked for: the tensors of today's format
-            stay on the disk, and no checksum is taken.
-        map_location: Where tensors go, as for ``torch.load``.
+        path: The file, or a folder with one, such as a run's or one of the Hugging Face hub.
+        values_only: Read all entries except the weights: tensors of today's format stay on the
+            disk, and the checksum is skipped.
+        map_location: Device of the tensors, as for ``torch.load``.
 
     Raises:
-        UnreadableFile: Not a checkpoint, truncated, or holding code.
-        DamagedCheckpoint: Not what was written, by its schema or checksum.
-        ValueError: No such file, or one of a newer format.
+        UnreadableFile: The file is not a checkpoint, is truncated, or holds code.
+        DamagedCheckpoint: Its schema or checksum is wrong.
+        ValueError: The file is missing, or has a newer format.
     """
     path = Path(path)
     if path.is_dir():
@@ -185,14 +185,14 @@ def open_checkpoint(
     content = _read(path, values_only and zipfile.is_zipfile(path), map_location)
     check_tensors(content, path)
     checkpoint = Checkpoint(str(path), content, unlike=check_parts(content, path))
-    if values_only:  # no tensor is handed out that was not checked
+    if values_only:  # unchecked tensors are withheld
         return Checkpoint(str(path), checkpoint.values)
     verify(content, path)
     return checkpoint
 
 
 def in_memory(tensors: Mapping[str, Tensor], source: str) -> Checkpoint:
-    """Tensors that were read elsewhere as a checkpoint, called by ``source`` in messages."""
+    """Return tensors that were read elsewhere as a checkpoint named ``source`` in messages."""
     given = dict(tensors)
     return Checkpoint(source, given, given)
 
@@ -214,15 +214,15 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
         if isinstance(error, UnreadableFile) or str(path) in str(error):
             raise
         raise _unreadable(path, error) from error
-    except Exception as error:  # foreign bytes make the readers raise all kinds
+    except Exception as error:  # foreign bytes raise errors of all kinds
         raise _unreadable(path, error) from error
 
 
 def _refuse_expansion(path: Path) -> None:
-    """Refuse an archive whose entries have many times its size, before any is read.
+    """Check that an archive expands to a plausible size, before it is read.
 
     Raises:
-        DamagedCheckpoint: It is one; ``torch.save`` does not compress.
+        DamagedCheckpoint: Its entries are many times larger; ``torch.save`` does not compress.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -237,7 +237,7 @@ def _refuse_expansion(path: Path) -> None:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Return True by the name, or by the first bytes: the hub's cache has names without endings."""
+    """Return True for the ending, or the first bytes, as in the hub's cache without endings."""
     if path.suffix == ".safetensors":
         return True
     with path.open("rb") as file:
@@ -249,8 +249,8 @@ def _refused(path: Path) -> str:
     names = refused_names(path)
     found = f" ({_listed(names)})" if names else ""
     return (
-        f"{path} holds more than tensors and plain values{found}, or is no checkpoint; it is not "
-        "opened, as it could run code. Re-save its state_dict with safetensors where you trust it"
+        f"{path} holds more than tensors and plain values{found}, or is not a checkpoint; it is "
+        "not opened, as it could run code. If you trust it, save its state_dict with safetensors"
     )
 
 
@@ -265,14 +265,14 @@ def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]
     if objects:
         raise ValueError(
             f"{path} holds more than tensors and plain values: whole objects ({_listed(objects)}) "
-            "stand in the place of weights; save the state_dict of the model instead"
+            "instead of weights; save the state_dict of the model"
         )
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
     tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
     nameless = [key for key in tensors if not isinstance(key, str)]
     if nameless:
-        raise ValueError(f"{path} is no state_dict: its tensors have the keys {nameless[:8]}")
+        raise ValueError(f"{path}: keys of tensors must be text, got {nameless[:8]}")
     if not tensors:
         raise ValueError(
             f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"
@@ -285,7 +285,7 @@ def _has_tensors(content: object) -> bool:
 
 
 def _holds_tensors(content: object) -> bool:
-    """Return True for a dictionary of named tensors, or one with such a container in it."""
+    """Return True for a dictionary of named tensors, also in a nested container."""
     if not isinstance(content, dict):
         return False
     named = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())

@@ -1,4 +1,4 @@
-"""The schema of checkpoints: each part is checked when a file is opened, before any is used."""
+"""Schema of checkpoints; every part is checked when a file is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backbones.options.schemas import ClosedPart, OpenPart, describe_misfit
 NEWER = "newer_format"
 DEEPEST, MOST_ENTRIES = 32, 1_000_000
 LARGEST = 2**64  # of whole numbers; seeds have 64 bits
-# Views may share memory, but all tensors together may not have many times what the file holds.
+# Views may share memory, up to this factor over the file's size plus a free amount.
 SHARED, FREE = 8, 2**28  # times, bytes
 DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -27,7 +27,7 @@ DTYPES = {
 
 VERSION = r"^2\.\d{1,4}\.\d{1,4}(\.?(a|b|rc|post|dev)\d{1,9})*(\+[a-z0-9.]{1,40})?$"
 
-# The default of parts that a file need not have, while a file that has one must not have null.
+# Default of optional parts, which must not be null in a file.
 ABSENT: Any = None
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -94,7 +94,7 @@ class RandomPart(ClosedPart):
             torch.Generator().set_state(self.torch)
             kind, words, place, has_gauss, gauss = self.numpy
             whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
-            # numpy itself looks at the number of words alone.
+            # numpy checks only the number of words.
             if not (whole and 0 <= place <= 624 and has_gauss in (0, 1)):
                 raise ValueError
             state = (kind, words.numpy().astype(np.uint32), place, has_gauss, gauss)
@@ -174,7 +174,7 @@ class ScalerPart(ClosedPart):
 
 
 class RecordPart(OpenPart):
-    """By what options a network was built; see ``backbones.checkpoints.equations``."""
+    """Options that a network was built with; see ``backbones.checkpoints.equations``."""
 
     host: str | None = None
     mixer: dict[str, Any] | None = None
@@ -186,7 +186,7 @@ class RecordPart(OpenPart):
 
 
 class CheckpointParts(OpenPart):
-    """All parts of a checkpoint of ours that anything is made of; a file need not have all."""
+    """All parts of our checkpoints that are read; most are optional."""
 
     seal: SealPart = Field(ABSENT, alias="mixerlab")
     lightning: Annotated[str, Field(pattern=VERSION)] = Field(
@@ -217,10 +217,10 @@ class CheckpointParts(OpenPart):
 
 
 def check_tensors(content: object, path: object) -> None:
-    """Check that a content is a tree of plain tensors and values of a size that it can have.
+    """Check that a content is a tree of plain tensors and values of plausible size.
 
     Raises:
-        DamagedCheckpoint: Names the entry that is of another kind, or the limit.
+        DamagedCheckpoint: An entry is of another kind, or a limit is exceeded.
     """
     stored: dict[int, int] = {}
     left, total = MOST_ENTRIES, 0
@@ -263,8 +263,8 @@ def _check_tensor(value: Tensor, place: tuple[object, ...], path: object) -> Non
         kind = str(value.dtype)
     if kind is not None:
         raise DamagedCheckpoint(
-            f"{path}: {_named(place)} is no plain tensor but {kind}; save it as a dense one of "
-            "floating-point or whole numbers"
+            f"{path}: {_named(place)} must be a dense tensor of floating-point or whole numbers, "
+            f"got {kind}; save it as one"
         )
 
 
@@ -273,10 +273,10 @@ def _named(place: tuple[object, ...]) -> str:
 
 
 def check_parts(content: object, path: object) -> frozenset[str]:
-    """Check the parts of a checkpoint of ours; return the entries in others that are not like ours.
+    """Check the parts of our checkpoints; return entries of other tools that differ in form.
 
     Raises:
-        ValueError: A format newer than this version knows.
+        ValueError: A format newer than this version reads.
         DamagedCheckpoint: A part of ours has another type, length or range.
     """
     if not isinstance(content, dict):
@@ -288,8 +288,8 @@ def check_parts(content: object, path: object) -> frozenset[str]:
         newer = [one["msg"] for one in problems if one["type"] == NEWER]
         if newer:
             raise ValueError(
-                f"{path} was written by MixerLab {newer[0]} in a newer format than {FORMAT}, which "
-                "this version reads up to; update MixerLab"
+                f"{path} was written by MixerLab {newer[0]} in a newer format than {FORMAT}, the "
+                "latest that this version reads; update MixerLab"
             ) from None
         if KEY not in content and "position" not in content:
             return frozenset(str(one["loc"][0]) for one in problems if one["loc"])

@@ -1,4 +1,4 @@
-"""The seal of a checkpoint: the version and format it was written in, and a checksum."""
+"""Seal of a checkpoint: version and format of its writer, and a checksum."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 KEY = "mixerlab"
-FORMAT = (
-    1  # To be raised when an older version could not go on from a file, or would do so wrongly.
-)
+FORMAT = 1  # raise it if older versions cannot resume correctly from a new file
 
 
 class DamagedCheckpoint(ValueError):
-    """A file that is not, or no longer, what was written; an earlier one may still be good."""
+    """File that differs from what was written; an earlier checkpoint may be intact."""
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content, and under ``mixerlab`` its format, version and checksum."""
+    """Return the content with its format, version and checksum under ``mixerlab``."""
     content = {key: value for key, value in content.items() if key != KEY}
     try:
         version = importlib.metadata.version("mixerlab")
@@ -31,27 +29,27 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify(content: object, path: object) -> None:
-    """Compare a content with its seal; files of others have none, nor have our first ones.
+    """Compare a content with its seal; files of other tools and our first ones lack it.
 
     Args:
         content: After ``schema.check_parts``.
         path: The file.
 
     Raises:
-        DamagedCheckpoint: The content is not that which was sealed.
+        DamagedCheckpoint: The checksum differs.
     """
     if not isinstance(content, Mapping) or KEY not in content:
         return
     rest = {key: value for key, value in content.items() if key != KEY}
     if checksum(rest) != content[KEY].get("crc32"):
         raise DamagedCheckpoint(
-            f"{path} is damaged: its checksum is not that of its content; pass another checkpoint "
-            f"of the run, or copy it again (one that you changed yourself needs no entry {KEY!r})"
+            f"{path} is damaged: its checksum differs from its content's; pass another checkpoint "
+            f"of the run, or copy it again (if you changed the file, remove its entry {KEY!r})"
         )
 
 
 def checksum(value: object, start: int = 0) -> int:
-    """CRC-32 of tensors and plain values in their order, as it is before and after saving."""
+    """Return the CRC-32 of tensors and plain values in order, equal before and after saving."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         start = zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode(), start)

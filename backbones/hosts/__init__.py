@@ -1,4 +1,4 @@
-"""One architecture with open slots per file; every file here registers itself."""
+"""Hosts: one architecture with slots for mixers per file; every file registers itself."""
 
 from backbones.rooms import import_files
 

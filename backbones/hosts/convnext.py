@@ -1,7 +1,7 @@
 """ConvNeXt-T on timm's network, a baseline, at any image size.
 
-Its stem and downsampling have no padding and would drop rows and columns, so images are padded with
-zeros at their right and bottom to multiples of 32, as detectors do, and the maps are cropped.
+Its stem and downsampling would drop rows and columns. Images are therefore padded with zeros at the
+right and bottom to multiples of 32, as in detectors, and the maps are cropped.
 
 Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/2201.03545, Sec. 3
 (Tables 8 and 9 for its design).
@@ -9,7 +9,6 @@ Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, https://arxiv.org/abs/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
@@ -22,14 +21,17 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
+from backbones.hosts.scaffolds.timm_source import create_patch_conv, create_timm_model, extend_all
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.registry import register_host
 
 
 class ConvNeXt(HierarchicalBackbone):
-    """Four maps at strides 4, 8, 16, 32; NCHW between blocks."""
+    """Four maps at strides 4, 8, 16, 32; NCHW between blocks.
+
+    Source: ConvNeXt, https://arxiv.org/abs/2201.03545.
+    """
 
     channels_first = True
     block_layout = "nchw"
@@ -46,14 +48,13 @@ class ConvNeXt(HierarchicalBackbone):
             self.norm = model.get_submodule("head.norm")
         for stage, layer in enumerate(self.stages):
             grid = config.grid(self.feature_info[stage].stride)
-            for index, block in enumerate(cast("Iterable[SlottedBlock]", layer.blocks)):
-                become(block, SlottedBlock)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), SlottedBlock)):
                 slot = Slot(widths[stage], 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "conv_dw", config.token_mixer, slot)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        """Return the four stage outputs (B, C, h, w) of images (B, 3, H, W), before any norm."""
         height, width = images.shape[-2:]
         divisor = self.size_divisor
         x = self.stem(F.pad(images, (0, missing(width, divisor), 0, missing(height, divisor))))
@@ -65,16 +66,13 @@ class ConvNeXt(HierarchicalBackbone):
         return maps
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the mean over the last map, then LayerNorm."""
+        """Return the normed mean over the last map: (B, 3, H, W) -> (B, num_features)."""
         self.check_embeds()
         pooled = self.stage_maps(images)[-1].mean(dim=(2, 3), keepdim=True)
         return self.norm(pooled).flatten(1)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names (``downsample_layers.N``, ``dwconv``, ``pwconvN``) and timm's.
-
-        Both keep the convolutions of a block in layers of their own and its FFN in two linear ones.
-        """
+        """Rename timm's tensors and the authors' (``downsample_layers.N``, ``dwconv``) to ours."""
         return rename(state_dict, RENAMES)
 
 
@@ -82,7 +80,7 @@ class SlottedBlock(ConvNeXtBlock):
     """timm's block with slots for mixers: a token and a channel mixer in one residual branch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block, x + DropPath(gamma * mlp(norm(conv_dw(x)))): (B, C, H, W) -> (B, C, H, W)."""
+        """Return x + DropPath(gamma * mlp(norm(conv_dw(x)))): (B, C, H, W) -> (B, C, H, W)."""
         y = self.mlp(self.norm(to_nhwc(mix_nchw(self.conv_dw, x))))
         if self.gamma is not None:
             y = y * self.gamma
@@ -95,7 +93,7 @@ RENAMES = (
     (r"^downsample_layers\.0\.", "stem."),
     (r"^downsample_layers\.(\d)\.", r"stages.\1.downsample."),
     (r"^stages\.(\d)\.(\d+)\.", r"stages.\1.blocks.\2."),
-    # Of the block itself; a mixer may have parts of these names too.
+    # Within the block itself, since a mixer may have parts of these names.
     (r"(\.blocks\.\d+)\.dwconv\.", r"\1.conv_dw."),
     (r"(\.blocks\.\d+)\.pwconv([12])\.", r"\1.mlp.fc\2."),
 )
@@ -105,7 +103,9 @@ RENAMES = (
 def convnext_t(config: HostConfig) -> ConvNeXt:
     """Widths 96 to 768, depths 3, 3, 9, 3."""
     network = cast("TimmConvNeXt", create_timm_model("convnext_tiny.fb_in1k", config))
-    if config.patch_size != PATCH_SIZE:  # timm would begin the first stage with a stride then
+    if config.patch_size != PATCH_SIZE:  # timm's own option would stride the first stage
         init = partial(nn.init.trunc_normal_, std=0.02)
-        network.stem[0] = patches_of(config.patch_size, cast("nn.Conv2d", network.stem[0]), init)
+        network.stem[0] = create_patch_conv(
+            config.patch_size, cast("nn.Conv2d", network.stem[0]), init
+        )
     return ConvNeXt(network, config)

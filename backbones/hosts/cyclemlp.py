@@ -3,14 +3,12 @@
 Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022,
 https://arxiv.org/abs/2107.10224; the authors' released code (github.com/ShoufaChen/CycleMLP) for
 the names of weights and for offsets: its layer ``sfc_h`` shifts along the width and ``sfc_w`` along
-the height. At the start weights are truncated normal of 0.02, as in all hosts.
+the height. Weights start truncated normal with deviation 0.02.
 
 Axes: B images, H W map, C channels.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
-from backbones.layers.eager import is_batched, is_eager
 from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.reweight import Reweight
 from backbones.mixers.ffn import FFN
@@ -29,22 +26,25 @@ ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
 
 
 class CycleMLP(NetworkList):
-    """Four maps at strides 4, 8, 16, 32; NHWC inside. Dense: a LayerNorm for each map."""
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. Dense: a LayerNorm for each map.
+
+    Source: CycleMLP, https://arxiv.org/abs/2107.10224.
+    """
 
     def norm_layer(self, dim: int) -> nn.Module:
-        """LayerNorm."""
+        """Build a LayerNorm."""
         return nn.LayerNorm(dim)
 
     def token_mixer(self, slot: Slot) -> nn.Module:
-        """Cycle FC along both axes."""
+        """Build a mixer of Cycle FC along both axes."""
         return CycleMixer(slot.dim)
 
     def ffn(self, dim: int) -> nn.Module:
-        """Linear, GELU, linear."""
+        """Build a plain FFN."""
         return FFN(dim, hidden_ratio=HIDDEN_RATIO)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names; their buffers of offsets hold nothing that is not known."""
+        """Rename the authors' tensors; their buffers of offsets are constants."""
         state_dict = {k: v for k, v in state_dict.items() if not k.endswith(".offset")}
         return super().convert_state_dict(state_dict)
 
@@ -66,7 +66,7 @@ class CycleMixer(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows and columns mixed, three branches re-weighted: (B, H, W, C) -> (B, H, W, C)."""
+        """Mix rows and columns and weight three branches: (B, H, W, C) -> (B, H, W, C)."""
         return self.proj(self.reweight(self.sfc_h(x), self.sfc_w(x), self.mlp_c(x)))
 
 
@@ -87,17 +87,12 @@ class CycleFC(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """W times the shifted channels, plus b: (B, H, W, C) -> (B, H, W, C)."""
-        if torch.is_grad_enabled() and is_eager(x):
-            x = _Cycled.apply(x, self.axis, 1)  # type: ignore[no-untyped-call]
-        elif is_any_size(x.shape[1:3]):
-            x = _cycled_any_size(x, self.axis)
-        else:
-            x = cycled(x, self.axis, 1)
-        return F.linear(x, self.weight.flatten(1), self.bias)
+        shift = _cycled_any_size if is_any_size(x.shape[1:3]) else cycled
+        return F.linear(shift(x, self.axis), self.weight.flatten(1), self.bias)
 
 
-def cycled(x: Tensor, axis: int, step: int) -> Tensor:
-    """Channels 1, 4, ... of the token ``step`` places on, 2, 5, ... of that as many places before.
+def cycled(x: Tensor, axis: int) -> Tensor:
+    """Take channels 1, 4, ... from the next token along an axis and 2, 5, ... from the previous.
 
     The copies of strided channels took 0.4 ms for both axes of a map of 56x56x64 on one CPU core;
     a choice between padded maps (``torch.where``) took 1.4, concatenated thirds 0.6.
@@ -105,16 +100,13 @@ def cycled(x: Tensor, axis: int, step: int) -> Tensor:
     Args:
         x: (B, H, W, C).
         axis: 1 or 2.
-        step: 1, or -1 for the adjoint.
     """
     y = x.clone()
     rest = x.shape[axis] - 1
-    for first_channel, ahead in ((1, step == 1), (2, step != 1)):
+    for first_channel, to, start in ((1, 0, 1), (2, 1, 0)):
         source, target = x[..., first_channel::3], y[..., first_channel::3]
-        target.narrow(axis, 0 if ahead else 1, rest).copy_(
-            source.narrow(axis, 1 if ahead else 0, rest)
-        )
-        target.narrow(axis, rest if ahead else 0, 1).zero_()
+        target.narrow(axis, to, rest).copy_(source.narrow(axis, start, rest))
+        target.narrow(axis, rest if to == 0 else 0, 1).zero_()
     return y
 
 
@@ -124,20 +116,6 @@ def _cycled_any_size(x: Tensor, axis: int) -> Tensor:
     ahead, behind = padded.narrow(axis, 2, x.shape[axis]), padded.narrow(axis, 0, x.shape[axis])
     place = torch.arange(x.shape[-1], device=x.device) % 3
     return torch.where(place == 1, ahead, torch.where(place == 2, behind, x))
-
-
-class _Cycled(torch.autograd.Function):
-    """``cycled`` with the adjoint as its derivative, where autograd would fill a map per slice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int, step: int) -> Tensor:
-        ctx.axis, ctx.step = axis, step
-        return cycled(x, axis, step)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        adjoint = cycled if is_batched(grad) else _Cycled.apply
-        return adjoint(grad, ctx.axis, -ctx.step), None, None
 
 
 @register_host("cyclemlp_b1", source="CycleMLP (ICLR 2022)")

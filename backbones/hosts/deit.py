@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -18,14 +19,14 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model
 from backbones.layers.axes import mix_tokens, to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
 from backbones.options import variant_of
 from backbones.registry import register_host
 
-GRID = "pos_grid"  # rows and columns of an oblong position table
+GRID = "pos_grid"  # key of the rows and columns of an oblong position table
 POOLING = (
     "mean of the map",
     "class token",
@@ -35,15 +36,17 @@ NO_TOKENS = {"class_token": False, "distilled": False}
 
 
 class DeiT(IsotropicBackbone):
-    """A plain ViT; its last map, of stride 16, or a pyramid made from it.
+    """Plain ViT; returns its last map, of stride 16, or a pyramid made from it.
 
     The position table belongs to the build resolution; at others it is resampled (bicubic,
-    antialiased). A table of n * n positions is one of n x n unless its file says otherwise, so
-    files of oblong grids have the grid under ``pos_grid`` beside it. Without class token the table
-    has no entry for one, and the embedding is the mean over the normed map, or with ``fc_norm``
-    (timm's name for it) the norm of the map's mean. Weights with a class token load into such a
-    network without it and its position, with a warning, since another embedding takes its place.
-    A distilled network has a second token behind the class token, with a classifier of its own.
+    antialiased). Files of oblong grids store the grid as ``pos_grid``; other tables of n * n
+    positions are n x n. Without class token the table lacks its entry, and the embedding is the
+    mean over the normed map, or with ``fc_norm`` (timm's name) the norm of the map's mean. Weights
+    with a class token load into such a network without the token and its position, with a warning,
+    since the embedding differs. A distilled network has a second token after the class token, with
+    its own classifier.
+
+    Source: DeiT, https://arxiv.org/abs/2012.12877.
     """
 
     fc_norm: nn.Module  # where the final norm comes after the mean
@@ -77,8 +80,8 @@ class DeiT(IsotropicBackbone):
             self.no_weight_decay |= {"dist_token"}
         if fc_norm and class_token:
             raise ValueError(
-                "fc_norm=True norms the mean of the map, which a DeiT with class token does not "
-                "read; add class_token=False"
+                "fc_norm=True norms the mean of the map, but the class token is the embedding; add "
+                "class_token=False"
             )
         self.norm_order_is_set = fc_norm is not None
         self.num_prefix_tokens = int(class_token) + int(distilled)
@@ -88,9 +91,8 @@ class DeiT(IsotropicBackbone):
         self.set_map(config, model.num_features, model.norm)
         if fc_norm:
             self._norm_after_mean(True)
-        for index, block in enumerate(self.blocks):
-            become(block, DeiTBlock)
-            cast("DeiTBlock", block).num_prefix_tokens = self.num_prefix_tokens
+        for index, block in enumerate(cast("Iterable[DeiTBlock]", self.blocks)):
+            block.num_prefix_tokens = self.num_prefix_tokens
             slot = Slot(
                 self.num_features,
                 4.0,
@@ -104,35 +106,35 @@ class DeiT(IsotropicBackbone):
             fill(block, "attn", config.token_mixer, slot)
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """(B, 3, H, W) -> tokens (B, P + h * w, C) after the last block, and (h, w)."""
+        """Return tokens (B, P + h * w, C) after the last block, and the map size (h, w)."""
         x = self.patch_embed(images)  # (B, h, w, C)
         grid = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)
         tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
         if tokens:
             x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
-        x = x.contiguous()  # without a token to join, it lies as the convolution left it
+        x = x.contiguous()  # without tokens it still has the convolution's memory layout
         x = x + resample_abs_pos_embed(self.pos_embed, grid, self.grid, self.num_prefix_tokens)
         for block in self.blocks:
             x = block(x, grid)
         return x, grid
 
     def last_map(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, h, w, C), prefix tokens left out."""
+        """Return the map without prefix tokens: (B, 3, H, W) -> (B, h, w, C)."""
         tokens, grid = self._tokens(images)
         return tokens[:, self.num_prefix_tokens :].unflatten(1, grid)
 
     def cam_layer(self, block: str) -> str:
-        """The block, or with a class token its first norm.
+        """Return the block, or with a class token its first norm.
 
-        Behind the last attention only the class token is read, so that the map has no gradient.
+        After the last attention only the class token is read, and the map's gradient is zero.
         """
         return block if self.cls_token is None else f"{block}.norm1"
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the class token, or the mean, with the final norm.
+        """Return the normed class token or mean of the map: (B, 3, H, W) -> (B, num_features).
 
-        Of a distilled network it is the mean of its two tokens.
+        A distilled network returns the mean of its two tokens.
         """
         if self.cls_token is None and not hasattr(self, "fc_norm"):
             return super().embed(images)
@@ -145,7 +147,7 @@ class DeiT(IsotropicBackbone):
         return self.norm(tokens[:, 0])
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> the embedding, or of a distilled network its two tokens (B, 2, C)."""
+        """Return the embedding, or the two tokens (B, 2, C) of a distilled network."""
         if self.dist_token is None:
             return self.embed(images)
         self.check_embeds()
@@ -153,19 +155,19 @@ class DeiT(IsotropicBackbone):
         return self.norm(tokens[:, :2])
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
-        """One linear layer, or of a distilled network one for each of its two tokens."""
+        """Build one linear layer, or one for each token of a distilled network."""
         if self.dist_token is None:
             return super().classifier(num_classes, drop)
         return TwoTokenClassifier(self.num_features, num_classes, drop)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the map, normed token by token, or the pyramid's if dense."""
+        """Return the map of images (B, 3, H, W), normed per token, or the pyramid if dense."""
         if self.dense or not hasattr(self, "fc_norm"):
             return super().forward(images)
         return (to_nchw(self.fc_norm(self.last_map(images))).contiguous(),)
 
     def _norm_after_mean(self, after: bool) -> None:
-        """Give the final norm the name that says whether it comes after the mean."""
+        """Name the final norm ``fc_norm`` if it comes after the mean, otherwise ``norm``."""
         old, new = ("norm", "fc_norm") if after else ("fc_norm", "norm")
         if not self.dense and hasattr(self, old):
             norm = self.get_submodule(old)
@@ -173,21 +175,21 @@ class DeiT(IsotropicBackbone):
             self.add_module(new, norm)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' and timm's names (they agree) and tables of other grids.
+        """Rename the classifier and resample tables of other grids; authors and timm agree.
 
-        A network without class token takes over whether the norm comes after the mean
-        (``fc_norm.*``), unless it was built with either.
+        A network without class token adopts the file's order of norm and mean (``fc_norm.*``),
+        unless it was built with a given order.
 
         Raises:
-            ValueError: A table of an oblong grid that its file does not state, or of a network
-                without class token, or with a distillation token, for one with, or without.
+            ValueError: The file has a table of an oblong grid without its size, lacks a class token
+                that the network has, or differs in its distillation token.
         """
         has_dist_token = "dist_token" in state_dict
         if "pos_embed" in state_dict and has_dist_token != (self.dist_token is not None):
-            have, lack = ("have a", "has none") if has_dist_token else ("have no", "has one")
+            file, network = ("contain", "lacks") if has_dist_token else ("lack", "has")
             raise ValueError(
-                f"these weights {have} distillation token and this DeiT {lack}; build it with "
-                f"distilled={str(has_dist_token).lower()}"
+                f"these weights {file} a distillation token, which this DeiT {network}; build it "
+                f"with distilled={str(has_dist_token).lower()}"
             )
         after = "fc_norm.weight" in state_dict
         if self.cls_token is None and not self.norm_order_is_set:
@@ -212,15 +214,15 @@ class DeiT(IsotropicBackbone):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        state_dict.pop(prefix + GRID, None)  # it belongs to the file, the network has its own
+        state_dict.pop(prefix + GRID, None)  # the file's grid; the network keeps its own
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _convert_table(self, table: Tensor, grid: Tensor | None, has_class_token: bool) -> Tensor:
-        """The positions of a file, on ``grid`` if it says so, for this network's tokens."""
+        """Return a file's positions, on ``grid`` if it is stated, for this network's tokens."""
         num_prefix_tokens = int(has_class_token) + (self.dist_token is not None)
         if has_class_token and self.cls_token is None:
             warnings.warn(
-                "these weights have a class token and this DeiT has none: the token and its "
+                "these weights contain a class token, which this DeiT lacks: the token and its "
                 "position are left out, and a classifier on them now reads the mean of all tokens; "
                 "train it further, or build with class_token=True",
                 stacklevel=2,
@@ -228,8 +230,7 @@ class DeiT(IsotropicBackbone):
             table, num_prefix_tokens = table[:, 1:], 0
         elif self.cls_token is not None and not has_class_token:
             raise ValueError(
-                "these weights have no class token and this DeiT has one; build it with "
-                "class_token=False"
+                "these weights lack the class token of this DeiT; build it with class_token=False"
             )
         positions = table.shape[1] - num_prefix_tokens
         side = math.isqrt(positions)
@@ -241,7 +242,7 @@ class DeiT(IsotropicBackbone):
             token = "class token and " if has_class_token else ""
             count = positions + num_prefix_tokens
             raise ValueError(
-                f"a pos_embed of {count} positions is no {token}square grid; "
+                f"a pos_embed of {count} positions is not a {token}square grid; "
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
         if old == self.grid:
@@ -250,13 +251,13 @@ class DeiT(IsotropicBackbone):
 
 
 class DeiTBlock(Block):
-    """timm's block, told the map size so that its mixers can see the map."""
+    """timm's block with the map size as an input, for mixers that work on the map."""
 
     num_prefix_tokens: int
 
-    # timm's takes masks, which nobody here has, and no map size.
+    # timm's second argument is a mask.
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """Attention and MLP, with shortcuts: (B, P + h * w, C) and (h, w) -> (B, P + h * w, C)."""
+        """Apply attention and MLP with shortcuts to tokens (B, P + h * w, C) of a map (h, w)."""
         y = mix_tokens(self.attn, self.norm1(x), grid, self.num_prefix_tokens)
         x = x + self.drop_path1(self.ls1(y))
         y = mix_tokens(self.mlp, self.norm2(x), grid, self.num_prefix_tokens)
@@ -271,16 +272,16 @@ def build(
     fc_norm: bool | None = None,
     distilled: bool = False,
 ) -> DeiT:
-    """A DeiT around timm's network of the name ``variant``.
+    """Build a DeiT from timm's network ``variant``.
 
     Args:
-        config: Of the host.
+        config: Options of every host.
         variant: timm's name.
-        class_token: Whether there is one.
-        fc_norm: Without it, whether the final norm comes after the mean over the map, as in timm's
-            networks with ``global_pool="avg"``; None: before it, or as in the weights loaded.
-        distilled: Whether a second token and its classifier learn from a teacher (Sec. 4); tests
-            read the mean of both.
+        class_token: True for a class token, False to pool the map.
+        fc_norm: Without class token, True puts the final norm after the mean over the map, as in
+            timm's networks with ``global_pool="avg"``; None: before it, or as in loaded weights.
+        distilled: True adds a second token and classifier that learn from a teacher (Sec. 4); the
+            prediction is the mean of both.
     """
     patch = config.patch_size
     if distilled:
@@ -292,6 +293,7 @@ def build(
         patch_size=patch,
         dynamic_img_size=True,
         dynamic_img_pad=True,
+        block_fn=DeiTBlock,
     )
     return DeiT(cast("VisionTransformer", model), config, class_token, fc_norm, distilled)
 

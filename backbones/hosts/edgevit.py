@@ -2,11 +2,11 @@
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
 Transformers", ECCV 2022, https://arxiv.org/abs/2205.03436; the authors' code
-(github.com/saic-fi/edgevit) for widths, positional convolutions and norms. That code refuses other
-sizes than it was built for; here maps are padded for the embeddings and cropped after spreading,
-which changes nothing at multiples of 32.
+(github.com/saic-fi/edgevit) for widths, positional convolutions and norms. That code runs at its
+build resolution only. Here maps are padded for the embeddings and cropped after spreading, with
+equal results at multiples of 32.
 
-AFBO (Table 16) cites another network of this name; its parameters and accuracy are this one's.
+AFBO (Table 16) cites another network of this name, but lists the parameters and accuracy of this.
 
 Axes: B images, H W map, C channels.
 """
@@ -52,13 +52,13 @@ RENAMES = (
 
 @dataclass(frozen=True)
 class EdgeViTStageSpec:
-    """One stage.
+    """Configuration of a stage.
 
     Attributes:
         dim: C.
         depth: Number of blocks.
-        sampling: Every how many rows and columns a token takes part in attention. With 1 all do,
-            and there is no local aggregation.
+        sampling: Distance in rows and columns between tokens that attend. With 1 all attend, and
+            the local aggregation is left out.
     """
 
     dim: int
@@ -80,12 +80,14 @@ class EdgeViT(HierarchicalBackbone):
     Classification ends in a BatchNorm and the mean over the map. Dense prediction has a LayerNorm
     on each map, as its batches are small.
 
-    A channel mixer replaces both FFNs of a block, a token mixer the convolutions of its local
-    aggregation and its attention; they are told even and odd block indices.
+    A channel mixer replaces both FFNs of a block. A token mixer replaces the convolutions of its
+    local aggregation and its attention; their slots have even and odd block indices.
 
     Args:
         config: See ``HostConfig``.
         specs: The stages.
+
+    Source: EdgeViTs, https://arxiv.org/abs/2205.03436.
     """
 
     channels_first = True
@@ -115,7 +117,7 @@ class EdgeViT(HierarchicalBackbone):
                 half.fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        """Return the four stage outputs (B, C, h, w) of images (B, 3, H, W), before any norm."""
         x = images.contiguous(memory_format=torch.channels_last)
         maps = []
         for stage in self.stages:
@@ -124,12 +126,12 @@ class EdgeViT(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names."""
+        """Rename the authors' tensors to ours."""
         return rename(state_dict, RENAMES)
 
 
 class EdgeViTBlock(nn.Module):
-    """Local aggregation, where attention samples, then attention: (B, H, W, C) -> the same."""
+    """Local aggregation if attention samples, then attention: (B, H, W, C) -> the same."""
 
     def __init__(self, spec: EdgeViTStageSpec, drop_path: float) -> None:
         super().__init__()
@@ -137,15 +139,15 @@ class EdgeViTBlock(nn.Module):
         self.sparse = SparseAttention(spec, drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both halves, the local one where attention samples: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply both halves, the local one if attention samples: (B, H, W, C) -> the same."""
         return self.sparse(x if self.local is None else self.local(x))
 
 
 class Half(nn.Module):
-    """What both halves of a block are: x + P(x), then x + mixer(norm(x)), then x + mlp(norm(x)).
+    """Base class of both halves of a block: x + P(x), x + mixer(norm(x)), x + mlp(norm(x)).
 
-    P is a depthwise 3x3 convolution, for positions. A subclass says which attribute is the token
-    mixer and in which layout it norms.
+    P is a depthwise 3x3 convolution for positions. A subclass names the attribute of its token
+    mixer, and sets the layout of its norms.
     """
 
     token_slot: str
@@ -156,7 +158,7 @@ class Half(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Position, token mixer and FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply position, token mixer and FFN with shortcuts: (B, H, W, C) -> the same."""
         x = x + to_nhwc(self.pos_embed(to_nchw(x)))
         x = x + self.drop_path(self.get_submodule(self.token_slot)(self._normed(x, "norm1")))
         return x + self.drop_path(self.get_submodule("mlp")(self._normed(x, "norm2")))
@@ -167,13 +169,13 @@ class Half(nn.Module):
     def fill_slots(
         self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
     ) -> None:
-        """Put mixers in place."""
+        """Replace the FFN and the token mixer if factories are given."""
         fill(self, "mlp", channel_mixer, slot)
         fill(self, self.token_slot, token_mixer, slot)
 
 
 class LocalAggregation(Half):
-    """Each token gathers its neighbours: a depthwise 5x5 convolution between 1x1, after BatchNorm.
+    """Mixing of neighbours after BatchNorm: 1x1, depthwise 5x5 and 1x1 convolution.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
@@ -214,18 +216,18 @@ class LocalConv(Mixer):
         self.attn = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """The three convolutions in a row: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply the three convolutions: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.conv2(self.attn(self.conv1(to_nchw(x)))))
 
 
 class SampledAttention(Mixer):
-    """Self-attention between every s-th row's every s-th token, then a transposed convolution.
+    """Self-attention between every s-th token of every s-th row, then a transposed convolution.
 
     The depthwise convolution of side s spreads each result over s x s tokens; LayerNorm follows.
 
     Args:
         dim: C, a multiple of 36.
-        sampling: s; with 1 there is nothing to spread.
+        sampling: s; with 1 the convolution is left out.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
 
@@ -243,7 +245,7 @@ class SampledAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Attention between sampled tokens, spread over all: (B, H, W, C) -> (B, H, W, C)."""
+        """Attend between sampled tokens and spread the results: (B, H, W, C) -> the same."""
         height, width = x.shape[1:3]
         x = x[:, :: self.sampling, :: self.sampling]
         size = x.shape[1:3]

@@ -1,9 +1,9 @@
 """GC ViT XXT/XT/T on timm's network, at any image size.
 
-Windows of 7x7 tokens (14x14 in the third stage) and the global queries belong to 224 pixels, and
-timm takes no other size. As in the authors' detector, a map that the window does not divide is
-padded with zeros at its right and bottom (padding attends), and the global query, a map pooled from
-the stage's input, is resized to the window (bicubic).
+Windows of 7x7 tokens (14x14 in the third stage) and the global queries belong to 224 pixels, the
+only size in timm. As in the authors' detector, other maps are padded with zeros at the right and
+bottom to whole windows, where padding attends. The global query, a map pooled from the stage's
+input, is resized to the window (bicubic).
 
 timm's weights have a licence of their own, CC BY-NC-SA 4.0 (no commercial use).
 
@@ -13,7 +13,6 @@ https://arxiv.org/abs/2206.09959, Table 1 and Sec. 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
@@ -34,7 +33,9 @@ from backbones.registry import register_host
 class GCViT(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC in the blocks, NCHW between stages.
 
-    Beside another token mixer nothing reads the global queries, and they are left out.
+    With another token mixer the global queries are unused and left out.
+
+    Source: GC ViT, https://arxiv.org/abs/2206.09959.
     """
 
     def __init__(self, model: GlobalContextVit, config: HostConfig) -> None:
@@ -55,12 +56,10 @@ class GCViT(HierarchicalBackbone):
         )
 
     def _fill_slots(self, config: HostConfig) -> None:
-        for stage, layer in enumerate(cast("Iterable[AnySizeStage]", self.stages)):
-            become(layer, AnySizeStage)
+        for stage, layer in enumerate(extend_all(self.stages, AnySizeStage)):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("Iterable[AnySizeBlock]", layer.blocks)):
-                become(block, AnySizeBlock)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), AnySizeBlock)):
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
@@ -70,7 +69,7 @@ class GCViT(HierarchicalBackbone):
                 self.classification_keys += (f"stages.{stage}.global_block.",)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""
         if same_size(images.shape[:1], (0,)):
             return self.empty_maps(images)
         x = self.stem(images)
@@ -81,17 +80,17 @@ class GCViT(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept timm's names."""
+        """Rename timm's last norm and classifier."""
         return rename(state_dict, RENAMES)
 
 
 class AnySizeStage(GlobalContextVitStage):
-    """timm's stage with the global query brought to the size of a window."""
+    """timm's stage with the global query resized to a window."""
 
     global_block: nn.Module | None  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Downsampling, then blocks with a global query: (B, C', H, W) -> (B, C, h, w)."""
+        """Apply downsampling and blocks with a global query: (B, C', H, W) -> (B, C, h, w)."""
         x = self.downsample(x)
         query = None if self.global_block is None else self._global_query(self.global_block(x))
         x = to_nhwc(x)
@@ -100,7 +99,7 @@ class AnySizeStage(GlobalContextVitStage):
         return to_nchw(self.norm(x)).contiguous()
 
     def _global_query(self, pooled: Tensor) -> Tensor:
-        """The query of a stage's input, at the window's size: (B, C, h', w') -> (B, w, w, C)."""
+        """Return the query at the window's size: (B, C, h', w') -> (B, w, w, C)."""
         window = cast("AnySizeBlock", self.blocks[0]).window()
         if pooled.shape[-2:] != window:
             pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
@@ -108,20 +107,20 @@ class AnySizeStage(GlobalContextVitStage):
 
 
 class AnySizeBlock(GlobalContextVitBlock):
-    """timm's block with slots for mixers, and windows on maps that they do not divide."""
+    """timm's block with slots for mixers, and padding to whole windows."""
 
     def window(self) -> tuple[int, int]:
-        """Height and width of a window."""
+        """Return height and width of a window."""
         return cast("tuple[int, int]", self.window_size)
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        """Attention within windows of a padded map: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply attention within windows of a padded map: (B, H, W, C) -> (B, H, W, C)."""
         if isinstance(self.attn, Mixer):
             return self.attn(x)
         any_size = is_any_size(x.shape[1:3])
         x, crop = pad_to_windows(x, self.window())
         if any_size and q_global is not None:
-            # timm repeats the query for each window, which ONNX cannot do by a symbol.
+            # timm repeats the query per window, which ONNX cannot do a symbolic number of times.
             (height, width), (window_h, window_w) = x.shape[1:3], self.window()
             count = (height // window_h) * (width // window_w)
             image = torch.arange(x.shape[0] * count, device=x.device) // count
@@ -129,12 +128,12 @@ class AnySizeBlock(GlobalContextVitBlock):
         return crop(super()._window_attn(x, q_global))
 
 
-# timm's last norm ends the last stage, its classifier is a part of the head.
+# In timm the last norm belongs to the last stage, and the classifier to the head.
 RENAMES = ((r"^stages\.3\.norm\.", "norm."), (r"^head\.(fc\.)?", "classifier."))
 
 
 def _build(variant: str, config: HostConfig) -> GCViT:
-    # Built at 224 whatever img_size is, so that every size shares one table of offsets.
+    # Always built at 224, so that all sizes share one table of offsets.
     return GCViT(cast("GlobalContextVit", create_timm_model(variant, config)), config)
 
 

@@ -1,15 +1,16 @@
-"""Hire-MLP-Tiny and Small: fully connected layers over regions of rows or columns, moved by blocks.
+"""Hire-MLP-Tiny and Small: fully connected layers over shifted regions of rows or columns.
 
 Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022,
 https://arxiv.org/abs/2108.13341; the authors' released code (github.com/ggjy/Hire-Wave-MLP.pytorch,
 ``mlp_based``) for the names of weights, region sizes and shifts. Its Tiny has 18.04 M parameters;
-AFBO's tables quote 17.0 M. At the start weights are truncated normal of 0.02, as in all hosts.
+AFBO's tables quote 17.0 M. Weights start truncated normal with deviation 0.02.
 
 Axes: B images, C channels, H W map, p rows of a region.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,21 +23,23 @@ from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
-from backbones.layers.linear import linear
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
 from backbones.registry import register_host
 
+Linear = Callable[..., Tensor]
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
-SHIFT_STEPS = (2, 2, 1, 1)  # by how much one block shifts more than the one before
-SHIFT_PERIODS = (2, 2, 3, 2)  # after how many blocks shifts begin anew at 0
+SHIFT_STEPS = (2, 2, 1, 1)  # tokens by which the shift grows from block to block
+SHIFT_PERIODS = (2, 2, 3, 2)  # blocks until the shift returns to 0
 
 
 class HireMLP(NetworkList):
     """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
 
-    BatchNorm everywhere, and after the convolutions between stages a ReLU. Dense: a BatchNorm for
+    All norms are BatchNorm; a ReLU follows the convolutions between stages. Dense: a BatchNorm for
     each map; the authors synchronise theirs over GPUs (``trainer.sync_batchnorm=true``).
+
+    Source: Hire-MLP, https://arxiv.org/abs/2108.13341.
     """
 
     channels_first = True
@@ -44,16 +47,16 @@ class HireMLP(NetworkList):
     embedding_norm = True
 
     def norm_layer(self, dim: int) -> nn.Module:
-        """BatchNorm."""
+        """Build a BatchNorm."""
         return nn.BatchNorm2d(dim)
 
     def token_mixer(self, slot: Slot) -> nn.Module:
-        """Regions of the stage, shifted by the block's place in it."""
+        """Build a mixer of the stage's regions, shifted by the block's place."""
         shift = slot.block % SHIFT_PERIODS[slot.stage] * SHIFT_STEPS[slot.stage]
         return HireMixer(slot.dim, REGIONS[slot.stage], shift)
 
     def ffn(self, dim: int) -> nn.Module:
-        """1x1 convolution, GELU, 1x1 convolution."""
+        """Build an FFN of 1x1 convolutions."""
         return Mlp(dim, int(HIDDEN_RATIO * dim), use_conv=True)
 
 
@@ -67,7 +70,7 @@ class HireMixer(nn.Module):
     Args:
         dim: Channels C, even.
         region: p.
-        shift: By how many tokens the map is rolled forward.
+        shift: Tokens by which the map is rolled forward.
 
     Shape: (B, C, H, W) -> (B, C, H, W). Parameters: (2 p + 3) C^2 + (2 p + 29 / 4) C.
 
@@ -88,15 +91,23 @@ class HireMixer(nn.Module):
         self.reweight = Reweight(dim, channels_first=True)
         self.proj = PointwiseConv2d(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows and columns mixed, three branches re-weighted: (B, C, H, W) -> (B, C, H, W)."""
+    def forward(self, x: Tensor, linear: Linear = F.linear) -> Tensor:
+        """Mix rows and columns and re-weight three branches: (B, C, H, W) -> (B, C, H, W).
+
+        Args:
+            x: (B, C, H, W).
+            linear: Multiplies input, weight and, if there is one, bias.
+        """
         y = to_nhwc(x)
-        down = self._regions(y.transpose(1, 2), self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
-        across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2)
+        rows = (self.mlp_h1, self.mlp_h1_norm, self.mlp_h2)
+        down = self._regions(y.transpose(1, 2), *rows, linear)
+        across = self._regions(y, self.mlp_w1, self.mlp_w1_norm, self.mlp_w2, linear)
         down, across = to_nchw(down.transpose(1, 2)), to_nchw(across)
         return self.proj(self.reweight(down, across, self.mlp_c(x)))
 
-    def _regions(self, x: Tensor, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d) -> Tensor:
+    def _regions(
+        self, x: Tensor, reduce: nn.Conv2d, norm: nn.Module, expand: nn.Conv2d, linear: Linear
+    ) -> Tensor:
         """Map every region of the lines of (B, lines, L, C); a line's start fills the last one."""
         length, p = x.shape[2], self.region
         if self.shift:

@@ -1,8 +1,8 @@
 """MLP-Mixer S/16 and B/16 on timm's network, at any image size, with DeiT's pyramid if dense.
 
-Its MLP over tokens belongs to a grid of 14x14 patches (224 pixels). Other maps are treated as
-gMLP's: larger ones are cut into windows of that size, in dense prediction shifted by half a window
-in every second block, and smaller ones use a corner of the weights. Padding is never read.
+Its MLP over tokens belongs to a grid of 14x14 patches (224 pixels). As in gMLP, larger maps are cut
+into windows of that size, and smaller ones use a corner of the weights. In dense prediction every
+second block shifts the windows by half their size. Padding is never read.
 
 timm's weights (B/16 only) expect images normalised with mean 0.5 and deviation 0.5.
 
@@ -25,7 +25,7 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model, patches_of
+from backbones.hosts.scaffolds.timm_source import create_patch_conv, create_timm_model, extend
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -35,7 +35,7 @@ HIDDEN_RATIO = 4.0
 
 
 class PatchMLP(IsotropicBackbone):
-    """Patch embedding and equal blocks on (B, h, w, C), for gMLP too."""
+    """Patch embedding and equal blocks on (B, h, w, C); base class of MLP-Mixer and gMLP."""
 
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:
         super().__init__()
@@ -47,18 +47,21 @@ class PatchMLP(IsotropicBackbone):
             block.drop_path = DropPath(rate) if rate else nn.Identity()
 
     def last_map(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, h, w, C) after the last block."""
+        """Return the last block's output: (B, 3, H, W) -> (B, h, w, C)."""
         (height, width), patch = images.shape[-2:], self.patch_size
         tokens = self.stem(F.pad(images, (0, missing(width, patch), 0, missing(height, patch))))
         return self.blocks(tokens.unflatten(1, (ceil_div(height, patch), -1)))
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept timm's names."""
+        """Rename timm's classifier."""
         return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
 class MixerMLP(PatchMLP):
-    """MLP-Mixer: blocks of an MLP over tokens and one over channels."""
+    """MLP-Mixer: blocks of an MLP over tokens and one over channels.
+
+    Source: MLP-Mixer, https://arxiv.org/abs/2105.01601.
+    """
 
     token_slots = ("mlp_tokens",)
     channel_slots = ("mlp_channels",)
@@ -67,9 +70,7 @@ class MixerMLP(PatchMLP):
         super().__init__(model, config)
         grid = config.grid(config.patch_size)
         for index, block in enumerate(self.blocks):
-            become(block, MapMixerBlock)
-            tokens = cast("WindowedTokenMLP", block.mlp_tokens)
-            become(tokens, WindowedTokenMLP)
+            tokens = extend(block, "mlp_tokens", WindowedTokenMLP)
             tokens.shifted = config.dense and index % 2 == 1
             slot = Slot(self.num_features, HIDDEN_RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp_channels", config.channel_mixer, slot)
@@ -77,10 +78,10 @@ class MixerMLP(PatchMLP):
 
 
 class MapMixerBlock(MixerBlock):
-    """timm's block on maps, so that its mixers can see them."""
+    """timm's block on maps."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token MLP, then channel MLP, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply token and channel MLP, each with its shortcut: (B, H, W, C) -> the same."""
         x = x + self.drop_path(self.mlp_tokens(self.norm1(x)))
         return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
@@ -88,18 +89,18 @@ class MapMixerBlock(MixerBlock):
 class WindowedTokenMLP(Mlp):
     """timm's MLP over 14x14 tokens on maps of any size.
 
-    Tokens that a shift has brought into one window are mixed apart, each group with the weights of
-    its places.
+    Distant tokens that a shift brings into one window are mixed apart, each group with the weights
+    of its places.
     """
 
     shifted: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """The MLP over the tokens of every window: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply the MLP to the tokens of every window: (B, H, W, C) -> (B, H, W, C)."""
         return map_windows(x, WINDOW, self.shifted, self._mix)
 
     def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
-        """W2 GELU(W1 x) over the tokens of windows of one kind: (B, n, e, m, f, C) -> the same."""
+        """Return W2 GELU(W1 x) over tokens of equal windows: (B, n, e, m, f, C) -> the same."""
         groups = [(down, across) for down in spans(rows) for across in spans(columns)]
         whole = (slice(0, rows.size), slice(0, columns.size))
         if groups == [whole]:
@@ -111,7 +112,7 @@ class WindowedTokenMLP(Mlp):
         return mixed
 
     def _mix_group(self, x: Tensor, down: slice, across: slice) -> Tensor:
-        """(B, n, e', m, f', C) -> the same, with the weights of the places that are given."""
+        """Mix (B, n, e', m, f', C) with the weights of the given places."""
         square, size = (WINDOW, WINDOW), (x.shape[2], x.shape[4])
         read = self.fc1.weight.unflatten(1, square)[:, down, across].flatten(1)
         write = self.fc2.weight.unflatten(0, square)[down, across].flatten(0, 1)
@@ -123,11 +124,11 @@ class WindowedTokenMLP(Mlp):
 
 
 def create_patch_mlp(variant: str, config: HostConfig, **options: Any) -> MlpMixer:
-    """Build timm's network for 14x14 patches whatever img_size is: all sizes share weights."""
+    """Build timm's network for 14x14 patches at any ``img_size``, so that all share weights."""
     model = cast("MlpMixer", create_timm_model(variant, config, **options))
     model.stem.strict_img_size = False
     if config.patch_size != PATCH_SIZE:  # timm's functions fix it
-        model.stem.proj = patches_of(config.patch_size, model.stem.proj, lecun_normal_)
+        model.stem.proj = create_patch_conv(config.patch_size, model.stem.proj, lecun_normal_)
         model.stem.patch_size = (config.patch_size, config.patch_size)
     return model
 
@@ -135,10 +136,10 @@ def create_patch_mlp(variant: str, config: HostConfig, **options: Any) -> MlpMix
 @register_host("mixer_s16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_s16(config: HostConfig) -> MixerMLP:
     """Width 512, 8 blocks."""
-    return MixerMLP(create_patch_mlp("mixer_s16_224", config), config)
+    return MixerMLP(create_patch_mlp("mixer_s16_224", config, block_layer=MapMixerBlock), config)
 
 
 @register_host("mixer_b16", source="MLP-Mixer (NeurIPS 2021), Table 1", patch_size=PATCH_SIZE)
 def mixer_b16(config: HostConfig) -> MixerMLP:
     """Width 768, 12 blocks."""
-    return MixerMLP(create_patch_mlp("mixer_b16_224", config), config)
+    return MixerMLP(create_patch_mlp("mixer_b16_224", config, block_layer=MapMixerBlock), config)

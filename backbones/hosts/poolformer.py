@@ -1,8 +1,8 @@
 """PoolFormer S12 to M48 on timm's network, with the authors' head.
 
 timm pools the last map and then normalises the vector; the authors normalise the map (one group
-over channels and positions) and then pool. Both have the same parameter names, so weights load into
-either without a word, and the logits differ. This is the authors' order.
+over channels and positions) and then pool. Parameter names agree, so weights load into either
+network, but the logits differ. This file follows the authors.
 
 Source: Yu et al., "MetaFormer Is Actually What You Need for Vision", CVPR 2022,
 https://arxiv.org/abs/2111.11418, Table 1.
@@ -21,14 +21,17 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
 from backbones.registry import register_host
 
 
 class PoolFormer(HierarchicalBackbone):
-    """Four maps at strides 4, 8, 16, 32; NCHW inside."""
+    """Four maps at strides 4, 8, 16, 32; NCHW inside.
+
+    Source: PoolFormer, https://arxiv.org/abs/2111.11418.
+    """
 
     channels_first = True
     block_layout = "nchw"
@@ -39,7 +42,7 @@ class PoolFormer(HierarchicalBackbone):
         self.stem = model.stem
         restride(self.stem, config)
         self.stages = model.stages
-        # The 1e-6 of timm's head norm is not the authors'; PoolFormer's norms all have 1e-5.
+        # timm's head norm has an epsilon of 1e-6, all of the authors' norms have 1e-5.
         self.set_maps(
             config, [info["num_chs"] for info in model.feature_info], partial(nn.GroupNorm, 1)
         )
@@ -51,17 +54,18 @@ class PoolFormer(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("nn.Sequential", layer.blocks)):
-                become(block, PoolFormerBlock)
+            for index, block in enumerate(
+                extend_all(layer.get_submodule("blocks"), PoolFormerBlock)
+            ):
                 slot = Slot(width, 4.0, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "token_mixer", config.token_mixer, slot)
-        # Mixers work on (B, H, W, C), which is a channels_last map seen otherwise.
+        # Mixers work on (B, H, W, C), which is a view of a channels_last map.
         swapped = any(isinstance(module, Mixer) for module in self.modules())
         self.memory_format = torch.channels_last if swapped else torch.contiguous_format
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        """Return the four stage outputs (B, C, h, w) of images (B, 3, H, W), before any norm."""
         (height, width), stride = images.shape[-2:], self.patch_size
         images = F.pad(images, (0, missing(width, stride), 0, missing(height, stride)))
         x = self.stem(images).contiguous(memory_format=self.memory_format)
@@ -72,7 +76,7 @@ class PoolFormer(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names (``network.N``, ``layer_scale_N``) and timm's."""
+        """Rename the authors' tensors (``network.N``, ``layer_scale_N``) and timm's to ours."""
         return rename(state_dict, RENAMES)
 
 
@@ -80,7 +84,7 @@ class PoolFormerBlock(MetaFormerBlock):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token mixer, then FFN, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
+        """Apply token mixer and FFN, each with its shortcut: (B, C, H, W) -> the same."""
         y = mix_nchw(self.token_mixer, self.norm1(x))
         x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(y))
         y = mix_nchw(self.mlp, self.norm2(x))

@@ -1,8 +1,7 @@
 """PVT v2 B1 to B5 on timm's network, which runs at any image size.
 
-Every stage ends with its own LayerNorm, in classification too, so dense prediction adds none. The
-FFN holds a depthwise 3x3 convolution; a channel mixer replaces it as a whole. Options of the plain
-host's FFN (``mixer={"hidden_ratio": 4}``) build an ordinary FFN, without the convolution.
+Every stage ends with its own LayerNorm, in classification as well as in dense prediction. The FFN
+contains a depthwise 3x3 convolution; a channel mixer replaces both.
 
 Source: Wang et al., "PVT v2: Improved Baselines with Pyramid Vision Transformer", CVMJ 2022,
 https://arxiv.org/abs/2106.13797, Table 1.
@@ -10,7 +9,6 @@ https://arxiv.org/abs/2106.13797, Table 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_filter_fn
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import mix_tokens
 from backbones.layers.graph_sizes import same_size
 from backbones.registry import register_host
@@ -28,7 +26,10 @@ Size = tuple[int, int]
 
 
 class PVTv2(HierarchicalBackbone):
-    """Four normed maps at strides 4, 8, 16, 32; tokens inside a stage, NCHW between stages."""
+    """Four normed maps at strides 4, 8, 16, 32; tokens inside a stage, NCHW between stages.
+
+    Source: PVT v2, https://arxiv.org/abs/2106.13797.
+    """
 
     channels_first = True
     block_layout = "tokens"
@@ -47,15 +48,14 @@ class PVTv2(HierarchicalBackbone):
         for stage, layer in enumerate(self.stages):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
             grid = config.grid(stride)
-            for index, block in enumerate(cast("Iterable[PVTv2Block]", layer.blocks)):
-                become(block, PVTv2Block)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), PVTv2Block)):
                 hidden_ratio = block.mlp.fc1.out_features / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), normed."""
+        """Return the four normed stage outputs (B, C, h, w) of images (B, 3, H, W)."""
         if same_size(images.shape[:1], (0,)):
             return self.empty_maps(images)
         x = self.patch_embed(images)
@@ -66,7 +66,7 @@ class PVTv2(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names (``block1.0``, ``dwconv.dwconv``) and timm's."""
+        """Rename the authors' tensors (``block1.0``, ``dwconv.dwconv``) and timm's to ours."""
         state_dict = checkpoint_filter_fn(state_dict, self)  # type: ignore[no-untyped-call]
         return rename(state_dict, [(r"^head\.", "classifier.")])
 
@@ -75,7 +75,7 @@ class PVTv2Block(Block):
     """timm's block with slots for mixers."""
 
     def forward(self, x: Tensor, feat_size: Size) -> Tensor:  # type: ignore[override]
-        """Attention, then FFN, with shortcuts: (B, h * w, C) and (h, w) -> (B, h * w, C)."""
+        """Apply attention and FFN with shortcuts: (B, h * w, C) and (h, w) -> (B, h * w, C)."""
         x = x + self.drop_path1(_apply(self.attn, self.norm1(x), feat_size))
         return x + self.drop_path2(_apply(self.mlp, self.norm2(x), feat_size))
 

@@ -1,7 +1,7 @@
-"""ResNet-18 and -50 on timm's network: baselines, without slots for mixers.
+"""ResNet-18 and -50 on timm's network: baselines without slots for mixers.
 
-The four maps are the stages' outputs, for detectors too, as in MMDetection. ``pretrained=True``
-takes torchvision's first weights, which that toolkit and most papers start from.
+The four maps are the stages' outputs, as in MMDetection. ``pretrained=True`` loads torchvision's
+first weights, from which that toolkit and most papers start.
 
 Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
 https://arxiv.org/abs/1512.03385, Table 1; the stride of a bottleneck is in its 3x3 convolution, as
@@ -28,8 +28,10 @@ STAGES = ("layer1", "layer2", "layer3", "layer4")
 class ResNet(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW inside.
 
-    For small images without the pooling of the stem, and with ``patch_size`` 1 with a 3x3
-    convolution for its 7x7 one, as the paper begins its networks for CIFAR (Sec. 4.2).
+    For small images the stem omits its pooling. With ``patch_size`` 1 its convolution is 3x3, not
+    7x7, as in the paper's networks for CIFAR (Sec. 4.2).
+
+    Source: ResNet, https://arxiv.org/abs/1512.03385.
     """
 
     channels_first = True
@@ -52,7 +54,7 @@ class ResNet(HierarchicalBackbone):
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w)."""
+        """Return the four stage outputs (B, C, h, w) of images (B, 3, H, W)."""
         x = images
         for name in STEM:
             x = self.get_submodule(name)(x)
@@ -63,7 +65,7 @@ class ResNet(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the names of timm and torchvision, which agree."""
+        """Rename the classifier; timm and torchvision use the same names."""
         return rename(state_dict, [(r"^fc\.", "classifier.")])
 
 

@@ -1,8 +1,8 @@
 """Swin Transformer T/S/B on timm's network, at any image size.
 
-timm pads a map after rolling it; the authors' code, torchvision and MMDetection pad before. The two
-differ on every map that the window does not divide, hence on all detection and segmentation sizes
-(7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten here.
+timm pads a map after rolling it; the authors' code, torchvision and MMDetection pad before. The
+outputs differ on maps that the window does not divide, hence at all detection and segmentation
+sizes (by 7 to 12 % of the signal for Swin-T at 256x320), so the block's attention is rewritten.
 
 Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14030, Table 7
 (networks), Sec. 3.2 (shifted windows).
@@ -10,7 +10,6 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, https://arxiv.org/abs/2103.14
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import become, create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
 from backbones.registry import register_host
@@ -40,13 +39,15 @@ TABLE = "relative_position_bias_table"
 class Swin(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside.
 
-    Classification follows the authors' classifier: an axis whose map is no longer than the window
-    is not shifted. Dense prediction follows their detector: it shifts such a map too, and every
-    output has its own LayerNorm. A map smaller than the window is one window of its own size in
-    both, where the detector would let padding attend.
+    Classification follows the authors' classifier, which shifts an axis only if the map is longer
+    than the window. Dense prediction follows their detector: it always shifts, and every output has
+    its own LayerNorm. In both, a map smaller than the window is one window of its own size; in the
+    authors' detector padding would attend.
+
+    Source: Swin Transformer, https://arxiv.org/abs/2103.14030.
     """
 
-    merges_end_stages = True  # the authors' stages end with it, timm's begin with it
+    merges_end_stages = True  # in the authors' names; timm's stages begin with the merging
 
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()
@@ -64,17 +65,16 @@ class Swin(HierarchicalBackbone):
         for stage, layer in enumerate(self.layers):
             grid = config.grid(self.feature_info[stage].stride)
             if isinstance(layer.downsample, PatchMerging):
-                become(layer.downsample, AnyPatchMerging)
-            for index, block in enumerate(cast("Iterable[SwinBlock]", layer.blocks)):
-                become(block, SwinBlock)
+                extend(layer, "downsample", AnyPatchMerging)
+            for index, block in enumerate(extend_all(layer.get_submodule("blocks"), SwinBlock)):
                 block.shift_single_window = config.dense
                 slot = Slot(block.dim, block.mlp_ratio, grid, stage, index, dense=config.dense)
-                become(block.attn, AnyWindowAttention)
+                extend(block, "attn", AnyWindowAttention)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""
         x = self.patch_embed(images)
         maps = []
         for layer in self.layers:
@@ -83,10 +83,10 @@ class Swin(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names (downsampling at the end of a stage) and timm's."""
+        """Rename the authors' tensors (downsampling ends a stage) and timm's to ours."""
         official = "layers.0.downsample.reduction.weight" in state_dict
         if official or "patch_embed.proj.weight" in state_dict:
-            # timm looks up the attention of every bias table; a mixer may stand in its place.
+            # timm's filter reads the attention of every bias table; a mixer may have replaced it.
             own = dict(self.named_parameters())
             foreign = {k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in own}
             state_dict = {k: v for k, v in state_dict.items() if k not in foreign}
@@ -95,12 +95,12 @@ class Swin(HierarchicalBackbone):
 
 
 class SwinBlock(SwinTransformerBlock):
-    """timm's block with the authors' order of padding and rolling, and NHWC all through."""
+    """timm's block with the authors' order of padding and rolling, in NHWC."""
 
     shift_single_window: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention of windows, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply window attention and FFN, each with its shortcut: (B, H, W, C) -> the same."""
         x = x + self.drop_path1(self._attn(self.norm1(x)))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
@@ -125,7 +125,7 @@ class SwinBlock(SwinTransformerBlock):
         return x[:, :height, :width]
 
     def _attn_any_size(self, x: Tensor) -> Tensor:
-        """Shifted-window attention where a graph is recorded for any size: no branch on sizes."""
+        """Apply shifted-window attention without a branch on sizes, for graphs of any size."""
         _, height, width, channels = x.shape
         side: int = self.window_size[0]
         window, shift = (side, side), self.target_shift_size[0]
@@ -141,18 +141,18 @@ class SwinBlock(SwinTransformerBlock):
         return columns.unroll(rows.unroll(x, 1), 2)
 
     def _window(self, size: int) -> Size:
-        """Window and shift along an axis of ``size`` tokens."""
+        """Return window and shift along an axis of ``size`` tokens."""
         full: int = self.window_size[0]
         shifts = size > full or (self.shift_single_window and size == full)
         return min(full, size), self.target_shift_size[0] if shifts else 0
 
 
 class AnyPatchMerging(PatchMerging):
-    """timm's merging of 2x2 neighbours, without a view that a graph for any size cannot take."""
+    """timm's merging of 2x2 neighbours, by operations that graphs for any size can record."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Four neighbours, normed and projected: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), 2 C)."""
-        # One more row and column are as good as H % 2 of them: every second one is taken.
+        """Norm and project four neighbours: (B, H, W, C) -> (B, ceil(H/2), ceil(W/2), 2 C)."""
+        # Every second row is read, so that padding by one row equals padding by H % 2.
         rows = (x, F.pad(x, (0, 0, 0, 0, 0, 1)))
         parts = []
         for column in (0, 1):
@@ -164,16 +164,16 @@ class AnyPatchMerging(PatchMerging):
 
 
 class AnyWindowAttention(WindowAttention):
-    """timm's window attention for windows up to the size its bias table was made for."""
+    """timm's window attention for windows up to the size of its bias table."""
 
-    # timm's has one window size for all maps and reads it from itself.
+    # timm's reads one window size for all maps from itself.
     def forward(  # type: ignore[override]
         self, x: Tensor, window: Size, mask: Tensor | None
     ) -> Tensor:
         """Attend within windows.
 
         Args:
-            x: (num_windows * B, h * w, C), the windows of one image following each other.
+            x: (num_windows * B, h * w, C), image by image.
             window: (h, w).
             mask: (num_windows, h * w, h * w), added to the logits.
         """
@@ -190,9 +190,9 @@ class AnyWindowAttention(WindowAttention):
         return self.proj_drop(self.proj(x))
 
     def _bias(self, window: Size) -> Tensor:
-        """Relative position bias (1, heads, h * w, h * w).
+        """Return the relative position bias (1, heads, h * w, h * w).
 
-        Offsets mean the same in a smaller window.
+        A smaller window uses the same table, since offsets keep their meaning.
         """
         bias = self._get_rel_pos_bias()
         if window == self.window_size:
@@ -203,8 +203,7 @@ class AnyWindowAttention(WindowAttention):
 
 
 def _build(variant: str, config: HostConfig) -> Swin:
-    # For a first map of 56x56 whatever img_size is, so that every size shares one table of 7x7
-    # windows.
+    # Always built for a first map of 56x56, so that all sizes share one table of 7x7 windows.
     network = create_timm_model(
         variant,
         config,

@@ -1,26 +1,25 @@
 """Pyramid-VisionLLaMA S, B and L: LLaMA's block on Twins' pyramid, with rotary positions in 2-D.
 
-Blocks alternate between attention within windows of 7x7 and attention of all tokens to keys and
-values of a reduced map, as in Twins-SVT; both turn queries and keys by their places. The FFN is a
-SwiGLU without biases.
+As in Twins-SVT, blocks alternate between attention within windows of 7x7 and attention of all
+tokens to keys and values of a reduced map. Both rotate queries and keys by their places. The FFN is
+a SwiGLU without biases.
 
 Source: Chu et al., "VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks", ECCV 2024,
 https://arxiv.org/abs/2403.00522; Chu et al., "Twins", NeurIPS 2021,
-https://arxiv.org/abs/2104.13840 (pyramid). What the released networks do that the text does not
-say, so that their checkpoints give their outputs here; each is an option:
+https://arxiv.org/abs/2104.13840 (pyramid). The released networks differ from the text as follows;
+each difference is an option:
 
-* Places of reduced keys count n in rows of the full map: key n is at (b + s (n mod W),
-  b + s (n div W)), b = 1 - 1 / s, W the width of the full map and not of the reduced one
-  (``key_places``).
+* Places of reduced keys are counted in rows of the full map: key n is at (b + s (n mod W),
+  b + s (n div W)), with b = 1 - 1 / s and the width W of the full map (``key_places``).
 * The final norm is applied twice, before and after the mean over tokens (``norm_twice``).
-* The hidden width, 8 C / 3, is rounded up to a multiple of 256 (``hidden_multiple``), which makes
-  25.9 M and 104.7 M of the 24.0 M and 99.2 M that the networks would have (S and L).
+* The hidden width, 8 C / 3, is rounded up to a multiple of 256 (``hidden_multiple``), which raises
+  the parameters of S from 24.0 to 25.9 M and of L from 99.2 to 104.7 M.
 * Detectors divide places in global attention by H / 14, H the height of the stage's map
   (``auto_scale``).
 
-Layers are scaled by 1e-4 at the start. The released networks take multiples of 32 pixels; here
-images are padded with zeros to a multiple of 4 and maps to what a layer needs, as they are for
-windows. At the start weights are truncated normal of 0.02, as in all hosts.
+Layer scales start at 1e-4, weights truncated normal with deviation 0.02. The released networks take
+multiples of 32 pixels; here images are padded with zeros to a multiple of 4, and maps to whole
+windows and patches.
 
 Axes: B images, H W map, C channels, h heads of 32 channels.
 """
@@ -44,34 +43,34 @@ from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
 from backbones.layers.patch_embed import PatchEmbed
-from backbones.layers.rotary import Lattice
-from backbones.layers.rotary_complex import rotate
+from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
-from backbones.mixers.glu import gate
 from backbones.registry import register_host
 
 HEAD_DIM = 32
 WINDOW = 7
 REDUCTIONS = (8, 4, 2, 1)  # s by stage
-FFN_RATIO = 4.0  # of the FFN that a SwiGLU of 8 C / 3 channels stands for
+FFN_RATIO = 4.0  # hidden ratio of an FFN with the parameters of a SwiGLU of 8 C / 3 channels
 LAYER_SCALE = 1e-4
-SCALED_SIDE = 14  # rows of a map whose places are left as they are
+SCALED_SIDE = 14  # rows of a map with unscaled places
 
 KeyPlaces = Literal["released", "regular"]
 
 
 class VisionLLaMA(HierarchicalBackbone):
-    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``widths`` and ``depths``.
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass sets ``widths`` and ``depths``.
 
-    What replaces the SwiGLU is sized by ``hidden_ratio`` 4, of an FFN of its size. Dense: a
-    LayerNorm for each map.
+    A channel mixer replaces the SwiGLU with a hidden ratio of 4, that of an FFN of its size. Dense:
+    a LayerNorm for each map.
 
     Args:
         config: See ``HostConfig``.
         key_places: "released" as above, "regular" with the width of the reduced map.
-        norm_twice: The final norm once more after the mean.
-        hidden_multiple: The hidden width of the SwiGLU is a multiple of this; 1 rounds nothing.
+        norm_twice: Apply the final norm again after the mean.
+        hidden_multiple: Round the hidden width of the SwiGLU up to a multiple of this.
         auto_scale: Divide places in global attention by H / 14; None: in dense prediction.
+
+    Source: VisionLLaMA, https://arxiv.org/abs/2403.00522.
     """
 
     widths: tuple[int, ...]
@@ -89,9 +88,7 @@ class VisionLLaMA(HierarchicalBackbone):
         super().__init__()
         refuse_pretrained("Pyramid-VisionLLaMA", config)
         if hidden_multiple < 1:
-            raise ValueError(
-                f"hidden_multiple must be at least 1, which rounds nothing; got {hidden_multiple}"
-            )
+            raise ValueError(f"hidden_multiple must be at least 1, got {hidden_multiple}")
         self.norm_twice = norm_twice
         self.set_maps(config, self.widths)
         reduced = partial(
@@ -121,7 +118,7 @@ class VisionLLaMA(HierarchicalBackbone):
             self.blocks.append(blocks)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""
         x = images.contiguous(memory_format=torch.channels_last)
         maps: list[Tensor] = []
         for embed, blocks in zip(self.patch_embeds, self.blocks, strict=True):
@@ -130,7 +127,7 @@ class VisionLLaMA(HierarchicalBackbone):
         return maps
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): norm of the last map, mean, and the norm again.
+        """Norm the last map, average it and norm again: (B, 3, H, W) -> (B, num_features).
 
         Raises:
             ValueError: The backbone was built for dense prediction.
@@ -139,7 +136,7 @@ class VisionLLaMA(HierarchicalBackbone):
         return self.norm(x) if self.norm_twice else x
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, which are ours but for the classifier's."""
+        """Rename the authors' classifier; all other names agree."""
         return rename(state_dict, [(r"^head\.", "classifier.")])
 
 
@@ -156,7 +153,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention within each window, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
+        """Attend within each window, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         window = (WINDOW, WINDOW)
         x, crop = pad_to_windows(x, window)
         height, width, channels = x.shape[1:]
@@ -174,7 +171,7 @@ class GlobalAttention(nn.Module):
         dim: Channels C.
         reduction: s.
         key_places: See ``VisionLLaMA``.
-        auto_scale: Whether places are divided by H / 14.
+        auto_scale: Divide places by H / 14.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 4 C^2 + 4 C; s > 1 adds s^2 C^2 + 3 C.
     """
@@ -193,7 +190,7 @@ class GlobalAttention(nn.Module):
             self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention to the reduced map, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
+        """Attend to the reduced map, with rotary places: (B, H, W, C) -> (B, H, W, C)."""
         height, width = x.shape[1:3]
         reduced = x
         if self.sr is not None and self.norm is not None:
@@ -230,17 +227,17 @@ class BiasFreeSwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """W3 (SiLU(W1 x) * W2 x): (..., C) -> (..., C)."""
-        return self.c_proj(gate(F.silu, self.c_fc1(x), self.c_fc2(x)))
+        return self.c_proj(F.silu(self.c_fc1(x)) * self.c_fc2(x))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Queries (B, N, h, d), keys and values (B, K, h, d) -> (B, N, h d)."""
+    """Attend from queries (B, N, h, d) to keys and values (B, K, h, d): -> (B, N, h d)."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
 def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Patches of a map: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C)."""
+    """Embed patches of a map: (B, H, W, D) -> (B, ceil(H / side), ceil(W / side), C)."""
     x = padded(x, conv.stride[0])
     return to_nhwc(conv(to_nchw(x).contiguous(memory_format=torch.channels_last)))
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, PointwiseMixer
-from backbones.layers.eager import is_eager
 
 
 def mix_tokens(
@@ -25,26 +24,7 @@ def mix_tokens(
     if not num_prefix_tokens:
         return mixer(x).flatten(1, 2)
     x, prefix = mixer(x, prefix)
-    return join_tokens(prefix, x)
-
-
-def join_tokens(prefix: Tensor, x: Tensor) -> Tensor:
-    """Prefix tokens (B, P, C), then the map (B, H, W, C): (B, P + H * W, C).
-
-    Two parts of one tensor are that tensor again, without a copy, where no gradient is recorded.
-    """
-    (batch, count, dim), patches = prefix.shape, x.flatten(1, 2)
-    total = count + patches.shape[1]
-    strides = (total * dim, dim, 1)
-    if (
-        not torch.is_grad_enabled()
-        and is_eager(prefix, x)
-        and prefix.stride() == patches.stride() == strides
-        and prefix.untyped_storage()._cdata == patches.untyped_storage()._cdata
-        and prefix.storage_offset() + count * dim == patches.storage_offset()
-    ):
-        return prefix.as_strided((batch, total, dim), strides)
-    return torch.cat([prefix, patches], dim=1)
+    return torch.cat([prefix, x.flatten(1, 2)], dim=1)
 
 
 def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From what a backbone gives for an image to its classes; a host may bring a classifier of its own.
+"""Linear classifier on the embedding of an image; a host may have its own.
 
 Axes: B images, C channels, K classes.
 """
@@ -15,8 +15,8 @@ from backbones.layers.init import init_linear
 class Classifier(nn.Linear):
     """Logits from an embedding by one linear layer, after dropout.
 
-    A subclass may read something else than an embedding, whatever its backbone's ``features``
-    gives, and have further layers. What trains it is said in ``heads.losses``.
+    A subclass may read what else its backbone's ``features`` returns, and have further layers. Its
+    losses are in ``heads.losses``.
 
     Args:
         dim: C.
@@ -32,5 +32,5 @@ class Classifier(nn.Linear):
         init_linear(self)
 
     def forward(self, features: Any) -> Tensor:
-        """W dropout(x) + b: (B, C) -> logits (B, K)."""
+        """Return W dropout(x) + b: (B, C) -> logits (B, K)."""
         return super().forward(self.drop(features))

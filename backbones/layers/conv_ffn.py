@@ -1,4 +1,4 @@
-"""A feed-forward network of 1x1 convolutions, as hosts have it that work on NCHW maps."""
+"""Feed-forward network of 1x1 convolutions for hosts that work on NCHW maps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConvFFN(Mixer):
         self.fc2 = nn.Conv2d(hidden, dim, 1)
 
     def mix(self, x: Tensor) -> Tensor:
-        """W2 GELU(D(W1 x)), without D where there is none: (B, H, W, C) -> (B, H, W, C)."""
+        """Return W2 GELU(D(W1 x)), or W2 GELU(W1 x): (B, H, W, C) -> (B, H, W, C)."""
         hidden = self.fc1(to_nchw(x))
         if self.dwconv is not None:
             hidden = self.dwconv(hidden)

@@ -1,17 +1,10 @@
-"""A positional encoding by whoever computes it the fastest here; alone in a file that is torch."""
+"""Conditional positional encoding by a depthwise convolution."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
-
-Encoding = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-# Whom to ask before torch, as in ``layers/linear``.
-FASTER: list[tuple[Callable[[Tensor, Tensor, Tensor | None], bool], Encoding]] = []
 
 
 class ConvPosEnc(nn.Conv2d):
@@ -28,8 +21,5 @@ class ConvPosEnc(nn.Conv2d):
         super().__init__(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map and what its neighbourhoods add: (B, H, W, C) -> (B, H, W, C)."""
-        for serves, encode in FASTER:
-            if serves(x, self.weight, self.bias):
-                return encode(x, self.weight, self.bias)
+        """Return x + DW(x): (B, H, W, C) -> (B, H, W, C)."""
         return x + to_nhwc(super().forward(to_nchw(x)))

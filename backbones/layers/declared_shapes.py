@@ -1,4 +1,4 @@
-"""Compares what a host returns with the shapes that it declares."""
+"""Compare what a host returns with the shapes that it declares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from backbones.layers.eager import in_graph
+from backbones.layers.eager import is_recording
 
 
 class Info(Protocol):
@@ -16,11 +16,11 @@ class Info(Protocol):
 
     @property
     def channels(self) -> int:
-        """Channels of the map."""
+        """Return the channels of the map."""
 
     @property
     def stride(self) -> int:
-        """Input pixels for each row and column of the map."""
+        """Return the input pixels per row and column of the map."""
 
 
 def check_maps(host: Any, images: Tensor, maps: object) -> None:
@@ -40,12 +40,13 @@ def check_maps(host: Any, images: Tensor, maps: object) -> None:
             f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
             "correct either"
         )
-    batch, _, height, width = images.shape
+    batch, _, *sides = images.shape
+    size = "x".join(map(str, sides))
     for place, (map_, info) in enumerate(zip(maps, infos, strict=True)):
-        declared = (batch, info.channels, -(-height // info.stride), -(-width // info.stride))
+        declared = (batch, info.channels, *(-(-side // info.stride) for side in sides))
         if getattr(map_, "shape", None) != declared:
             raise ValueError(
-                f"map {place} of {name} is {_shape(map_)} for images of {height}x{width}; "
+                f"map {place} of {name} is {_shape(map_)} for {host.modality}s of {size}; "
                 f"feature_info declares {info.channels} channels at stride {info.stride}, which "
                 f"is {declared}; correct either"
             )
@@ -78,7 +79,7 @@ def with_check(
     def checked(self: Any, images: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = method(self, images, *args, **kwargs)
         # To compilers and tracers each comparison is one more thing that sizes have to satisfy.
-        if not in_graph() and _outermost(type(self), method.__name__) is checked:
+        if not is_recording() and _outermost(type(self), method.__name__) is checked:
             check(self, images, result)
         return result
 

@@ -37,11 +37,11 @@ class SimpleFeaturePyramid(nn.Module):
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """One map at four scales: (B, C, h, w) -> four maps, fine to coarse."""
+        """Return one map at four scales: (B, C, h, w) -> four maps, fine to coarse."""
         return [scale(x) for scale in self.scales]
 
     def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:
-        """The maps of ``forward`` without the padding of the last patches.
+        """Return the maps of ``forward`` without the padding of the last patches.
 
         Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
         """

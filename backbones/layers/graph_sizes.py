@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def is_any_size(size: Sequence[int]) -> bool:
-    """Whether a graph is exported in which a size is a symbol, so that it has to serve any.
+    """Return True in an export where a size is a symbol, so that the graph serves any size.
 
     Compilers may guard on a comparison of sizes and record again; an exported graph would keep the
     answer for ever.
@@ -22,17 +22,17 @@ def is_any_size(size: Sequence[int]) -> bool:
 
 
 def same_size(size: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two sizes are equal, so that nothing need be resampled; any size is never equal."""
+    """Return True if two sizes are equal, False if either is any size."""
     return not is_any_size(size) and tuple(size) == tuple(other)
 
 
 def crop(x: Tensor, height: int, width: int, rows: int = 2) -> Tensor:
-    """The upper left part of a map, (B, C, H, W) -> (B, C, height, width); NHWC with ``rows=1``."""
+    """Crop a map to its upper left part, (B, C, height, width); NHWC with ``rows=1``."""
     return leading(leading(x, rows, height), rows + 1, width)
 
 
 def leading(x: Tensor, axis: int, length: int) -> Tensor:
-    """The first ``length`` places of an axis, a view where one size is recorded or none."""
+    """Return the first ``length`` places of an axis, as a view unless any size is exported."""
     if is_any_size((length,)):
         # A graph would compare a view's strides with memory formats and keep the answer for ever.
         return x.index_select(axis, torch.arange(length, device=x.device))
@@ -40,7 +40,7 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
 
 
 def ceil_div(length: int, divisor: int) -> int:
-    """How many runs of ``divisor`` cover a side.
+    """Return how many runs of ``divisor`` cover a side.
 
     Without a negative number, whose quotient ONNX rounds towards zero.
     """
@@ -48,7 +48,7 @@ def ceil_div(length: int, divisor: int) -> int:
 
 
 def missing(length: int, divisor: int) -> int:
-    """What a side lacks to the next multiple of ``divisor``.
+    """Return how much a side lacks to the next multiple of ``divisor``.
 
     Not as a remainder: the sizes that a graph has for symbols stay short if differences cancel.
     """

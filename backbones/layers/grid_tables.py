@@ -35,7 +35,7 @@ Grid = tuple[int, int]
 
 
 def sides(word: str, grid: Grid) -> tuple[int, ...]:
-    """Sizes that make up an axis at a map size; none for an axis that keeps its size."""
+    """Return the sizes that make up an axis at a map size; () for an axis that keeps its size."""
     height, width = grid
     return {
         "H": (height,),
@@ -134,7 +134,7 @@ def common_source(
         stated: Map size of the file, where it is known.
 
     Returns:
-        The map size and the axes by table; None if there is no such size.
+        The map size and the axes by table, or None.
     """
     for source in [stated] if stated else _candidates([theirs for _, theirs in shapes.values()]):
         axes = {
@@ -163,7 +163,7 @@ def _is_known(grid: Grid, tables: Iterable[str]) -> bool:
 def _axes_between(
     own: Sequence[int], theirs: Sequence[int], grid: Grid, source: Grid, reads: bool
 ) -> str | None:
-    """Axes of an undeclared table, of which a second one of the same kind is summed over."""
+    """Return the axes of an undeclared table; a second one of a kind is summed over."""
     if len(own) != len(theirs):
         return None
     words: list[str] = []

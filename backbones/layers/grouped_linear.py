@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from backbones.layers.grouped_products import grouped_products
 
 
 class GroupedLinear(nn.Module):
@@ -45,10 +44,13 @@ class GroupedLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Truncated normal of 0.02 and zero biases, as all hosts do."""
+        """Draw a truncated normal of 0.02 and zero the biases, as all hosts do."""
         nn.init.trunc_normal_(self.weight, std=0.02)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each group's own linear layer: (..., in_features) -> (..., out_features)."""
-        return grouped_products(x, self.weight, self.bias)
+        """Apply each group's linear layer: (..., in_features) -> (..., out_features)."""
+        if self.groups == 1:
+            return F.linear(x, self.weight[0], self.bias)
+        groups = (x.chunk(self.groups, -1), self.weight.unbind(), self.bias.chunk(self.groups))
+        return torch.cat([F.linear(*group) for group in zip(*groups, strict=True)], dim=-1)

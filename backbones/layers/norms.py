@@ -1,4 +1,4 @@
-"""Batch norms on (..., C), as modules and, in inference, as the affine maps that they are."""
+"""Batch norms on (..., C), and the affine maps that they are in evaluation."""
 
 from __future__ import annotations
 
@@ -7,35 +7,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from backbones.layers.eager import is_eager
-
-
-def can_merge(x: Tensor, norm: nn.Module | None) -> bool:
-    """Whether a batch norm may be merged into its neighbours: in eager inference only.
-
-    A compiler merges better, and a count (on meta tensors, or by tracing) wants the operations
-    that the paper has.
-    """
-    return not (
-        torch.is_grad_enabled()
-        or (norm is not None and (norm.training or not _is_affine(norm)))
-        or x.is_meta
-        or not is_eager(x)
-    )
-
-
-def _is_affine(norm: nn.Module) -> bool:
-    """Whether a norm has statistics, and weights, of its own."""
-    return getattr(norm, "running_mean", None) is not None and bool(norm.affine)
-
 
 def normalise(x: Tensor, norm: nn.Module | None) -> Tensor:
-    """Batch norm over all axes but the last."""
+    """Apply a batch norm over all axes but the last; None is the identity."""
     return x if norm is None else norm(x.flatten(0, -2)).view(x.shape)
 
 
 def scale_and_shift(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The affine map that a batch norm is in evaluation: its scale s, and beta - s mean.
+    """Return a batch norm in evaluation as an affine map: its scale s, and beta - s mean.
 
     Args:
         norm: None is the identity.

@@ -1,4 +1,4 @@
-"""How networks of several stages start a stage: a strided convolution, then LayerNorm."""
+"""Start of a stage: a strided convolution, then LayerNorm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """LN(conv(x)), padded for whole patches: (B, D, H, W) -> (B, h, w, C)."""
+        """Return LN(conv(x)), padded to whole patches: (B, D, H, W) -> (B, h, w, C)."""
         if not self.overlap:
             height, width = x.shape[-2:]
             x = F.pad(x, (0, missing(width, self.stride), 0, missing(height, self.stride)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +17,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from backbones.layers.eager import is_switched_off, switched_off
-from backbones.layers.fused_forms import FUSED_FORMS
+from backbones.replace import share_state
 
 
 class Recomputed(nn.Module):
-    """What a block does besides when its activations are not kept; mixed into its class.
+    """Base class of blocks that keep no activations, before the block's own class.
 
-    The second pass draws the random numbers of the first one, as drop path has to, computes by
-    torch's own operations if that one did, and leaves the running statistics of BatchNorm alone,
-    which have seen the batch already.
+    The second pass draws the random numbers of the first one, as drop path has to. It computes by
+    the plain forms if that one did, and leaves the running statistics of BatchNorm alone, which
+    have seen the batch already.
     """
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """What the block computes, in training without keeping what is between."""
+        """Run the block, in training without keeping its activations."""
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **options)
         return checkpoint(
@@ -45,24 +45,24 @@ class Recomputed(nn.Module):
         return _bare, (type(self).__bases__[1],), self.__dict__
 
 
-def recompute(block: nn.Module) -> None:
-    """Let a block compute itself again in the backward pass; its tensors keep their names."""
-    if not isinstance(block, Recomputed):
-        kind: Any = type(block)
-        cast("Any", block).__class__ = _recomputed_class(kind)
-
-
-def keep_activations(block: nn.Module) -> None:
-    """Undo ``recompute``."""
+def recompute(block: nn.Module) -> nn.Module:
+    """Return a block with the same state that computes itself again in the backward pass."""
     if isinstance(block, Recomputed):
-        cast("Any", block).__class__ = type(block).__bases__[1]
+        return block
+    kind: Any = type(block)
+    return share_state(block, _recomputed_class(kind))
+
+
+def keep_activations(block: nn.Module) -> nn.Module:
+    """Return a block with the same state that keeps its activations: undo ``recompute``."""
+    return share_state(block, type(block).__bases__[1]) if isinstance(block, Recomputed) else block
 
 
 class SecondPass:
-    """What holds while a block is computed again: as often as its graph is gone through."""
+    """Context of a block's second pass, entered as often as its graph is gone through."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._block, self._is_by_torch = block, is_switched_off()
+        self._block, self._is_by_torch = block, is_switched_off.get()
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> None:
@@ -76,7 +76,7 @@ class SecondPass:
 
 @contextlib.contextmanager
 def statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Let every BatchNorm normalise as it does, but take nothing into its running statistics."""
+    """Keep the running statistics of every BatchNorm; they normalise as before."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training]
     before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in norms]
     for norm in norms:
@@ -97,10 +97,7 @@ def _copy(count: Tensor | None) -> Tensor | None:
 @functools.cache
 def _recomputed_class(block: Any) -> type[nn.Module]:
     own = {"__module__": __name__, "__doc__": block.__doc__}
-    made = type(f"Recomputed{block.__name__}", (Recomputed, block), own)
-    if block in FUSED_FORMS:
-        FUSED_FORMS[made] = FUSED_FORMS[block]
-    return made
+    return type(f"Recomputed{block.__name__}", (Recomputed, block), own)
 
 
 def _bare(block: Any) -> nn.Module:

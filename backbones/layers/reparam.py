@@ -33,7 +33,7 @@ class Fusible(nn.Module):
     """A module that in evaluation mode equals one convolution with bias."""
 
     def fuse(self) -> nn.Conv2d:
-        """That convolution, of the same dtype, on the same device."""
+        """Return that convolution, of the same dtype, on the same device."""
         raise NotImplementedError
 
 
@@ -66,12 +66,12 @@ class ConvBN(Fusible):
         self.norm = nn.BatchNorm2d(out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """BN(conv(x)): (B, D, H, W) -> (B, O, h, w)."""
+        """Return BN(conv(x)): (B, D, H, W) -> (B, O, h, w)."""
         return self.norm(self.conv(x))
 
     @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
-        """W' = s W along the outputs, b' = beta - s mean."""
+        """Return the convolution W' = s W along the outputs, b' = beta - s mean."""
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
         return _plain(self.conv, self.conv.weight * scale[:, None, None, None], shift)
 
@@ -108,7 +108,7 @@ class BranchedConv(Fusible):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of all branches: (B, D, H, W) -> (B, O, h, w)."""
+        """Return the sum of all branches: (B, D, H, W) -> (B, O, h, w)."""
         first, *others = self.branches.values()
         total = first(x)
         for branch in others:
@@ -117,7 +117,7 @@ class BranchedConv(Fusible):
 
     @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
-        """The kernels, padded with zeros to the first one's size, added up; so are the biases."""
+        """Return the sum of all kernels, padded to the first one's size, and of their biases."""
         convs = [cast("ConvBN", branch).fuse() for branch in self.branches.values()]
         height, width = as_kernel(convs[0].kernel_size)
         weight = sum(
@@ -143,12 +143,12 @@ class SkipNormConv(Fusible):
         self.conv = PointwiseConv2d(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The skip and its branch, x + W BN(x): (B, D, H, W) -> (B, D, H, W)."""
+        """Return x + W BN(x): (B, D, H, W) -> (B, D, H, W)."""
         return x + self.conv(self.norm(x))
 
     @torch.no_grad()
     def fuse(self) -> nn.Conv2d:
-        """W' = s W along the inputs + I, b' = W (beta - s mean); exact as nothing is padded."""
+        """Return W' = s W along the inputs + I, b' = W (beta - s mean); exact without padding."""
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
         weight = self.conv.weight * scale[None, :, None, None]
         identity = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
@@ -161,7 +161,7 @@ def fuse(module: M) -> M:
     """Replace every fusible part inside a module by its plain convolution, in place.
 
     What the module computes in evaluation mode stays the same up to rounding; what it computes in
-    training mode does not, as there is no batch to normalise by any more.
+    training mode changes, since batch norms are gone.
     """
     for name, child in module.named_children():
         setattr(module, name, child.fuse() if isinstance(child, Fusible) else fuse(child))
@@ -169,12 +169,12 @@ def fuse(module: M) -> M:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether nothing fusible is left in a module."""
+    """Return True if all fusible parts of a module are folded."""
     return not any(isinstance(part, Fusible) for part in module.modules())
 
 
 def depthwise(dim: int, kernel_size: int, branches: Sequence[Kernel] | None = None) -> nn.Module:
-    """A depthwise convolution of a square kernel: with branches, or plain with bias.
+    """Build a depthwise convolution of a square kernel: with branches, or plain with bias.
 
     Args:
         dim: Channels D.
@@ -193,7 +193,7 @@ def depthwise(dim: int, kernel_size: int, branches: Sequence[Kernel] | None = No
 
 
 def as_kernel(size: int | Sequence[int]) -> Kernel:
-    """(k_h, k_w) of a side or a pair.
+    """Return (k_h, k_w) of a side or a pair.
 
     Raises:
         ValueError: A side that is not odd and positive.
@@ -204,12 +204,12 @@ def as_kernel(size: int | Sequence[int]) -> Kernel:
 
 
 def kernel_name(kernel: Kernel) -> str:
-    """``7x7``: how a branch is called in state dicts."""
+    """Return a branch's name in state dicts, such as ``7x7``."""
     return f"{kernel[0]}x{kernel[1]}"
 
 
 def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
-    """A convolution with the given tensors, otherwise like another one."""
+    """Build a convolution with the given tensors, otherwise like another one."""
     geometry: dict[str, Any] = {}
     if not isinstance(like, PointwiseConv2d):
         geometry = {

@@ -36,7 +36,7 @@ class Reweight(nn.Module):
         )
 
     def forward(self, *branches: Tensor) -> Tensor:
-        """The branches, each of the same shape -> one of that shape."""
+        """Merge branches of the same shape into one of that shape."""
         axis = self.channel_axis
         spatial = (2, 3) if axis == 1 else (1, 2)
         # The mean of the sum, without writing the sum.

@@ -43,25 +43,21 @@ class Lattice(NamedTuple):
 
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
-    pairs = as_pairs(x)
+    # (B, N, heads, d / 2, 2), in float32 at least.
+    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     angles = turning_angles(lattice, x.shape[-1], x.device, pairs.dtype)
     (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
     turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
     return torch.stack(turned, -1).flatten(-2).to(x.dtype)
 
 
-def as_pairs(x: Tensor) -> Tensor:
-    """(B, N, heads, d) as (B, N, heads, d / 2, 2), in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-
-
 def turning_angles(
     lattice: Lattice, channels: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """By how much each pair of channels turns, (N, 1, d / 2)."""
+    """Return the angle by which each pair of channels turns, (N, 1, d / 2)."""
     index = torch.arange(lattice.tokens, device=device)
     rows = index // lattice.width
-    # No remainder: ONNX's converter has none by a symbol.
+    # A quotient instead of a remainder by a symbol, which ONNX's converter lacks.
     places = torch.stack([index - rows * lattice.width, rows], dim=-1)
     places = (places * lattice.step).to(dtype) + lattice.offset
     # Quotients, since counts of multiply-adds take products of tables for those of a network.

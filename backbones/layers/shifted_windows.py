@@ -5,7 +5,6 @@ Source: Liu et al., "Swin Transformer", ICCV 2021, Sec. 3.2, Fig. 4.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
 
-from backbones.layers.eager import in_graph
 from backbones.layers.graph_sizes import is_any_size, missing
 
 Size = tuple[int, int]
@@ -23,27 +21,10 @@ Size = tuple[int, int]
 def shift_mask(
     size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """(num_windows, h * w, h * w): -100 between tokens that the roll brought together, else 0.
+    """Return (num_windows, h * w, h * w): -100 between tokens that the roll joined, else 0.
 
     Source: Swin Transformer, Sec. 3.2, Fig. 4 (cyclic shift); the value -100 is the authors'.
     """
-    # Compilers and tracers take the computation itself into their graph; sizes may be symbols.
-    make = _make_mask if in_graph() else _cached_mask
-    return make(size, window, shift, device, dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    # A tensor made under inference_mode could not serve a later training step from the cache.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return _make_mask(size, window, shift, device, dtype)
-
-
-def _make_mask(
-    size: Size, window: Size, shift: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
     rows, columns = (
         _region(length, side, offset, device)
         for length, side, offset in zip(size, window, shift, strict=True)
@@ -52,7 +33,7 @@ def _make_mask(
 
 
 def mask_of_regions(rows: Tensor, columns: Tensor, window: Size, dtype: torch.dtype) -> Tensor:
-    """(num_windows, h * w, h * w): -100 between tokens of different regions, else 0."""
+    """Return (num_windows, h * w, h * w): -100 between tokens of different regions, else 0."""
     regions = rows[:, None] * 4 + columns[None, :]
     windows = window_partition(regions[None, :, :, None], window).flatten(1)
     differ = windows[:, :, None] != windows[:, None, :]
@@ -60,7 +41,7 @@ def mask_of_regions(rows: Tensor, columns: Tensor, window: Size, dtype: torch.dt
 
 
 def _region(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Region index of every position along one axis: bulk, last window's start, rolled-in end."""
+    """Return the region of every position on an axis: bulk, last window's start, rolled-in end."""
     position = torch.arange(length, device=device)
     if not shift:
         return torch.zeros_like(position)
@@ -68,7 +49,7 @@ def _region(length: int, window: int, shift: int, device: torch.device) -> Tenso
 
 
 class AnyLength:
-    """How an axis whose length is a symbol is cut into windows: the same steps at every length.
+    """Windows along an axis whose length is a symbol, by the same steps at every length.
 
     What depends on the length (the number of windows, whether they shift, whether the map is
     smaller than one) is computed as tensors, so a recorded graph holds for all lengths. A map
@@ -98,7 +79,7 @@ class AnyLength:
         position = torch.arange(self.padded, device=device)
         shifts = (size >= window if shift_single_window else size > window).long()
         by = shifts * shift
-        # No remainders by a symbol: ONNX's converter has none.
+        # Quotients instead of remainders by a symbol, which ONNX's converter lacks.
         source = position + by
         self.source = torch.where(source >= self.padded, source - self.padded, source)
         target = torch.arange(length, device=device) - by
@@ -116,12 +97,12 @@ class AnyLength:
         return x * inside.to(x.dtype).reshape(shape)
 
     def unroll(self, x: Tensor, dim: int) -> Tensor:
-        """The inverse of ``roll``."""
+        """Undo ``roll``."""
         return x.index_select(dim, self.target)
 
 
 def pad_to_windows(x: Tensor, window: Size) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Zeros at the end of a map (B, H, W, C) to whole windows, and what crops it to (H, W)."""
+    """Pad a map (B, H, W, C) with zeros to whole windows; also return a function that crops it."""
     height, width = x.shape[1:3]
     if is_any_size((height, width)):
         rows, columns = (

@@ -1,4 +1,4 @@
-"""How a network with a class token and a distillation token is classified.
+"""Classifier of networks with a class token and a distillation token.
 
 Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
 https://arxiv.org/abs/2012.12877, Sec. 4.
@@ -35,10 +35,10 @@ class TwoTokenClassifier(Classifier):
         init_linear(self.dist)
 
     def outputs(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the class token and of the distillation token, both (B, K)."""
+        """Return logits of the class token and of the distillation token, both (B, K)."""
         return super().forward(features[:, 0]), self.dist(self.drop(features[:, 1]))
 
     def forward(self, features: Any) -> Tensor:
-        """(B, 2, C) -> logits (B, K)."""
+        """Return the mean of both logits: (B, 2, C) -> (B, K)."""
         logits, distilled = self.outputs(features)
         return (logits + distilled) / 2

@@ -22,15 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.layers.batched_products import batched_products
 from backbones.layers.graph_sizes import ceil_div
 
 
 class Pattern(NamedTuple):
-    """What one axis of a window holds: ``tail`` tokens, then padding, then ``head`` tokens.
+    """Content of one axis of a window: ``tail`` tokens, then padding, then ``head`` tokens.
 
-    The head is the map's beginning, rolled in from the other side; it and the tail do not see each
-    other, and nobody sees padding.
+    The head is the map's beginning, rolled in from the other side. It and the tail do not see each
+    other, and padding is never seen.
     """
 
     size: int
@@ -40,10 +39,11 @@ class Pattern(NamedTuple):
 
 Matrix = Callable[[Pattern, Pattern], Tensor]
 Function = Callable[[Tensor, Pattern, Pattern], Tensor]
+Products = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Pattern]], int]:
-    """Windows along an axis: runs (number of windows, their pattern), and by how much it rolls."""
+    """Cut an axis into windows; return runs (number of windows, pattern) and the roll."""
     length = int(length)
     if length <= window:
         return [(1, Pattern(length, length))], 0
@@ -61,7 +61,7 @@ def cut(length: int, window: int, shifted: bool) -> tuple[list[tuple[int, Patter
 
 
 def visible(rows: Pattern, columns: Pattern, device: torch.device) -> Tensor | None:
-    """(e * f, e * f) booleans: may the token of a row see that of a column? None if all may.
+    """Return which tokens a token may see, (e * f, e * f) booleans; None if it may see all.
 
     Padding sees itself, so that no row of a softmax is empty.
     """
@@ -105,9 +105,16 @@ def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Te
     return x[:, :height, :width]
 
 
+def batched_products(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Return W_g x_g + b: (G, M, K), (G, K, N) and per row (M, 1) -> (G, M, N)."""
+    if bias is None:
+        return torch.bmm(left, right)
+    return torch.baddbmm(bias.to(left.dtype), left, right)
+
+
 def mix_windows(
     x: Tensor, window: int, shifted: bool, groups: int, matrix: Matrix, bias: Tensor | None,
-    *, contiguous: bool = False,
+    *, contiguous: bool = False, products: Products = batched_products,
 ) -> Tensor:  # fmt: skip
     """Apply matrix(...) x + bias to the tokens of every window.
 
@@ -119,20 +126,22 @@ def mix_windows(
         matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
         bias: (w * w) or None.
         contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
+        products: Multiplies the matrices of all groups.
 
     Returns:
         (B, H, W, C).
     """
 
     def mix(part: Tensor, row: Pattern, column: Pattern) -> Tensor:
-        corner = _corner(bias, window, row, column)
-        return _mix(part, groups, matrix(row, column), corner, contiguous)
+        rows, corner = _rows_by_group(part, groups, contiguous), _corner(bias, window, row, column)
+        mixed = products(matrix(row, column), rows, corner)
+        return _from_groups(mixed, part.shape, groups, contiguous)
 
     return map_windows(x, window, shifted, mix)
 
 
 def spans(pattern: Pattern) -> list[slice]:
-    """Places of a window whose tokens see each other, along one axis; padding is in none."""
+    """Return the places of a window whose tokens see each other, along one axis."""
     tail, head = slice(0, pattern.tail), slice(pattern.size - pattern.head, pattern.size)
     return [span for span in (tail, head) if span.start < span.stop]
 
@@ -147,29 +156,33 @@ def corner_of_matrix(weight: Tensor, window: int, rows: Pattern, columns: Patter
 
 
 def _corner(bias: Tensor | None, window: int, rows: Pattern, columns: Pattern) -> Tensor | None:
-    """The bias of smaller windows, whose positions keep theirs: (w * w) -> (e * f, 1)."""
+    """Return the bias of smaller windows, by position: (w * w) -> (e * f, 1)."""
     if bias is None:
         return None
     return bias.reshape(window, window)[: rows.size, : columns.size].reshape(-1, 1)
 
 
-def _mix(x: Tensor, groups: int, matrix: Tensor, bias: Tensor | None, contiguous: bool) -> Tensor:
-    """(B, n, e, m, f, C) -> the same: one product per group over all windows of all images."""
+def _rows_by_group(x: Tensor, groups: int, contiguous: bool) -> Tensor:
+    """Order windows by group: (B, n, e, m, f, C) -> (s, e * f, ...), a row per place."""
     b, n, e, m, f, c = x.shape
     if contiguous:
         x = x.reshape(b, n, e, m, f, groups, c // groups).permute(5, 2, 4, 0, 1, 3, 6)
     else:
         x = x.reshape(b, n, e, m, f, c // groups, groups).permute(6, 2, 4, 0, 1, 3, 5)
     # One copy of all groups; a product of strided ones copies each by itself, value by value.
-    columns = x.reshape(groups, e * f, -1).contiguous()
-    mixed = batched_products(matrix, columns, bias)
+    return x.reshape(groups, e * f, -1).contiguous()
+
+
+def _from_groups(mixed: Tensor, shape: torch.Size, groups: int, contiguous: bool) -> Tensor:
+    """Undo ``_rows_by_group``."""
+    b, n, e, m, f, c = shape
     mixed = mixed.reshape(groups, e, f, b, n, m, c // groups)
     order = (3, 4, 1, 5, 2, 0, 6) if contiguous else (3, 4, 1, 5, 2, 6, 0)
     return mixed.permute(order).reshape(b, n, e, m, f, c)
 
 
 def _labels(pattern: Pattern, device: torch.device) -> Tensor:
-    """(size) integers: 0 tail, 1 head, 2 padding."""
+    """Return (size) integers: 0 tail, 1 head, 2 padding."""
     position = torch.arange(pattern.size, device=device)
     head = (position >= pattern.size - pattern.head).long()
     return torch.where(position < pattern.tail, 0, 2 - head)

@@ -15,7 +15,7 @@ HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
 
 @register_mixer("attention", kind="token", source="Vaswani et al., NeurIPS 2017, Sec. 3.2.2")
 def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> SelfAttention:
-    """Multi-head self-attention over all tokens, without positions, at any map size.
+    """Build multi-head self-attention over all tokens, without positions, at any map size.
 
     Class tokens are among the tokens.
 
@@ -28,6 +28,8 @@ def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) 
 
     Raises:
         ValueError: ``num_heads`` does not divide C.
+
+    Source: Vaswani et al., NeurIPS 2017, Sec. 3.2, https://arxiv.org/abs/1706.03762.
     """
     if num_heads is None:
         num_heads = max(h for h in range(1, max(1, dim // HEAD_DIM) + 1) if dim % h == 0)

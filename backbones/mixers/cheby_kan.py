@@ -35,6 +35,8 @@ class ChebyKAN(PointwiseMixer):
 
     Raises:
         ValueError: A degree below 1.
+
+    Source: Sidharth et al., 2024, https://arxiv.org/abs/2405.07200.
     """
 
     def __init__(self, dim: int, *, degree: int = 8) -> None:
@@ -46,12 +48,12 @@ class ChebyKAN(PointwiseMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal of 1 / (C (D + 1)), as the authors."""
+        """Draw a normal of 1 / (C (D + 1)), as the authors do."""
         terms, dim, _ = self.coefficients.shape
         nn.init.normal_(self.coefficients, std=1 / (dim * terms))
 
     def mix(self, x: Tensor) -> Tensor:
-        """The sum of all polynomials of tanh(x): (..., C) -> (..., C)."""
+        """Return the sum of all polynomials of tanh(x): (..., C) -> (..., C)."""
         t = x.tanh()
         terms = [torch.ones_like(t), t]
         for _ in range(2, self.degree + 1):

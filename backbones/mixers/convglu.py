@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from backbones.base import Mixer, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
-from backbones.mixers.glu import gate
 from backbones.registry import register_mixer
 
 
@@ -39,6 +38,8 @@ class ConvGLU(Mixer):
         drop: Dropout after the product and after W2.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 3 C h + 12 h + C.
+
+    Source: TransNeXt (CVPR 2024), Sec. 3.4, https://arxiv.org/abs/2311.17132.
     """
 
     value_layer = "fc2"
@@ -54,7 +55,7 @@ class ConvGLU(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the authors: truncated normal of 0.02, the convolution by its fan-out, biases 0."""
+        """Draw as the authors do: truncated normal of 0.02, the convolution by its fan-out."""
         for linear in (self.fc1, self.fc2):
             init_linear(linear)
         nn.init.normal_(self.dwconv.weight, std=(2 / 9) ** 0.5)
@@ -62,12 +63,12 @@ class ConvGLU(Mixer):
             nn.init.zeros_(self.dwconv.bias)
 
     def mix(self, x: Tensor) -> Tensor:
-        """W2 (GELU(DW(a)) * v) + b2: (B, H, W, C) -> (B, H, W, C)."""
+        """Return W2 (GELU(DW(a)) * v) + b2: (B, H, W, C) -> (B, H, W, C)."""
         a, value = self._branches(x)
         return self._combine(to_nhwc(self.dwconv(to_nchw(a))), value)
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C): everything but the convolution."""
+        """Mix prefix tokens without the convolution: (B, P, C) -> (B, P, C)."""
         return self._combine(*self._branches(prefix))
 
     def _branches(self, x: Tensor) -> list[Tensor]:
@@ -77,4 +78,4 @@ class ConvGLU(Mixer):
         return [F.linear(x, weight, bias) for weight, bias in halves]
 
     def _combine(self, a: Tensor, value: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(gate(F.gelu, a, value))))
+        return self.drop(self.fc2(self.drop(F.gelu(a) * value)))

@@ -27,7 +27,7 @@ from backbones.registry import register_mixer
 
 
 class ConvNeXtFFN(Mixer):
-    """What both versions share: depthwise convolution, LayerNorm and an FFN.
+    """Base class of both versions: depthwise convolution, LayerNorm and an FFN.
 
     Class tokens skip the convolution.
     """
@@ -46,11 +46,11 @@ class ConvNeXtFFN(Mixer):
         init_all(self)  # as the authors: the convolution included
 
     def mix(self, x: Tensor) -> Tensor:
-        """The FFN of what the depthwise convolution gives: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply the depthwise convolution, then the FFN: (B, H, W, C) -> (B, H, W, C)."""
         return self._pointwise(to_nhwc(self.dwconv(to_nchw(x))))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C): each token a map of its own, without the convolution."""
+        """Mix each prefix token as a map, without the convolution: (B, P, C) -> (B, P, C)."""
         maps = prefix.flatten(0, 1)[:, None, None]
         return self._pointwise(maps).view_as(prefix)
 
@@ -74,6 +74,8 @@ class ConvNeXtMixer(ConvNeXtFFN):
         layer_scale: Value that gamma, one factor per channel, starts from.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (M + k^2 + 5) C.
+
+    Source: ConvNeXt (CVPR 2022), Fig. 4, https://arxiv.org/abs/2201.03545.
     """
 
     def __init__(
@@ -88,8 +90,7 @@ class ConvNeXtMixer(ConvNeXtFFN):
         self.gamma = nn.Parameter(torch.full((dim,), float(layer_scale)))
 
     def _pointwise(self, x: Tensor) -> Tensor:
-        y = self.fc2(F.gelu(self.fc1(self.norm(x))))
-        return y * self.gamma if torch.is_grad_enabled() else y.mul_(self.gamma)
+        return self.fc2(F.gelu(self.fc1(self.norm(x)))) * self.gamma
 
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
@@ -102,6 +103,8 @@ class ConvNeXtV2Mixer(ConvNeXtFFN):
         kernel_size: k, side of the depthwise convolution, odd.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (3 M + k^2 + 4) C.
+
+    Source: ConvNeXt V2 (CVPR 2023), Fig. 5, https://arxiv.org/abs/2301.00808.
     """
 
     def __init__(self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 7) -> None:
@@ -126,7 +129,7 @@ class GlobalResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Eq. 1 to 3, gamma * (x * n) + beta + x: (B, H, W, C) -> (B, H, W, C)."""
+        """Return gamma * (x * n) + beta + x, Eq. 1 to 3: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
         # overflow; the root of 0, of a channel that is off, has no gradient.
         wide = x.float() if x.dtype is torch.float16 else x

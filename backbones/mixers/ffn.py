@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.init import init_all
-from backbones.layers.linear import layer_act
 from backbones.registry import register_mixer
 
 Act = Literal["gelu", "silu"]
@@ -38,6 +38,8 @@ class FFN(PointwiseMixer):
         drop: Dropout after the activation and after W2.
 
     Shape: (..., C) -> (..., C).
+
+    Source: Vaswani et al., NeurIPS 2017, Sec. 3.3, https://arxiv.org/abs/1706.03762.
     """
 
     value_layer = "fc2"
@@ -60,6 +62,7 @@ class FFN(PointwiseMixer):
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
-        """W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
-        hidden = self.drop(layer_act(self.fc1, x, self.act))
+        """Return W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
+        act = F.silu if self.act == "silu" else F.gelu
+        hidden = self.drop(act(self.fc1(x)))
         return self.drop(self.fc2(hidden))

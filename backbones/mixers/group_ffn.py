@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.init import init_linear
-from backbones.mixers.glu import ACTIVATIONS, Act, gate
+from backbones.mixers.glu import ACTIVATIONS, Act
 from backbones.registry import register_mixer
 
 
@@ -37,6 +37,8 @@ class GroupFFN(PointwiseMixer):
 
     Raises:
         ValueError: Groups that do not divide C and the hidden width.
+
+    Source: AFBO (ICLR 2025), Eq. 5, https://openreview.net/forum?id=MJyqwBVgMs.
     """
 
     value_layer = "w3"
@@ -61,6 +63,5 @@ class GroupFFN(PointwiseMixer):
         init_linear(self.w3)
 
     def mix(self, x: Tensor) -> Tensor:
-        """W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
-        hidden = gate(self.act, self.w1(x), self.w2(x))
-        return self.drop(self.w3(self.drop(hidden)))
+        """Return W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
+        return self.drop(self.w3(self.drop(self.act(self.w1(x)) * self.w2(x))))

@@ -22,10 +22,12 @@ class Pooling(Mixer):
         dim: Channels C.
         kernel_size: Side of the neighbourhood, odd.
 
-    Shape: (B, H, W, C) -> (B, H, W, C). It has no parameters.
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 0.
 
     Raises:
         ValueError: An even kernel.
+
+    Source: PoolFormer (CVPR 2022), Eq. 4, https://arxiv.org/abs/2111.11418.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
@@ -34,5 +36,5 @@ class Pooling(Mixer):
         self.pool = nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
 
     def mix(self, x: Tensor) -> Tensor:
-        """The mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""
+        """Return the mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(self.pool(to_nchw(x))) - x

@@ -50,6 +50,8 @@ class Scheme(Mixer):
 
     Raises:
         ValueError: Groups that do not divide C and h.
+
+    Source: SCHEME (2023), https://arxiv.org/abs/2312.00412.
     """
 
     value_layer = "fc2"
@@ -75,7 +77,7 @@ class Scheme(Mixer):
             self.balance = nn.Parameter(torch.randn(2))
 
     def mix(self, x: Tensor) -> Tensor:
-        """a1 W2 GELU(W1 x) + a2 CCA(x), or the first part alone: (B, H, W, C) -> (B, H, W, C)."""
+        """Return a1 W2 GELU(W1 x) + a2 CCA(x), or the first part: (B, H, W, C) -> the same."""
         y = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
         if self.cca == "off" or (self.cca == "train" and not self.training):
             return y
@@ -100,7 +102,7 @@ class Scheme(Mixer):
 )
 @variant_of(Scheme, defaults={"g1": 1, "g2": 2})
 def scheme_12() -> None:
-    """Dense W1, two blocks in W2, eight times the width."""
+    """Build SCHEME with dense W1, two blocks in W2, eight times the width."""
 
 
 @register_mixer(
@@ -113,4 +115,4 @@ def scheme_12() -> None:
 )
 @variant_of(Scheme, defaults={"g1": 4, "g2": 4})
 def scheme_44() -> None:
-    """Four blocks in W1 and in W2, eight times the width."""
+    """Build SCHEME with four blocks in W1 and in W2, eight times the width."""

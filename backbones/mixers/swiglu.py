@@ -1,7 +1,7 @@
 """SwiGLU as EVA-02 builds it: a gated linear unit with a SiLU, in larger models with a norm inside.
 
 Source: Fang et al., "EVA-02: A Visual Representation for Neon Genesis", 2023,
-https://arxiv.org/abs/2303.11331 (its tiny and small models have no inner norm, base and large do);
+https://arxiv.org/abs/2303.11331 (base and large have the inner norm, tiny and small leave it out);
 Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202, Eq. 6.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.mixers.glu import GLU, gate
+from backbones.mixers.glu import GLU
 from backbones.registry import register_mixer
 
 
@@ -30,6 +30,8 @@ class SwiGLU(GLU):
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C; the norm adds 2 M C.
+
+    Source: EVA-02 (2023), https://arxiv.org/abs/2303.11331.
     """
 
     def __init__(
@@ -39,6 +41,6 @@ class SwiGLU(GLU):
         self.norm = nn.LayerNorm(self.w3.in_features, eps=1e-6) if norm else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
-        """W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
-        hidden = self.norm(gate(self.act, self.w1(x), self.w2(x)))
+        """Return W3 norm(SiLU(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
+        hidden = self.norm(self.act(self.w1(x)) * self.w2(x))
         return self.drop(self.w3(self.drop(hidden)))

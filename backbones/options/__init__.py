@@ -1,4 +1,4 @@
-"""What a user may set, and how a wrong name or value is refused, wherever options are taken."""
+"""Options of users: their names, types and defaults, and the messages for wrong ones."""
 
 from backbones.options.remembered import Remembering, plain_config, remembering
 from backbones.options.signatures import (

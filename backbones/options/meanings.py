@@ -1,4 +1,4 @@
-"""What options mean, read from the docstrings of what takes them."""
+"""Meanings of options, read from docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def summary(build: Callable[..., Any]) -> str:
 
 
 def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
-    """Return the arguments that docstrings describe, by name; later docstrings win."""
+    """Return the descriptions of arguments in docstrings, by name; later docstrings win."""
     found: dict[str, str] = {}
     for build in builders:
         section = re.search(

@@ -1,4 +1,4 @@
-"""Names packages of others that Python finds in the place of ours."""
+"""Check that imports find our packages, not others of the same name."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ def check_packages(*names: str) -> None:
     """Check that Python finds our packages of these names.
 
     Raises:
-        ImportError: Names the package that is found instead, and what to change.
+        ImportError: Another package is found; the message says what to change.
     """
     for name in names:
         loaded = sys.modules.get(name)

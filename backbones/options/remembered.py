@@ -1,4 +1,4 @@
-"""Objects that remember the options they were built with, so that a checkpoint can say them."""
+"""Objects that record the options they were built with, for checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What is handed in, and no option.
+# Arguments that are objects, not options.
 GIVEN = {"backbone", "num_classes", "model", "class_names"}
 
 
 class Remembering:
-    """Base of classes whose objects keep their keyword arguments as ``made_by``."""
+    """Base class of objects that record their keyword arguments as ``made_by``."""
 
     made_by: dict[str, Any]
 
@@ -26,7 +26,7 @@ class Remembering:
 
 
 def remembering(build: Callable[P, R]) -> Callable[P, R]:
-    """Let what a function builds keep its keyword arguments as ``made_by``."""
+    """Record a function's keyword arguments as ``made_by`` of the object that it builds."""
 
     @functools.wraps(build)
     def wrapper(*args: P.args, **options: P.kwargs) -> R:
@@ -39,10 +39,10 @@ def remembering(build: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain_config(value: Any) -> Any:
-    """Return a value as a config has it; objects as their ``_target_`` and options.
+    """Return a value in the form of a config, objects as their ``_target_`` and options.
 
     Raises:
-        TypeError: It holds an object that no config can name.
+        TypeError: It holds an object that a config cannot name.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -55,7 +55,7 @@ def plain_config(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
         return plain_config(_described(type(value), fields))
-    raise TypeError(f"a {type(value).__name__} has no place in a config")
+    raise TypeError(f"a config cannot hold a {type(value).__name__}")
 
 
 def _described(build: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Contents of files against their schemas, with one sentence for what does not fit."""
+"""Validation of files against schemas, with one sentence for the first error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SHOWN = 60  # characters of a value in a message
 
 
 class ClosedPart(BaseModel):
-    """A part of a file: values keep their types, and unknown keys are refused."""
+    """Part of a file with strict types and without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class OpenPart(ClosedPart):
-    """A part of a file that may have further keys, as those of newer versions have."""
+    """Part of a file that may have further keys, as in newer versions."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -26,7 +26,7 @@ def validate(schema: type[M], content: object) -> M:
     """Return a content as an instance of its schema.
 
     Raises:
-        ValueError: Names the first entry that does not fit, its value, and what is expected.
+        ValueError: The first wrong entry, its value, and the expected one.
     """
     try:
         return schema.model_validate(content)
@@ -35,7 +35,7 @@ def validate(schema: type[M], content: object) -> M:
 
 
 def describe_misfit(error: ValidationError) -> str:
-    """Describe the first entry that does not fit: place, reason, value."""
+    """Describe the first wrong entry: place, reason, value."""
     first = error.errors(include_url=False)[0]
     place = ".".join(_short(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)

@@ -1,4 +1,4 @@
-"""The options of a builder: read from its signature, checked before it is called."""
+"""Options of a builder: read from its signature and checked before it is called."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ T = TypeVar("T")
 
 
 def keywords(build: Callable[..., Any]) -> dict[str, Any]:
-    """Keyword-only parameters of a function or class with their defaults."""
+    """Return the keyword-only parameters of a function or class with their defaults."""
     parameters = inspect.signature(build).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def built_class(build: Callable[..., Any], base: type[T]) -> type[T]:
-    """Return the class that a builder makes: itself, or what a function says that it returns.
+    """Return the class that a builder builds: itself, or a function's return annotation.
 
     Args:
         build: A class, or a function with or without a return annotation.
-        base: What it derives from, which stands for a class that the function does not name.
+        base: Base class, returned if the function lacks an annotation.
     """
     made = build if inspect.isclass(build) else typing.get_type_hints(build).get("return")
     return made if inspect.isclass(made) and issubclass(made, base) else base
 
 
 def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] = ()) -> None:
-    """Refuse a builder whose options cannot be typed in a command.
+    """Check that all options of a builder have defaults that can be typed in a command.
 
     Args:
-        build: Called with one argument and, by name, the options of the user's.
-        what: It, in messages.
-        filled: Keyword-only parameters that are filled in, which no user has to know.
+        build: Function of one argument and, by name, the options.
+        what: Name of the builder in messages.
+        filled: Keyword-only parameters that the caller sets.
 
     Raises:
         ValueError: Names the parameter.
@@ -53,11 +53,11 @@ def check_builder(build: Callable[..., Any], what: str, filled: Collection[str] 
         if name in filled:
             continue
         if default is inspect.Parameter.empty:
-            raise ValueError(f"{what} has no default for its option {name}; give it one")
+            raise ValueError(f"option {name} of {what} needs a default; add one")
         if not _is_plain(default):
             raise ValueError(
-                f"{what} has the default {name}={default!r}, which cannot be typed; an option is a "
-                "number, a text, true or false, null, or a list of such"
+                f"{what} has the default {name}={default!r}, which cannot be typed; use a number, "
+                "a text, true or false, null, or a list of these"
             )
 
 
@@ -70,15 +70,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], group: str) -> None:
-    """Refuse arguments that a class or function does not take, by name or by type.
+    """Check names and types of arguments for a class or function.
 
     Args:
-        call: Its annotations are read; what they say beyond plain values is not checked.
-        arguments: By name.
-        group: Put before their names in messages.
+        call: Class or function with annotations; only plain values are checked.
+        arguments: Arguments by name.
+        group: Prefix of their names in messages.
 
     Raises:
-        ValueError: Names the option and what it may be.
+        ValueError: The message names the option and its allowed values.
     """
     known, takes_more = _parameters(call)
     for name, value in arguments.items():
@@ -91,7 +91,7 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
 
 
 def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with 10.0 as 10 where a class or function takes whole numbers only."""
+    """Return arguments with 10.0 as 10 for parameters that take whole numbers only."""
     known, _ = _parameters(call)
     return {
         name: with_whole_numbers(value, known[name]) if name in known else value
@@ -100,10 +100,10 @@ def whole_arguments(call: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
 
 def check_complete(call: Callable[..., Any], names: Collection[str], group: str) -> None:
-    """Refuse arguments that lack what a class or function has no default for.
+    """Check that all keyword-only parameters without default are given.
 
     Raises:
-        ValueError: Names the first option that is missing.
+        ValueError: The message names the first missing option.
     """
     for name, default in keywords(call).items():
         if default is inspect.Parameter.empty and name not in names:
@@ -111,9 +111,9 @@ def check_complete(call: Callable[..., Any], names: Collection[str], group: str)
 
 
 def defaults(call: Any) -> dict[str, Any]:
-    """Return the default of each argument that a class or function takes by name and has one for.
+    """Return the defaults of a class or function by argument.
 
-    A class that takes ``**options`` takes what its next parent takes.
+    A class with ``**options`` adds those of its next parent.
     """
     found: dict[str, Any] = {}
     for function in _functions(call):
@@ -133,9 +133,9 @@ def _functions(call: Any) -> list[Any]:
 
 
 def _parameters(call: Any) -> tuple[dict[str, Any], bool]:
-    """Types of what a call takes by name, and whether it takes anything else.
+    """Return the types of a call's arguments by name, and True if it takes any others.
 
-    A class that takes ``**options`` takes what its next parent takes.
+    A class with ``**options`` adds those of its next parent.
     """
     known: dict[str, Any] = {}
     for function in _functions(call):

@@ -1,4 +1,4 @@
-"""The message that refuses an unknown name."""
+"""Messages for unknown names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 import itertools
 from collections.abc import Collection, Iterable, Mapping
 
-LISTED = 400  # characters of a list of names: with what stands around it, ten lines of a terminal
-NAMED = 100  # of the name that is refused
+LISTED = 400  # characters of a list of names, so that a message fits into ten lines
+NAMED = 100  # characters of the unknown name
 
 
 def listed(names: Iterable[object], most: int = LISTED) -> str:
-    """Join names by commas, and count those for which there is no room.
+    """Join names by commas, and count the names beyond a limit.
 
     Args:
-        names: At least the first is named.
-        most: Characters.
+        names: At least the first is listed.
+        most: Limit in characters.
     """
     texts = [shortened(str(name)) for name in names]
     ends = itertools.accumulate(len(text) + 2 for text in texts)
@@ -25,19 +25,19 @@ def listed(names: Iterable[object], most: int = LISTED) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name of at most ``NAMED`` characters, the middle of a longer one left out."""
+    """Return a name, shortened in the middle to ``NAMED`` characters."""
     half = NAMED // 2 - 2
     return name if len(name) <= NAMED else f"{name[:half]}...{name[-half:]}"
 
 
 def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> str:
-    """The message that refuses a name: what is near to it, or all that there is.
+    """Return the message for an unknown name, with similar names or all known ones.
 
     Args:
-        what: What the name would be of.
+        what: Kind of thing, such as "mixer".
         name: The name.
-        known: The names that there are.
-        summary: Said of them instead where they are too many for a message.
+        known: All known names.
+        summary: Text instead of the list of known names.
     """
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     summary = summary or f"{listed(known) or 'none'}."
@@ -52,14 +52,14 @@ def unknown_backbone(
     mixers: Collection[str],
     token_mixers: Collection[str],
 ) -> str:
-    """The message that refuses the name of a backbone.
+    """Return the message for an unknown name of a backbone.
 
     Args:
         name: The name.
-        known: All names that there are, each with whether its token mixer is left to an option.
-        hosts: Those of the hosts.
-        mixers: Those of the channel mixers.
-        token_mixers: Those of the token mixers, which are typed as an option and not as a suffix.
+        known: All known names, True for those that take the option ``token_mixer``.
+        hosts: Names of the hosts.
+        mixers: Names of the channel mixers.
+        token_mixers: Names of the token mixers, which are typed as an option, not as a suffix.
     """
     for mixer in token_mixers:
         base = name.removesuffix(f"_{mixer}")
@@ -68,10 +68,10 @@ def unknown_backbone(
                 f"type backbone={base} backbone.token_mixer={mixer}, or in Python "
                 f"create_backbone({base!r}, token_mixer={mixer!r})"
                 if known[base]
-                else f"{base} has no place for another one"
+                else f"the only token mixer of {base} is already replaced"
             )
             return f"there is no backbone called {name!r}: {mixer} is a token mixer; {remedy}"
-    # Two lists share the ten lines.
+    # Limits by which both lists fit into ten lines.
     some, most = listed(hosts, 300), listed(mixers, 200)
     summary = f"{some}; most also as HOST_MIXER with {most}."
     everywhere = f"list_backbones() and run.py --help backbone have all {len(known)}."

@@ -1,4 +1,4 @@
-"""Plain values against type annotations, as users of a command line meet them."""
+"""Check of plain values against type annotations, with messages for users of commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 
 def check_value(option: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not of an annotated type.
+    """Check that a value has an annotated type.
 
     Raises:
-        ValueError: Names the option and what it may be.
+        ValueError: The message names the option and its allowed values.
     """
     if _fits(value, hint):
         return
@@ -37,7 +37,7 @@ def with_whole_numbers(value: Any, hint: Any) -> Any:
 
 
 def _item_hints(hint: Any) -> list[Any]:
-    """The types of items that a type of lists, or a union with such, allows."""
+    """Return the allowed types of items of a type of lists, or of a union with one."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return [items for choice in choices for items in _item_hints(choice)]
@@ -45,7 +45,7 @@ def _item_hints(hint: Any) -> list[Any]:
 
 
 def _misfit(value: Any, hint: Any) -> str:
-    """Name the first item of a list that its type does not allow."""
+    """Describe the first item of a list with a wrong type."""
     hints = _item_hints(hint)
     if not hints or not isinstance(value, list | tuple):
         return ""
@@ -56,10 +56,10 @@ def _misfit(value: Any, hint: Any) -> str:
 
 
 def check_odd(kernel_size: int | Sequence[int]) -> None:
-    """Refuse a kernel without a centre.
+    """Check that a kernel has a centre.
 
     Raises:
-        ValueError: A side that is even or not positive.
+        ValueError: A side is even or not positive.
     """
     sides = [kernel_size] if isinstance(kernel_size, int) else kernel_size
     if any(side < 1 or side % 2 == 0 for side in sides):
@@ -67,7 +67,7 @@ def check_odd(kernel_size: int | Sequence[int]) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of an annotated type; other types than plain ones fit everything."""
+    """Return True if a plain value has an annotated type; types of objects fit everything."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, choice) for choice in choices)
@@ -90,7 +90,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _described_items(hint: Any) -> str:
-    """A type of a list's items in words; an empty text for types of no plain values."""
+    """Return the type of a list's items in words, empty for types of objects."""
     words = {int: "whole numbers", float: "numbers", str: "texts"}
     if typing.get_origin(hint) not in (Sequence, tuple, list):
         return words.get(hint, "")
@@ -99,14 +99,14 @@ def _described_items(hint: Any) -> str:
 
 
 def _made_finite(value: Any) -> Any:
-    """The value with a finite number wherever it holds an infinite one."""
+    """Return the value with infinite numbers replaced by a finite one."""
     if isinstance(value, list | tuple):
         return [_made_finite(item) for item in value]
     return 1 if isinstance(value, float) and math.isinf(value) else value
 
 
 def _described(hint: Any) -> str:
-    """A type in words: ``a number or null``."""
+    """Return a type in words: ``a number or null``."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         literals = [c for c in choices if typing.get_origin(c) is Literal]

@@ -1,4 +1,4 @@
-"""A builder with some of its options fixed: a family of builders says its options once."""
+"""Variants of builders with some options fixed, so that a family states its options once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a variant comes from.
+    """Origin of a variant.
 
     Attributes:
         build: The builder that it calls.
-        options: Options that it neither fixes nor gives another default.
+        options: Options with unchanged defaults.
     """
 
     build: Callable[..., Any]
@@ -33,24 +33,24 @@ def variant_of(
     defaults: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
 ) -> Callable[[Callable[[], None]], Callable[..., T]]:
-    """Make a builder out of another one; the function under it gives the name and the docstring.
+    """Derive a builder from another; the decorated function gives its name and docstring.
 
         @variant_of(afbo, fixed={"cm_a": "gccm"}, without=("g2", "window"))
         def scfbo_gc() -> None:
             '''GCCM on both branches.'''
 
-    The signature, which says what a user may set, is that of ``build`` less what is fixed or left
-    out; the descriptions of the options that remain are added to the docstring. Where ``build`` is
-    a registered mixer, the variant inherits what it sets for single hosts (``register_mixer``).
+    The signature is that of ``build`` without the options that are fixed or left out; the
+    descriptions of the others are added to the docstring. If ``build`` is a registered mixer, the
+    variant inherits its defaults for single hosts (``register_mixer``).
 
     Args:
         build: A function or class; its keyword-only parameters are its options.
-        fixed: Options that the variant has no more, and their values.
-        defaults: Options that it keeps, with other defaults.
-        without: Options that it has no more since they change nothing in it.
+        fixed: Options that the variant fixes, with their values.
+        defaults: Options with other defaults.
+        without: Options that the variant leaves out since they change nothing in it.
 
     Raises:
-        TypeError: ``build`` has no such option.
+        TypeError: ``build`` lacks one of the options.
     """
     fixed, defaults = dict(fixed or {}), dict(defaults or {})
     gone = {*fixed, *without}
@@ -86,7 +86,7 @@ def variant_of(
 
 
 def _described(named: Callable[[], None], build: Callable[..., Any], gone: Collection[str]) -> str:
-    """A variant's docstring, with what the other one says of the options that remain."""
+    """Return a variant's docstring with the descriptions of its options."""
     text, source = inspect.getdoc(named) or "", inspect.getdoc(build) or ""
     section = re.search(r"^Args:\n((?:[ ]{4}.*\n?)+)", source, re.MULTILINE)
     if section is None:

@@ -1,1 +1,1 @@
-"""Where in a network a parameter lies, and how fast it learns there."""
+"""Depth of parameters in a network, and their learning rates."""

@@ -1,4 +1,4 @@
-"""Parts of a network that do not learn: whole stages, and the statistics of BatchNorm."""
+"""Freezing of stages and of the statistics of BatchNorm."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def freeze_stages(backbone: Backbone, frozen_stages: int) -> None:
 
     Args:
         backbone: Changed in place.
-        frozen_stages: -1 for none, 0 for the stem, 1 also for the first stage with the norm of its
-            map, and so on; blocks count where a host has no stages. As in the MM toolkits.
+        frozen_stages: -1 for none, 0 for the stem, 1 for the first stage with its norm as well, and
+            so on; blocks in a host without stages. As in the MM toolkits.
 
     Raises:
         ValueError: The network has fewer stages.

@@ -1,4 +1,4 @@
-"""Learning rates that fall towards the images, layer by layer or stage by stage.
+"""Learning rates that fall towards the input, per layer or per stage.
 
 Source: Clark et al., "ELECTRA", ICLR 2020, Sec. 3.1 (layer-wise decay); the groups are those of
 MMDetection's and MMSegmentation's ``LearningRateDecayOptimizerConstructor``.
@@ -15,14 +15,14 @@ from backbones.base import Backbone
 def layer_decay_groups(
     model: Any, config: Mapping[str, Any], lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Parameter groups as MMDetection's and MMSegmentation's layer decay makes them.
+    """Build the parameter groups of MMDetection's and MMSegmentation's layer decay.
 
     Args:
-        model: Its ``backbone`` is one of ours; everything else learns at full rate.
+        model: Its ``backbone`` is one of ours; all other parts learn at full rate.
         config: The constructor's ``paramwise_cfg``: ``decay_rate``; ``decay_type``, by stages if
-            "stage_wise"; ``num_layers``, blocks (or stages) of the backbone, which may be left out.
+            "stage_wise"; optionally ``num_layers``, blocks (or stages) of the backbone.
         lr: Learning rate of the last layer.
-        weight_decay: Of weights; vectors have none, nor has what the host's authors exempt.
+        weight_decay: Weight decay, 0 for vectors and the parameters that the host's authors exempt.
 
     Raises:
         ValueError: Another number of layers than the backbone has.

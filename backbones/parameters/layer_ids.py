@@ -1,8 +1,8 @@
-"""How deep in its network a parameter lies, which layer decay and the freezing of stages ask.
+"""Depth of parameters in a network, for layer decay and freezing.
 
-The rule reads the names that hosts give their parts: a stem, stages of blocks, what lies between
-stages, and what follows the last block. One list of blocks without stages counts as stages of one
-block each, as in MMPretrain's vision transformer.
+The rules read the names of a host's parts: a stem, stages of blocks, parts between stages, and
+parts after the last block. In one list of blocks without stages each block counts as a stage, as
+in MMPretrain's vision transformer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FIRST_EMBEDS = ("stages.0.embed.", "patch_embeds.0.")
 
 
 class Rule(NamedTuple):
-    """A pattern of a name's beginning, with the number of a stage and, of blocks, that of a block.
+    """Pattern of the beginning of names, with the numbers of stage and block.
 
     Attributes:
-        pattern: A regular expression with one or two groups of digits.
-        first: The number of stage 0.
-        step: How much more the number of the next stage is.
-        first_block: The number of a stage's first block.
+        pattern: Regular expression with one or two groups of digits.
+        first: Number of stage 0.
+        step: Difference between the numbers of successive stages.
+        first_block: Number of a stage's first block.
     """
 
     pattern: str
@@ -41,7 +41,7 @@ BLOCKS = (
     Rule(r"blocks\.(\d+)()\."),  # one list: each block is a stage
 )
 DOWNSAMPLING = Rule(r"(?:layers|stages)\.(\d+)\.downsample\.")
-# What leads into a stage, and what ends it.
+# Parts before and after the blocks of a stage.
 BEGINNINGS = (
     DOWNSAMPLING,
     Rule(r"(?:layers|stages)\.(\d+)\.(?:embed|global_block|global_norm)\."),
@@ -56,16 +56,16 @@ ENDS = (Rule(r"(?:layers|stages)\.(\d+)\.norm\."),)
 class LayerNames:
     r"""Names of a network's parts; a host with unusual names declares its own.
 
-    For example, blocks ``encoder.level1.unit0.*`` behind ``encoder.down2.*``:
+    For example, blocks ``encoder.level1.unit0.*`` after ``encoder.down2.*``:
     ``LayerNames(blocks=(Rule(r"encoder\.level(\d+)\.unit(\d+)\.", first=1),),
     beginnings=(Rule(r"encoder\.down(\d+)\.", first=1),), stem=("encoder.stem.",))``.
 
     Attributes:
-        blocks: Of blocks.
-        beginnings: Of what leads into a stage, such as downsampling.
-        ends: Of what ends a stage.
-        stem: Prefixes of what stands before the first block.
-        downsampling: Of ``beginnings``, what ``merges_end_stages`` counts to the stage before it.
+        blocks: Rules of blocks.
+        beginnings: Rules of parts before a stage's blocks, such as downsampling.
+        ends: Rules of parts after a stage's blocks.
+        stem: Prefixes of parts before the first block.
+        downsampling: The ``beginnings`` that ``merges_end_stages`` assigns to the previous stage.
     """
 
     blocks: tuple[Rule, ...] = BLOCKS
@@ -84,9 +84,9 @@ class LayerIds:
 
     Attributes:
         depths: Blocks per stage.
-        map_keys: Prefixes of what only one map needs, see ``Backbone``; empty if no stage's.
-        end_keys: Prefixes of what follows the last block.
-        merges_end_stages: Whether downsampling belongs to the stage before it.
+        map_keys: Prefixes of parts for one map only, see ``Backbone``; empty if shared by stages.
+        end_keys: Prefixes of parts after the last block.
+        merges_end_stages: True if downsampling belongs to the stage before it.
         names: Names of the parts.
     """
 
@@ -98,11 +98,11 @@ class LayerIds:
 
     @property
     def num_layers(self) -> int:
-        """Stem, blocks, and what follows them as one more."""
+        """Number of layers: stem, blocks, and one for all parts after them."""
         return sum(self.depths) + 2
 
     def layer(self, name: str) -> int:
-        """0 for the stem, 1 for the first block, and so on; ``num_layers - 1`` behind the last."""
+        """Return 0 for the stem, 1 for the first block, ..., ``num_layers - 1`` after the last."""
         place = self._place(name)
         if place is None:
             return 0 if self._in_stem(name) else self.num_layers - 1
@@ -110,15 +110,15 @@ class LayerIds:
         return sum(self.depths[:stage]) + block + 1
 
     def stage_of_layer(self, layer: int) -> int:
-        """The stage, from 0, of a block's number from ``layer``."""
+        """Return the stage, from 0, of a block's layer."""
         ends = accumulate(self.depths)
         return next(stage for stage, end in enumerate(ends) if layer <= end)
 
     def stage(self, name: str) -> int:
-        """0 for the stem, 1 for the first stage with the norm of its map, and so on.
+        """Return 0 for the stem, 1 for the first stage with the norm of its map, and so on.
 
-        What follows the last block is of the last stage; what is no part of the published network
-        (a pyramid) is of none, one number higher.
+        Parts after the last block belong to the last stage. Parts outside the published network (a
+        pyramid) get one number more.
         """
         place = self._place(name)
         if place is not None:
@@ -131,11 +131,11 @@ class LayerIds:
         return len(self.depths) + (0 if name.startswith(self.end_keys) else 1)
 
     def _in_stem(self, name: str) -> bool:
-        # A class token is of the stem, or of class blocks at the end.
+        # A class token belongs to the stem, or to class blocks at the end.
         return name.startswith(self.names.stem) and not name.startswith(self.end_keys)
 
     def _place(self, name: str) -> tuple[int, int] | None:
-        """Stage and block, from 0; None outside the stages."""
+        """Return stage and block, from 0; None outside the stages."""
         if name.startswith(self.names.stem):
             return None
         place = _block(name, self.names.blocks)
@@ -151,11 +151,11 @@ class LayerIds:
         return None if stage is None else (stage, 0)
 
 
-def depths_of(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[int, ...]:
-    """Blocks per stage, out of the names of a network's parameters.
+def count_depths(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[int, ...]:
+    """Count the blocks per stage from the names of a network's parameters.
 
     Returns:
-        Nothing where the numbers of stages or blocks do not begin where the rules say.
+        Empty if the numbers of stages begin below the rules' first one.
     """
     found = {_block(name, rules.blocks) for name in names if not name.startswith(rules.stem)}
     places = [place for place in found if place is not None]
@@ -165,8 +165,8 @@ def depths_of(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[int, ...
     return tuple(stages.count(stage) for stage in range(max(stages, default=-1) + 1))
 
 
-def blocks_of(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[str, ...]:
-    """Names of a network's blocks in order of depth, out of the names of its parameters."""
+def list_blocks(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[str, ...]:
+    """Return the names of a network's blocks by depth, from the names of its parameters."""
     places: dict[str, tuple[int, int]] = {}
     for name in names:
         found = next((m for r in rules.blocks if (m := re.match(r.pattern, name))), None)
@@ -179,7 +179,7 @@ def blocks_of(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[str, ...
 def _block(name: str, rules: Iterable[Rule]) -> tuple[int, int] | None:
     for rule in rules:
         found = re.match(rule.pattern, name)
-        if found:  # a pattern with one number is of a list of blocks, which are stages of one block
+        if found:  # in a list of blocks, with one number, each block is a stage
             block = (found[2] if found.re.groups > 1 else "") or rule.first_block
             return (int(found[1]) - rule.first) // rule.step, int(block) - rule.first_block
     return None

@@ -1,16 +1,16 @@
-"""How much slower each parameter of a backbone learns under layer-wise rates.
+"""Layer-wise factors of the learning rate for the parameters of a backbone.
 
 Source: Clark et al., "ELECTRA", ICLR 2020, Sec. 3.1, in the form of BEiT's code: the rate is
 multiplied by the decay once for each layer between a parameter and the end of the network.
 
-timm's ``param_groups_layer_decay`` does the same, but its networks count their layers otherwise:
+timm's ``param_groups_layer_decay`` is equal, except that it counts layers differently:
 
-    DeiT, MLP-Mixer, gMLP, Swin   the last norm is of the last block's layer, here behind it
-    Swin                          a downsampling is of the layer of the next block, here of the last
-    PVT v2, GC ViT                a stage is a layer, here a block is
-    PoolFormer                    12 equal parts of the parameters, here a block is a layer
+    DeiT, MLP-Mixer, gMLP, Swin   the last norm shares the last block's layer; here it follows it
+    Swin                          a downsampling shares the next block's layer; here the previous'
+    PVT v2, GC ViT                a layer is a stage; here a block
+    PoolFormer                    a layer is a 12th of the parameters; here a block
 
-Of ConvNeXt and ResNet both count the same.
+ConvNeXt and ResNet agree.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FFNET_LAST = 12  # layer of stage 4 in FFNet's configs of all sizes
 
 
 def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") -> dict[str, float]:
-    """The share of the rate at which each parameter of a backbone learns.
+    """Return the factor of the learning rate for each parameter of a backbone.
 
-    What follows the last block, and the norms of dense maps, learn at full rate.
+    Parts after the last block, and the norms of dense maps, learn at full rate.
 
     Args:
         backbone: One of ours.
-        decay: Of the rate from one layer to the one before it, above 0.
-        layers: What counts as a layer. "blocks": the stem, then every block; a downsampling is of
-            the next block, in Swin of the last one before it. "convnext": the stem, stages 1 and 2
-            as one layer each, stage 3 in threes of blocks, stage 4, as in ConvNeXt's code.
+        decay: Factor from a layer to the layer before it, above 0.
+        layers: Definition of a layer. "blocks": the stem, then every block; a downsampling belongs
+            to the next block, in Swin to the previous one. "convnext": the stem, stages 1 and 2 as
+            one layer each, stage 3 in groups of three blocks, stage 4, as in ConvNeXt's code.
             "ffnet": the same with stage 3's downsampling counted as its first block and stage 4 as
-            layer 12 in all sizes. "ffnet_as_run": "ffnet" as the authors' code runs, which does not
-            find the stem and trains it at full rate.
+            layer 12 in all sizes. "ffnet_as_run": "ffnet" as the authors' code runs, which misses
+            the stem and trains it at full rate.
 
     Raises:
-        ValueError: A backbone that the layers are not made for.
+        ValueError: The backbone's stages do not fit ``layers``.
     """
     if layers == "blocks":
         last = backbone.num_layers - 1
@@ -50,14 +50,14 @@ def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") ->
 
 
 def _grouped(backbone: Backbone, layers: Layers) -> tuple[dict[str, int], int]:
-    """The layer of each parameter with stage 3 in threes, and the layer of what follows stage 4."""
+    """Return the layer of each parameter with stage 3 in groups of three, and the last layer."""
     depths = backbone.layer_ids.depths
     shift = 0 if layers == "convnext" else 1
     longest = 3 * (FFNET_LAST - 3) + 2
     if len(depths) != 4 or (shift and depths[2] > longest):
         raise ValueError(
-            f"optimizer.layers={layers} is for backbones of four stages"
-            f"{f' with at most {longest} blocks in the third' * shift}, and {backbone.name} has "
+            f"optimizer.layers={layers} needs a backbone of four stages"
+            f"{f' with at most {longest} blocks in the third' * shift}, but {backbone.name} has "
             f"{list(depths)} blocks; pass optimizer.layers=blocks"
         )
     fourth = FFNET_LAST if shift else 3 + -(-depths[2] // 3)

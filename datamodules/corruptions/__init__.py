@@ -1,11 +1,12 @@
 """The 15 corruptions of ImageNet-C, each in five severities, for images of any size.
 
 Source: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019 (https://arxiv.org/abs/1903.12261); parameters of the authors' code.
+Perturbations", ICLR 2019 (https://arxiv.org/abs/1903.12261); parameters from the authors' code
+(https://github.com/hendrycks/robustness).
 
-Written anew on numpy, scipy and Pillow: random numbers are others than the authors', and so are the
-frost textures unless photographs are given. Figures on copies made here compare with each other,
-not with those on the published files.
+This version uses numpy, scipy and Pillow. Its random numbers differ from the authors', and so do
+the frost textures unless photographs are given. Compare figures on these copies with each other
+only, as those on the published files differ.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from datamodules.corruptions import blur, digital, noise, weather
 
 Pixels = NDArray[np.float64]
 SEVERITIES = (1, 2, 3, 4, 5)
-# Per kind what makes it, and its parameters by severity.
+# Function and parameters by severity, per kind.
 CORRUPTIONS: Mapping[str, tuple[Callable[..., Pixels], tuple[Any, ...]]] = {
     "gaussian_noise": (noise.gaussian, (0.08, 0.12, 0.18, 0.26, 0.38)),
     "shot_noise": (noise.shot, (60, 25, 12, 5, 3)),
@@ -47,7 +48,7 @@ CORRUPTIONS: Mapping[str, tuple[Callable[..., Pixels], tuple[Any, ...]]] = {
     "fog": (weather.fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))),
     "brightness": (digital.brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
     "contrast": (digital.contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
-    # In shares of 244 pixels: the authors' code has that number.
+    # Shares of 244 pixels, a number in the authors' code.
     "elastic_transform": (
         digital.elastic,
         ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
@@ -65,29 +66,29 @@ def corrupt(
     rng: np.random.Generator,
     frost: weather.Photographs = (),
 ) -> Image.Image:
-    """A corrupted copy of a square RGB image.
+    """Return a corrupted copy of a square RGB image.
 
     Args:
-        image: 8-bit RGB, as wide as high.
+        image: 8-bit RGB, square.
         kind: One of ``KINDS``.
         severity: From 1 to 5.
-        rng: All that is random is drawn from it.
-        frost: Photographs of frost (H, W, 3) with values from 0 to 1, as large as the image at
-            least; without any a texture is made.
+        rng: Source of all random numbers.
+        frost: Photographs of frost (H, W, 3) with values from 0 to 1, at least as large as the
+            image; if empty, a texture is generated.
 
     Raises:
-        ValueError: No such kind or severity, or an image that is not square.
+        ValueError: Kind or severity is unknown, or the image is not square.
     """
     if kind not in CORRUPTIONS or severity not in SEVERITIES:
         raise ValueError(
-            f"no corruption {kind!r} of severity {severity}: kinds are {', '.join(KINDS)}, "
+            f"unknown corruption {kind!r} of severity {severity}: kinds are {', '.join(KINDS)}, "
             "severities 1 to 5"
         )
     if image.width != image.height:
-        raise ValueError(f"corruptions are for square images; this one has {image.size} pixels")
+        raise ValueError(f"corruptions need square images, got {image.size} pixels; crop it")
     make, parameters = CORRUPTIONS[kind]
     pixels = np.asarray(image.convert("RGB")) / 255.0
     options = {"photographs": frost} if kind == "frost" else {}
     made = make(pixels, parameters[severity - 1], rng, **options)
-    # Cut off, not rounded, as the published files are.
+    # Truncated instead of rounded, as in the published files.
     return Image.fromarray((np.clip(made, 0, 1) * 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Blur by lens, glass, motion and zoom. Pixels are (S, S, 3), from 0 to 1."""
+"""Blur from lens, glass, motion and zoom. Pixels are (S, S, 3), from 0 to 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 Pixels = NDArray[np.float64]
-SMALLEST = 8  # half the side of a defocus kernel, at least
+SMALLEST = 8  # smallest half side of a defocus kernel
 
 
 def defocus(pixels: Pixels, lens: tuple[int, float], rng: np.random.Generator) -> Pixels:
@@ -17,18 +17,18 @@ def defocus(pixels: Pixels, lens: tuple[int, float], rng: np.random.Generator) -
 
     Args:
         pixels: The image.
-        lens: Radius of the disk, and the deviation that its edge is softened by.
-        rng: Not used: nothing is random.
+        lens: Radius of the disk, and standard deviation of its softened edge.
+        rng: Unused, as the result is deterministic.
     """
     kernel = disk(*lens)
-    # OpenCV's usual border, which does not repeat the outermost pixel.
+    # OpenCV's default border, which skips the outermost pixel.
     return np.stack(
         [ndimage.correlate(pixels[..., i], kernel, mode="mirror") for i in range(3)], axis=-1
     )
 
 
 def disk(radius: int, sigma: float) -> Pixels:
-    """A disk of sum 1, with its edge softened over 3 pixels (5 of large ones)."""
+    """Return a disk of sum 1 with its edge softened over 3 pixels (5 in large disks)."""
     half = max(radius, SMALLEST)
     y, x = np.mgrid[-half : half + 1, -half : half + 1]
     inside = (x**2 + y**2 <= radius**2).astype(np.float64)
@@ -42,15 +42,15 @@ def disk(radius: int, sigma: float) -> Pixels:
 
 
 def glass(pixels: Pixels, pane: tuple[float, int, int], rng: np.random.Generator) -> Pixels:
-    """Blur, let pixels take values of near ones, row by row from the far corner, and blur again.
+    """Blur, replace pixels by near ones, row by row from the far corner, and blur again.
 
-    The authors' exchange of two pixels copies one onto the other, as both are views of one array;
-    the published files are made so.
+    The authors' swap of two pixels copies one onto the other, as both are views of one array. The
+    published files have this effect, so it is kept.
 
     Args:
         pixels: The image.
-        pane: Deviation of the blur, largest shift, and how often.
-        rng: Draws the shifts.
+        pane: Standard deviation of the blur, largest shift in pixels, and number of passes.
+        rng: Source of the shifts.
     """
     sigma, reach, times = pane
     side = len(pixels)
@@ -72,27 +72,27 @@ def motion(pixels: Pixels, camera: tuple[int, float], rng: np.random.Generator) 
 
     Args:
         pixels: The image.
-        camera: Radius and deviation; see ``along``.
-        rng: Draws the direction.
+        camera: Radius and standard deviation; see ``average_along``.
+        rng: Source of the direction.
     """
-    return along(pixels, *camera, angle=rng.uniform(-45, 45))
+    return average_along(pixels, *camera, angle=rng.uniform(-45, 45))
 
 
-def along(pixels: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
-    """Average over 2 * radius + 1 pixels behind each in a direction, as ImageMagick does.
+def average_along(pixels: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
+    """Average over 2 * radius + 1 pixels in one direction, as ImageMagick does.
 
     Args:
         pixels: (S, S) or (S, S, 3).
         radius: Half the length of the line.
-        sigma: Deviation of the weights, which fall from the pixel on.
-        angle: In degrees from the horizontal, clockwise.
+        sigma: Standard deviation of the weights, which decrease along the line.
+        angle: Degrees from the horizontal, clockwise.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     weights /= weights.sum()
-    turned = math.radians(angle)
-    right = np.ceil(steps * math.cos(turned) - 0.5).astype(int)
-    down = np.ceil(steps * math.sin(turned) - 0.5).astype(int)
+    radians = math.radians(angle)
+    right = np.ceil(steps * math.cos(radians) - 0.5).astype(int)
+    down = np.ceil(steps * math.sin(radians) - 0.5).astype(int)
     margin, side = 2 * radius + 1, len(pixels)
     widths = [(margin, margin)] * 2 + [(0, 0)] * (pixels.ndim - 2)
     padded = np.pad(pixels, widths, mode="edge")
@@ -104,23 +104,23 @@ def along(pixels: Pixels, radius: int, sigma: float, angle: float) -> Pixels:
 
 
 def zoom(pixels: Pixels, zooms: tuple[float, float], rng: np.random.Generator) -> Pixels:
-    """The mean of the image and of its enlargements.
+    """Return the mean of the image and its enlargements.
 
     Args:
         pixels: The image.
-        zooms: The factor that they end before, and the step from 1 on.
-        rng: Not used: nothing is random.
+        zooms: Exclusive end of the factors, and their step from 1 on.
+        rng: Unused, as the result is deterministic.
     """
     end, step = zooms
     factors = np.arange(1, end, step)
     total = pixels.copy()
     for factor in factors.tolist():
-        total += enlarged(pixels, factor)
+        total += enlarge(pixels, factor)
     return total / (len(factors) + 1)
 
 
-def enlarged(pixels: Pixels, factor: float) -> Pixels:
-    """The middle of an image (S, S) or (S, S, 3), enlarged to its size by linear interpolation."""
+def enlarge(pixels: Pixels, factor: float) -> Pixels:
+    """Enlarge the centre of an image (S, S) or (S, S, 3) to its size by linear interpolation."""
     side = len(pixels)
     part = math.ceil(side / factor)
     first = (side - part) // 2

@@ -1,4 +1,4 @@
-"""What cameras, screens and files do. Pixels are (S, S, 3), from 0 to 1."""
+"""Corruptions by cameras, screens and files. Pixels are (S, S, 3), from 0 to 1."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from PIL import Image
 from scipy import ndimage
 
 Pixels = NDArray[np.float64]
-UNIT = 244  # pixels that elastic_transform's parameters are shares of
+UNIT = 244  # pixels; elastic_transform's parameters are shares of it
 
 
 def brightness(pixels: Pixels, more: float, rng: np.random.Generator) -> Pixels:
-    """Raise the value of HSV, the largest channel, with hue and saturation as they are.
+    """Raise the value of HSV, the largest channel; hue and saturation stay.
 
     Args:
         pixels: The image.
-        more: What is added, up to a value of 1.
-        rng: Not used: nothing is random.
+        more: Increase of the value, up to 1.
+        rng: Unused, as the result is deterministic.
     """
     value = pixels.max(-1, keepdims=True)
     raised = np.clip(value + more, 0, 1)
     black = value == 0
-    # Of black hue and saturation are 0, so that it turns grey.
+    # Hue and saturation of black are 0, so it turns grey.
     return np.where(black, raised, pixels * raised / np.where(black, 1, value))
 
 
 def contrast(pixels: Pixels, factor: float, rng: np.random.Generator) -> Pixels:
-    """Shrink the differences to each channel's mean; nothing is random."""
+    """Shrink the differences to each channel's mean; the result is deterministic."""
     mean = pixels.mean((0, 1))
     return (pixels - mean) * factor + mean
 
 
 def elastic(pixels: Pixels, shares: tuple[float, float, float], rng: np.random.Generator) -> Pixels:
-    """A random affine map, then smooth random shifts of all pixels.
+    """Apply a random affine map, then smooth random shifts of all pixels.
 
     Args:
         pixels: The image.
-        shares: Size of the shifts, deviation that smooths them and range of the affine map, in
-            shares of ``UNIT`` pixels.
-        rng: Draws both.
+        shares: Size of the shifts, standard deviation of their smoothing and range of the affine
+            map, as shares of ``UNIT`` pixels.
+        rng: Source of both.
     """
     size, sigma, reach = (UNIT * share for share in shares)
     side = len(pixels)
@@ -49,10 +49,10 @@ def elastic(pixels: Pixels, shares: tuple[float, float, float], rng: np.random.G
     middle, third = side // 2, side // 3
     corners = middle + third * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + rng.uniform(-reach, reach, corners.shape)
-    # (x, y, 1) of the result to (x, y) of the image: three points determine it.
+    # Three points determine the map from (x, y, 1) of the result to (x, y) of the image.
     back = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
     at_x, at_y = (back[0, i] * x + back[1, i] * y + back[2, i] for i in (0, 1))
-    turned = _sampled(pixels, at_y, at_x, "mirror")
+    mapped = _sampled(pixels, at_y, at_x, "mirror")
     shift_x, shift_y = (
         size
         * ndimage.gaussian_filter(
@@ -60,11 +60,11 @@ def elastic(pixels: Pixels, shares: tuple[float, float, float], rng: np.random.G
         )
         for _ in range(2)
     )
-    return _sampled(turned, y + shift_y, x + shift_x, "reflect")
+    return _sampled(mapped, y + shift_y, x + shift_x, "reflect")
 
 
 def pixelate(pixels: Pixels, share: float, rng: np.random.Generator) -> Pixels:
-    """Shrink to this share of the side and enlarge again by boxes; nothing is random."""
+    """Shrink the image to this share of its side and enlarge it by boxes; deterministic."""
     image = _image(pixels)
     small = max(1, int(image.width * share))
     box = Image.Resampling.BOX
@@ -72,7 +72,7 @@ def pixelate(pixels: Pixels, share: float, rng: np.random.Generator) -> Pixels:
 
 
 def jpeg(pixels: Pixels, quality: int, rng: np.random.Generator) -> Pixels:
-    """Save as a JPEG of this quality and open it; nothing is random."""
+    """Save and open the image as a JPEG of this quality; the result is deterministic."""
     file = io.BytesIO()
     _image(pixels).save(file, "JPEG", quality=quality)
     return _values(Image.open(file))
@@ -90,5 +90,5 @@ def _image(pixels: Pixels) -> Image.Image:
 
 
 def _values(image: Image.Image) -> Pixels:
-    # Half a step up, so that cutting off gives the very values back.
+    # Add half a step, so that truncating restores the exact values.
     return (np.asarray(image.convert("RGB")) + 0.5) / 255.5

@@ -1,4 +1,4 @@
-"""Noise that is drawn for each value by itself. Pixels are (S, S, 3), from 0 to 1."""
+"""Noise drawn independently per value. Pixels are (S, S, 3), from 0 to 1."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Pixels = NDArray[np.float64]
 
 
 def gaussian(pixels: Pixels, sigma: float, rng: np.random.Generator) -> Pixels:
-    """Add normal noise of this deviation."""
+    """Add normal noise of this standard deviation."""
     return pixels + rng.normal(scale=sigma, size=pixels.shape)
 
 
 def shot(pixels: Pixels, photons: float, rng: np.random.Generator) -> Pixels:
-    """Count photons, so many where the image is white."""
+    """Draw photon counts; a white pixel expects ``photons`` of them."""
     return rng.poisson(pixels * photons) / photons
 
 

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.corruptions.blur import along, enlarged
+from datamodules.corruptions.blur import average_along, enlarge
 
 Pixels = NDArray[np.float64]
 Photographs = Sequence[Pixels]
 GREY = (0.299, 0.587, 0.114)
-ICE = (0.80, 0.90, 1.0)  # what frost tints white to
+ICE = (0.80, 0.90, 1.0)  # tint of frost
 
 
 def snow(pixels: Pixels, fall: tuple[float, ...], rng: np.random.Generator) -> Pixels:
-    """Bright flakes that fall to both sides, over a whitened image.
+    """Add bright flakes that fall to both sides to a whitened image.
 
     Args:
         pixels: The image.
-        fall: Mean, deviation, enlargement and threshold of the flakes, radius and deviation of
-            their motion, and the share of the image as it is.
-        rng: Draws the flakes and their direction.
+        fall: Mean, standard deviation, enlargement and threshold of the flakes, radius and
+            standard deviation of their motion, and the share of the unchanged image.
+        rng: Source of the flakes and their direction.
     """
     mean, sigma, factor, threshold, radius, spread, kept = fall
-    flakes = enlarged(rng.normal(mean, sigma, pixels.shape[:2]), factor)
+    flakes = enlarge(rng.normal(mean, sigma, pixels.shape[:2]), factor)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1))
-    moved = along(flakes, int(radius), spread, rng.uniform(-135, -45))[..., None]
+    moved = average_along(flakes, int(radius), spread, rng.uniform(-135, -45))[..., None]
     grey = (pixels @ np.array(GREY))[..., None]
     whitened = kept * pixels + (1 - kept) * np.maximum(pixels, grey * 1.5 + 0.5)
     return whitened + moved + np.rot90(moved, 2)
@@ -39,13 +39,13 @@ def frost(
     rng: np.random.Generator,
     photographs: Photographs = (),
 ) -> Pixels:
-    """The image plus a cut-out of a photograph of frost, or of a made texture.
+    """Add a crop of a photograph of frost, or of a generated texture.
 
     Args:
         pixels: The image.
         shares: Weights of the image and of the frost.
-        rng: Draws the cut-out, or the texture.
-        photographs: As large as the image at least.
+        rng: Source of the crop or the texture.
+        photographs: Photographs at least as large as the image.
     """
     side = len(pixels)
     if not photographs:
@@ -57,7 +57,7 @@ def frost(
 
 
 def frost_texture(side: int, rng: np.random.Generator) -> Pixels:
-    """Bluish ridges such as crystals have on a window: a stand-in for photographs of frost."""
+    """Return bluish ridges like ice on a window, in place of photographs of frost."""
     coarse, fine = (plasma(side, decay, rng) for decay in (1.9, 1.4))
     ridges = (1 - np.abs(2 * coarse - 1)) ** 3
     crystals = np.clip(0.25 + 0.5 * ridges + 0.6 * (fine - 0.5), 0, 1)
@@ -65,12 +65,12 @@ def frost_texture(side: int, rng: np.random.Generator) -> Pixels:
 
 
 def fog(pixels: Pixels, air: tuple[float, float], rng: np.random.Generator) -> Pixels:
-    """Add clouds, and darken the sum to the image's brightest value.
+    """Add clouds, then scale the sum to the image's brightest value.
 
     Args:
         pixels: The image.
-        air: Strength of the clouds and how fast their finer parts fade.
-        rng: Draws the clouds.
+        air: Strength of the clouds, and decay of their finer parts.
+        rng: Source of the clouds.
     """
     strength, decay = air
     brightest = pixels.max()
@@ -79,19 +79,19 @@ def fog(pixels: Pixels, air: tuple[float, float], rng: np.random.Generator) -> P
 
 
 def plasma(side: int, decay: float, rng: np.random.Generator) -> Pixels:
-    """A fractal (S, S) from 0 to 1 by the diamond-square algorithm, on a torus of 2^n pixels.
+    """Return a fractal (S, S) from 0 to 1 by the diamond-square algorithm on a torus.
 
     Args:
-        side: Pixels that are cut out of it; the torus has 256 of 224.
-        decay: What the amplitude of the noise is divided by, twice, from scale to scale.
-        rng: Draws the noise.
+        side: Side S of the result, cut out of a torus of 2^n pixels (256 for S = 224).
+        decay: Factor that divides the noise's amplitude, twice, from scale to scale.
+        rng: Source of the noise.
     """
     size = max(2, 1 << (side - 1).bit_length())
     height = np.zeros((size, size))
     step, amplitude = size, 100.0
 
     def noisy(four: Pixels) -> Pixels:
-        # The authors' amplitude is squared: it scales the noise, and the range it is drawn from.
+        # As in the authors' code, the amplitude counts twice: as a factor and as the range.
         return four / 4 + amplitude * rng.uniform(-amplitude, amplitude, four.shape)
 
     while step >= 2:

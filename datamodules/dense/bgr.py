@@ -1,7 +1,7 @@
-"""Images as OpenCV and the MM toolkits have them: arrays (H, W, 3) in the order BGR.
+"""Images as OpenCV and the MM toolkits use them: arrays (H, W, 3) in the order BGR.
 
-OpenCV decodes the usual JPEG, to the pixels that Pillow finds: Pillow's would be copied twice more,
-which takes a quarter of its time. All else is Pillow's, and so is every complaint.
+OpenCV decodes ordinary JPEGs, to the same pixels as Pillow. Pillow's would be copied twice more,
+which takes a quarter of its time. Pillow decodes all other files and raises all errors.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from datamodules.files import MAX_PIXELS, is_upright, load_rgb, plain_file, readable
+from datamodules.files.decoding import MAX_PIXELS, image_errors, is_upright, load_rgb, plain_file
 
 Pixels = NDArray[np.uint8]
-# What the segments of a JPEG begin with. A frame tells of the pixels; JFIF, Adobe, tables, restarts
-# and comments say nothing of how they are turned, as EXIF and its like may.
+# First bytes of a JPEG's segments. A frame describes the pixels. JFIF, Adobe, tables, restarts and
+# comments are free of orientations, which EXIF and its like may have.
 MARK = 0xFF
 FRAMES = (0xC0, 0xC1, 0xC2)
-SCAN = 0xDA  # of the pixels themselves
+SCAN = 0xDA  # start of the pixels
 MUTE = (0xE0, 0xEE, 0xDB, 0xC4, 0xDD, 0xFE)
 
 
 def to_bgr(image: Image.Image) -> Pixels:
-    """The pixels of an RGB image, which a caller may write to."""
+    """Return the pixels of an RGB image as a writable array."""
     import cv2
 
     return cast(Pixels, cv2.cvtColor(np.asarray(image), cv2.COLOR_RGB2BGR))
 
 
 def to_planes(image: NDArray[Any]) -> NDArray[Any]:
-    """An image (H, W, 3) with each channel in one piece of memory, as tensors have it.
+    """Return an image (H, W, 3) with contiguous channels, as tensors store them.
 
-    The toolkits' packing takes such an image as it is; to bring one into this order takes it 230
-    microseconds for 512 x 512 pixels, and OpenCV 24. What OpenCV would have to copy stays as it is.
+    The toolkits' packing uses such an image as it is. To reorder 512 x 512 pixels takes the packing
+    230 microseconds and OpenCV 24. Images that OpenCV would have to copy first stay as they are.
     """
     import cv2
 
-    if image.strides[1] < 0:  # mmcv flips an image by looking at it from the other side
+    if image.strides[1] < 0:  # mmcv flips an image by a view with a negative stride
         image = cv2.flip(image[:, ::-1], 1)
     height, width, channels = image.shape
     if image.strides[0] < 0 or image.strides[1:] != (channels * image.itemsize, image.itemsize):
@@ -52,8 +52,8 @@ def to_planes(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def load_bgr(path: str | Path, *, upright: bool) -> Pixels:
-    """The pixels of ``files.load_rgb``, with its arguments and errors."""
-    with readable(path):
+    """Return the pixels of ``files.load_rgb`` in BGR, with its arguments and errors."""
+    with image_errors(path):
         content = plain_file(path).read_bytes()
         usual = is_bare_jpeg(content) or _is_usual(content, upright=upright)
     pixels = _decode(content) if usual and opencv_is_strict() else None
@@ -61,9 +61,9 @@ def load_bgr(path: str | Path, *, upright: bool) -> Pixels:
 
 
 def is_bare_jpeg(content: bytes) -> bool:
-    """Whether a file is a JPEG, grey or in three colours, that says nothing of its orientation.
+    """Return True for a JPEG, grey or in three colours, without an orientation.
 
-    Pillow's header says so too, in twenty times the time.
+    Pillow's header gives the same answer in twenty times the time.
     """
     place, is_usual = 2, False
     while content.startswith(b"\xff\xd8") and len(content) > place + 9:
@@ -90,7 +90,7 @@ def _is_usual(content: bytes, *, upright: bool) -> bool:
 
 @cache
 def opencv_is_strict() -> bool:
-    """Whether OpenCV refuses a JPEG without its end, as 4.12 does; older ones fill it with grey."""
+    """Return True if OpenCV rejects a truncated JPEG, as 4.12 does; older ones pad it."""
     import cv2
 
     whole = cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1]
@@ -98,7 +98,7 @@ def opencv_is_strict() -> bool:
 
 
 def _decode(content: bytes) -> Pixels | None:
-    """The pixels as they are stored, or None for what is broken."""
+    """Return the pixels as stored, or None for a broken file."""
     import cv2
 
     how = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION

@@ -1,21 +1,20 @@
-"""Cityscapes: semantic segmentation of streets, 19 classes."""
+"""Cityscapes: semantic segmentation of street scenes, 19 classes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from datamodules.base import Split
-from datamodules.dense.masks import MaskCode, consecutive
+from datamodules.dense.masks import MaskCode, consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.files import list_folders, list_images, require_folder, require_names
+from datamodules.files.folders import list_folders, list_images, require_folder, require_names
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import FolderNames
 
 SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
 IMAGE = "_leftImg8bit.png"
-# Of the two kinds of masks that are looked for, the first is what createTrainIdLabelImgs.py writes.
+# Two kinds of masks are supported; createTrainIdLabelImgs.py writes the first.
 TRAIN_IDS, LABEL_IDS = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
 # Label ids of the classes in the order of their train ids (cityscapesScripts, helpers/labels.py).
 IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
@@ -23,20 +22,22 @@ LAST_ID = 33
 
 
 class CityscapesDataModule(SegmentationDataModule):
-    """Cityscapes' fine annotations, as train ids where there are such masks, else as label ids.
+    """Cityscapes' fine annotations, as train ids if such masks exist, else as label ids.
 
-    Predicted label maps hold label ids, as the benchmark's server takes them.
+    Layout: ``leftImg8bit/{train,val}/<city>/*_leftImg8bit.png`` and
+    ``gtFine/{train,val}/<city>/*_gtFine_labelTrainIds.png`` or ``*_gtFine_labelIds.png``.
+
+    Predicted label maps have label ids, as the benchmark's server expects.
+
+    Source: https://www.cityscapes-dataset.com/
     """
 
     layout = "leftImg8bit/{train,val}/<city>/ and gtFine/{train,val}/<city>/"
+    mmseg_dataset = "CityscapesDataset"
     example = "data=cityscapes data.root=/data/cityscapes"
 
-    def known_metainfo(self) -> dict[str, Any]:
-        """Names and colours of the 19 classes."""
-        return cityscapes_metainfo()
-
     def pairs(self) -> Pairs:
-        """Check the folders and find out which masks there are."""
+        """Check the folders and detect the kind of masks."""
         folder = self.folder
         images = {split: self._images(folder, name) for split, name in SPLIT_FOLDERS.items()}
         gt = FolderNames(folder / "gtFine")
@@ -59,13 +60,15 @@ class CityscapesDataModule(SegmentationDataModule):
             f"images in {folder / 'leftImg8bit'} lack their masks",
             "unpack gtFine_trainvaltest.zip beside it",
         )
-        self.class_names = tuple(cityscapes_metainfo()["classes"])
+        self.class_names = tuple(self.known_metainfo()["classes"])
         self.category_ids = IDS
-        self.code = label_ids() if kind == LABEL_IDS else consecutive(len(IDS), first=0, ignored=[])
+        self.code = (
+            label_ids() if kind == LABEL_IDS else consecutive_code(len(IDS), first=0, ignored=[])
+        )
         return found
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
-        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        """Set the classes and serve prediction alone, without reading a dataset."""
         super().predict_only(class_names, category_ids or IDS)
 
     def _images(self, folder: Path, split: str) -> list[Path]:
@@ -89,14 +92,7 @@ def _mask(image: Path, kind: str) -> str:
 
 
 def label_ids() -> MaskCode:
-    """Label ids: all but the 19 classes are ignored."""
+    """Return the code of label ids, which ignores all but the 19 classes."""
     others = tuple(i for i in range(LAST_ID + 1) if i not in IDS)
     meaning = f"Cityscapes' label ids are 0 to {LAST_ID}, and {IGNORED} is ignored"
     return MaskCode(IDS, (*others, IGNORED), meaning)
-
-
-def cityscapes_metainfo() -> dict[str, Any]:
-    """Names and colours of the 19 classes."""
-    from mmseg.datasets import CityscapesDataset
-
-    return dict(CityscapesDataset.METAINFO)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import Split, probability, range_of
+from datamodules.base import Split, check_probability, check_range
 from datamodules.dense.toolkit_data import (
     META_KEYS,
     DenseDataModule,
@@ -19,58 +19,64 @@ from datamodules.dense.toolkit_data import (
     Size,
     Step,
     StrictImage,
-    refuse_other_size,
-    refuse_thin,
-    size_of,
+    check_annotated_size,
+    check_not_thin,
+    parse_size,
 )
-from datamodules.files import UPRIGHT, first_few, require_folder
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.decoding import UPRIGHT
+from datamodules.files.folders import first_few, require_folder
 from datamodules.files.headers import read_header
-from datamodules.layouts import checked_layout
+from datamodules.layouts import check_layout
 from datamodules.layouts.box_exports import AUTO, LAYOUTS, OWN, Export, open_export
 from datamodules.layouts.coco_boxes import OPTION
 from datamodules.layouts.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.coco_records import Part
-from datamodules.layouts.splits import SplitOptions, choose, divided, drawn_notice
+from datamodules.layouts.splits import SplitOptions, choose, divide, draw_notice
 from datamodules.loading.sampling import SeededDataset
 
 TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
-# DETR's, for ``train_crops``: longest and shortest edges before cropping, least and largest side of
-# a crop.
+# DETR's sizes for ``train_crops``: longest and shortest edges before cropping, then the smallest
+# and largest side of a crop.
 BEFORE_CROP = ((1333, 400), (1333, 500), (1333, 600))
 CROP = (384, 600)
 
 
 class CocoDataModule(DenseDataModule):
-    """Any set in COCO's format; its classes are the json's categories, in the file's order.
+    """COCO, or any dataset in its format; the classes are the json's categories, in its order.
+
+    Layout: ``annotations/instances_{train,val}2017.json``, ``train2017/*.jpg`` and
+    ``val2017/*.jpg``, or the export of an annotation tool.
+
+    Source: https://cocodataset.org/#format-data
 
     Args:
         root: Folder that holds annotations and images.
-        layout: "coco" for the four places below, a tool's name for its export (``LAYOUTS``), or
+        layout: "coco" for the four paths below, a tool's name for its export (``LAYOUTS``), or
             "auto" to recognise exports where the training json is missing.
-        train_split: Split of an export that trains; None for the one that is called so.
-        val_split: Split of an export that validates; None for the one that is called so.
-        val_share: Share of the training images that validate in an export without such a split.
-        split_seed: Draws other images.
+        train_split: Split of an export to train with; None for the usual name.
+        val_split: Split of an export to validate with; None for the usual name.
+        val_share: Share of the training images to validate with, if an export has one split.
+        split_seed: Seed of the draw of these images.
         train_annotations: Training json, relative to ``root``.
         train_images: Folder of the training images, relative to ``root``.
         val_annotations: Validation json, relative to ``root``; None draws training images.
         val_images: Folder of the validation images, relative to ``root``.
-        scale: Longest and shortest edge an image is resized into, its shape kept.
-        train_sizes: Several such sizes, one of which is drawn for each training image.
-        train_crops: Half of the training images are first resized to a short side of 400, 500 or
-            600 and cropped to sides from 384 to 600, as in DETR, Sparse R-CNN and Swin.
-        scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
-        flip: Probability of a horizontal flip; digits and letters want 0.
+        scale: Longest and shortest edge after resizing; the aspect ratio is kept.
+        train_sizes: Several such sizes; one is drawn per training image.
+        train_crops: Crop half of the training images to sides from 384 to 600 before resizing, at a
+            short side of 400, 500 or 600. DETR, Sparse R-CNN and Swin train so.
+        scale_jitter: Smallest and largest factor of ``scale`` in training.
+        flip: Probability of a horizontal flip; digits and letters need 0.
         photometric: Distort brightness, contrast and colour in training.
         with_mask: Load instance masks.
-        skip_unusable_boxes: Leave boxes that training leaves out (without area, smaller than a
-            pixel, outside their image or marked ``ignore``) out of evaluation, too, where
-            pycocotools counts them. Crowds stay what they are.
-        classes: Restrict the set to these category names.
+        skip_unusable_boxes: Exclude from evaluation the boxes that training excludes, which
+            pycocotools counts: without area, smaller than a pixel, outside their image or marked
+            ``ignore``. Crowds are unaffected.
+        classes: Restrict the dataset to these category names.
         batch_size: Samples per training batch and process.
-        **options: Of ``DenseDataModule``.
+        **options: Options of ``DenseDataModule``.
     """
 
     layout = "annotations/instances_train2017.json, instances_val2017.json, train2017/ and val2017/"
@@ -103,19 +109,19 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.chosen_layout = checked_layout(layout, LAYOUTS)
+        self.chosen_layout = check_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
-        self.scale = size_of("scale", scale)
-        self.train_sizes = [size_of("train_sizes", size) for size in train_sizes or []]
+        self.scale = parse_size("scale", scale)
+        self.train_sizes = [parse_size("train_sizes", size) for size in train_sizes or []]
         self.train_crops = train_crops
-        self.scale_jitter = range_of("scale_jitter", scale_jitter) if scale_jitter else None
-        self.flip = probability("flip", flip)
+        self.scale_jitter = check_range("scale_jitter", scale_jitter) if scale_jitter else None
+        self.flip = check_probability("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
-        self._turned: dict[Split, set[str]] = {}
+        self._rotated: dict[Split, set[str]] = {}
         self._annotations_of_val: Mapping[str, Any] = {}
         self._train: Part | None = None
         self._val: Part | None = None
@@ -133,29 +139,29 @@ class CocoDataModule(DenseDataModule):
 
     @property
     def annotations(self) -> Mapping[str, Any]:
-        """The content of the validation json, for evaluators; known after ``setup``.
+        """Content of the validation json, for evaluators; known after ``setup``.
 
         Raises:
-            AttributeError: There is no validation set, as when images of your own are predicted.
-            ValueError: No box counts in AP; there is none at all in test-dev's file.
+            AttributeError: The validation set is missing, as in prediction.
+            ValueError: No box counts in AP, as with test-dev's file.
         """
         if "val" not in self._facts or self._val is None:
             raise AttributeError("annotations are known after setup()")
         if len(self._facts["val"].absent) == self.num_classes:
             empty = not self._annotations_of_val["annotations"]
             found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
-            skipped = f" left without {self.left_out}" if self.left_out else ""
+            skipped = f" without {self.left_out}" if self.left_out else ""
             raise ValueError(
-                f"{self._val.source} has {found}{skipped}: its images can "
-                "be predicted, for a server to judge (mode=predict), but neither tested nor "
-                "validated here"
+                f"{self._val.source} has {found}{skipped}: its images can only be predicted "
+                "(mode=predict), such as for a benchmark's server; pass annotated images to test "
+                "or validate"
             )
         return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check both annotation files and wrap mmdet's datasets."""
         self._train, self._val = self._parts()
-        self._leave_out_supercategory()
+        self._drop_supercategory()
         train_content, val_content = self._train.content, self._val.content
         train = self._check(self._train, training=True)
         val = self._check(self._val, training=False)
@@ -163,18 +169,18 @@ class CocoDataModule(DenseDataModule):
             difference = sorted(set(train.class_names) ^ set(val.class_names))
             names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
             raise ValueError(
-                f"{names[0]} and {names[1]} in {self.folder} differ in "
-                f"their categories or the order of them: {list(train.class_names)} against "
-                f"{list(val.class_names)}; only in one: {difference}"
+                f"{names[0]} and {names[1]} in {self.folder} must have the same categories in the "
+                f"same order, got {list(train.class_names)} and {list(val.class_names)}; only in "
+                f"one: {difference}"
             )
         self.class_names, self.category_ids = val.class_names, val.category_ids
         self._facts = {"train": train, "val": val}
         if self.skip_unusable_boxes and val_content["annotations"]:
-            val_content = without(val_content, val.unusable)
+            val_content = drop_annotations(val_content, val.unusable)
             skipped = f"{len(val.unusable):,} of {val.num_boxes:,} validation boxes"
             self.left_out = f"{skipped} ({OPTION})"
         self._annotations_of_val = val_content
-        train_content = marked(train_content, train.unusable)
+        train_content = mark_ignored(train_content, train.unusable)
         return {
             "train": self.wrap(
                 self._coco(train_content, self._train.images, self.train_steps(), False)
@@ -183,47 +189,47 @@ class CocoDataModule(DenseDataModule):
         }
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
-        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        """Set the classes and serve prediction alone, without reading a dataset."""
         if not category_ids:
-            say("The checkpoint has no category ids; results number the classes from 1 on")
+            log("The checkpoint lacks category ids; results number the classes from 1")
             category_ids = range(1, len(class_names) + 1)
         super().predict_only(class_names, category_ids)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
-        """The header and the end of an image, and its size against the annotated one."""
+        """Return a check of an image's header, end and annotated size."""
         dataset: Any = self.dataset(split).dataset
-        self._turned[split] = set()
+        self._rotated[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             header = read_header(info["img_path"], upright=True)
             size = (header.width, header.height)
             if header.orientation != UPRIGHT:
-                self._turned[split].add(info["img_path"])
-            refuse_other_size(info["img_path"], size, (info["width"], info["height"]))
+                self._rotated[split].add(info["img_path"])
+            check_annotated_size(info["img_path"], size, (info["width"], info["height"]))
             scale = self.smallest_train_scale if split == "train" else self.scale
-            refuse_thin(info["img_path"], size, scale)
+            check_not_thin(info["img_path"], size, scale)
 
         return check
 
-    def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Training images that are left out or validate, too, and classes without a box there."""
-        lines = super().notices(looked)
+    def notices(self, checked: Mapping[Split, int]) -> list[str]:
+        """Return notices of excluded, shared or rotated images, and of classes without boxes."""
+        lines = super().notices(checked)
         train, val = self._facts["train"], self._facts["val"]
         empty = train.num_images - train.num_boxed
         if empty:
             lines.append(
-                f"{empty:,} of {train.num_images:,} training images have no box of these classes "
-                "and are left out"
+                f"{empty:,} of {train.num_images:,} training images lack boxes of these classes "
+                "and are excluded"
             )
         if train.num_small:
             lines.append(
                 f"{train.num_small:,} of {train.num_images:,} training images have a side below "
-                f"{MIN_SIDE} pixels and are left out; validation keeps such images"
+                f"{MIN_SIDE} pixels and are excluded; validation keeps such images"
             )
         for facts, split, effect in (
-            (train, "training", "are not learnt"),
-            (val, "validation", "do not count in AP"),
+            (train, "training", "are excluded from training"),
+            (val, "validation", "are ignored in AP"),
         ):
             if facts.num_crowds:
                 lines.append(
@@ -233,21 +239,21 @@ class CocoDataModule(DenseDataModule):
         shared = sorted(train.files & val.files)
         if shared:
             lines.append(
-                f"{len(shared):,} of {val.num_images:,} validation images are training images, "
-                f"too, which raises AP: {first_few(shared, 2)}"
+                f"{len(shared):,} of {val.num_images:,} validation images are also training "
+                f"images, which raises AP: {first_few(shared, 2)}"
             )
-        turned = sorted(name for names in self._turned.values() for name in names)
-        if turned:
+        rotated = sorted(name for names in self._rotated.values() for name in names)
+        if rotated:
             lines.append(
-                f"{len(turned):,} of {sum(looked.values()):,} images are turned by their EXIF data "
-                f"({first_few(turned, 3)}), and boxes must fit the turned images; if they fit the "
-                "pixels as stored, remove the orientation (exiftool -Orientation= FILE)"
+                f"{len(rotated):,} of {sum(checked.values()):,} images are rotated by their EXIF "
+                f"data ({first_few(rotated, 3)}), and boxes must fit the rotated images; if they "
+                "fit the pixels as stored, remove the orientation (exiftool -Orientation= FILE)"
             )
         return lines + self.absent_notice(val.absent)
 
     @property
     def smallest_train_scale(self) -> Size:
-        """The smallest longest and shortest edge that training images are resized into."""
+        """Smallest longest and shortest edge of training images after resizing."""
         if self.train_sizes:
             longs, shorts = zip(*((max(size), min(size)) for size in self.train_sizes), strict=True)
             return min(longs), min(shorts)
@@ -255,11 +261,11 @@ class CocoDataModule(DenseDataModule):
         return round(self.scale[0] * factor), round(self.scale[1] * factor)
 
     def train_steps(self) -> list[Step]:
-        """The training pipeline."""
+        """Return the steps of the training pipeline."""
         from mmcv.transforms import RandomChoice, RandomChoiceResize, RandomResize
         from mmdet.datasets import transforms
 
-        # Passed as a class: by the name "Resize" mmcv's is built, which leaves masks alone.
+        # A class is passed because the name "Resize" builds mmcv's, which skips masks.
         keep: dict[str, Any] = {"resize_type": transforms.Resize, "keep_ratio": True}
         resize: Step = transforms.Resize(scale=self.scale, keep_ratio=True)
         if self.train_sizes:
@@ -277,19 +283,19 @@ class CocoDataModule(DenseDataModule):
             steps.append(transforms.PhotoMetricDistortion())
         return [*steps, Packed(transforms.PackDetInputs())]
 
-    def resized(self, scale: Size) -> Step:
-        """The step that resizes an image into a longest and a shortest edge."""
+    def resize_step(self, scale: Size) -> Step:
+        """Return the step that resizes an image to a longest and a shortest edge."""
         from mmdet.datasets import transforms
 
         step: Step = transforms.Resize(scale=scale, keep_ratio=True)
         return step
 
-    def masks(self, *, annotated: bool) -> list[Step]:
-        """The step of an evaluation that reads boxes and masks, if there are any."""
+    def annotation_steps(self, *, annotated: bool) -> list[Step]:
+        """Return the step of evaluation that reads boxes and masks; [] if not ``annotated``."""
         return [self._annotations()] if annotated else []
 
-    def packed(self) -> Step:
-        """The last step."""
+    def pack_step(self) -> Step:
+        """Return the last step, which packs a sample."""
         from mmdet.datasets import transforms
 
         flips = ("flip", "flip_direction") if self.has_views else ()
@@ -303,7 +309,7 @@ class CocoDataModule(DenseDataModule):
 
     @property
     def annotations_digest(self) -> str | None:
-        """Hash of the validation annotations: of the file, or of what an export gave."""
+        """Hash of the validation annotations: of the file, or of an export's content."""
         if self._val is None:
             return None
         if self._val.source == self.folder / str(self.val_annotations):
@@ -311,22 +317,22 @@ class CocoDataModule(DenseDataModule):
         return hashlib.sha256(json.dumps(self._val.content).encode()).hexdigest()
 
     def _parts(self) -> tuple[Part, Part]:
-        """Return what trains and what validates, from COCO's own places or an export."""
+        """Return the training and the validation part, from COCO's own paths or an export."""
         export = self._export()
         if export is not None:
-            return self._of_export(export)
+            return self._export_parts(export)
         if self.splits.train or self.splits.val:
             raise ValueError(
-                "data.train_split and data.val_split name splits of an export; data.layout=coco "
-                "takes data.train_annotations and data.val_annotations"
+                "data.train_split and data.val_split need an export; with data.layout=coco pass "
+                "data.train_annotations and data.val_annotations"
             )
         train = self._own(self.train_annotations, self.train_images)
         if self.val_annotations is None:
-            return self._divided(train, str(self.folder / self.train_annotations))
+            return self._draw_val(train, str(self.folder / self.train_annotations))
         return train, self._own(self.val_annotations, self.val_images, annotated=False)
 
     def _export(self) -> Export | None:
-        """Return the export in the folder; None for COCO's own places."""
+        """Return the export in the folder; None for COCO's own paths."""
         if self.chosen_layout == OWN:
             return None
         own = (self.train_annotations, str(self.val_annotations))
@@ -337,29 +343,29 @@ class CocoDataModule(DenseDataModule):
             return None
         return open_export(self.folder, self.chosen_layout)
 
-    def _of_export(self, export: Export) -> tuple[Part, Part]:
+    def _export_parts(self, export: Export) -> tuple[Part, Part]:
         chosen = choose(list(export.parts), self.splits, export.title)
         unused = first_few(chosen.unused)
-        left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
+        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
         train = export.parts[chosen.train]()
         if chosen.val is None:
             name = "" if chosen.train == WHOLE else f", {chosen.train}"
-            return self._divided(train, f"{export.title}{name}", left)
+            return self._draw_val(train, f"{export.title}{name}", left)
         val = export.parts[chosen.val]()
-        say(
+        log(
             f"{export.title}: {len(train.content['images'])} training images in {chosen.train}, "
             f"{len(val.content['images'])} validation images in {chosen.val}{left}"
         )
         return train, val
 
-    def _divided(self, whole: Part, title: str, left: str = "") -> tuple[Part, Part]:
-        train, val = divided(whole.content, self.splits, title)
-        notice = drawn_notice(len(val["images"]), len(whole.content["images"]), self.splits)
-        say(f"{title}: {notice}{left}")
+    def _draw_val(self, whole: Part, title: str, left: str = "") -> tuple[Part, Part]:
+        train, val = divide(whole.content, self.splits, title)
+        notice = draw_notice(len(val["images"]), len(whole.content["images"]), self.splits)
+        log(f"{title}: {notice}{left}")
         return replace(whole, content=train), replace(whole, content=val)
 
-    def _leave_out_supercategory(self) -> None:
-        """Leave out the category 0 that Roboflow puts above the others and uses for no box."""
+    def _drop_supercategory(self) -> None:
+        """Drop category 0, which Roboflow sets as the parent of all others and leaves unused."""
         assert self._train is not None
         assert self._val is not None
         contents = [self._train.content, self._val.content]
@@ -369,8 +375,8 @@ class CocoDataModule(DenseDataModule):
         kept = [[one for one in c["categories"] if one["id"] != 0] for c in contents]
         self._train = replace(self._train, content={**contents[0], "categories": kept[0]})
         self._val = replace(self._val, content={**contents[1], "categories": kept[1]})
-        say(
-            f"Category 0, {name!r}, is left out: it has no annotations and is the supercategory of "
+        log(
+            f"Category 0, {name!r}, is skipped: it lacks annotations and is the supercategory of "
             "all others"
         )
 
@@ -403,15 +409,15 @@ class CocoDataModule(DenseDataModule):
             test_mode=test_mode,
             lazy_init=True,
         )
-        # mmdet would read the file a second time.
-        dataset.COCOAPI = lambda path: indexed(content)
+        # Avoids that mmdet reads the file a second time.
+        dataset.COCOAPI = lambda path: build_index(content)
         dataset.full_init()
         del dataset.COCOAPI
         return dataset
 
 
 def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the name of a category 0 without annotations that is above all others; else None."""
+    """Return the name of an unused category 0 that is the parent of all others; else None."""
     names = set()
     for content in contents:
         roots = [one for one in content["categories"] if one["id"] == 0]
@@ -426,15 +432,15 @@ def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def without(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
-    """Return the content of a json without the annotations in some positions."""
+def drop_annotations(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
+    """Return the content of a json without the annotations at some positions."""
     annotations = content["annotations"]
     kept = [one for place, one in enumerate(annotations) if place not in unusable]
     return {**content, "annotations": kept}
 
 
-def marked(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
-    """Return the content of a json with the mark by which mmdet leaves annotations out."""
+def mark_ignored(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
+    """Return the content of a json with some annotations marked as ignored for mmdet."""
     annotations = [
         {**one, "ignore": 1} if place in unusable else one
         for place, one in enumerate(content["annotations"])
@@ -442,13 +448,13 @@ def marked(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, A
     return {**content, "annotations": annotations}
 
 
-def indexed(content: Mapping[str, Any]) -> Any:
-    """Annotations as mmdet's ``COCO`` that has read them from a file."""
+def build_index(content: Mapping[str, Any]) -> Any:
+    """Return annotations as mmdet's ``COCO`` reads them from a file."""
     from mmdet.datasets.api_wrappers import COCO
 
     coco = COCO()
     coco.dataset = content
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco.createIndex()
     coco.img_ann_map, coco.cat_img_map = coco.imgToAnns, coco.catToImgs
     return coco

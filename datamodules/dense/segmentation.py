@@ -1,29 +1,38 @@
-"""Semantic segmentation: what all layouts of images and masks share."""
+"""Base of the semantic segmentation datasets: images with masks."""
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from datamodules.base import SPLITS, Split, probability, range_of
-from datamodules.dense.masks import Code, MaskCode, StrictMask, refuse_misread, refuse_other_shape
+from datamodules.base import SPLITS, Split, check_probability, check_range
+from datamodules.dense.masks import (
+    Code,
+    MaskCode,
+    StrictMask,
+    check_mask_shape,
+    check_meaning,
+    read_class_names,
+)
 from datamodules.dense.toolkit_data import (
     DenseDataModule,
     Packed,
     Size,
     Step,
     StrictImage,
-    refuse_thin,
-    size_of,
+    check_not_thin,
+    parse_size,
 )
-from datamodules.files import UPRIGHT, first_few
+from datamodules.files.decoding import UPRIGHT
+from datamodules.files.folders import first_few
 from datamodules.files.headers import read_header
+from datamodules.files.integers import format_value, integer_list
 from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
-from datamodules.files.whole_numbers import shown, whole_list
 from datamodules.loading.sampling import SeededDataset
 
 
@@ -38,32 +47,33 @@ Pairs = Mapping[Split, Sequence[Pair]]
 
 
 class SegmentationDataModule(DenseDataModule):
-    """Images with masks of labels; a subclass finds them in ``pairs`` and says their ``code``.
+    """Base of datasets of images with masks; subclasses define ``pairs`` and ``code``.
 
     Args:
         root: Folder of the dataset.
-        scale: Longest and shortest edge an image is resized into, its shape kept.
+        scale: Longest and shortest edge after resizing; the aspect ratio is kept.
         crop_size: Height and width of a training crop.
-        scale_jitter: Smallest and largest factor by which ``scale`` is scaled in training.
-        cat_max_ratio: A training crop is drawn anew while one class fills more than this share.
-        flip: Probability of a horizontal flip; digits and letters want 0.
+        scale_jitter: Smallest and largest factor of ``scale`` in training.
+        cat_max_ratio: A training crop is drawn again while one class exceeds this share.
+        flip: Probability of a horizontal flip; digits and letters need 0.
         photometric: Distort brightness, contrast and colour in training.
-        colors: RGB values of each class in masks whose colours are the labels; None for masks
-            whose values are.
-        ignored_colors: RGB values of pixels that do not count, in such masks; None for no such.
+        colors: RGB values per class if colours are the labels; None if values are.
+        ignored_colors: RGB values of ignored pixels in such masks; None for none.
         batch_size: Samples per training batch and process.
-        **options: Of ``DenseDataModule``.
+        **options: Options of ``DenseDataModule``.
 
     Attributes:
-        code: What the values or colours of the masks mean; known after ``setup``.
-        two_values: What to do about masks of two classes that hold only 0 and 255.
-        reduces_zero_label: Whether mmseg is to be told that label 0 is ignored.
+        code: Meaning of the masks' values or colours; known after ``setup``.
+        two_values: Advice for masks of two classes with only the values 0 and 255.
+        mmseg_dataset: mmseg's dataset with the layout's own classes, if any.
+        reduces_zero_label: True if mmseg must treat label 0 as ignored.
     """
 
     package = "mmseg.datasets"
     code: Code
+    mmseg_dataset: ClassVar[str] = ""
     reduces_zero_label = False
-    two_values = "pass the folders by data=segmentation_folder and data.values=[0,255]"
+    two_values = "pass the folders with data=segmentation_folder and data.values=[0,255]"
 
     def __init__(
         self,
@@ -81,27 +91,27 @@ class SegmentationDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.scale = size_of("scale", scale)
-        self.crop_size = size_of("crop_size", crop_size)
-        self.scale_jitter = range_of("scale_jitter", scale_jitter)
+        self.scale = parse_size("scale", scale)
+        self.crop_size = parse_size("crop_size", crop_size)
+        self.scale_jitter = check_range("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
-        self.flip = probability("flip", flip)
+        self.flip = check_probability("flip", flip)
         self.check_scales(self.scale, self.crop_size)
-        self.colors = None if colors is None else colours_of("colors", colors)
-        self.ignored_colors = colours_of("ignored_colors", ignored_colors or ())
+        self.colors = None if colors is None else parse_colours("colors", colors)
+        self.ignored_colors = parse_colours("ignored_colors", ignored_colors or ())
         if self.ignored_colors and self.colors is None:
-            raise ValueError("data.ignored_colors is for masks in colours; pass data.colors too")
+            raise ValueError("data.ignored_colors needs masks in colours; pass data.colors too")
         if len({*(self.colors or ()), *self.ignored_colors}) < (
             len(self.colors or ()) + len(self.ignored_colors)
         ):
             raise ValueError("data.colors and data.ignored_colors must be different colours")
-        self._seen: dict[Split, set[int]] = {}  # labels that count in the masks looked at
-        self._turned: list[str] = []  # images with another EXIF orientation than their masks
+        self._seen: dict[Split, set[int]] = {}  # classes in the masks checked
+        self._rotated: list[str] = []  # images with another EXIF orientation than their masks
         self._grey: list[str] = []  # masks with three equal channels
 
     @property
     def metainfo(self) -> dict[str, Any]:
-        """The classes and their colours: those of the masks, of the data set, or any."""
+        """Classes and colours: of the masks, of the dataset, or generated."""
         info = super().metainfo
         if self.colors is not None and len(self.colors) == self.num_classes:
             return info | {"palette": [list(colour) for colour in self.colors]}
@@ -109,8 +119,16 @@ class SegmentationDataModule(DenseDataModule):
         return known if list(self.class_names) == list(known.get("classes", ())) else info
 
     def known_metainfo(self) -> dict[str, Any]:
-        """Names and colours of the layout's own classes, if it has such."""
-        return {}
+        """Return names and colours of the layout's own classes, or {}."""
+        if not self.mmseg_dataset:
+            return {}
+        datasets = importlib.import_module("mmseg.datasets")
+        return dict(getattr(datasets, self.mmseg_dataset).METAINFO)
+
+    def read_names(self, folder: Path) -> tuple[str, ...]:
+        """Return the names in ``class_names.txt``, or the layout's own if the file is missing."""
+        file = folder / "class_names.txt"
+        return read_class_names(file) if file.is_file() else tuple(self.known_metainfo()["classes"])
 
     @abstractmethod
     def pairs(self) -> Pairs:
@@ -123,7 +141,7 @@ class SegmentationDataModule(DenseDataModule):
         masks = [pair.mask for split in SPLITS for pair in pairs[split]]
         assert isinstance(self.code, MaskCode)
         if self.colors is None:
-            refuse_misread(masks, self.code, self.two_values)
+            check_meaning(masks, self.code, self.two_values)
         else:
             self.code = self._colour_code(self.colors, self.code)
         return {
@@ -135,14 +153,14 @@ class SegmentationDataModule(DenseDataModule):
         if len(colors) != self.num_classes:
             raise ValueError(
                 f"data.colors has {len(colors)} colours, but there are {self.num_classes} classes "
-                f"({first_few(self.class_names)}); give one colour for each"
+                f"({first_few(self.class_names)}); pass one colour per class"
             )
         return ColourCode(colors, self.ignored_colors, code.values)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
-        """Header and end of an image and its mask; the labels in the masks of validation too.
+        """Return a check of headers, ends and, in validation, the labels of masks.
 
-        In training masks are decoded until one has a label that counts.
+        Training masks are decoded only until one has a class.
         """
         dataset: Any = self.dataset(split).dataset
         strict = StrictMask(self.code)
@@ -154,10 +172,10 @@ class SegmentationDataModule(DenseDataModule):
             width, height, orientation = read_header(image, upright=True)
             own = read_header(mask, upright=True)
             if UPRIGHT != orientation != own.orientation:
-                self._turned.append(image)
-            refuse_other_shape(mask, (own.height, own.width), (height, width), image)
+                self._rotated.append(image)
+            check_mask_shape(mask, (own.height, own.width), (height, width), image)
             scale = self.smallest_train_scale if split == "train" else self.scale
-            refuse_thin(image, (width, height), scale)
+            check_not_thin(image, (width, height), scale)
             if split == "val" or not seen:
                 pixels = strict.pixels(mask)
                 if pixels.ndim == 3 and isinstance(self.code, MaskCode):
@@ -166,54 +184,54 @@ class SegmentationDataModule(DenseDataModule):
 
         return check
 
-    def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Masks in which nothing counts, classes that validation lacks, and how masks were read."""
-        lines = super().notices(looked)
+    def notices(self, checked: Mapping[Split, int]) -> list[str]:
+        """Return notices of masks without classes, absent classes, and doubtful readings."""
+        lines = super().notices(checked)
         ignored = self.code.ignored
         listed = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
         for split, name in SPLITS.items():
-            if looked[split] and not self._seen[split]:
+            if checked[split] and not self._seen[split]:
                 lines.append(
-                    f"All {looked[split]:,} {name} masks that were looked at hold nothing but "
-                    f"{listed}, which {'are' if len(ignored) > 1 else 'is'} ignored: there is "
-                    "nothing to learn or to score"
+                    f"All {checked[split]:,} {name} masks that were checked have only "
+                    f"{listed}, which {'are' if len(ignored) > 1 else 'is'} ignored: every class "
+                    "is missing"
                 )
-        if looked["val"] == len(self.dataset("val")):
+        if checked["val"] == len(self.dataset("val")):
             absent = sorted(set(range(self.num_classes)) - self._seen["val"])
-            said = self.absent_notice(absent)
-            lines += said if self._seen["val"] else []  # where there is none, it is said above
-        return lines + self._reading_notices(sum(looked.values()))
+            notice = self.absent_notice(absent)
+            lines += notice if self._seen["val"] else []  # otherwise the line above covers it
+        return lines + self._reading_notices(sum(checked.values()))
 
-    def _reading_notices(self, looked: int) -> list[str]:
-        """How masks were read, where they may be meant otherwise."""
+    def _reading_notices(self, checked: int) -> list[str]:
+        """Return notices of masks that may be meant differently than they were read."""
         lines = []
         if self._grey:
             lines.append(
-                "Read as grey values: masks in RGB whose channels are equal, such as "
+                "Read as grey values: RGB masks with three equal channels, such as "
                 f"{min(self._grey)}"
             )
-        if self._turned:
+        if self._rotated:
             lines.append(
-                f"{len(self._turned):,} of {looked:,} images are turned by their EXIF data, and "
-                f"their masks are not ({first_few(sorted(self._turned), 3)}): such a mask must fit "
-                "the turned image; if it fits the pixels as stored, remove the image's "
-                "orientation (exiftool -Orientation= FILE)"
+                f"{len(self._rotated):,} of {checked:,} images are rotated by their EXIF data, but "
+                f"their masks are stored upright ({first_few(sorted(self._rotated), 3)}): such a "
+                "mask must fit the rotated image; if it fits the pixels as stored, remove the "
+                "image's orientation (exiftool -Orientation= FILE)"
             )
         return lines
 
     @property
     def maps(self) -> int:
-        """The logits of each class, at the size of an image."""
+        """Number of maps per prediction: one of logits per class, at the image's size."""
         return self.num_classes
 
     @property
     def smallest_train_scale(self) -> Size:
-        """The smallest longest and shortest edge that training images are resized into."""
+        """Smallest longest and shortest edge of training images after resizing."""
         factor = min(self.scale_jitter)
         return round(self.scale[0] * factor), round(self.scale[1] * factor)
 
     def train_steps(self) -> list[Step]:
-        """The training pipeline."""
+        """Return the steps of the training pipeline."""
         from mmcv.transforms import RandomFlip, RandomResize, Resize
         from mmseg.datasets import transforms
 
@@ -234,19 +252,19 @@ class SegmentationDataModule(DenseDataModule):
             steps.append(transforms.PhotoMetricDistortion())
         return [*steps, Packed(transforms.PackSegInputs())]
 
-    def masks(self, *, annotated: bool) -> list[Step]:
-        """The step of an evaluation that reads the masks, if there are any."""
+    def annotation_steps(self, *, annotated: bool) -> list[Step]:
+        """Return the step of evaluation that reads the masks; [] if not ``annotated``."""
         return [StrictMask(self.code)] if annotated else []
 
-    def resized(self, scale: Size) -> Step:
-        """The step that resizes an image into a longest and a shortest edge."""
+    def resize_step(self, scale: Size) -> Step:
+        """Return the step that resizes an image to a longest and a shortest edge."""
         from mmcv.transforms import Resize
 
         step: Step = Resize(scale=scale, keep_ratio=True)
         return step
 
-    def packed(self) -> Step:
-        """The last step."""
+    def pack_step(self) -> Step:
+        """Return the last step, which packs a sample."""
         from mmseg.datasets import transforms
 
         return Packed(transforms.PackSegInputs())
@@ -271,26 +289,26 @@ class SegmentationDataModule(DenseDataModule):
             }
             for image, mask in pairs
         ]
-        # mmseg would list the folders a second time, each layout in a way of its own.
+        # mmseg would list the folders again, with different rules per layout.
         dataset.load_data_list = lambda: rows
         dataset.full_init()
         del dataset.load_data_list
         return dataset
 
 
-def colours_of(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
-    """Colours given as lists of three numbers.
+def parse_colours(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
+    """Return colours from lists of three numbers.
 
     Raises:
-        ValueError: One is not a colour.
+        ValueError: An item is not a colour.
     """
     colours = []
     for place, colour in enumerate(given):
-        values = () if isinstance(colour, str) else whole_list(f"data.{name}[{place}]", colour)
+        values = () if isinstance(colour, str) else integer_list(f"data.{name}[{place}]", colour)
         if len(values) != 3 or not all(0 <= value <= 255 for value in values):
             raise ValueError(
                 f"data.{name}[{place}] must be red, green and blue from 0 to 255, such as "
-                f"[128,0,0], got {shown(colour)}"
+                f"[128,0,0], got {format_value(colour)}"
             )
         colours.append(values)
     return tuple(colours)

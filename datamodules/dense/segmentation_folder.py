@@ -1,4 +1,4 @@
-"""Any folders of images and masks, with a list of classes."""
+"""Folders of images and masks with a list of classes."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import SPLITS, Split
-from datamodules.dense.masks import MaskCode, consecutive, read_class_names, refuse_bad_names
+from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
-from datamodules.files import (
+from datamodules.files.console import log
+from datamodules.files.folders import (
     IMAGE_SUFFIXES,
     VALIDATION,
+    file_suffix,
     first_few,
     list_images,
     require_folder,
     require_names,
     skipped_notice,
-    suffix_of,
     validation_folder,
 )
-from datamodules.files.console import say
+from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
-from datamodules.files.whole_numbers import whole_list
-from datamodules.layouts import checked_layout
+from datamodules.layouts import check_layout
 from datamodules.layouts.mask_exports import AUTO, LAYOUTS, OWN, Masks, open_masks
-from datamodules.layouts.splits import SplitOptions, choose, drawn, drawn_notice
+from datamodules.layouts.splits import SplitOptions, choose, draw_names, draw_notice
 
 NAMES = "class_names.txt"
 LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
 
 
 class SegmentationFolderDataModule(SegmentationDataModule):
-    """Images and masks of the same names; a mask's pixel holds its class's number, from 0 on.
+    """Images and masks of equal names; a mask's pixel is its class's number, from 0 on.
 
-    Folders may have sub-folders, which images and masks share. ``images/valid`` serves where there
-    is no ``images/val``.
+    Layout: ``images/{train,val}/*``, ``masks/{train,val}/*.png`` and ``class_names.txt``, or the
+    export of an annotation tool. Images and masks may lie in equal sub-folders. ``images/valid``
+    replaces a missing ``images/val``.
 
     Args:
         root: Folder that holds the others.
-        layout: "folder" for the places below, "roboflow" or "cvat" for an export, or "auto" to
+        layout: "folder" for the paths below, "roboflow" or "cvat" for an export, or "auto" to
             recognise one where ``train_images`` is missing.
-        train_split: Split of an export that trains; None for the one that is called so.
-        val_split: Split of an export that validates; None for the one that is called so.
-        val_share: Share of the training images that validate in an export without such a split.
-        split_seed: Draws other images.
+        train_split: Split of an export to train with; None for the usual name.
+        val_split: Split of an export to validate with; None for the usual name.
+        val_share: Share of the training images to validate with, if an export has one split.
+        split_seed: Seed of the draw of these images.
         train_images: Folder of the training images, relative to ``root``.
-        train_masks: Folder of their masks, whose grey values or palette's indices are the labels,
-            or in the colours of ``colors``.
+        train_masks: Folder of their masks. Grey values or palette indices are the labels; with
+            ``colors``, colours are.
         val_images: Folder of the validation images.
         val_masks: Folder of their masks.
-        mask_suffix: What a mask's name has more than its image's before the ending, such as _mask.
-        classes: Names of the classes; by default the lines of ``class_names.txt`` in ``root``.
-        values: What a mask holds where each class is; 0, 1, 2, ... by default.
-        ignored: Values of pixels that do not count, besides 255.
-        **options: Of ``SegmentationDataModule``.
+        mask_suffix: Suffix of a mask's name after its image's name, before the ending: _mask.
+        classes: Class names; None reads the lines of ``class_names.txt`` in ``root``.
+        values: Mask value per class; None means 0, 1, 2, ...
+        ignored: Values of ignored pixels, besides 255.
+        **options: Options of ``SegmentationDataModule``.
     """
 
     layout = f"images/train, images/val, masks/train, masks/val and {NAMES}"
@@ -83,7 +84,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        self.chosen_layout = checked_layout(layout, LAYOUTS)
+        self.chosen_layout = check_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
             "train": (train_images, train_masks),
@@ -91,8 +92,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         }
         self.mask_suffix = mask_suffix
         self.classes = None if classes is None else tuple(map(nfc, classes))
-        self.values = None if values is None else whole_list("data.values", values)
-        self.ignored = whole_list("data.ignored", ignored)
+        self.values = None if values is None else integer_list("data.values", values)
+        self.ignored = integer_list("data.ignored", ignored)
         either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
         self.two_values = either if values is None else ""
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
@@ -100,15 +101,15 @@ class SegmentationFolderDataModule(SegmentationDataModule):
                 raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
         if self.colors is not None and (self.values is not None or self.ignored):
             raise ValueError(
-                "data.colors is for masks in colours, data.values and data.ignored for masks whose "
-                "values are labels; pass data.colors and data.ignored_colors alone"
+                "data.colors is for masks in colours, but data.values and data.ignored are for "
+                "masks of values; pass data.colors and data.ignored_colors alone"
             )
 
     def pairs(self) -> Pairs:
-        """Pair images with masks and read the names of the classes."""
+        """Pair images with masks and read the class names."""
         export = self._export()
         if export is not None:
-            return self._of_export(export)
+            return self._export_pairs(export)
         self.class_names = self._names()
         self.code = self._code()
         self.category_ids = self.code.values
@@ -127,12 +128,12 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         named = [name for name, value in typed.items() if value is not None]
         if export is not None and named:
             raise ValueError(
-                f"{export.title} names its classes and their masks; leave out "
+                f"{export.title} defines classes and mask values; leave out "
                 f"{', '.join(f'data.{name}' for name in named)}"
             )
         return export
 
-    def _of_export(self, export: Masks) -> Pairs:
+    def _export_pairs(self, export: Masks) -> Pairs:
         self.class_names = export.names
         self.values, self.colors = export.values or None, export.colours or None
         self.code = self._code()
@@ -140,17 +141,17 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         chosen = choose(list(export.splits), self.splits, export.title)
         whole = [Pair(*pair) for pair in export.splits[chosen.train]]
         unused = first_few(chosen.unused)
-        left = f"; left out: {unused} (data.val_split=<name> validates it)" if unused else ""
+        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
         if chosen.val is not None:
             val = [Pair(*pair) for pair in export.splits[chosen.val]]
-            say(
+            log(
                 f"{export.title}: {len(whole)} training images in {chosen.train}, {len(val)} "
                 f"validation images in {chosen.val}{left}"
             )
             return {"train": whole, "val": val}
         names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
-        picked = drawn(names, self.splits, export.title)
-        say(f"{export.title}: {drawn_notice(len(picked), len(names), self.splits)}{left}")
+        picked = draw_names(names, self.splits, export.title)
+        log(f"{export.title}: {draw_notice(len(picked), len(names), self.splits)}{left}")
         return {
             split: [
                 p for n, p in zip(names, whole, strict=True) if (n in picked) == (split == "val")
@@ -159,23 +160,24 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         }
 
     def _place(self, name: str) -> Path:
-        """Return a folder of the set; for ``val`` the folder of validation images there is."""
+        """Return a folder of the dataset; for ``val`` the existing validation folder."""
         folder = self.folder / name
         return validation_folder(folder.parent) if folder.name == VALIDATION[0] else folder
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
-        """Know the classes from elsewhere and serve prediction, so that no data set is needed."""
+        """Set the classes and serve prediction alone, without reading a dataset."""
         super().predict_only(class_names, category_ids or self.values or range(len(class_names)))
 
     def _names(self) -> tuple[str, ...]:
         if self.classes is not None:
             rule = f"data.classes must be 1 to {IGNORED - 1} different names"
-            refuse_bad_names(self.classes, rule)
+            check_names(self.classes, rule)
             return self.classes
         file = self.folder / NAMES
         if not file.is_file():
             raise FileNotFoundError(
-                f"no {file}; write one name a line, or pass data.classes=[background,road,...]"
+                f"file {file} does not exist; write one class name per line, or pass "
+                "data.classes=[background,road,...]"
             )
         return read_class_names(file)
 
@@ -184,62 +186,62 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         values = tuple(range(number)) if self.values is None else self.values
         if len(values) != number or len(set(values)) < number or {*self.ignored} & {*values}:
             raise ValueError(
-                f"data.values={list(values)} must be {number} different numbers, one for each "
-                f"class, and none of data.ignored={list(self.ignored)}"
+                f"data.values={list(values)} must be {number} different numbers, one per class, "
+                f"outside data.ignored={list(self.ignored)}"
             )
         if self.values is None:
-            code = consecutive(number, first=0, ignored=self.ignored)
-            other = "; if the masks hold other labels, pass data.values with one for each class"
+            code = consecutive_code(number, first=0, ignored=self.ignored)
+            other = "; for masks with other labels pass data.values, one per class"
             return replace(code, meaning=code.meaning + other)
         ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
         meaning = f"the classes have data.values={list(values)}"
         meaning += f", and {list(ignored)} are ignored" if ignored else ""
         if values == (0, IGNORED):
-            meaning += "; masks of 1 bit hold 0 and 1: save all with 8 bits, or pass [0,1]"
+            meaning += "; 1-bit masks have 0 and 1: save all with 8 bits, or pass [0,1]"
         return MaskCode(values, ignored, meaning)
 
     def _paired(self, images: Path, masks: Path) -> list[Pair]:
         for folder in (images, masks):
-            require_folder(folder, f"such a set has {self.layout}, or other folders that are named")
-        of_image = by_stem(images, listed(images, IMAGE_SUFFIXES))
-        of_mask = by_stem(masks, listed(masks, LOSSLESS))
-        if not of_image:
-            raise ValueError(f"no images in {images}; such a set has {self.layout}")
-        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in of_image}
+            require_folder(folder, f"the dataset needs {self.layout}, or other folders in options")
+        image_of = index_by_stem(images, list_files(images, IMAGE_SUFFIXES))
+        mask_of = index_by_stem(masks, list_files(masks, LOSSLESS))
+        if not image_of:
+            raise ValueError(f"no images in {images}; the dataset needs {self.layout}")
+        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
         require_names(
-            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in of_mask},
+            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in mask_of},
             f"images in {images} lack their masks",
-            "add the masks, remove the images, or say what masks' names end in by data.mask_suffix",
+            "add the masks, remove the images, or pass the end of masks' names as data.mask_suffix",
         )
         require_names(
-            {str(masks / of_mask[mask]) for mask in of_mask.keys() - set(wanted.values())},
+            {str(masks / mask_of[mask]) for mask in mask_of.keys() - set(wanted.values())},
             f"masks in {masks} lack their images",
             "add the images or remove the masks",
         )
-        return [Pair(images / of_image[s], masks / of_mask[m]) for s, m in sorted(wanted.items())]
+        return [Pair(images / image_of[s], masks / mask_of[m]) for s, m in sorted(wanted.items())]
 
 
-def listed(folder: Path, suffixes: Collection[str]) -> list[str]:
-    """Return the files with one of the endings; log how many others are skipped."""
+def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:
+    """Return the files with one of the endings; log the number of others."""
     skipped: Counter[str] = Counter()
     names = list_images(folder, skipped)
-    skipped.update(suffix_of(name) for name in names if suffix_of(name) not in suffixes)
+    skipped.update(file_suffix(name) for name in names if file_suffix(name) not in suffixes)
     for line in skipped_notice(folder, skipped):
-        say(line)
-    return [name for name in names if suffix_of(name) in suffixes]
+        log(line)
+    return [name for name in names if file_suffix(name) in suffixes]
 
 
-def by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the names of a folder's files by these without their endings.
+def index_by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the file names of a folder, keyed by their names without endings.
 
     Raises:
-        ValueError: Two files differ in their endings only.
+        ValueError: Two files differ only in their endings.
     """
     by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
     if len(by_stem) < len(names):
         twice = [name for name in names if name not in by_stem.values()]
         raise ValueError(
-            f"{folder} has files that differ only in their endings or in the form of accents (NFC, "
+            f"{folder} has files that differ only in their endings or the form of accents (NFC, "
             f"NFD): {first_few(twice)}; remove one of each"
         )
     return by_stem

@@ -1,4 +1,4 @@
-"""Images of class folders, with a line about what is skipped and what lies in sub-folders."""
+"""Lists the images of class folders and reports skipped and nested files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from datamodules.files import IMAGE_SUFFIXES, first_few, list_images, skipped_notice, suffix_of
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.folders import (
+    IMAGE_SUFFIXES,
+    file_suffix,
+    first_few,
+    list_images,
+    skipped_notice,
+)
 from datamodules.files.text_files import FolderNames, nfc
 
 
-class Listing:
-    """List class folders and collect what their user should know.
+class ClassListing:
+    """Listing of class folders, with notices for the user.
 
     Args:
-        folder: What messages call it.
+        folder: Name of the folder in messages.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,7 +31,7 @@ class Listing:
         self.outside: list[str] = []
 
     def images(self, folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the images of each class, relative to the folder; none where its folder is absent.
+        """Return the images of each class, relative to the folder; [] where its folder is absent.
 
         Images in sub-folders belong to the outermost folder, as in torchvision.
         """
@@ -34,7 +40,7 @@ class Listing:
         self.nested += [image for held in found.values() for image in held if image.count("/") > 1]
         for entry in folder.iterdir():
             if not entry.name.startswith(".") and not entry.is_dir():
-                suffix = suffix_of(entry.name)
+                suffix = file_suffix(entry.name)
                 if suffix in IMAGE_SUFFIXES:
                     self.outside.append(entry.name)
         return found
@@ -44,24 +50,24 @@ class Listing:
             return []
         return [f"{name}/{image}" for image in list_images(folder / name, self.skipped)]
 
-    def say(self) -> None:
-        """Log a line for each kind of what was found."""
+    def log(self) -> None:
+        """Log one line per kind of finding."""
         for line in self.notices():
-            say(line)
+            log(line)
 
     def notices(self) -> list[str]:
-        """Return the lines."""
+        """Return one line per kind of finding."""
         lines = skipped_notice(self.folder, self.skipped)
         if self.outside:
             lines.append(
-                f"{self.folder}: {_counted(self.outside)} skipped, in no class folder: "
+                f"{self.folder}: {_counted(self.outside)} skipped, outside any class folder: "
                 f"{first_few(sorted(self.outside), 2)}"
             )
         if self.nested:
             lines.append(
                 f"{self.folder}: {_counted(self.nested)} in sub-folders "
-                f"({first_few(self.nested, 2)}) and of the outermost folder's class, as in "
-                "torchvision; timm names classes by the innermost folder"
+                f"({first_few(self.nested, 2)}) and labelled by the outermost folder, as in "
+                "torchvision; timm labels by the innermost folder"
             )
         return lines
 
@@ -70,19 +76,19 @@ def _counted(images: list[str]) -> str:
     return "1 image is" if len(images) == 1 else f"{len(images)} images are"
 
 
-def list_classes(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the images of each class, relative to the folder; log what is skipped or nested."""
-    listing = Listing(folder)
+def list_class_images(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the images of each class, relative to the folder; log skipped and nested files."""
+    listing = ClassListing(folder)
     found = listing.images(folder, names)
-    listing.say()
+    listing.log()
     return found
 
 
-def composed_names(folder: Path, names: Iterable[str]) -> list[str]:
+def nfc_names(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the sorted names of class folders in NFC.
 
     Raises:
-        ValueError: Two have the same name, in NFC and in NFD.
+        ValueError: Two folders have the same name, one in NFC and one in NFD.
     """
     composed = sorted(map(nfc, names))
     twice = [name for name, count in Counter(composed).items() if count > 1]

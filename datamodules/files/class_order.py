@@ -1,7 +1,7 @@
 """The two orders in which programs number class folders.
 
-torchvision sorts their names as text: 1, 10, 11, 2. timm sorts by the numbers in them: 1, 2, 10,
-11; letters count without their case.
+torchvision sorts their names as text: 1, 10, 11, 2. timm sorts naturally, by the numbers in them
+and ignoring case: 1, 2, 10, 11.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ClassOrder = Literal["text", "natural"]
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return what timm sorts a name by; its text decides between equal ones (1 and 01).
+    """Return timm's sort key of a name; its text breaks ties (1 and 01).
 
     Source: ``timm.utils.misc.natural_key``.
     """
@@ -22,8 +22,8 @@ def natural_key(name: str) -> tuple[list[int | str], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
-def in_order(names: Iterable[str], order: ClassOrder | None) -> list[str]:
-    """Return the names in an order, as text without one."""
+def sort_classes(names: Iterable[str], order: ClassOrder | None) -> list[str]:
+    """Return the names in an order; None sorts as text."""
     return sorted(names, key=natural_key) if order == "natural" else sorted(names)
 
 
@@ -31,20 +31,20 @@ def other_orders(names: Sequence[str], order: ClassOrder | None) -> dict[str, tu
     """Return the names in each order that would number them differently.
 
     Args:
-        names: Of the classes, in label order.
-        order: They were read in; None if the files number the classes themselves.
+        names: Names of the classes, in label order.
+        order: Order of ``names``; None if the files number the classes themselves.
     """
     if order is None:
         return {}
-    others = {one: tuple(in_order(names, one)) for one in get_args(ClassOrder) if one != order}
+    others = {one: tuple(sort_classes(names, one)) for one in get_args(ClassOrder) if one != order}
     return {one: found for one, found in others.items() if found != tuple(names)}
 
 
-def checked_order(order: str) -> ClassOrder:
+def check_class_order(order: str) -> ClassOrder:
     """Return the order.
 
     Raises:
-        ValueError: There is no such order.
+        ValueError: The order is unknown.
     """
     if order not in get_args(ClassOrder):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What datamodules tell the user, once however many processes run."""
+"""Log of the datamodules, written by the first process alone."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import logging
 
 from lightning.pytorch.utilities import rank_zero_only
 
-# Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+# A logger of our own: a run silences Lightning's.
+log = rank_zero_only(logging.getLogger(__name__).info)

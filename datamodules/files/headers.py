@@ -1,4 +1,4 @@
-"""Looks at files before training does: their headers, and whether they are whole, within a time."""
+"""Checks of image headers and file ends before training, within a time limit."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from datamodules.files import ORIENTATION, UPRIGHT, decode, plain_file, readable, refuse_large
+from datamodules.files.decoding import (
+    ORIENTATION,
+    UPRIGHT,
+    check_pixel_count,
+    decode,
+    image_errors,
+    plain_file,
+)
 
-THREADS = 8  # they wait for the disk, or for a file server
+THREADS = 8  # They wait for the disk or a file server, not for the processor.
 CHUNK = 256
-# What ends a whole file; cameras may write more after it.
+# Last bytes of a whole file; cameras may append more.
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 TAIL = 65536
-TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+SWAPPED = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
 
 def check_each(check: Callable[[int], None], count: int, deadline: float) -> int:
     """Call a check for 0, 1, ... until all are done or the time is over.
 
     Args:
-        check: Raises an error where something is wrong.
+        check: Raises an error if the sample is broken.
         count: Number of samples.
-        deadline: By ``time.monotonic``.
+        deadline: Time limit by ``time.monotonic``.
 
     Returns:
-        How many were checked.
+        Number of samples that were checked.
     """
     done = 0
     with ThreadPoolExecutor(THREADS) as pool:
@@ -49,36 +56,30 @@ class Header(NamedTuple):
     orientation: int
 
 
-def check_header(path: str | Path, *, upright: bool = False) -> tuple[int, int]:
-    """Read the header of an image, and its end; what seems cut off is decoded to see.
+def read_header(path: str | Path, *, upright: bool = False) -> Header:
+    """Check the header of an image and its end; a file that seems cut off is decoded.
 
     Args:
         path: The image file.
         upright: As in ``load_rgb``.
 
     Returns:
-        Width and height.
+        Width, height and EXIF orientation (1 if unknown).
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is empty, no image, truncated or too large.
+        ValueError: The file is empty, truncated, too large or not an image.
     """
-    header = read_header(path, upright=upright)
-    return header.width, header.height
-
-
-def read_header(path: str | Path, *, upright: bool = False) -> Header:
-    """``check_header`` with the orientation that the file's EXIF data say, 1 if they say none."""
-    with readable(path), Image.open(plain_file(path)) as image:
-        refuse_large(image)
+    with image_errors(path), Image.open(plain_file(path)) as image:
+        check_pixel_count(image)
         width, height = image.size
         end = ENDS.get(image.format or "")
         orientation = image.getexif().get(ORIENTATION, UPRIGHT)
-        # Pillow turns a TIFF by itself and has done so with its size.
-        turned = upright and orientation in TURNED and image.format != "TIFF"
+        # Pillow rotates a TIFF by itself and reports the rotated size.
+        swapped = upright and orientation in SWAPPED and image.format != "TIFF"
     if end is not None and end not in _tail(Path(path)):
         decode(path)
-    size = (height, width) if turned else (width, height)
+    size = (height, width) if swapped else (width, height)
     return Header(*size, orientation if orientation in range(1, 9) else UPRIGHT)
 
 

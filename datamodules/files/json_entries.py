@@ -1,4 +1,4 @@
-"""Check the lists of entries in annotation files, such as COCO's images and categories."""
+"""Checks of the lists of entries in annotation files, such as COCO's images and categories."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc
-from datamodules.files.whole_numbers import shown
 
 Entry = dict[str, Any]
 Values = Mapping[str, Mapping[str, Callable[[Any], Any]]]
@@ -20,27 +20,27 @@ def check_entries(
 
     Args:
         path: The file, for messages.
-        content: Its content.
+        content: Its parsed content.
         required: Keys that the entries of each list must have.
-        values: By list and key what converts a value; raises ``ValueError`` for a wrong one.
-        files: What messages call files of this format.
+        values: Converters by list and key; they raise ``ValueError`` for a wrong value.
+        files: Name of this file format in messages.
 
     Raises:
-        ValueError: Names the position of the first entry that is wrong.
+        ValueError: An entry is wrong; the message names its position.
     """
     for kind, keys in required.items():
         if not isinstance(content, dict) or not isinstance(content.get(kind), list):
             found = f"a {type(content).__name__}"
             if isinstance(content, dict):
-                found = shown(sorted(map(str, content)))
+                found = format_value(sorted(map(str, content)))
             raise ValueError(
-                f"{path} has no list {kind!r}; {files} need {list(required)}, found {found}"
+                f"{path} lacks the list {kind!r}; {files} need {list(required)}, found {found}"
             )
         for index, entry in enumerate(content[kind]):
             missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
             if missing:
                 raise ValueError(
-                    f"entry {index} of {kind!r} in {path} lacks {missing}: {shown(entry)}"
+                    f"{path}: {kind}[{index}] lacks {missing}, got {format_value(entry)}"
                 )
         _convert(path, kind, content[kind], values[kind])
     return dict(content)
@@ -60,20 +60,20 @@ def _convert(
 
 
 def text_value(value: object) -> str:
-    """Return a text that is not empty and that files and logs can hold.
+    """Return a text that is not empty and that files and logs can store.
 
     Raises:
-        ValueError: Anything else. The message follows the name of the value.
+        ValueError: The value is of another kind. The message continues the value's name.
     """
     if isinstance(value, str) and value != "" and "\0" not in value:
         return value
-    raise ValueError(f"must be a text that is not empty, got {shown(value)}")
+    raise ValueError(f"must be a text that is not empty, got {format_value(value)}")
 
 
 def name_value(value: object) -> str:
     """Return the name of a class in NFC.
 
     Raises:
-        ValueError: It is not a text, or empty.
+        ValueError: The value is not a text, or is empty.
     """
     return nfc(text_value(value))

@@ -1,7 +1,7 @@
 """Reads the pixels of a mask as the file stores them.
 
-Pillow shows pictures: it scales grey values of 1, 2 and 4 bits to 255, takes the high byte of
-colours with 16 bits, and inverts TIFFs in which 0 is white. A label must stay the file's number.
+Labels must stay as stored, but Pillow prepares pictures for display. It scales grey values of 1, 2
+and 4 bits to 255, keeps the high byte of 16-bit colours, and inverts white-is-zero TIFFs.
 """
 
 from __future__ import annotations
@@ -13,52 +13,49 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from datamodules.files import STRICT, is_upright, plain_file, readable, refuse_large
+from datamodules.files.decoding import is_upright, open_image
 
 FORMATS = ("PNG", "BMP", "TIFF")
 REMEDY = "save labels as an 8-bit grey or palette PNG"
-# What Pillow multiplies grey values of few bits by, by the packing it names in ``tile``.
+# Factor by which Pillow scales grey values, by the packing that it names in ``tile``.
 SCALES = {"L;2": 85, "L;2R": 85, "L;4": 17, "L;4R": 17}
 BMP_BITS = {"1": 1, "P;1": 1, "P;4": 4, "L": 8, "P": 8}
 GREY = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 # Tags of a TIFF.
 SUBFILE, PHOTOMETRIC, SAMPLE_FORMAT = 254, 262, 339
-REDUCED_OR_MASK = 0b101  # pages that show the first one again, or its transparency
+REDUCED_OR_MASK = 0b101  # pages that repeat the first one smaller, or hold its transparency
 SIGNED = 2
 
 Pixels = NDArray[Any]
 
 
 def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
-    """Read a mask, turned as its own EXIF orientation says.
+    """Read a mask, rotated by its own EXIF orientation.
 
     Args:
         path: A PNG, BMP or TIFF.
-        colours: Look up the colours of palettes and repeat grey values, for masks whose colours
-            are their labels.
+        colours: Look up palettes and repeat grey values, for masks with colours as labels.
 
     Returns:
-        Integers (H, W) as stored: grey values or indices of a palette. Of a mask in colours, and
-        with ``colours`` of any, RGB values (H, W, 3) in 8 bits.
+        Integers (H, W) as stored: grey values or palette indices. For masks in colours, and for
+        all masks with ``colours``, 8-bit RGB values (H, W, 3).
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file is broken, or Pillow would change what it stores.
     """
-    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
-    with STRICT, readable(path), plain_file(path).open("rb") as file, Image.open(file) as opened:
-        refuse_large(opened)
+    with open_image(path) as opened:
         packing = _packing(opened)
         fault = _fault(opened, packing, path)
         if fault is None:
             opened.load()
     image: Image.Image = opened
     if fault is None and image.mode in ("LA", "RGBA"):
-        fault = _fault_of_alpha(image)
+        fault = _alpha_fault(image)
     if fault is not None:
         raise ValueError(f"mask {path} {fault}")
     if image.mode in ("LA", "RGBA"):
-        image = image.convert(image.mode[:-1])  # exact, as all is opaque
+        image = image.convert(image.mode[:-1])  # exact, as all pixels are opaque
     if not is_upright(image):
         image = ImageOps.exif_transpose(image)
     if colours and image.mode in ("1", "L", "P"):
@@ -74,19 +71,19 @@ def read_pixels(path: str | Path, *, colours: bool = False) -> Pixels:
 
 
 def is_grey(pixels: Pixels) -> bool:
-    """Return True if the channels of RGB values are equal everywhere."""
+    """Return True if all three channels of RGB values are equal."""
     first = pixels[..., 0]
     return bool((first == pixels[..., 1]).all() and (first == pixels[..., 2]).all())
 
 
 def _packing(image: Any) -> str:
-    """Pillow's name for how a file stores its pixels; to be asked before they are loaded."""
+    """Return Pillow's name for how a file stores its pixels, known until they are loaded."""
     arguments = image.tile[0][3] if image.tile else ""
     return str(arguments if isinstance(arguments, str) else arguments[0])
 
 
 def _fault(image: Image.Image, packing: str, path: str | Path) -> str | None:
-    """Say why a mask's labels cannot be told from its header; None if they can."""
+    """Return why a mask's labels cannot be read, judging by its header; None if they can."""
     if image.format not in FORMATS:
         return f"is a {image.format} file, whatever its name says; {REMEDY}"
     if image.mode not in (*GREY, "LA", "RGB", "RGBA"):
@@ -94,14 +91,14 @@ def _fault(image: Image.Image, packing: str, path: str | Path) -> str | None:
     if ";16" in packing and not image.mode.startswith("I"):
         return f"has 16 bits per channel and more than one channel; {REMEDY}"
     if image.format == "TIFF":
-        return _fault_of_tiff(image)
-    if packing in BMP_BITS and image.format == "BMP" and _bits_of_bmp(path) != BMP_BITS[packing]:
+        return _tiff_fault(image)
+    if packing in BMP_BITS and image.format == "BMP" and _bmp_bits(path) != BMP_BITS[packing]:
         return f"is a BMP with a grey palette, which Pillow misreads; {REMEDY}"
     pages = getattr(image, "n_frames", 1)
     return f"has {pages} pages; {REMEDY}" if pages > 1 else None
 
 
-def _fault_of_tiff(image: Any) -> str | None:
+def _tiff_fault(image: Any) -> str | None:
     tags = image.tag_v2
     if tags.get(PHOTOMETRIC) == 0:
         return f"is a TIFF in which 0 is white (PhotometricInterpretation); {REMEDY}"
@@ -115,15 +112,15 @@ def _fault_of_tiff(image: Any) -> str | None:
     return None
 
 
-def _fault_of_alpha(image: Image.Image) -> str | None:
+def _alpha_fault(image: Image.Image) -> str | None:
     clear = int((np.asarray(image.getchannel("A")) < 255).sum())
     if not clear:
         return None
-    return f"has {clear:,} pixels that are not opaque; save it without an alpha channel"
+    return f"has {clear:,} transparent pixels; save it without an alpha channel"
 
 
-def _bits_of_bmp(path: str | Path) -> int:
+def _bmp_bits(path: str | Path) -> int:
     with Path(path).open("rb") as file:
         header = file.read(30)
-    place = 24 if header[14] == 12 else 28  # of OS/2's short header, and of all others
+    place = 24 if header[14] == 12 else 28  # OS/2's short header has it earlier
     return int.from_bytes(header[place : place + 2], "little")

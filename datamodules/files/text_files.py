@@ -1,4 +1,4 @@
-"""Read the text files of data sets: lists, JSON and csv in any common encoding."""
+"""Reads text files of datasets: lists, JSON and csv in any common encoding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import plain_file
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.decoding import plain_file
 
 MARKS = (  # UTF-32's mark begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -32,17 +32,17 @@ def read_text(path: Path) -> str:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is a folder or device, or its content is not text.
+        ValueError: The path is a folder or device, or the content is not text.
     """
-    return decoded(read_raw(path), path)
+    return _decode_text(read_file(path), path)[0]
 
 
-def read_raw(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """Return the bytes of a file.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is a folder, pipe or device, or cannot be read.
+        ValueError: The path is a folder, pipe or device, or cannot be read.
     """
     try:
         return plain_file(path).read_bytes()
@@ -52,26 +52,13 @@ def read_raw(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def decoded(raw: bytes, name: object) -> str:
-    """Return the text of the bytes of a file.
-
-    Args:
-        raw: The bytes.
-        name: What messages call the file.
-
-    Raises:
-        ValueError: The bytes are not text.
-    """
-    return _decoded(raw, name)[0]
-
-
-def glimpse(raw: bytes) -> str:
-    """Return the text of a part of a file, by which its format is recognised."""
+def text_start(raw: bytes) -> str:
+    """Return the start of a file as text, to recognise its format."""
     return raw.decode(_encoding_of(raw), "replace").lstrip("\ufeff \t\r\n")
 
 
-def _decoded(raw: bytes, name: object) -> tuple[str, str]:
-    """Return the text and its encoding."""
+def _decode_text(raw: bytes, name: object) -> tuple[str, str]:
+    """Return the text of a file's bytes, and its encoding."""
     encoding = _encoding_of(raw)
     try:
         text = raw.decode(encoding)
@@ -84,7 +71,7 @@ def _decoded(raw: bytes, name: object) -> tuple[str, str]:
         text, encoding = _latin1(raw)
         line = text.rfind("\n", 0, error.start) + 1
         near = text[max(line, error.start - 20) : error.start + 20].split("\n")[0].strip()
-        say(
+        log(
             f"{name} is not UTF-8 and is read as Latin-1 (line "
             f"{text.count(chr(10), 0, line) + 1}: {near}); save it as UTF-8 if letters are wrong"
         )
@@ -94,7 +81,7 @@ def _decoded(raw: bytes, name: object) -> tuple[str, str]:
 
 
 def _latin1(raw: bytes) -> tuple[str, str]:
-    """Return the text as browsers read Latin-1: by Windows-1252, which has more letters."""
+    """Return the text and encoding, in Windows-1252 first, as browsers read Latin-1."""
     try:
         return raw.decode("cp1252"), "cp1252"
     except UnicodeDecodeError:
@@ -114,11 +101,11 @@ def _encoding_of(raw: bytes) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a list, one name each, stripped and in NFC; empty lines at the end drop.
+    """Return the names in a list, one per line, stripped and in NFC; trailing empty lines drop.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is not a text file.
+        ValueError: The file is not a text file.
     """
     # str.splitlines would also break lines at characters that names may contain, such as U+2028.
     text = read_text(path).replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")
@@ -130,22 +117,22 @@ def read_json(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is not valid JSON.
+        ValueError: The file is not valid JSON.
     """
-    return parsed_json(read_raw(path), path)
+    return parse_json(read_file(path), path)
 
 
-def parsed_json(raw: bytes, name: object) -> Any:
-    """Return the content of the bytes of a JSON file.
+def parse_json(raw: bytes, name: object) -> Any:
+    """Return the content of a JSON file's bytes.
 
     Args:
-        raw: The bytes.
-        name: What messages call the file.
+        raw: Bytes of the file.
+        name: Name of the file in messages.
 
     Raises:
         ValueError: The bytes are not valid JSON.
     """
-    text, encoding = _decoded(raw, name)
+    text, encoding = _decode_text(raw, name)
     try:
         return json.loads(text)
     except RecursionError:
@@ -161,13 +148,13 @@ def parsed_json(raw: bytes, name: object) -> Any:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a csv file by the names of its columns, all stripped and in NFC.
+    """Return the rows of a csv file by column name, stripped and in NFC.
 
-    Columns are separated by the comma, semicolon or tab that is most frequent in the first line.
+    The separator is the most frequent of comma, semicolon and tab in the first line.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is empty, or a row has more or fewer fields than the first.
+        ValueError: The file is empty, or a row's length differs from the first row's.
     """
     text = read_text(path).rstrip("\x1a")
     first = text.lstrip().partition("\n")[0]
@@ -198,23 +185,23 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def nfc(name: str) -> str:
-    """Return a name with composed letters: "é" as one character, whichever way it was typed."""
+    """Return a name in NFC, with "é" as one character."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def same_file(name: str) -> str:
-    """Return the one spelling of a path: NFC, slashes, without ``./`` and doubled slashes."""
+def normalise_path(name: str) -> str:
+    """Return a path in NFC, with slashes, without ``./`` and doubled slashes."""
     return os.path.normpath(nfc(name.replace("\\", "/")))
 
 
 class FolderNames:
-    """Find files by the names that lists and annotations give them.
+    """Index of a folder's files by their names in lists and annotations.
 
-    Names may differ from those on the disk in ``./``, in backslashes for slashes, and in accents
-    (NFC or NFD). A file of exactly the given name comes first.
+    Names may differ from those on disk in ``./``, backslashes and the form of accents (NFC or NFD).
+    A file with exactly the given name takes precedence.
 
     Args:
-        folder: Names are relative to it.
+        folder: Folder that names are relative to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -223,14 +210,14 @@ class FolderNames:
         self._folders: dict[str, str | None] = {}
 
     def find(self, name: str) -> str | None:
-        """Return the name on the disk, with slashes and relative to the folder; None if absent."""
+        """Return the name on disk, relative to the folder with slashes; None if it is missing."""
         found = self._find(name)
         if found is None and "\\" in name:
             found = self._find(name.replace("\\", "/"))
         return found
 
     def on_disk(self, name: str) -> str:
-        """Return the name on the disk, or the given one where there is no such file."""
+        """Return the name on disk, or the given one if the file is missing."""
         return self.find(name) or name
 
     def _find(self, name: str) -> str | None:
@@ -245,7 +232,7 @@ class FolderNames:
         return None if parent is None or not last else self._in(parent, last)
 
     def _in(self, parent: str, name: str) -> str | None:
-        """Return the path on the disk of what a folder calls so."""
+        """Return the path on disk of an entry of a folder; None if it is missing."""
         if name in ("", "."):
             return parent
         exact, composed = self._list(parent)
@@ -253,7 +240,7 @@ class FolderNames:
         return real and os.path.join(parent, real)  # noqa: PTH118 - of each image
 
     def _list(self, parent: str) -> tuple[set[str], dict[str, str]]:
-        """Return the names in a folder, listed once: far cheaper than asking for 100,000 files."""
+        """Return the names in a folder, listed once, as 100,000 single lookups are far slower."""
         if parent not in self._listed:
             place = self.folder / parent
             names = set(os.listdir(place)) if place.is_dir() else set()  # noqa: PTH208

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their original Python pickles, read without running code in them."""
+"""CIFAR-10 and CIFAR-100 from their original Python pickles, read without executing their code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.base import Split
-from datamodules.files.text_files import nfc, read_raw
-from datamodules.files.whole_numbers import shown, whole_list
-from datamodules.images.classification import ClassificationDataModule, Sample, sample
+from datamodules.files.integers import format_value, integer_list
+from datamodules.files.text_files import nfc, read_file
+from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import SeededDataset
 
@@ -26,17 +26,17 @@ SIDE = 32
 
 @dataclass(frozen=True)
 class Archive:
-    """What the files of one of the two sets are called, and what is in them.
+    """File names and keys of one of the two datasets.
 
     Attributes:
-        name: Of the set.
-        folder: That the archive unpacks to.
+        name: Name of the dataset.
+        folder: Folder that the archive unpacks to.
         train: Files of the training set.
         test: File of the test set.
-        meta: File of the classes' names.
+        meta: File of the class names.
         labels: Key of the labels.
-        names: Key of the names in ``meta``.
-        classes: How many there are.
+        names: Key of the class names in ``meta``.
+        classes: Number of classes.
     """
 
     name: str
@@ -72,12 +72,16 @@ CIFAR10 = Archive(
 
 
 class CIFAR100DataModule(ClassificationDataModule):
-    """The 100 fine classes of CIFAR-100, enlarged to ``image_size``; its test set is ``val``.
+    """The 100 fine classes of CIFAR-100, resized to ``image_size``; its test set is ``val``.
+
+    Layout: the files ``train``, ``test`` and ``meta`` of ``cifar-100-python``.
+
+    Source: https://www.cs.toronto.edu/~kriz/cifar.html
 
     Args:
-        root: The unpacked folder of the archive or the folder that holds it.
+        root: The unpacked folder of the archive or its parent folder.
         augmentation: Makes the transforms; None means the papers' recipe, uncropped in evaluation.
-        **options: Of ``ClassificationDataModule``; ``image_size`` is the side to enlarge to.
+        **options: Options of ``ClassificationDataModule``.
     """
 
     archive: ClassVar[Archive] = CIFAR100
@@ -106,11 +110,11 @@ class CIFAR100DataModule(ClassificationDataModule):
             "val": self._split([folder / archive.test], make.eval(self.image_size)),
         }
 
-    def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Classes that no test image has."""
+    def notices(self, checked: Mapping[Split, int]) -> list[str]:
+        """Return the notices, including classes without test images."""
         rows = cast("PixelRows", self.dataset("val").dataset)
         absent = sorted(set(range(self.num_classes)) - set(rows.labels.tolist()))
-        return super().notices(looked) + self.absent_notice(absent)
+        return super().notices(checked) + self.absent_notice(absent)
 
     def _unpacked(self) -> Path:
         archive = self.archive
@@ -137,30 +141,30 @@ class CIFAR100DataModule(ClassificationDataModule):
 
 
 class CIFAR10DataModule(CIFAR100DataModule):
-    """CIFAR-10, enlarged to ``image_size``; its test set is ``val``.
+    """CIFAR-10, resized to ``image_size``; its test set is ``val``.
+
+    Layout: ``data_batch_1`` to ``data_batch_5``, ``test_batch`` and ``batches.meta``.
+
+    Source: https://www.cs.toronto.edu/~kriz/cifar.html
 
     Args:
-        root: The unpacked folder of the archive or the folder that holds it.
-        **options: Of ``CIFAR100DataModule``.
+        root: The unpacked folder of the archive or its parent folder.
+        **options: Options of ``CIFAR100DataModule``.
     """
 
     archive = CIFAR10
     layout = "cifar-10-batches-py/data_batch_1 to data_batch_5, test_batch and batches.meta"
     example = "data=cifar10 data.root=/data/cifar10"
 
-    def build(self) -> dict[Any, SeededDataset]:
-        """Read the seven files and check them."""
-        return super().build()
-
 
 class PixelRows:
-    """Images in memory.
+    """Dataset of images in memory.
 
     Args:
-        paths: The files that they come from.
-        images: Of each file, (N, 3072) pixels, channel by channel, row by row.
-        labels: Of each file, (N,) classes.
-        transform: From RGB image to tensor.
+        paths: Files that the images come from.
+        images: Pixels (N, 3072) per file, channel by channel, row by row.
+        labels: Classes (N,) per file.
+        transform: Turns an RGB image into a tensor.
     """
 
     def __init__(
@@ -175,27 +179,26 @@ class PixelRows:
         self.ends = np.cumsum([len(rows) for rows in labels])
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
     def describe(self, index: int) -> str:
-        """The place of a sample, for error messages."""
+        """Return the file and row of a sample, for error messages."""
         file = int(np.searchsorted(self.ends, index, side="right"))
         first = int(self.ends[file - 1]) if file else 0
         return f"{self.paths[file]}, row {index - first}"
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
+        """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
         pixels = self.images[index].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
         image = Image.fromarray(np.ascontiguousarray(pixels))
-        return sample(self.transform(image), int(self.labels[index]), index)
+        return make_sample(self.transform(image), int(self.labels[index]), index)
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Loads containers, numbers, texts and arrays of bytes; refuses to name anything else."""
+    """Unpickler of containers, numbers, texts and byte arrays; other names raise an error."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up one of the few names that numpy arrays need, of which none is numpy's own."""
+        """Return a stand-in for one of the few names that pickled numpy arrays need."""
         if (module, name) == ("numpy", "ndarray"):
             return PickledArray
         if (module, name) == ("numpy", "dtype"):
@@ -204,63 +207,63 @@ class ArrayUnpickler(pickle.Unpickler):
             return _empty_array
         if (module, name) == ("_codecs", "encode"):
             return _latin1
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        raise pickle.UnpicklingError(f"unexpected name {module}.{name}")
 
 
 class PickledType:
-    """Stands for numpy's dtype while a file is read: numpy believes any state it is given."""
+    """Stand-in for numpy's dtype, which would accept any state from a file."""
 
     def __init__(self, code: bytes | str, *flags: object) -> None:
         name = code.decode("latin1") if isinstance(code, bytes) else code
         if name not in ("u1", "|u1"):
-            raise pickle.UnpicklingError(f"it asks for an array of {name!r}; CIFAR's hold bytes")
+            raise pickle.UnpicklingError(f"dtype {name} found; CIFAR arrays must be uint8")
 
     def __setstate__(self, state: object) -> None:
-        """Take the state of a plain type, which says nothing new."""
+        """Check the state of a plain type, which is redundant."""
         if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
-            raise pickle.UnpicklingError(f"it asks for an array type of parts: {state!r:.80}")
+            raise pickle.UnpicklingError(f"structured dtype found: {state!r:.80}")
 
 
 class PickledArray:
-    """Stands for numpy's array while a file is read.
+    """Stand-in for numpy's array while a file is read.
 
     Attributes:
-        values: The array, once its state is known.
+        values: The array; set by its state.
     """
 
     values: NDArray[np.uint8]
 
     def __setstate__(self, state: Any) -> None:
-        """Make the array, of as many bytes as there are."""
+        """Build the array from its state."""
         if not isinstance(state, tuple) or len(state) != 5:
-            raise pickle.UnpicklingError("it asks for an array of an unknown state")
+            raise pickle.UnpicklingError("an array has an unknown state")
         _, shape, kind, by_column, raw = state
-        data = raw.encode("latin1") if isinstance(raw, str) else raw  # text where Python 2 wrote it
+        data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote text
         if not isinstance(kind, PickledType) or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("it asks for an array of something else than bytes")
+            raise pickle.UnpicklingError("an array holds other data than bytes")
         array = np.frombuffer(data, dtype=np.uint8)
         self.values = array.reshape(shape, order="F" if by_column else "C")
 
 
 def _empty_array(kind: type, shape: object, code: object) -> PickledArray:
-    """What numpy's pickles start from: an empty array, filled by its state afterwards."""
+    """Return an empty array, as numpy's pickles start; its state fills it."""
     if kind is not PickledArray:
-        raise pickle.UnpicklingError(f"it asks for an array of type {kind}")
+        raise pickle.UnpicklingError(f"unexpected array type {kind}")
     return PickledArray()
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into old pickles."""
+    """Encode text to bytes, as Python 3's pickles of protocol 2 ask for."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the codec {encoding}")
+        raise pickle.UnpicklingError(f"unexpected codec {encoding}")
     return text.encode("latin1")
 
 
 def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
-    """Load a CIFAR file; its keys become text, whichever Python wrote them."""
+    """Load a CIFAR file; its keys become text for Python 2 and 3 alike."""
     try:
-        raw = read_raw(path)
-        _refuse_far_memory(raw)
+        raw = read_file(path)
+        _check_memo_size(raw)
         content = ArrayUnpickler(io.BytesIO(raw), encoding="latin1").load()
     except Exception as error:  # A damaged pickle may raise nearly anything.
         raise ValueError(
@@ -269,21 +272,22 @@ def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path} holds a {type(content).__name__}, not the dictionary of a {archive.name} file"
+            f"{path} must hold the dictionary of a {archive.name} file, got a "
+            f"{type(content).__name__}"
         )
     return {_text(key): _array(value) for key, value in content.items()}
 
 
 def _array(value: object) -> object:
-    """Return the array that was read in its stead; None for one that never got its state."""
+    """Return the array of a stand-in; None if its state was missing."""
     return getattr(value, "values", None) if isinstance(value, PickledArray) else value
 
 
-def _refuse_far_memory(raw: bytes) -> None:
-    """A few bytes can ask for a list of results that no machine has the memory for."""
+def _check_memo_size(raw: bytes) -> None:
+    """Reject memo indices beyond the file's length: a few bytes could ask for endless memory."""
     for code, value, _ in pickletools.genops(raw):
         if code.name.endswith("PUT") and value is not None and int(value) > len(raw):
-            raise pickle.UnpicklingError(f"it asks for a memory of {value} results")
+            raise pickle.UnpicklingError(f"memo index {value} exceeds the file's length")
 
 
 def _text(value: object) -> str:
@@ -296,20 +300,20 @@ def _class_names(path: Path, archive: Archive) -> tuple[str, ...]:
     if not isinstance(names, list | tuple) or not all(isinstance(n, str | bytes) for n in names):
         raise ValueError(
             f"{archive.names!r} in {path} must be a list of {archive.classes} texts, got "
-            f"{shown(names)}; unpack the archive again"
+            f"{format_value(names)}; unpack the archive again"
         )
     names = [nfc(_text(name)) for name in names]
     if len(set(names)) != archive.classes or len(names) != archive.classes:
         kind = "fine classes" if archive is CIFAR100 else "classes"
         raise ValueError(
-            f"{path} names {len(names if len(set(names)) == archive.classes else set(names))} "
+            f"{path} has {len(names if len(set(names)) == archive.classes else set(names))} "
             f"{kind}; {archive.name} has {archive.classes}"
         )
     return tuple(names)
 
 
 def check_images(path: Path, content: dict[str, Any]) -> NDArray[np.uint8]:
-    """The pixels of a file, (N, 3072)."""
+    """Return the pixels of a file, (N, 3072), after a check."""
     images = content.get("data")
     if (
         not isinstance(images, np.ndarray)
@@ -331,26 +335,27 @@ def check_images(path: Path, content: dict[str, Any]) -> NDArray[np.uint8]:
 def check_labels(
     path: Path, content: dict[str, Any], count: int, archive: Archive = CIFAR100
 ) -> NDArray[np.int64]:
-    """The labels of a file, (count,); of CIFAR-100 the fine ones."""
+    """Return the labels of a file, (count,), after a check; CIFAR-100's fine ones."""
     labels = content.get(archive.labels)
     if labels is None:
         other = CIFAR10 if archive is CIFAR100 else CIFAR100
         hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
-        raise ValueError(f"{path} has no {archive.labels!r} but {sorted(content)}{hint}")
+        raise ValueError(f"{path} lacks {archive.labels!r}, found {sorted(content)}{hint}")
     if not isinstance(labels, list | tuple) and getattr(labels, "ndim", 0) != 1:
         raise ValueError(
-            f"{archive.labels!r} in {path} must be a list of {count} integers, got {shown(labels)}"
+            f"{archive.labels!r} in {path} must be a list of {count} integers, got "
+            f"{format_value(labels)}"
         )
     if len(labels) != count:
         raise ValueError(
             f"{archive.labels!r} in {path} must be {count} integers, one per image; "
             f"found {len(labels)}"
         )
-    labels = whole_list(f"{path}: {archive.labels}", labels)
+    labels = integer_list(f"{path}: {archive.labels}", labels)
     wrong = [row for row, label in enumerate(labels) if not 0 <= label < archive.classes]
     if wrong:
         raise ValueError(
             f"{len(wrong)} labels in {path} lie outside 0 to {archive.classes - 1}, "
-            f"the first {shown(labels[wrong[0]])} in row {wrong[0]}"
+            f"the first {format_value(labels[wrong[0]])} in row {wrong[0]}"
         )
     return np.array(labels, dtype=np.int64)

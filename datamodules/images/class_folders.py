@@ -1,41 +1,43 @@
-"""Any folder of classes, with a validation split drawn from it where it has none."""
+"""Any folder of classes; draws a validation split if the folder lacks one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import at_least
-from datamodules.files import VALIDATION, first_few, list_folders, require_folder
-from datamodules.files.class_listing import list_classes
-from datamodules.files.class_order import in_order
-from datamodules.files.console import say
+from datamodules.base import check_minimum
+from datamodules.files.class_listing import list_class_images
+from datamodules.files.class_order import sort_classes
+from datamodules.files.console import log
+from datamodules.files.folders import VALIDATION, first_few, list_folders, require_folder
 from datamodules.images.image_folder import ImageFolderDataModule, class_folders, first_of_each
-from datamodules.layouts.splits import TEST, SplitOptions, drawn
+from datamodules.layouts.splits import TEST, SplitOptions, draw_names
 from datamodules.loading.sampling import SeededDataset
 
-MULTI_LABEL = "_classes.csv"
+MULTI_LABEL = "_classes.csv"  # Roboflow's labels of its multi-label export
 
-SPLITS = {"train", "training", *VALIDATION, "test", "testing"}  # of other programs' sets
+SPLITS = {"train", "training", *VALIDATION, "test", "testing"}  # other programs' folder names
 
 
 class ClassFoldersDataModule(ImageFolderDataModule):
     """Class folders directly in ``root`` or in ``root/train``; validation is drawn from them.
 
-    A folder ``val`` (or ``valid``, ``validation``) beside ``train`` is taken instead, if there is
-    one. Which images are drawn depends on their names and ``split_seed`` alone: the same ones in
-    every run, and images that are added later hardly move others from one side to the other.
+    Layout: ``<class>/*.jpg``, or ``train/<class>/*.jpg`` with an optional ``val/<class>/*.jpg``.
+
+    A folder ``val`` (or ``valid``, ``validation``) beside ``train`` replaces the drawn split. The
+    draw depends on the images' names and ``split_seed`` alone, so it is the same in every run.
+    Images that are added later leave nearly all others on their side.
 
     Args:
         root: The folder.
-        val_share: Share of each class's images that validate; at least one of each, and one is
-            left to train with.
-        split_seed: Draws other images.
-        val_split: Name of the folder beside ``train`` that validates; None for the usual ones.
-        **options: Of ``ImageFolderDataModule``.
+        val_share: Share of each class's images to validate with; at least one image per class
+            validates and at least one trains.
+        split_seed: Seed of the draw.
+        val_split: Name of the validation folder beside ``train``; None for the usual names.
+        **options: Options of ``ImageFolderDataModule``.
 
     Raises:
-        ValueError: A share that leaves nothing to train or to validate with.
+        ValueError: The share is outside (0, 1).
     """
 
     layout = "<class>/*.jpg, or train/<class>/*.jpg with or without val/<class>/*.jpg"
@@ -53,48 +55,47 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         super().__init__(root, **options)
         if not 0 < val_share < 1:
             raise ValueError(
-                f"data.val_share={val_share} is no share; give a number between 0 and 1, such as "
-                "0.1"
+                f"data.val_share must be between 0 and 1, such as 0.1, got {val_share}"
             )
         self.val_share = val_share
-        self.split_seed = at_least("split_seed", split_seed, 0)
+        self.split_seed = check_minimum("split_seed", split_seed, 0)
         self.val_split = val_split
 
     def build(self) -> dict[Any, SeededDataset]:
-        """List the images and divide them, unless they are divided already."""
+        """List the images and divide them, unless folders divide them already."""
         train = self.folder / "train"
         for place in (train, self.folder):
             if (place / MULTI_LABEL).is_file():
                 raise ValueError(
                     f"{place / MULTI_LABEL} lists several labels per image (Roboflow's multi-label "
-                    "export), which is not read; export class folders ('Folder Structure')"
+                    "export), which is not supported; export class folders ('Folder Structure')"
                 )
         if train.is_dir() and self.validation().is_dir():
             for name in list_folders(self.folder):
                 if name.lower() in TEST and name != self.val_split:
-                    say(f"{self.folder / name} is left out (data.val_split={name} validates it)")
+                    log(f"{self.folder / name} is left out (data.val_split={name} validates it)")
             return super().build()
         folder = train if train.is_dir() else self.folder
         if not train.is_dir():
-            _refuse_splits(folder)
-        self.class_names = tuple(in_order(class_folders(folder), self.class_order))
-        self.check_count(folder)
-        images = list_classes(folder, self.class_names)
+            _reject_splits(folder)
+        self.class_names = tuple(sort_classes(class_folders(folder), self.class_order))
+        self.check_count(folder, "class folders")
+        images = list_class_images(folder, self.class_names)
         few = [name for name, found in images.items() if len(found) < 2]
         if few:
             raise ValueError(
-                f"class folders of {folder} with fewer than two images, one to train with and one "
-                f"to validate: {first_few(few)}; fill or remove them"
+                f"class folders need two images, one to train and one to validate with; in "
+                f"{folder} these have fewer: {first_few(few)}; fill or remove them"
             )
         options = SplitOptions(share=self.val_share, seed=self.split_seed)
-        validating = {name: drawn(found, options) for name, found in images.items()}
+        validating = {name: draw_names(found, options) for name, found in images.items()}
         chosen = {
             "train": {name: sorted(set(images[name]) - validating[name]) for name in images},
             "val": {name: sorted(validating[name]) for name in images},
         }
         counts = {split: sum(map(len, parts.values())) for split, parts in chosen.items()}
-        say(
-            f"{folder} has no validation folder: {counts['val']} of its {sum(counts.values())} "
+        log(
+            f"{folder} has only training images: {counts['val']} of its {sum(counts.values())} "
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
             f"{_unused(self.folder) if train.is_dir() else ''}"
         )
@@ -113,8 +114,8 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         return folder
 
 
-def _refuse_splits(folder: Path) -> None:
-    """Raise an error where folders of splits would be taken for classes."""
+def _reject_splits(folder: Path) -> None:
+    """Raise an error if folders of splits would be read as classes."""
     splits = [
         name
         for name in list_folders(folder)
@@ -122,12 +123,12 @@ def _refuse_splits(folder: Path) -> None:
     ]
     if splits:
         raise ValueError(
-            f"{folder} has class folders in {first_few(splits)}, which are the names of splits; "
+            f"{folder} has class folders in {first_few(splits)}, which are names of splits; "
             "rename the folders to train and val"
         )
 
 
 def _unused(folder: Path) -> str:
-    """Return what a message says of folders beside ``train``."""
+    """Return the message's part about unused folders beside ``train``."""
     others = [name for name in list_folders(folder) if name != "train"]
     return f"; not used: {first_few(others)}" if others else ""

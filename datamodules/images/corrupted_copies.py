@@ -18,29 +18,30 @@ from torchvision import transforms
 
 from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
-from datamodules.files import first_few, images_at, list_folders, load_rgb, validation_folder
-from datamodules.files.class_listing import list_classes
+from datamodules.files.class_listing import list_class_images
+from datamodules.files.decoding import load_rgb
+from datamodules.files.folders import find_images, first_few, list_folders, validation_folder
 from datamodules.files.text_files import read_json
 from datamodules.images.transforms import BoundedResize
-from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.workers import end_with_parent
 
-NOTE = "corrupted.json"  # in the copy's folder: how it was made
-LONGEST_NAME = 255  # bytes of a file's name
-JPEG = {"quality": 85, "optimize": True}  # as the published files
+NOTE = "corrupted.json"  # in the copy's folder: its options
+LONGEST_NAME = 255  # bytes of a file name
+JPEG = {"quality": 85, "optimize": True}  # as in the published files
 
 
 @dataclass(frozen=True)
-class Copy:
-    """How a copy is made.
+class CopyOptions:
+    """Options of a corrupted copy.
 
     Attributes:
-        kinds: Of ``KINDS``.
-        severities: From 1 to 5.
-        size: Side of the copies.
+        kinds: Corruptions, of ``KINDS``.
+        severities: Severities from 1 to 5.
+        size: Side of the copies in pixels.
         resize: Shorter side of the images before the central crop of ``size``.
-        seed: Decides all that is random, with the image's name, the kind and the severity.
-        frost: Folder of photographs of frost; without one textures are made.
+        seed: Seed; random numbers depend on it, the image's name, the kind and the severity.
+        frost: Folder of photographs of frost; None generates textures.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -54,63 +55,63 @@ class Copy:
 def write_copy(
     root: Path,
     out: Path,
-    how: Copy,
+    how: CopyOptions,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write ``out/<kind>/<severity>/<class>/<image>``; files that are there already stay.
+    """Write ``out/<kind>/<severity>/<class>/<image>``; existing files are kept.
 
     Args:
-        root: Holds class folders, or ``val`` (``valid``, ``validation``) with class folders.
-        out: New, or begun by the same call.
-        how: What is made.
-        workers: Processes.
-        progress: Told how many images of how many are done.
+        root: Folder with class folders, or with ``val`` (``valid``, ``validation``) that has them.
+        out: New folder, or one that the same call has begun.
+        how: Options of the copy.
+        workers: Number of processes.
+        progress: Called with the number of finished images and the total.
 
     Returns:
         Number of images, each in all kinds and severities.
 
     Raises:
-        ValueError: No class folders, an image that is broken, or a folder with another copy.
+        ValueError: Class folders are missing, an image is broken, or ``out`` has another copy.
     """
     if how.resize < how.size:
-        raise ValueError(f"resize={how.resize} is below size={how.size}, which is cut out of it")
+        raise ValueError(f"resize={how.resize} must be at least size={how.size}, the crop's side")
     inner = validation_folder(root)
     folder = inner if inner.is_dir() else root
     if not folder.is_dir():
-        raise ValueError(f"root={root} is no folder; pass one that holds class folders")
-    found = list_classes(folder, list_folders(folder))
+        raise ValueError(f"root={root} is not a folder; pass one that holds class folders")
+    found = list_class_images(folder, list_folders(folder))
     names = [name for held in found.values() for name in held]
     if not names:
-        raise ValueError(f"{folder} holds no class folders with images: <class>/*.jpg")
-    targets = {saved_name(name) for name in names}
+        raise ValueError(f"{folder} must hold class folders with images: <class>/*.jpg")
+    targets = {copy_name(name) for name in names}
     if len(targets) < len(names):
-        raise ValueError(f"{folder} has images that differ in their endings alone; rename them")
+        raise ValueError(f"{folder} has images that differ only in their endings; rename them")
     if out.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"out={out} lies in the folder that is copied; pass one beside it")
+        raise ValueError(f"out={out} lies in the folder to copy; pass one beside it")
     _begin(out, how, folder)
-    frost = photographs(Path(how.frost), how.size) if how.frost else ()
+    frost = load_frost(Path(how.frost), how.size) if how.frost else ()
     work = partial(write_image, folder, out, how, frost)
     if workers == 1:
         for done, _ in enumerate(map(work, names), start=1):
-            _tell(progress, done, len(names))
+            _report(progress, done, len(names))
         return len(names)
-    # Forked: a fresh process would take longer to import than many images take.
+    # Forked: a fresh process imports for longer than many images take.
     check_shared_memory("workers=1")
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
         for done, _ in enumerate(pool.map(work, names), start=1):
-            _tell(progress, done, len(names))
+            _report(progress, done, len(names))
     return len(names)
 
 
-def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: str) -> None:
-    """All corruptions of one image that are not there yet."""
+def write_image(folder: Path, out: Path, how: CopyOptions, frost: Photographs, name: str) -> None:
+    """Write the missing corruptions of one image."""
     missing = {
         (kind, severity): target
         for kind in how.kinds
         for severity in how.severities
-        if not (target := out / kind / str(severity) / saved_name(name)).exists()
+        if not (target := out / kind / str(severity) / copy_name(name)).exists()
     }
     if not missing:
         return
@@ -121,24 +122,24 @@ def write_image(folder: Path, out: Path, how: Copy, frost: Photographs, name: st
     for (kind, severity), target in missing.items():
         made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
-        begun = target.with_name(f".{os.getpid()}.part")  # names may have 255 bytes already
+        begun = target.with_name(f".{os.getpid()}.part")  # image names may use all 255 bytes
         try:
             made.save(begun, "JPEG", **JPEG)
             begun.replace(target)
         except OSError as error:
             begun.unlink(missing_ok=True)
-            raise OSError(f"{target} could not be written ({error.strerror or error})") from error
+            raise OSError(f"{target} cannot be written ({error.strerror or error})") from error
 
 
 def generator(seed: int, name: str, kind: str, severity: int) -> np.random.Generator:
-    """The random numbers of one corrupted image."""
+    """Return the random generator of one corrupted image."""
     digest = hashlib.sha256(os.fsencode(name)).digest()[:8]
     key = [seed, int.from_bytes(digest, "big"), KINDS.index(kind), severity]
     return np.random.default_rng(key)
 
 
-def saved_name(name: str) -> str:
-    """What the copies of an image are called: as itself, with a JPEG's ending."""
+def copy_name(name: str) -> str:
+    """Return the name of an image's copies: its own, with a JPEG's ending."""
     if name.lower().endswith((".jpg", ".jpeg")):
         return name
     place = Path(f"{name}.jpg")
@@ -148,23 +149,23 @@ def saved_name(name: str) -> str:
     return str(place)
 
 
-def photographs(folder: Path, size: int) -> Photographs:
-    """The photographs of frost in a folder, from 0 to 1.
+def load_frost(folder: Path, size: int) -> Photographs:
+    """Return the photographs of frost in a folder, with values from 0 to 1.
 
     Raises:
-        ValueError: There are none, or one is too small.
+        ValueError: The folder is empty, or a photograph is too small.
     """
-    found = {path: np.asarray(load_rgb(path, upright=False)) / 255 for path in images_at(folder)}
+    found = {path: np.asarray(load_rgb(path, upright=False)) / 255 for path in find_images(folder)}
     small = [path.name for path, pixels in found.items() if min(pixels.shape[:2]) < size]
     if small:
         raise ValueError(
-            f"photographs of frost must have {size} pixels a side at least: {first_few(small)}"
+            f"photographs of frost need at least {size} pixels per side: {first_few(small)}"
         )
     return list(found.values())
 
 
-def _begin(out: Path, how: Copy, folder: Path) -> None:
-    """Make the folder, or refuse one that holds something else."""
+def _begin(out: Path, how: CopyOptions, folder: Path) -> None:
+    """Create the folder, or raise an error if it holds something else."""
     note = json.loads(json.dumps({**asdict(how), "images": str(folder.resolve())}))
     file = out / NOTE
     if file.is_file():
@@ -173,27 +174,27 @@ def _begin(out: Path, how: Copy, folder: Path) -> None:
         differ = [key for key in note if known.get(key) != note[key]]
         if differ:
             raise ValueError(
-                f"{out} has a copy made otherwise ({', '.join(differ)}); pass another out="
+                f"{out} has a copy with other options ({', '.join(differ)}); pass another out="
             )
     elif out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty and no copy made here; pass another out=")
+        raise ValueError(f"{out} holds other files than a corrupted copy; pass another out=")
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
-def _tell(progress: Callable[[int, int], None] | None, done: int, total: int) -> None:
+def _report(progress: Callable[[int, int], None] | None, done: int, total: int) -> None:
     if progress is not None:
         progress(done, total)
 
 
 def choose_kinds(text: str) -> tuple[str, ...]:
-    """Kinds out of names with commas between them, in the paper's order; all for an empty text.
+    """Return the kinds in a comma-separated text, in the paper's order; all if it is empty.
 
     Raises:
-        ValueError: A name that is none.
+        ValueError: A name is unknown.
     """
-    asked: Sequence[str] = text.split(",") if text else KINDS
-    unknown = [name for name in asked if name not in KINDS]
+    chosen: Sequence[str] = text.split(",") if text else KINDS
+    unknown = [name for name in chosen if name not in KINDS]
     if unknown:
-        raise ValueError(f"no corruption {', '.join(unknown)}; there are {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in asked)
+        raise ValueError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in chosen)

@@ -10,24 +10,24 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
-from datamodules.files import (
+from datamodules.files.class_listing import list_class_images, nfc_names
+from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.console import log
+from datamodules.files.folders import (
     first_few,
     list_folders,
     list_images,
     require_folder,
     validation_folder,
 )
-from datamodules.files.class_listing import composed_names, list_classes
-from datamodules.files.class_order import ClassOrder, checked_order, in_order
-from datamodules.files.console import say
-from datamodules.files.headers import check_header
+from datamodules.files.headers import read_header
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
-from datamodules.images.shares import checked_share
+from datamodules.images.shares import check_share
 from datamodules.images.token_labels import LabelledTransform, TokenLabelledFiles
 from datamodules.images.transforms import Transform
 from datamodules.loading.sampling import SeededDataset
 
-UNLABELLED = "_unlabeled"  # FiftyOne's folder of images without a label
+UNLABELLED = "_unlabeled"  # FiftyOne's folder of unlabelled images
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
     "line i of ILSVRC2012_validation_ground_truth.txt is the ILSVRC2012_ID of image i, "
@@ -38,17 +38,20 @@ FLAT_FOLDER = (
 class ImageFolderDataModule(ClassificationDataModule):
     """Images in class folders; the classes are the sorted names of the training folders.
 
+    Layout: ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, as ImageNet
+    (https://www.image-net.org/challenges/LSVRC/2012/).
+
     Images in sub-folders have the class of the outermost folder. Images are decoded strictly: a
-    broken file is an error that names it, in training too. Hidden files and files without an
-    image's ending are skipped, which is logged.
+    broken file raises an error that names it, in training too. Hidden files and files without an
+    image's ending are skipped and logged.
 
     Args:
         root: Folder that holds ``train`` and ``val`` (or ``valid``, ``validation``).
         num_classes: Expected number of classes; None accepts any.
-        class_order: Order of the classes: "text" as torchvision sorts the folders (1, 10, 2), or
+        class_order: Order of the classes: "text" sorts folders as torchvision does (1, 10, 2),
             "natural" as timm does (1, 2, 10).
-        train_share: Part of each class's training images that is used, the first by their names.
-        **options: Of ``ClassificationDataModule``, such as ``image_size``.
+        train_share: Share of each class's training images to use, the first by name.
+        **options: Options of ``ClassificationDataModule``, such as ``image_size``.
     """
 
     layout = "train/<class>/*.jpg and val/<class>/*.jpg"
@@ -66,16 +69,16 @@ class ImageFolderDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
-        self.class_order = checked_order(class_order)
-        self.train_share = checked_share(train_share)
+        self.class_order = check_class_order(class_order)
+        self.train_share = check_share(train_share)
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and list their images."""
         train, val = self.folder / "train", self.validation()
         for folder in (train, val):
             require_folder(folder, f"an image folder has {self.layout}")
-        self.class_names = tuple(in_order(class_folders(train), self.class_order))
-        self.check_count(train)
+        self.class_names = tuple(sort_classes(class_folders(train), self.class_order))
+        self.check_count(train, "class folders")
         strays = sorted(set(class_folders(val)) - set(self.class_names))
         if strays:
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
@@ -90,7 +93,7 @@ class ImageFolderDataModule(ClassificationDataModule):
         return validation_folder(self.folder)
 
     def train_transform(self) -> Any:
-        """What training images go through, with their label maps if there are any."""
+        """Return the transform of training images, and of their label maps if there are any."""
         if self.token_labels in (None, REQUIRED):
             return self.augmentation.train(self.image_size)
         return LabelledTransform(
@@ -100,38 +103,30 @@ class ImageFolderDataModule(ClassificationDataModule):
     def files(
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
     ) -> SeededDataset:
-        """Labelled image files as a seeded dataset, with their label maps if there are any."""
+        """Return a seeded dataset of labelled image files, with label maps if there are any."""
         if not isinstance(transform, LabelledTransform):
             return super().files(root, names, labels, transform)
         images = TokenLabelledFiles(root, names, labels, transform, self.class_names)
         return self.seeded(images, images.path)
 
     def check_files(self, seconds: float = 60.0) -> None:
-        """Look at all files before training does, at first whether the label maps are there."""
+        """Check all files before training; label maps come first."""
         images = self.dataset("train").dataset
         if isinstance(images, TokenLabelledFiles):
             images.check()
         super().check_files(seconds)
 
-    def check_count(self, folder: Path) -> None:
-        """Refuse another number of classes than is expected."""
-        if self.expected_classes not in (None, len(self.class_names)):
-            raise ValueError(
-                f"{folder} has {len(self.class_names)} class folders but data.num_classes is "
-                f"{self.expected_classes}; correct one of them"
-            )
-
     def file_check(self, split: Split) -> Callable[[int], None]:
-        """The header and the end of an image."""
+        """Return a check of an image's header and end."""
         describe = self.dataset(split).describe
 
         def check(index: int) -> None:
-            check_header(describe(index))
+            read_header(describe(index))
 
         return check
 
     def _split(self, folder: Path, transform: Any, share: float = 1.0) -> SeededDataset:
-        found = list_classes(folder, self.class_names)
+        found = list_class_images(folder, self.class_names)
         empty = [name for name, images in found.items() if not images]
         if empty and (folder.name == "train" or len(empty) == len(found)):
             raise ValueError(
@@ -139,37 +134,36 @@ class ImageFolderDataModule(ClassificationDataModule):
             )
         if empty:
             rank_zero_warn(
-                f"{folder} has no images of {first_few(empty)}; "
-                "its accuracy says nothing about them"
+                f"{folder} lacks images of {first_few(empty)}; accuracy ignores these classes"
             )
         return self.labelled(folder, first_of_each(found, share), transform)
 
     def labelled(
         self, folder: Path, found: Mapping[str, Sequence[str]], transform: Any
     ) -> SeededDataset:
-        """The images of all classes, given in label order."""
+        """Return the dataset of all classes' images, given in label order."""
         names = [image for images in found.values() for image in images]
         labels = [label for label, images in enumerate(found.values()) for _ in images]
         return self.files(folder, names, labels, transform)
 
 
 def first_of_each(found: Mapping[str, Sequence[str]], share: float) -> dict[str, Sequence[str]]:
-    """A share of each class's images, the first by their names, at least one."""
+    """Return a share of each class's images, the first by name, at least one."""
     return {name: images[: math.ceil(share * len(images))] for name, images in found.items()}
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Sorted names of the class folders, in NFC.
+    """Return the sorted names of the class folders, in NFC.
 
     Raises:
-        ValueError: There are none, or two have the same name in NFC and NFD.
+        ValueError: Class folders are missing, or two have the same name in NFC and NFD.
     """
     names = list_folders(folder)
     if UNLABELLED in names and len(names) > 1:
         names.remove(UNLABELLED)
-        say(f"{folder / UNLABELLED} is left out: FiftyOne puts images without a label there")
+        log(f"{folder / UNLABELLED} is skipped: FiftyOne stores images without a label there")
     if names:
-        return composed_names(folder, names)
+        return nfc_names(folder, names)
     images = list_images(folder)
     if images:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Class data in parquet shards, the layout of Hugging Face's sets, read in any order."""
+"""Images in parquet shards, Hugging Face's layout, with random access."""
 
 from __future__ import annotations
 
@@ -14,43 +14,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import decode_bytes, first_few, plain_file, to_rgb
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.decoding import decode_bytes, plain_file, to_rgb
+from datamodules.files.folders import first_few
+from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc
-from datamodules.files.whole_numbers import shown
-from datamodules.images.classification import ClassificationDataModule, Sample, sample
-from datamodules.images.numbered_classes import Labels, refuse_unlisted, warn_of_absent
-from datamodules.images.shares import checked_share, first_by_name, share_notice
-from datamodules.images.synsets import as_synsets
+from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
+from datamodules.images.numbered_classes import Labels, check_listed, warn_of_absent
+from datamodules.images.shares import check_share, first_by_name, share_notice
+from datamodules.images.synsets import to_synsets
 from datamodules.images.transforms import Transform
 from datamodules.loading.sampling import SeededDataset
 
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid")}
-TEST = "test"  # validates where there is no other split for it
+TEST = "test"  # the test split validates if it is the only one beside train
 PLACE = re.compile(r"-(\d+)-of-(\d+)")
 BYTES = ("binary", "large_binary", "binary_view", "null")
 TEXTS = ("string", "large_string", "string_view", "null")
 MOST_CLASSES = 1_000_000
-LARGE = 1_000_000_000  # bytes whose copy takes a while
+LARGE = 1_000_000_000  # bytes that take long enough to copy to log it
 
 
 class ImageParquetDataModule(ClassificationDataModule):
-    """Images in parquet shards: ``train-*.parquet``, ``validation-*.parquet``, also in ``data/``.
+    """Images in parquet shards, as Hugging Face stores ImageNet.
 
-    Rows are ``{"bytes", "path"}`` of an encoded image and a label. The package datasets copies the
-    shards once into Arrow files, as large as they are, which all processes then map into memory, so
-    that any row is read without the ones beside it. Names of classes are those in the shards;
-    ImageNet's become its synsets, by which other copies of it and its variants are known.
+    Layout: ``train-*.parquet`` and ``validation-*.parquet``, in ``root`` or ``root/data``, as
+    https://huggingface.co/datasets/ILSVRC/imagenet-1k.
+
+    Rows have ``{"bytes", "path"}`` of an encoded image and a label. On first use the package
+    datasets copies the shards into Arrow files of the same size. All processes map these into
+    memory, which gives random access to the rows. Class names are those in the shards; ImageNet's
+    become synsets, to match its other copies and variants.
 
     Args:
         root: Folder of the shards, or the one that holds ``data/``.
         num_classes: Expected number of classes; None accepts any.
-        train_share: Part of each class's training images that is used, the first by the names in
-            ``path``; where the shards have none, the first rows.
-        cache_dir: Where the copy lies; None for datasets' own place (``HF_DATASETS_CACHE``).
-        image_column: What the shards call their images.
-        label_column: What they call the labels.
-        **options: Of ``ClassificationDataModule``, such as ``image_size``.
+        train_share: Share of each class's training images to use: the first by the names in
+            ``path``, or the first rows of shards without names.
+        cache_dir: Folder of the copy; None for datasets' own place (``HF_DATASETS_CACHE``).
+        image_column: Column of the images.
+        label_column: Column of the labels.
+        **options: Options of ``ClassificationDataModule``, such as ``image_size``.
     """
 
     layout = "train-*.parquet and validation-*.parquet, in the folder or in data/"
@@ -69,32 +73,26 @@ class ImageParquetDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
-        self.train_share = checked_share(train_share)
+        self.train_share = check_share(train_share)
         self.cache_dir = None if cache_dir is None else str(Path(cache_dir).expanduser().absolute())
         self.image_column, self.label_column = image_column, label_column
 
     def build(self) -> dict[Any, SeededDataset]:
-        """Check the shards, copy them unless that is done, and open the copies."""
+        """Check the shards, copy them on first use, and open the copies."""
         if find_spec("datasets") is None:
             raise ValueError(
-                "parquet shards are read by the package datasets: "
+                "parquet shards need the package datasets; type "
                 "pip install -c constraints.txt -e '.[parquet]'"
             )
         shards = {split: find_shards(self.folder, names) for split, names in SPLITS.items()}
         rows = {split: [self._rows_of(shard) for shard in found] for split, found in shards.items()}
         size = sum(shard.stat().st_size for found in shards.values() for shard in found)
         if size >= LARGE:
-            say(
-                f"The shards hold {size / 1e9:.0f} GB; the first run copies them, later ones do not"
-            )
+            log(f"Copying the shards ({size / 1e9:.0f} GB); later runs reuse the copy")
         tables = {split: self._open(shards[split], sum(rows[split])) for split in SPLITS}
         labels = {split: self._labels_of(split, table) for split, table in tables.items()}
         self.class_names = self._names_of(tables, labels)
-        if self.expected_classes not in (None, len(self.class_names)):
-            raise ValueError(
-                f"{self.folder} has {len(self.class_names)} classes but data.num_classes is "
-                f"{self.expected_classes}; correct one of them"
-            )
+        self.check_count(self.folder)
         make = self.augmentation
         transforms = {"train": make.train(self.image_size), "val": make.eval(self.image_size)}
         datasets = {
@@ -108,12 +106,12 @@ class ImageParquetDataModule(ClassificationDataModule):
         }
         if self.train_share < 1:
             names = datasets["train"].file_names()
-            say(share_notice(self.train_share, names))
+            log(share_notice(self.train_share, names))
             datasets["train"].keep(first_by_name(names, labels["train"], self.train_share))
         return {split: self.seeded(images, images.place) for split, images in datasets.items()}
 
     def _rows_of(self, shard: Path) -> int:
-        """How many rows a shard says that it has, after a look at its columns."""
+        """Check the columns of a shard and return its number of rows."""
         from pyarrow import ArrowException, parquet, types
 
         try:
@@ -121,19 +119,19 @@ class ImageParquetDataModule(ClassificationDataModule):
             schema = metadata.schema.to_arrow_schema()
         except (ArrowException, OSError) as error:
             raise ValueError(
-                f"{shard} is no whole parquet file ({_line(error)}); copy it again"
+                f"{shard} is not a whole parquet file ({_line(error)}); copy it again"
             ) from error
         for option, column in (("image", self.image_column), ("label", self.label_column)):
             if column not in schema.names:
                 raise ValueError(
-                    f"{shard} has the columns {', '.join(schema.names)} and no {column!r}; name "
-                    f"the one that is meant: data.{option}_column=..."
+                    f"{shard} has the columns {', '.join(schema.names)} and not {column!r}; name "
+                    f"the right one: data.{option}_column=..."
                 )
         kind = schema.field(self.image_column).type
         if not hasattr(kind, "get_field_index") or kind.get_field_index("bytes") < 0:
             raise ValueError(
-                f"{shard}: the column {self.image_column!r} holds {kind}, and not bytes and path "
-                "of encoded images"
+                f"{shard}: the column {self.image_column!r} must hold bytes and path of encoded "
+                f"images, got {kind}"
             )
         for name, allowed in (("bytes", BYTES), ("path", TEXTS)):
             place = kind.get_field_index(name)
@@ -146,7 +144,7 @@ class ImageParquetDataModule(ClassificationDataModule):
         return int(metadata.num_rows)
 
     def _open(self, shards: Sequence[Path], rows: int) -> Any:
-        """The table of a split, mapped into memory."""
+        """Return the table of a split, mapped into memory."""
         from datasets import Dataset, Image
 
         with _quiet():
@@ -156,40 +154,40 @@ class ImageParquetDataModule(ClassificationDataModule):
                     cache_dir=self.cache_dir,
                     columns=[self.image_column, self.label_column],
                 )
-            except Exception as error:  # metadata of any type make the package raise all kinds
+            except Exception as error:  # the package raises all kinds over bad metadata
                 cause = error.__cause__ or error
                 raise ValueError(
-                    f"the shards of {shards[0].parent} cannot be copied to where they are read "
-                    f"from ({_line(cause)}); copy a damaged one again, or pass data.cache_dir=..."
+                    f"cannot copy the shards of {shards[0].parent} to data.cache_dir "
+                    f"({_line(cause)}); replace a damaged shard, or pass data.cache_dir=..."
                 ) from error
         if len(table) != rows:
             raise ValueError(
-                f"the copy of {shards[0].parent} has {len(table)} rows and its shards {rows}; "
+                f"the copy of {shards[0].parent} has {len(table)} rows, but its shards {rows}; "
                 "remove the copy in data.cache_dir"
             )
         return table.cast_column(self.image_column, Image(decode=False))
 
     def _names_of(self, tables: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[str, ...]:
-        """The names of classes, or their numbers where there are none or several share one."""
+        """Return the class names, or their numbers if names are missing or ambiguous."""
         features = [table.features[self.label_column] for table in tables.values()]
         train, val = (getattr(feature, "names", None) for feature in features)
         for names in (train, val):
             if names and not all(isinstance(name, str) for name in names):
                 raise ValueError(
                     f"{self.folder}: the names of classes in the shards must be texts, got "
-                    f"{shown(names)}"
+                    f"{format_value(names)}"
                 )
         train, val = ([nfc(name) for name in names or ()] for names in (train, val))
         if train and val and train != val:
             raise ValueError(
-                f"{self.folder}: training and validation name other classes "
-                f"({first_few(train, 2)}; {first_few(val, 2)})"
+                f"{self.folder}: class names of training and validation differ "
+                f"({first_few(train, 2)}; {first_few(val, 2)}); take both from one release"
             )
         if not train:
             listed = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
-            refuse_unlisted(self.folder, labels, listed)
+            check_listed(self.folder, labels, listed)
         count = int(max(map(np.max, labels.values()))) + 1
-        names = as_synsets(train or list(map(str, range(count))))
+        names = to_synsets(train or list(map(str, range(count))))
         if count > len(names):
             raise ValueError(f"{self.folder} has label {count - 1} but names {len(names)} classes")
         if len(set(names)) < len(names):
@@ -198,12 +196,12 @@ class ImageParquetDataModule(ClassificationDataModule):
         return names
 
     def _labels_of(self, split: str, table: Any) -> Labels:
-        """All labels of a table, (N,)."""
+        """Return all labels of a table, (N,)."""
         column = table.data.column(self.label_column).to_numpy()
         if not len(column):
-            raise ValueError(f"the shards of {split} in {self.folder} have no rows")
-        if column.dtype.kind == "f":  # pandas writes whole numbers so
-            broken = np.flatnonzero(np.floor(column) != column)  # NaN, too
+            raise ValueError(f"the shards of {split} in {self.folder} are empty; copy them again")
+        if column.dtype.kind == "f":  # pandas writes integers as floats
+            broken = np.flatnonzero(np.floor(column) != column)  # catches NaN as well
             if len(broken):
                 raise ValueError(
                     f"{split} in {self.folder}: {self.label_column!r} must be an integer in row "
@@ -213,25 +211,25 @@ class ImageParquetDataModule(ClassificationDataModule):
         if not np.issubdtype(column.dtype, np.integer) or column.min() < 0:
             found = column.dtype if column.dtype.kind != "i" else f"a label {column.min()}"
             raise ValueError(
-                f"{split} in {self.folder}: {self.label_column!r} must hold numbers of classes "
+                f"{split} in {self.folder}: {self.label_column!r} must hold class numbers "
                 f"from 0 on; found {found}"
             )
         if column.max() >= MOST_CLASSES:
             raise ValueError(
-                f"{split} in {self.folder}: {self.label_column!r} holds the label {column.max()}, "
-                f"and {MOST_CLASSES:,} classes are the most"
+                f"{split} in {self.folder}: {self.label_column!r} holds the label {column.max()}; "
+                f"at most {MOST_CLASSES:,} classes are supported"
             )
         return column.astype(np.int64)
 
 
 class ParquetImages:
-    """Rows of a table that is mapped into memory; a loader process has its own view of the file.
+    """Dataset of a table's rows; each loader process maps the file on its own.
 
     Args:
-        table: Of one column, images as bytes and path.
-        labels: Of its rows.
-        shards: That it was made from, and how many rows each has.
-        transform: From RGB image to tensor.
+        table: Table with one column, images as bytes and path.
+        labels: Label per row.
+        shards: Number of rows per shard that the table was made from.
+        transform: Turns an RGB image into a tensor.
     """
 
     def __init__(
@@ -246,15 +244,14 @@ class ParquetImages:
         self.rows: NDArray[np.int64] = np.arange(len(labels), dtype=np.int64)
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
     def keep(self, indices: Labels) -> None:
-        """Keep these rows, in this order."""
+        """Keep only these rows, in this order."""
         self.rows, self.labels = self.rows[indices], self.labels[indices]
 
     def file_names(self) -> list[str] | None:
-        """The file names that the shards give their images; None where one has none."""
+        """Return the file names of the images in the shards; None if one is unnamed."""
         from pyarrow import compute
 
         (column,) = self.table.column_names
@@ -264,31 +261,31 @@ class ParquetImages:
         return [path.rpartition("/")[2] for path in paths]
 
     def place(self, index: int) -> str:
-        """The shard of a sample and its row there."""
+        """Return the shard and row of a sample."""
         row = int(self.rows[index])
         shard = int(np.searchsorted(self.ends, row, side="right"))
         return f"{self.shards[shard]}, row {row - int(self.ends[shard - 1] if shard else 0)}"
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Get ``image`` (3, H, W), ``label`` and ``sample_id``."""
+        """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
         (value,) = self.table[int(self.rows[index])].values()
         name, content = self.place(index), value["bytes"]
         if content is None:
-            raise ValueError(f"{name} has no bytes of an image; take shards that hold the images")
+            raise ValueError(f"{name} holds a path instead of image bytes; use shards with bytes")
         image = to_rgb(decode_bytes(content, name), name)
-        return sample(self.transform(image), int(self.labels[index]), index)
+        return make_sample(self.transform(image), int(self.labels[index]), index)
 
 
 def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
-    """The shards of a split, all of them, in order.
+    """Return all shards of a split, in order.
 
     Args:
-        folder: Holds them, or ``data`` which does.
-        names: What the split may be called. A test split serves as validation where there is none.
+        folder: Folder of the shards, or of ``data``, which has them.
+        names: Possible names of the split. A test split validates if it is the only other one.
 
     Raises:
-        FileNotFoundError: There are none, or some of those that are counted in the names are not.
-        ValueError: The split has several names there.
+        FileNotFoundError: All shards, or some of the numbered ones, are missing.
+        ValueError: The split exists under several names.
     """
     fallback = (TEST,) if tuple(names) == SPLITS["val"] else ()
     for place in (folder, folder / "data"):
@@ -296,13 +293,13 @@ def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
         found = found or {name: held for name in fallback if (held := _named(place, name))}
         if len(found) > 1:
             raise ValueError(
-                f"{place} has shards of {' and of '.join(found)}, both validation images; keep one"
+                f"{place} has shards of {' and of '.join(found)}, all for validation; keep one"
             )
         for held in found.values():
             _require_all(held)
             return held
     raise FileNotFoundError(
-        f"{folder} has no {names[0]}-*.parquet; pass the folder that holds "
+        f"{folder} lacks {names[0]}-*.parquet; pass the folder that holds "
         f"{ImageParquetDataModule.layout}"
     )
 
@@ -322,29 +319,29 @@ def _require_all(shards: Sequence[Path]) -> None:
         first, count = counted[0].string, counted[0]
         named = first.replace(count[0], f"-{missing[0]:0{len(count[1])}d}-of-{count[2]}")
         raise FileNotFoundError(
-            f"{len(missing)} of {total} shards are missing in {shards[0].parent}, the first of "
-            f"them {named}; download them"
+            f"{len(missing)} of {total} shards are missing in {shards[0].parent}, the first is "
+            f"{named}; download them"
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Show datasets' progress on a terminal only, and leave its log to the error that is raised."""
+    """Show datasets' progress on terminals only, and silence its log; errors are raised anyway."""
     import datasets
 
-    shown, log = datasets.are_progress_bars_disabled(), logging.getLogger("datasets")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    hidden, logger = datasets.are_progress_bars_disabled(), logging.getLogger("datasets")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
         yield
     finally:
-        log.setLevel(level)
-        if not shown:
+        logger.setLevel(level)
+        if not hidden:
             datasets.enable_progress_bars()
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""iNaturalist 2019 from its json files: classes are categories, whatever folders are called."""
+"""iNaturalist 2019 from its json files, which define the classes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files import first_few, require_names
+from datamodules.files.folders import first_few, require_names
+from datamodules.files.integers import integer_value
 from datamodules.files.json_entries import Values, check_entries, name_value, text_value
-from datamodules.files.text_files import FolderNames, read_json, same_file
-from datamodules.files.whole_numbers import whole_number
+from datamodules.files.text_files import FolderNames, normalise_path, read_json
 from datamodules.images.classification import ImageFiles
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.transforms import Transform
@@ -24,22 +24,26 @@ REQUIRED = {
     "annotations": ("image_id", "category_id"),
 }
 VALUES: Values = {
-    "categories": {"id": whole_number, "name": name_value},
-    "images": {"id": whole_number, "file_name": text_value},
-    "annotations": {"image_id": whole_number, "category_id": whole_number},
+    "categories": {"id": integer_value, "name": name_value},
+    "images": {"id": integer_value, "file_name": text_value},
+    "annotations": {"image_id": integer_value, "category_id": integer_value},
 }
 
 
 class INaturalist2019DataModule(ImageFolderDataModule):
-    """The species of iNaturalist 2019, in the order of the json files' category ids.
+    """The species of iNaturalist 2019, ordered by the json files' category ids.
 
-    The ids are not the alphabetical order of the folders, so the json decides. Names of classes are
-    the categories', or their ids where several share a name.
+    Layout: ``train2019.json``, ``val2019.json`` and ``train_val2019/<kingdom>/<id>/*.jpg``.
+
+    Source: https://github.com/visipedia/inat_comp/tree/master/2019
+
+    The ids differ from the alphabetical order of the folders, so the json decides. Class names are
+    the categories', or their ids if several share a name.
 
     Args:
         root: Folder that holds train2019.json, val2019.json and train_val2019.
         num_classes: Expected number of categories; None accepts any.
-        **options: Of ``ClassificationDataModule``.
+        **options: Options of ``ClassificationDataModule``.
     """
 
     layout = (
@@ -50,11 +54,11 @@ class INaturalist2019DataModule(ImageFolderDataModule):
     _shared: Sequence[str] = ()
 
     def build(self) -> dict[Any, SeededDataset]:
-        """Read both files, check them against each other and against the images' folders."""
+        """Read both files and check them against each other and the images' folders."""
         if self.train_share != 1:
-            raise ValueError("data.train_share is for class folders; leave it out")
+            raise ValueError("data.train_share needs class folders; leave it out")
         if self.class_order != "text":
-            raise ValueError("data.class_order is for class folders; leave it out")
+            raise ValueError("data.class_order needs class folders; leave it out")
         self.class_order = None
         content = {split: read_split(self.folder / name) for split, name in FILES.items()}
         categories = content["train"]["categories"]
@@ -67,12 +71,8 @@ class INaturalist2019DataModule(ImageFolderDataModule):
         names = [categories[number] for number in ids]
         self.class_names = tuple(names if len(set(names)) == len(names) else map(str, ids))
         self.category_ids = tuple(ids)
-        if self.expected_classes not in (None, len(ids)):
-            raise ValueError(
-                f"{self.folder / FILES['train']} has {len(ids)} categories but data.num_classes is "
-                f"{self.expected_classes}; iNaturalist 2019 has 1010, null accepts any number"
-            )
-        train, val = (map(same_file, content[split]["files"].values()) for split in FILES)
+        self.check_count(self.folder / FILES["train"], "categories")
+        train, val = (map(normalise_path, content[split]["files"].values()) for split in FILES)
         self._shared = sorted(set(train) & set(val))
         label_of = {number: label for label, number in enumerate(ids)}
         make = self.augmentation
@@ -85,13 +85,13 @@ class INaturalist2019DataModule(ImageFolderDataModule):
             for split, transform in transforms.items()
         }
 
-    def notices(self, looked: Mapping[Split, int]) -> list[str]:
-        """Training images that validate, too."""
-        lines = super().notices(looked)
+    def notices(self, checked: Mapping[Split, int]) -> list[str]:
+        """Return the notices, including validation images that are training images."""
+        lines = super().notices(checked)
         if self._shared:
             lines.append(
-                f"{len(self._shared):,} of {len(self.dataset('val')):,} validation images are "
-                f"training images, too, which raises accuracy: {first_few(self._shared, 2)}"
+                f"{len(self._shared):,} of {len(self.dataset('val')):,} validation images are also "
+                f"training images, which raises accuracy: {first_few(self._shared, 2)}"
             )
         return lines
 
@@ -117,19 +117,19 @@ class INaturalist2019DataModule(ImageFolderDataModule):
 
 
 def read_split(path: Path) -> dict[str, Any]:
-    """What a json file says.
+    """Read a json file.
 
     Returns:
-        ``categories``, names by id; ``files``, names of images by id; ``labels``, the category of
-        each image by its id.
+        ``categories``, names by id; ``files``, image names by id; ``labels``, the category of each
+        image by the image's id.
 
     Raises:
-        ValueError: No json, keys are missing, or images without exactly one known category.
-        FileNotFoundError: There is no such file.
+        ValueError: The json is invalid, lacks keys, or has images without one known category.
+        FileNotFoundError: The file does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"no file {path}; iNaturalist 2019 has {INaturalist2019DataModule.layout}"
+            f"file {path} does not exist; iNaturalist 2019 has {INaturalist2019DataModule.layout}"
         )
     content = check_entries(path, read_json(path), REQUIRED, VALUES, "iNaturalist's files")
     category_ids, image_ids, labelled, given = (
@@ -146,10 +146,10 @@ def read_split(path: Path) -> dict[str, Any]:
     for kind, numbers in (("categories", category_ids), ("images", image_ids)):
         if len(set(numbers)) < len(numbers):
             twice = first_few(number for number, count in Counter(numbers).items() if count > 1)
-            raise ValueError(f"{path} has duplicates among the ids of {kind}: {twice}")
+            raise ValueError(f"{path} has duplicate ids of {kind}: {twice}")
     categories = dict(zip(category_ids, names, strict=True))
     files = dict(zip(image_ids, photographs, strict=True))
-    _refuse_repeated_photographs(path, files)
+    _check_repeated_files(path, files)
     pairs = list(zip(labelled, given, strict=True))
     labels = dict(pairs)
     wrong = [image for image, category in pairs if image not in files or category not in categories]
@@ -158,19 +158,19 @@ def read_split(path: Path) -> dict[str, Any]:
         named = first_few(wrong) if wrong else "some have two"
         raise ValueError(f"{path}: each image needs one annotation of a known category: {named}")
     if not files:
-        raise ValueError(f"{path} names no images; the test file has no labels, take {FILES}")
-    outside = [name for name in files.values() if same_file(name).split("/")[0] in ("", "..")]
+        raise ValueError(f"{path} lacks images; test files lack labels, pass {FILES}")
+    outside = [name for name in files.values() if normalise_path(name).split("/")[0] in ("", "..")]
     if outside:
-        raise ValueError(f"{path} names files outside of its folder: {first_few(outside)}")
+        raise ValueError(f"{path} names files outside its folder: {first_few(outside)}")
     return {"categories": categories, "files": files, "labels": labels}
 
 
-def _refuse_repeated_photographs(path: Path, files: Mapping[int, str]) -> None:
+def _check_repeated_files(path: Path, files: Mapping[int, str]) -> None:
     ids: dict[str, int] = {}
     for number, name in files.items():
-        first = ids.setdefault(same_file(name), number)
+        first = ids.setdefault(normalise_path(name), number)
         if first != number:
             raise ValueError(
-                f"{path} lists the same photograph under two image ids: {name} (ids {first} and "
+                f"{path} lists the same file under two image ids: {name} (ids {first} and "
                 f"{number}); keep one of them"
             )

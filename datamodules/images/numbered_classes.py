@@ -1,4 +1,4 @@
-"""Check labels that are numbers: which classes occur, and whether the numbers have gaps."""
+"""Checks of numeric labels: occurring classes and gaps between the numbers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 
 Labels = NDArray[np.int64]
 
 
-def refuse_unlisted(folder: Path, labels: Mapping[str, Labels], remedy: str) -> None:
-    """Refuse labels of a set that does not list its classes if some classes cannot be known.
+def check_listed(folder: Path, labels: Mapping[str, Labels], remedy: str) -> None:
+    """Check that labels without a list of classes still determine the classes.
 
     Args:
-        folder: Of the set, for the message.
-        labels: From 0 on, of "train" and "val".
-        remedy: How the classes are listed.
+        folder: Folder of the dataset, for the message.
+        labels: Labels of "train" and "val", from 0 on.
+        remedy: Way to list the classes.
 
     Raises:
         ValueError: Validation has labels that training lacks, or training lacks half of them.
@@ -39,11 +39,11 @@ def refuse_unlisted(folder: Path, labels: Mapping[str, Labels], remedy: str) -> 
 
 
 def warn_of_absent(folder: Path, labels: Mapping[str, Labels], names: Sequence[str]) -> None:
-    """Warn of classes without training images, and of those without validation images."""
+    """Warn of classes without training or validation images."""
     for split, there in zip(("training", "validation"), _sets(labels), strict=True):
         absent = [name for label, name in enumerate(names) if label not in there]
         if absent:
-            rank_zero_warn(f"{folder} has no {split} images of {first_few(absent)}")
+            rank_zero_warn(f"{folder} lacks {split} images of {first_few(absent)}")
 
 
 def _sets(labels: Mapping[str, Labels]) -> tuple[set[int], set[int]]:

@@ -1,4 +1,4 @@
-"""The published sets on disk: their parts, their classes, and what is missing."""
+"""The published robustness datasets on disk: parts, classes and missing images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.corruptions import KINDS, SEVERITIES
-from datamodules.files import first_few, list_folders, validation_folder
-from datamodules.files.class_listing import Listing, composed_names, list_classes
-from datamodules.files.class_order import ClassOrder, in_order
+from datamodules.files.class_listing import ClassListing, list_class_images, nfc_names
+from datamodules.files.class_order import ClassOrder, sort_classes
+from datamodules.files.folders import first_few, list_folders, validation_folder
 from datamodules.images.synsets import SYNSETS
 
-# What folders of the sets are called, below a folder that holds several.
+# Usual names of the datasets' folders, below a folder that holds several.
 USUAL: Mapping[str, tuple[str, ...]] = {
     "imagenet": ("imagenet", "imagenet-1k", "ILSVRC2012", "imagenet1k"),
     "imagenet_c": ("imagenet-c", "ImageNet-C", "imagenet_c"),
@@ -26,7 +26,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "imagenet_sketch": ("sketch", "imagenet-sketch", "ImageNet-Sketch", "imagenet_sketch"),
     "imagenet_v2": ("imagenetv2-matched-frequency-format-val", "imagenetv2", "imagenet-v2"),
 }
-# Images of each part, as published.
+# Images per part, as published.
 IMAGES: Mapping[str, int] = {
     "imagenet": 50_000,
     "imagenet_c": 50_000,
@@ -35,8 +35,8 @@ IMAGES: Mapping[str, int] = {
     "imagenet_sketch": 50_889,
     "imagenet_v2": 10_000,
 }
-GROUPS = ("noise", "blur", "weather", "digital")  # folders that the archives of -C unpack to
-SUBSETS = ("imagenet_a", "imagenet_r")  # of 200 classes each
+GROUPS = ("noise", "blur", "weather", "digital")  # folders in the archives of ImageNet-C
+SUBSETS = ("imagenet_a", "imagenet_r")  # 200 classes each
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Part:
     """Images that are evaluated together.
 
     Attributes:
-        name: Its set, and within ImageNet-C kind and severity: ``imagenet_c/fog/3``.
-        folder: That the files' names are relative to.
-        files: Names.
-        labels: Their classes.
-        columns: The classes that predictions are chosen among; all if empty.
+        name: Name of the dataset; for ImageNet-C with kind and severity: ``imagenet_c/fog/3``.
+        folder: Folder that the file names are relative to.
+        files: File names.
+        labels: Label per file.
+        columns: Classes that predictions are chosen from; empty means all.
     """
 
     name: str
@@ -59,19 +59,19 @@ class Part:
 
     @property
     def fingerprint(self) -> str:
-        """What tells its list of images from another one."""
+        """Hash of the files, labels and classes."""
         words = [os.fsencode(f"{n} {k}") for n, k in zip(self.files, self.labels, strict=True)]
         return hashlib.sha256(b"\n".join([*words, str(self.columns).encode()])).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A set on disk.
+class FoundSet:
+    """A dataset on disk.
 
     Attributes:
-        parts: What there is of it.
-        lacks: What is missing or is too much, in words; without anything it is whole.
-        class_names: The classes that labels count.
+        parts: Parts that exist.
+        lacks: Missing or surplus images, as text; empty if the dataset is complete.
+        class_names: Classes that the labels number.
     """
 
     parts: tuple[Part, ...] = ()
@@ -79,24 +79,24 @@ class Found:
     class_names: tuple[str, ...] = field(default=SYNSETS, repr=False)
 
 
-def subset_of(name: str) -> tuple[int, ...]:
-    """The 200 classes of "imagenet_a" or "imagenet_r", ascending.
+def subset_classes(name: str) -> tuple[int, ...]:
+    """Return the 200 classes of "imagenet_a" or "imagenet_r", ascending.
 
-    Source: the authors' lists (natural-adv-examples, imagenet-r) as timm has them.
+    Source: the authors' lists (natural-adv-examples, imagenet-r) as included in timm.
     """
     text = pkgutil.get_data("timm.data", f"_info/{name}_indices.txt")
     assert text is not None
     return tuple(sorted(int(line) for line in text.decode().split()))
 
 
-def locate(name: str, root: Path | None, given: str | None, *, alone: bool) -> Path | None:
-    """The folder of a set; None if it is not there.
+def locate_set(name: str, root: Path | None, given: str | None, *, alone: bool) -> Path | None:
+    """Return the folder of a dataset; None if it does not exist.
 
     Args:
-        name: Of the set.
-        root: The folder of the set if it is looked for alone, or one that holds several.
-        given: The set's own folder, which goes before ``root``.
-        alone: Whether ``root`` may be the set itself.
+        name: Name of the dataset.
+        root: Folder of the dataset if ``alone``, or one that holds several.
+        given: The dataset's own folder, which overrides ``root``.
+        alone: True if ``root`` may be the dataset itself.
 
     Raises:
         FileNotFoundError: ``given`` does not exist.
@@ -104,7 +104,7 @@ def locate(name: str, root: Path | None, given: str | None, *, alone: bool) -> P
     if given is not None:
         folder = Path(given).expanduser()
         if not folder.is_dir():
-            raise FileNotFoundError(f"data.roots.{name}={given} is no folder")
+            raise FileNotFoundError(f"data.roots.{name}={given} is not a folder; correct the path")
         return folder
     if root is None:
         return None
@@ -114,67 +114,67 @@ def locate(name: str, root: Path | None, given: str | None, *, alone: bool) -> P
     return root if alone else None
 
 
-def find(
+def find_set(
     name: str, folder: Path, *, published: bool = True, class_order: ClassOrder | None = "text"
-) -> Found:
-    """A set in its folder.
+) -> FoundSet:
+    """Read a dataset's folder.
 
     Args:
-        name: Of the set.
-        folder: That holds it.
-        published: Whether the number of images has to be the published one.
-        class_order: Of the classes of a copy in ImageNet-C's layout that are not ImageNet's.
+        name: Name of the dataset.
+        folder: Its folder.
+        published: Require the published number of images.
+        class_order: Order of the classes in a copy of other data in ImageNet-C's layout.
 
     Raises:
-        ValueError: Folders that are none of the set's.
+        ValueError: A folder is not one of the dataset's classes.
     """
     if name == "imagenet_c":
-        return _c(folder, published, class_order)
+        return _read_imagenet_c(folder, published, class_order)
     if name == "imagenet_v2":
-        return _v2(folder, published)
-    return _of_synsets(name, folder, published)
+        return _read_imagenet_v2(folder, published)
+    return _read_synsets(name, folder, published)
 
 
-def _of_synsets(name: str, folder: Path, published: bool) -> Found:
-    """A set of folders that are called by WordNet's numbers: of all 1000 classes, or of 200."""
+def _read_synsets(name: str, folder: Path, published: bool) -> FoundSet:
+    """Read a dataset of synset folders: all 1000 classes, or 200 of them."""
     masked = name in SUBSETS
-    classes = subset_of(name) if masked else tuple(range(len(SYNSETS)))
+    classes = subset_classes(name) if masked else tuple(range(len(SYNSETS)))
     folder = _inner(name, folder)
     wanted = {SYNSETS[label]: label for label in classes}
     found = list_folders(folder)
     foreign = [one for one in found if one not in wanted]
     if foreign:
         raise ValueError(
-            f"{folder} has folders that are none of the {len(wanted)} classes of {name}: "
-            f"{first_few(foreign)}; pass the folder that holds the class folders alone"
+            f"{folder} has folders that are not among the {len(wanted)} classes of {name}: "
+            f"{first_few(foreign)}; pass the folder that holds only the class folders"
         )
-    images = list_classes(folder, found)
+    images = list_class_images(folder, found)
     part = _part(name, folder, images, wanted, classes if masked else ())
     missing = [one for one in wanted if not images.get(one)]
-    return Found((part,), _lacks(part, missing, published))
+    return FoundSet((part,), _lacks(part, missing, published))
 
 
 def _inner(name: str, folder: Path) -> Path:
-    """Return the folder that holds a set's class folders: one inside, or the set's own."""
+    """Return the folder of a dataset's class folders: one inside, or the dataset's own."""
     inside = {"imagenet": validation_folder(folder), "imagenet_sketch": folder / "sketch"}
     inner = inside.get(name, folder / name)
     return inner if inner.is_dir() else folder
 
 
-def _v2(folder: Path, published: bool) -> Found:
+def _read_imagenet_v2(folder: Path, published: bool) -> FoundSet:
     found = list_folders(folder)
     foreign = [one for one in found if not (one.isdecimal() and int(one) < len(SYNSETS))]
     if foreign:
         raise ValueError(
-            f"{folder} has folders that are none of ImageNetV2's, which are called 0 to 999: "
+            f"{folder} has folders other than ImageNetV2's 0 to 999: "
             f"{first_few(foreign)}; pass one of its three sets"
         )
-    # By number: as text, 10 would stand before 2.
-    images = list_classes(folder, sorted(found, key=int))
+    # By number: sorted as text, 10 would come before 2.
+    images = list_class_images(folder, sorted(found, key=int))
     part = _part("imagenet_v2", folder, images, {one: int(one) for one in found})
     held = {int(one) for one in found if images[one]}
     missing = [str(label) for label in range(len(SYNSETS)) if label not in held]
-    return Found((part,), _lacks(part, missing, published))
+    return FoundSet((part,), _lacks(part, missing, published))
 
 
 def _lacks(part: Part, missing: list[str], published: bool) -> tuple[str, ...]:
@@ -182,8 +182,8 @@ def _lacks(part: Part, missing: list[str], published: bool) -> tuple[str, ...]:
     return (*lacks, *(_count(part, IMAGES[part.name]) if published else ()))
 
 
-def _c(folder: Path, published: bool, class_order: ClassOrder | None) -> Found:
-    """ImageNet-C, or a copy of any class folder in its layout."""
+def _read_imagenet_c(folder: Path, published: bool, class_order: ClassOrder | None) -> FoundSet:
+    """Read ImageNet-C, or a copy of any class folders in its layout."""
     there = {
         (kind, severity): place
         for kind in KINDS
@@ -192,17 +192,17 @@ def _c(folder: Path, published: bool, class_order: ClassOrder | None) -> Found:
     }
     if not there:
         raise ValueError(
-            f"{folder} holds no <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass the folder "
+            f"{folder} lacks <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass the folder "
             "of ImageNet-C, or make a copy of your own data with tools/corrupt.py"
         )
-    listing = Listing(folder)
+    listing = ClassListing(folder)
     images = {
-        key: listing.images(place, composed_names(place, list_folders(place)))
+        key: listing.images(place, nfc_names(place, list_folders(place)))
         for key, place in there.items()
     }
-    listing.say()
+    listing.log()
     classes = {one for held in images.values() for one in held}
-    names = SYNSETS if classes <= set(SYNSETS) else tuple(in_order(classes, class_order))
+    names = SYNSETS if classes <= set(SYNSETS) else tuple(sort_classes(classes, class_order))
     labels = {one: label for label, one in enumerate(names)}
     parts = [
         _part(f"imagenet_c/{kind}/{severity}", there[kind, severity], held, labels)
@@ -212,11 +212,11 @@ def _c(folder: Path, published: bool, class_order: ClassOrder | None) -> Found:
     missing = [f"imagenet_c/{k}/{s}" for k in KINDS for s in SEVERITIES if (k, s) not in there]
     if missing:
         lacks.append(f"no {first_few(missing)}")
-    # Of other classes, and of a stand-in, all parts have as many as the largest.
+    # In other data and stand-ins, every part must be as large as the largest.
     largest = max(len(part.files) for part in parts)
     usual = IMAGES["imagenet_c"] if names is SYNSETS and published else largest
     lacks += [line for part in parts for line in _count(part, usual)]
-    return Found(tuple(parts), tuple(lacks), names)
+    return FoundSet(tuple(parts), tuple(lacks), names)
 
 
 def _place(folder: Path, kind: str, severity: int) -> Path | None:
@@ -236,7 +236,7 @@ def _part(
 ) -> Part:
     files = [image for held in images.values() for image in held]
     if not files:
-        raise ValueError(f"{folder} holds no images in class folders; unpack {name} again")
+        raise ValueError(f"{folder} must hold images in class folders; unpack {name} again")
     numbers = [labels[one] for one, held in images.items() for _ in held]
     return Part(name, folder, tuple(files), tuple(numbers), columns)
 
@@ -247,14 +247,14 @@ def _count(part: Part, expected: int) -> tuple[str, ...]:
     return (f"{part.name} has {len(part.files):,} images instead of {expected:,}",)
 
 
-def on_subset(clean: Part, name: str) -> Part:
-    """ImageNet's own images of the 200 classes of ImageNet-A or -R, chosen among these.
+def restrict_to_subset(clean: Part, name: str) -> Part:
+    """Return ImageNet's images of the 200 classes of ImageNet-A or -R, as a part.
 
     Args:
         clean: ImageNet's validation images.
         name: "imagenet_a" or "imagenet_r".
     """
-    columns = subset_of(name)
+    columns = subset_classes(name)
     labels = np.array(clean.labels)
     kept = np.flatnonzero(np.isin(labels, columns)).tolist()
     return Part(

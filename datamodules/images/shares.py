@@ -1,4 +1,4 @@
-"""A share of each class's training images, the same in folders, tar and parquet files."""
+"""Shares of each class's training images, equal for folders, tar and parquet files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from datamodules.images.synsets import file_name
 
 
-def checked_share(share: float) -> float:
+def check_share(share: float) -> float:
     """Return the share of the training images.
 
     Raises:
-        ValueError: It is not above 0 and at most 1.
+        ValueError: The share is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"data.train_share must be above 0 and at most 1; got {share}")
@@ -25,13 +25,13 @@ def checked_share(share: float) -> float:
 def first_by_name(
     names: Sequence[str] | None, labels: NDArray[np.int64], share: float
 ) -> NDArray[np.int64]:
-    """Return the places of a share of each class's images, the first by their names.
+    """Return the indices of a share of each class's images, the first by name.
 
     Args:
-        names: Paths of the images, which are compared as class folders would have them; None
-            takes the first images of each class.
-        labels: Of the images.
-        share: At least one image of each class.
+        names: Paths of the images, compared by their names in class folders; None takes the first
+            images of each class.
+        labels: Label per image.
+        share: Share of each class, at least one image.
     """
     order = range(len(labels))
     if names is not None:
@@ -48,13 +48,13 @@ def first_by_name(
 
 
 def share_notice(share: float, names: Sequence[str] | None) -> str:
-    """Return the line that says which images a share has."""
+    """Return the log line that says which images a share includes."""
     if names is None:
         return (
-            f"data.train_share={share} takes the first rows of each class, which have no file "
-            "names: not the same images as of class folders"
+            f"data.train_share={share} takes the first rows of each class, as the shards lack file "
+            "names; class folders would give other images"
         )
     return (
         f"data.train_share={share} takes the first images of each class by file name, such as "
-        f"{min(map(file_name, names))}: the same as of class folders with these names"
+        f"{min(map(file_name, names))}, as class folders with these names would"
     )

@@ -1,4 +1,4 @@
-"""ImageNet's classes and the names of its images, as its copies have them."""
+"""Names of ImageNet's classes and images in its various copies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from timm.data import ImageNetInfo
 
 SYNSETS: tuple[str, ...] = tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
-# Of ImageNet's thousand names as many must be timm's at their places; a few are spelt otherwise.
+# Share of the thousand names that must equal timm's in order; a few are spelt differently.
 SAME_NAMES = 0.9
 PREFIX = re.compile(r"(n\d{8})_")
 
 
-def as_synsets(names: Sequence[str]) -> tuple[str, ...]:
+def to_synsets(names: Sequence[str]) -> tuple[str, ...]:
     """Return ImageNet's thousand names as synsets if they are in its order, else the names.
 
     Source: timm's list of both.
@@ -28,10 +28,10 @@ def as_synsets(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def synsets_of_files(files: Mapping[int, str], count: int) -> tuple[str, ...] | None:
-    """Return the synsets if one training file per label says so; None for other data.
+    """Return the synsets if one training file per label names them in order; else None.
 
     Args:
-        files: The name of an image by its label, such as ``n01440764_10026.JPEG``.
+        files: Name of an image per label, such as ``n01440764_10026.JPEG``.
         count: Number of classes.
     """
     if count != len(SYNSETS):
@@ -41,9 +41,9 @@ def synsets_of_files(files: Mapping[int, str], count: int) -> tuple[str, ...] | 
 
 
 def file_name(path: str) -> str:
-    """Return the name that an image of ImageNet has in the class folders, else the path.
+    """Return an ImageNet image's name in class folders; other paths stay as they are.
 
-    Hugging Face's copy adds the synset at the end: ``n01440764_10026_n01440764.JPEG``.
+    Hugging Face's copy appends the synset: ``n01440764_10026_n01440764.JPEG``.
     """
     match = PREFIX.match(path.rpartition("/")[2])
     return re.sub(rf"_{match[1]}(?=\.\w+$)", "", path) if match else path

@@ -1,4 +1,4 @@
-"""Where the files of a tar archive lie, so that any of them is read without those before it."""
+"""Index of the files in a tar archive, for random access."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
-LOOKED_AT = 2**20  # bytes behind the end of an archive
+LOOKED_AT = 2**20  # bytes after the end of an archive that must be zero
 
 
 class Member(NamedTuple):
     """A file in an archive.
 
     Attributes:
-        name: Its path there, without ``./``; of a tar file in the archive ``n01.tar/1.JPEG``.
-        offset: Of its first byte in the archive.
+        name: Path in the archive without ``./``; in an inner tar file ``n01.tar/1.JPEG``.
+        offset: Position of its first byte in the archive.
         size: Number of bytes.
     """
 
@@ -26,13 +26,13 @@ class Member(NamedTuple):
     size: int
 
 
-def members(archive: Path) -> Iterator[Member]:
-    """Yield the files of an archive and of the tar files in it, in their order.
+def list_members(archive: Path) -> Iterator[Member]:
+    """Yield the files of an archive and of the tar files in it, in order.
 
-    Hard links stand for the file that they lead to.
+    A hard link yields the file that it points to.
 
     Raises:
-        ValueError: It is compressed, damaged, or not whole.
+        ValueError: The archive is compressed, damaged or truncated.
     """
     with archive.open("rb") as file:
         start = file.read(6)
@@ -68,18 +68,18 @@ def _members(file: IO[bytes], base: int, prefix: str) -> Iterator[Member]:
             yield places[info.name]
         file.seek(tar.offset)
         rest = file.read(LOOKED_AT)
-    # tarfile takes a damaged header for the end, and the files behind it would be lost.
+    # tarfile takes a damaged header for the end and would lose the files after it.
     if len(rest) < tarfile.BLOCKSIZE:
-        raise tarfile.TarError("it ends without a mark of its end")
+        raise tarfile.TarError("its end mark is missing")
     if rest.strip(b"\0"):
-        raise tarfile.TarError("more follows after its end")
+        raise tarfile.TarError("data follow its end mark")
 
 
-def read(archive: str, offset: int, size: int) -> bytes:
+def read_member(archive: str, offset: int, size: int) -> bytes:
     """Return the bytes of a file in an archive.
 
-    Opened for each file: descriptors that processes share would share their positions.
+    The archive is opened per file: processes that share a descriptor share its position.
     """
-    with open(archive, "rb") as file:  # noqa: PTH123 - of each image
+    with open(archive, "rb") as file:  # noqa: PTH123 - called per image
         file.seek(offset)
         return file.read(size)

@@ -1,6 +1,6 @@
-"""The images of one tar archive and what it says of their classes, as folders or as WebDataset.
+"""Images of one tar archive and their classes, from folders or WebDataset's labels.
 
-WebDataset keeps the files of a sample under one key: ``000017.jpg`` and ``000017.cls``. The key
+WebDataset stores the files of a sample under one key: ``000017.jpg`` and ``000017.cls``. The key
 ends at the first dot of the file's own name; folders belong to the key.
 """
 
@@ -19,18 +19,18 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from datamodules.files import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, first_few, suffix_of
 from datamodules.files.cache import cache_root
-from datamodules.files.console import say
-from datamodules.files.text_files import parsed_json, read_raw
-from datamodules.images.tar_index import Member, members, read
+from datamodules.files.console import log
+from datamodules.files.folders import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, file_suffix, first_few
+from datamodules.files.text_files import parse_json, read_file
+from datamodules.images.tar_index import Member, list_members, read_member
 
 # Source: webdataset/tariterators.py, base_plus_ext and tar_file_iterator.
 KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")
 META = re.compile(r"__[^/]*__($|/)")
 LABEL, SIDECAR = "cls", "json"
-KEPT_FROM = 2**30  # bytes of an archive whose index is kept for the next run
-VERSION = 2  # of what is kept
+KEPT_FROM = 2**30  # bytes of an archive from which its index is cached
+VERSION = 2  # of the cached index
 LONGEST = 4096  # bytes of a .cls member
 
 
@@ -40,12 +40,12 @@ class Shard:
 
     Attributes:
         archive: The tar file.
-        names: Of the images, in the archive.
-        offsets: Of their first bytes.
-        sizes: In bytes.
-        labels: Of WebDataset each image's label, a number or a name of a class; else empty.
-        fields: Of the first .json member beside an image, if labels are not read from it.
-        skipped: Other files by their endings.
+        names: Image names in the archive.
+        offsets: Position of each image's first byte.
+        sizes: Size of each image in bytes.
+        labels: WebDataset's label per image, a number or class name; else empty.
+        fields: Fields of the first .json member beside an image, if labels come from elsewhere.
+        skipped: Counter of other files by ending.
     """
 
     archive: str
@@ -58,7 +58,7 @@ class Shard:
 
     @property
     def is_webdataset(self) -> bool:
-        """Return True if the archive says the label of each image."""
+        """True if the archive has a label per image."""
         return bool(self.labels)
 
     def add(self, image: Member) -> None:
@@ -71,11 +71,11 @@ class Shard:
 def read_shard(archive: Path, label_key: str | None = None) -> Shard:
     """Return the images of an archive, with labels if it is WebDataset's.
 
-    What is found in an archive above 1 GB is kept in the user's cache.
+    The index of an archive above 1 GB is stored in the user's cache.
 
     Args:
         archive: The tar file.
-        label_key: Field of the .json members that holds the label; None for the .cls members.
+        label_key: Field of the .json members with the label; None for the .cls members.
 
     Raises:
         ValueError: The archive is damaged, or a sample lacks its image or label.
@@ -86,31 +86,31 @@ def read_shard(archive: Path, label_key: str | None = None) -> Shard:
     state = (str(archive.resolve()), status.st_size, status.st_mtime_ns, label_key)
     digest = hashlib.sha256(json.dumps([VERSION, *state]).encode()).hexdigest()[:32]
     file = cache_root() / "tar-indices" / f"{digest}.json"
-    with contextlib.suppress(OSError, ValueError):  # none, or a damaged one
-        kept = TypeAdapter(Shard).validate_json(read_raw(file), strict=True)
+    with contextlib.suppress(OSError, ValueError):  # the cached index is missing or damaged
+        kept = TypeAdapter(Shard).validate_json(read_file(file), strict=True)
         if len(kept.names) == len(kept.offsets) == len(kept.sizes):
             return kept
     shard = _read_shard(archive, label_key)
     try:
-        _keep(shard, file)
+        _cache(shard, file)
     except OSError as error:
-        say(f"The index of {archive} cannot be kept for the next run ({error})")
+        log(f"The index of {archive} cannot be cached for the next run ({error})")
     return shard
 
 
 def _read_shard(archive: Path, label_key: str | None) -> Shard:
     shard = Shard(str(archive))
-    files = list(_visible(members(archive), shard.skipped))
+    files = list(_visible(list_members(archive), shard.skipped))
     samples = _by_key(files)
     kinds = {kind for parts in samples.values() for kind in parts}
     if label_key is not None or any(map(_holds_a_label, kinds)):
         _add_samples(shard, samples, label_key)
         return shard
     for file in files:
-        if suffix_of(file.name) in IMAGE_SUFFIXES:
+        if file_suffix(file.name) in IMAGE_SUFFIXES:
             shard.add(file)
         else:
-            shard.skipped[suffix_of(file.name) or NO_ENDING] += 1
+            shard.skipped[file_suffix(file.name) or NO_ENDING] += 1
     for parts in samples.values():
         if SIDECAR in parts and _image_kinds(parts):
             found = _sidecar(shard, parts)
@@ -125,13 +125,13 @@ def _visible(found: Iterable[Member], skipped: Counter[str]) -> Iterable[Member]
         if META.match(member.name):
             continue
         if any(part.startswith(".") for part in member.name.split("/")):
-            skipped[HIDDEN] += suffix_of(member.name) in IMAGE_SUFFIXES
+            skipped[HIDDEN] += file_suffix(member.name) in IMAGE_SUFFIXES
         else:
             yield member
 
 
 def _by_key(files: Iterable[Member]) -> dict[str, dict[str, list[Member]]]:
-    """Return the files of each sample by their kind, the part of the name behind the key."""
+    """Return the files of each sample by kind, the part of the name after the key."""
     samples: dict[str, dict[str, list[Member]]] = {}
     for member in files:
         match = KEY.fullmatch(member.name)
@@ -142,8 +142,8 @@ def _by_key(files: Iterable[Member]) -> dict[str, dict[str, list[Member]]]:
 
 
 def _holds_a_label(kind: str) -> bool:
-    """Return True for ``cls``, and for what a dot too many makes of it, such as ``5.cls``."""
-    return LABEL in kind.split(".") and suffix_of(f".{kind}") not in IMAGE_SUFFIXES
+    """Return True for ``cls`` and for kinds with further dots, such as ``5.cls``."""
+    return LABEL in kind.split(".") and file_suffix(f".{kind}") not in IMAGE_SUFFIXES
 
 
 def _image_kinds(parts: Mapping[str, Any]) -> list[str]:
@@ -161,7 +161,7 @@ def _add_samples(
             shard.skipped.update({f".{kind}": len(held) for kind, held in parts.items()})
             continue
         if len(images) != 1 or wanted not in parts:
-            raise ValueError(f"{place}: {_what_lacks(parts, images, wanted)}")
+            raise ValueError(f"{place}: {_sample_fault(parts, images, wanted)}")
         (image,) = images
         twice = [kind for kind in (image, wanted) if len(parts[kind]) > 1]
         if twice:
@@ -175,12 +175,12 @@ def _add_samples(
 
 
 def _means_an_image(parts: Mapping[str, Any], wanted: str) -> bool:
-    """Return True if files without an image have a label, and are more than a lone .json."""
+    """Return True if files without an image have a label, and are more than a single .json."""
     ends = {kind.rpartition(".")[2] for kind in parts}
     return bool(ends & {wanted, LABEL}) and ends != {SIDECAR}
 
 
-def _what_lacks(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
+def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
     """Return what is wrong with a sample, and what to do."""
     held = first_few(f".{kind}" for kind in parts)
     dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == wanted]
@@ -192,14 +192,14 @@ def _what_lacks(parts: Mapping[str, Any], images: list[str], wanted: str) -> str
     if len(images) > 1:
         return f"it has several images ({held}); keep one per sample"
     if not images:
-        return f"it has no image ({held}); WebDataset needs one per sample, such as .jpg"
+        return f"it lacks an image ({held}); WebDataset needs one per sample, such as .jpg"
     if wanted == SIDECAR:
-        return f"it has no .json member for data.label_key ({held})"
-    return f"it has no .cls member ({held}); write one, or pass data.label_key=<field of .json>"
+        return f"it lacks a .json member for data.label_key ({held})"
+    return f"it lacks a .cls member ({held}); write one, or pass data.label_key=<field of .json>"
 
 
 def _label(shard: Shard, member: Member, place: str) -> int | str:
-    content = read(shard.archive, member.offset, min(member.size, LONGEST))
+    content = read_member(shard.archive, member.offset, min(member.size, LONGEST))
     try:
         text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -211,8 +211,8 @@ def _label(shard: Shard, member: Member, place: str) -> int | str:
 
 def _sidecar(shard: Shard, parts: Mapping[str, list[Member]]) -> Any:
     member = parts[SIDECAR][0]
-    content = read(shard.archive, member.offset, member.size)
-    return parsed_json(content, f"{shard.archive}/{member.name}")
+    content = read_member(shard.archive, member.offset, member.size)
+    return parse_json(content, f"{shard.archive}/{member.name}")
 
 
 def _field(content: Any, key: str, place: str) -> int | str:
@@ -220,11 +220,11 @@ def _field(content: Any, key: str, place: str) -> int | str:
     for part in [key] if isinstance(content, dict) and key in content else key.split("."):
         if not isinstance(value, dict) or part not in value:
             fields = ", ".join(value) if isinstance(value, dict) else "none"
-            raise ValueError(f"{place}: its .json has no field {key!r}; it has: {fields}")
+            raise ValueError(f"{place}: its .json lacks the field {key!r}; it has: {fields}")
         value = value[part]
     if isinstance(value, dict):
         raise ValueError(
-            f"{place}: {key!r} in its .json has fields of its own; pass "
+            f"{place}: {key!r} in its .json has inner fields; pass "
             f"data.label_key={key}.<field> with one of: {', '.join(value)}"
         )
     if isinstance(value, float) and value.is_integer():
@@ -238,8 +238,8 @@ def _field(content: Any, key: str, place: str) -> int | str:
     return value
 
 
-def _keep(shard: Shard, file: Path) -> None:
-    """Write a shard's index so that other processes see all of it or none."""
+def _cache(shard: Shard, file: Path) -> None:
+    """Write a shard's index atomically, as other processes may read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, encoding="utf-8", delete=False) as begun:
         json.dump(asdict(shard), begun)

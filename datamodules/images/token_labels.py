@@ -1,10 +1,9 @@
-"""Label maps of training images, which move with what augmentation does to the image.
+"""Label maps of training images, which follow the augmentation of the image.
 
-A label map is a file ``<folder>/<class>/<image>.pt`` of a tensor (2, T, h, w), float16 or float32:
-of each place of the image, as a grid of h x w, the scores of its T best classes and their numbers.
-That is the format of the published maps (``label_top5_train_nfnet``: T = 5, 18 x 18);
-``tools/annotate.py`` makes others, and lists the classes that their numbers mean in
-``classes.json``.
+A label map is a file ``<folder>/<class>/<image>.pt`` with a tensor (2, T, h, w), float16 or
+float32. For each cell of an h x w grid over the image it has the scores of the T best classes and
+their numbers. This is the format of the published maps (``label_top5_train_nfnet``: T = 5,
+18 x 18). ``tools/annotate.py`` makes others and lists their classes in ``classes.json``.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
 NeurIPS 2021, https://arxiv.org/abs/2104.10858.
@@ -15,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,35 +26,38 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import RandomHorizontalFlip
 
-from datamodules.files import load_rgb, require_folder, require_names
+from datamodules.files.decoding import load_rgb, plain_file
+from datamodules.files.folders import require_folder, require_names
+from datamodules.files.integers import format_value
 from datamodules.files.text_files import FolderNames, nfc, read_json
-from datamodules.files.whole_numbers import shown
-from datamodules.images.classification import Boxes, ImageFiles, Sample, sample
+from datamodules.images.classification import Boxes, ImageFiles, Sample, make_sample
 from datamodules.images.transforms import PaperAugmentation, augment_ops
+from datamodules.loading.memory import format_bytes
 
-CLASSES = "classes.json"  # beside label maps: the names of the classes, in label order
+CLASSES = "classes.json"  # beside label maps: the class names in label order
 DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int16,
     torch.int32, torch.int64,
 }  # fmt: skip
+MOST_BYTES = 100_000_000  # of an unpacked label map; the published ones take 6,480
 Matrix = tuple[float, float, float, float, float, float]  # x = a x' + b y' + c, y = d x' + e y' + f
 
 
 class LabelledTransform:
-    """The training transform of an augmentation for an image and its label map.
+    """Training transform of an image and its label map.
 
-    Flip and policy come first and move the map as well, by the nearest place; the crop comes last
-    and is given as a box, which the loss cuts out of the map.
+    Flip and policy come first and move the map as well, by nearest neighbour. The crop comes last
+    and is returned as a box, which the loss cuts out of the map.
 
     Args:
-        augmentation: The images'.
-        size: Side of the images.
-        folder: Of the label maps.
-        boxes: "released" has rows and columns of the box exchanged, as the code that LVT and others
-            were trained by has them; "image" is where the crop is.
+        augmentation: Augmentation of the images.
+        size: Side of the images in pixels.
+        folder: Folder of the label maps.
+        boxes: "image" is the true box of the crop. "released" swaps rows and columns of the box,
+            as the code that LVT and others were trained with does.
 
     Raises:
-        ValueError: An augmentation whose changes cannot be followed.
+        ValueError: The augmentation makes changes that a map cannot follow.
     """
 
     def __init__(
@@ -63,8 +66,7 @@ class LabelledTransform:
         policy = getattr(augmentation, "auto_augment", None) or ""
         if not isinstance(augmentation, PaperAugmentation) or policy.startswith("augmix"):
             raise ValueError(
-                "label maps can be moved with random crops, flips and RandAugment or AutoAugment "
-                "alone: pass "
+                "label maps support random crops, flips, RandAugment and AutoAugment only: pass "
                 "data.augmentation._target_=datamodules.images.transforms.PaperAugmentation, "
                 "or data.token_labels=null"
             )
@@ -87,13 +89,13 @@ class LabelledTransform:
             op: Any
             for op in augment_ops(part):
                 if op.aug_fn in MOVES:
-                    op.aug_fn = functools.partial(self._noted, op.aug_fn)
-        self.crop.get_params = self._noted_crop
+                    op.aug_fn = functools.partial(self._record_move, op.aug_fn)
+        self.crop.get_params = self._record_crop
         self._moves: list[Matrix] = []
         self._box: tuple[float, float, float, float] = (0, 0, 1, 1)
 
     def __call__(self, image: Image.Image, label_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The image (3, size, size), its label map (2, T, h, w), and the crop's box (4,)."""
+        """Return the image (3, size, size), its label map (2, T, h, w) and the crop's box (4,)."""
         if self.flip and torch.rand(1) < self.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             label_map = label_map.flip(-1)
@@ -101,19 +103,19 @@ class LabelledTransform:
         for part in self.policy:
             image = part(image)
         for matrix in self._moves:
-            label_map = moved(label_map, matrix)
+            label_map = move_map(label_map, matrix)
         made: Any = self.crop(image)
         for part in self.rest:
             made = part(made)
         return made, label_map, torch.tensor(self._box)
 
-    def _noted(
+    def _record_move(
         self, function: Callable[..., Any], image: Image.Image, *args: Any, **more: Any
     ) -> Any:
         self._moves.append(MOVES[function](*image.size, *args))
         return function(image, *args, **more)
 
-    def _noted_crop(self, image: Image.Image, *ranges: Any) -> tuple[int, int, int, int]:
+    def _record_crop(self, image: Image.Image, *ranges: Any) -> tuple[int, int, int, int]:
         params: tuple[int, int, int, int] = type(self.crop).get_params(image, *ranges)
         top, left, height, width = params
         box = (
@@ -148,7 +150,7 @@ def _rotate(width: int, height: int, degrees: float) -> Matrix:
     return (a, b, (1 - a - b) / 2, d, e, (1 - d - e) / 2)
 
 
-# Where a place of the changed image comes from, both in shares of width and height.
+# Source position of each position in the changed image, both as shares of width and height.
 MOVES: dict[Any, Callable[..., Matrix]] = {
     auto_augment.shear_x: _shear_x,
     auto_augment.shear_y: _shear_y,
@@ -160,8 +162,8 @@ MOVES: dict[Any, Callable[..., Matrix]] = {
 }
 
 
-def moved(label_map: Tensor, matrix: Matrix) -> Tensor:
-    """A label map (2, T, h, w) as the image is moved; what comes from outside has scores of 0."""
+def move_map(label_map: Tensor, matrix: Matrix) -> Tensor:
+    """Move a label map (2, T, h, w) like its image; cells from outside get scores of 0."""
     a, b, c, d, e, f = matrix
     height, width = label_map.shape[-2:]
     y, x = torch.meshgrid(
@@ -175,7 +177,7 @@ def moved(label_map: Tensor, matrix: Matrix) -> Tensor:
 
 
 def write_classes(folder: Path, names: Sequence[str]) -> None:
-    """List the classes of a folder of label maps, in label order.
+    """Write the classes of a folder of label maps, in label order.
 
     Raises:
         ValueError: The folder has label maps of other classes or another order.
@@ -189,21 +191,21 @@ def check_map_classes(folder: Path, names: Sequence[str]) -> None:
     """Compare the classes of label maps with the data's, if the folder lists them.
 
     Raises:
-        ValueError: They differ by name or order.
+        ValueError: They differ in names or order.
     """
     file = folder / CLASSES
     if not file.is_file():
         return
     found = read_json(file)
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{file} must hold a JSON list of class names, got {shown(found)}")
+        raise ValueError(f"{file} must hold a JSON list of class names, got {format_value(found)}")
     found = [nfc(name) for name in found]
     if found == list(names):
         return
     if sorted(found) == sorted(names):
         raise ValueError(
-            f"{folder} has label maps of these classes in another order; pass the class_order that "
-            "they were made with, or make them again with tools/annotate.py"
+            f"{folder} has label maps of these classes in another order; pass the class_order they "
+            "were made with, or make them again with tools/annotate.py"
         )
     raise ValueError(
         f"{file} lists {len(found)} classes, not the {len(names)} of the data; make label maps "
@@ -212,14 +214,14 @@ def check_map_classes(folder: Path, names: Sequence[str]) -> None:
 
 
 class TokenLabelledFiles(ImageFiles):
-    """Image files with labels and label maps, of which nothing is read before it is needed.
+    """Dataset of image files with labels and label maps, read on demand.
 
     Args:
         root: Folder that the names are relative to.
         names: File names, ``<class>/<image>``.
-        labels: Their labels.
-        transform: Of images and label maps.
-        class_names: Of the data.
+        labels: Label per image.
+        transform: Transform of images and label maps.
+        class_names: Class names of the data.
     """
 
     transform: Any
@@ -236,11 +238,11 @@ class TokenLabelledFiles(ImageFiles):
         self.class_names, self.num_classes = tuple(class_names), len(class_names)
 
     def check(self) -> None:
-        """Look for all label maps, and into the first.
+        """Check that all label maps exist, and read the first.
 
         Raises:
-            FileNotFoundError: Their folder, or some of them, are not there.
-            ValueError: The first of them is none, or their classes are others or in another order.
+            FileNotFoundError: The folder or some label maps are missing.
+            ValueError: The first label map is invalid, or the classes differ.
         """
         folder = self.transform.folder
         require_folder(folder, "data.token_labels=<folder> holds <class>/<image>.pt")
@@ -251,17 +253,17 @@ class TokenLabelledFiles(ImageFiles):
         require_names(
             missing,
             f"label maps are missing in {folder}",
-            "make them by python tools/annotate.py, or pass data.token_labels=null",
+            "make them with python tools/annotate.py, or pass data.token_labels=null",
         )
         self.label_map(0)
 
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the first label map, which all others must have too."""
+        """Shape of the first label map, which all others must have."""
         return tuple(self._read(self.map_file(0)).shape)
 
     def map_file(self, index: int) -> Path:
-        """The file of a sample's label map."""
+        """Return the file of a sample's label map."""
         folder: Path = self.transform.folder
         name = self._map_name(index)
         return folder / (name if name.isascii() else FolderNames(folder).on_disk(name))
@@ -270,10 +272,10 @@ class TokenLabelledFiles(ImageFiles):
         return str(Path(self.path(index)).relative_to(self.root).with_suffix(".pt"))
 
     def label_map(self, index: int) -> Tensor:
-        """The label map (2, T, h, w) of a sample.
+        """Return the label map (2, T, h, w) of a sample.
 
         Raises:
-            ValueError: It is none, of another shape than the first, or names other classes.
+            ValueError: The map is invalid, has another shape than the first, or other classes.
         """
         file = self.map_file(index)
         found = self._read(file)
@@ -285,7 +287,7 @@ class TokenLabelledFiles(ImageFiles):
         low, high = found[1].min().item(), found[1].max().item()
         if not 0 <= low <= high < self.num_classes:
             raise ValueError(
-                f"{file} names the classes {low:g} to {high:g}, and the data have "
+                f"{file} has the classes {low:g} to {high:g}, but the data have "
                 f"{self.num_classes}; make label maps with an annotator of these classes"
             )
         return found.float()
@@ -293,27 +295,41 @@ class TokenLabelledFiles(ImageFiles):
     @staticmethod
     def _read(file: Path) -> Tensor:
         try:
-            found = torch.load(file, weights_only=True)
-        except Exception as error:  # foreign bytes make the reader raise all kinds
-            raise ValueError(f"{file} is no label map ({type(error).__name__})") from error
+            size = _unpacked_size(plain_file(file))
+            found = torch.load(file, weights_only=True) if size <= MOST_BYTES else None
+        except Exception as error:  # torch raises all kinds over foreign bytes
+            raise ValueError(f"{file} is not a label map ({type(error).__name__})") from error
+        if found is None:
+            raise ValueError(
+                f"{file} is not a label map: it unpacks to {format_bytes(size)}, but at most "
+                f"{format_bytes(MOST_BYTES)} are allowed; make it again with tools/annotate.py"
+            )
         if type(found) is not Tensor or found.layout != torch.strided or found.is_nested:
-            raise ValueError(f"{file} is no label map: it must hold one dense tensor")
+            raise ValueError(f"{file} is not a label map: it must hold one dense tensor")
         # A view may repeat one number 10^12 times.
         whole = found.numel() * found.element_size() <= found.untyped_storage().nbytes()
         plain = found.dtype in DTYPES and not found.is_meta and whole
         if not plain or found.ndim != 4 or len(found) != 2 or not found.numel():
             raise ValueError(
-                f"{file} is no label map: it must hold a tensor (2, T, h, w) of floating-point or "
-                f"whole numbers, got {tuple(found.shape)} of {found.dtype}"
+                f"{file} is not a label map: it must hold a tensor (2, T, h, w) of floats or "
+                f"integers, got {tuple(found.shape)} of {found.dtype}"
             )
         return found
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Get ``image``, ``label``, ``sample_id``, and of the label map what the loss needs."""
+        """Return ``image``, ``label``, ``sample_id``, and the label map's part of the loss."""
         image = load_rgb(self.path(index), upright=False)
         made, label_map, box = self.transform(image, self.label_map(index))
-        return sample(made, int(self.labels[index]), index) | {
+        return make_sample(made, int(self.labels[index]), index) | {
             "token_scores": label_map[0],
             "token_classes": label_map[1].long(),
             "token_box": box,
         }
+
+
+def _unpacked_size(file: Path) -> int:
+    """Return the bytes of a file after unpacking: torch's files are zips, and may be bombs."""
+    if not zipfile.is_zipfile(file):
+        return file.stat().st_size
+    with zipfile.ZipFile(file) as archive:
+        return sum(entry.file_size for entry in archive.infolist())

@@ -1,7 +1,7 @@
 """Augmentation and preprocessing of single images for classification.
 
-An augmentation makes two transforms, one for training and one for evaluation, each from an RGB
-image to a normalised float tensor (3, size, size). Mixup and CutMix work on batches, in the task.
+An augmentation makes a training and an evaluation transform. Each turns an RGB image into a
+normalised float tensor (3, size, size). Mixup and CutMix work on batches, in the task.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ from timm.data.auto_augment import AugmentOp, posterize
 from torch import Tensor
 from torchvision import transforms
 
-from datamodules.base import probability, range_of
-from datamodules.files import MAX_PIXELS
+from datamodules.base import check_probability, check_range
+from datamodules.files.decoding import MAX_PIXELS
+
+TARGETS = ("LightAugmentation", "PaperAugmentation")
 
 Transform = Callable[[Image.Image], Tensor]
 
 
 class Augmentation(Protocol):
-    """Makes the transforms of a datamodule."""
+    """Factory of a datamodule's transforms."""
 
     @property
     def mean(self) -> Sequence[float]:
-        """Of the channels, subtracted."""
+        """Mean per channel, subtracted."""
         ...
 
     @property
     def std(self) -> Sequence[float]:
-        """Of the channels, divided by."""
+        """Standard deviation per channel, divided by."""
         ...
 
     def train(self, size: int) -> Transform:
-        """The training transform, to (3, size, size)."""
+        """Return the training transform, to (3, size, size)."""
         ...
 
     def eval(self, size: int) -> Transform:
-        """The evaluation transform, to (3, size, size)."""
+        """Return the evaluation transform, to (3, size, size)."""
         ...
 
 
-class ToNormalised(transforms.Normalize):  # type: ignore[misc]  # torchvision has no types
-    """Torchvision's ``ToTensor`` and ``Normalize`` with few passes over memory: the same numbers.
+class ToNormalised(transforms.Normalize):  # type: ignore[misc]  # torchvision is untyped
+    """Torchvision's ``ToTensor`` and ``Normalize`` in one step with equal results.
 
-    Of an image of 224 pixels it takes 0.2 ms less, a fifteenth of all that is done with one.
+    It saves 0.2 ms per image of 224 pixels, a fifteenth of the whole preprocessing.
 
     Args:
-        mean: Of the channels, subtracted.
-        std: Of the channels, divided by.
+        mean: Mean per channel, subtracted.
+        std: Standard deviation per channel, divided by.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -68,16 +70,16 @@ class ToNormalised(transforms.Normalize):  # type: ignore[misc]  # torchvision h
         return torch.from_numpy(planes).float().div_(255).sub_(self._mean).div_(self._std)
 
 
-class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision has no types
-    """Torchvision's ``Resize`` of the shorter side, before a central crop, in bounded memory.
+class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is untyped
+    """Torchvision's ``Resize`` of the shorter side before a central crop, in bounded memory.
 
-    Of a thin image that would exceed ``MAX_PIXELS`` only the crop is made. All other images are
-    resized as torchvision does.
+    For a thin image that would exceed ``MAX_PIXELS`` only the crop is computed. All other images
+    are resized as in torchvision.
 
     Args:
-        size: The shorter side, not below the crop's sides.
+        size: Shorter side, at least as long as the crop's sides.
         crop: Height and width of the crop.
-        interpolation: Of resizing.
+        interpolation: Interpolation of resizing.
     """
 
     def __init__(
@@ -119,16 +121,17 @@ class PaperAugmentation:
     Attributes:
         auto_augment: timm's name of a policy; None uses ``color_jitter`` instead.
         random_erasing: Probability of filling a rectangle with noise.
-        color_jitter: Strength of brightness, contrast and saturation changes without a policy,
-            which takes their place, as in the papers' code.
+        color_jitter: Strength of brightness, contrast and saturation changes; a policy replaces
+            them, as in the papers' code.
         flip: Probability of a horizontal flip.
         crop_scale: Smallest and largest share of the image in a random crop.
         crop_ratio: Smallest and largest width over height of a random crop.
-        interpolation: Of resizing, in training and evaluation.
-        train_interpolation: Another one for training; "random" draws bilinear or bicubic each time.
-        crop_pct: Share of the resized image's side that evaluation sees.
-        mean: Of the channels, subtracted.
-        std: Of the channels, divided by.
+        interpolation: Interpolation of resizing, in training and evaluation.
+        train_interpolation: Overrides ``interpolation`` in training; "random" draws bilinear or
+            bicubic each time.
+        crop_pct: Central crop of evaluation as a share of the resized image's side.
+        mean: Mean per channel, subtracted.
+        std: Standard deviation per channel, divided by.
     """
 
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
@@ -144,11 +147,10 @@ class PaperAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Refuse values that no transform takes, before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:
-        """Random resized crop, flip, policy, normalisation, erasing."""
+        """Return random resized crop, flip, policy, normalisation and erasing."""
         made = create_transform(
             input_size=size,
             is_training=True,
@@ -167,7 +169,7 @@ class PaperAugmentation:
         return with_normalised(made, ToNormalised(self.mean, self.std))
 
     def eval(self, size: int) -> Transform:
-        """Resize, central crop, normalisation."""
+        """Return resize, central crop and normalisation."""
         made = create_transform(
             input_size=size,
             is_training=False,
@@ -181,17 +183,17 @@ class PaperAugmentation:
 
 @dataclass(frozen=True)
 class LightAugmentation:
-    """Gentle changes for small images, which keep what they show readable.
+    """Gentle changes for small images, which stay readable.
 
     Attributes:
-        shift: Largest shift, as a share of the side; the border is filled by reflection.
-        degrees: Largest rotation.
+        shift: Largest shift as a share of the side; the border is filled by reflection.
+        degrees: Largest rotation in degrees.
         scale: Smallest and largest scale.
         color_jitter: Strength of brightness, contrast and saturation changes.
-        flip: Probability of a horizontal flip; a mirrored digit is no digit.
+        flip: Probability of a horizontal flip; digits need 0, as mirroring spoils them.
         random_erasing: Probability of erasing a rectangle.
-        mean: Of the channels, subtracted.
-        std: Of the channels, divided by.
+        mean: Mean per channel, subtracted.
+        std: Standard deviation per channel, divided by.
     """
 
     shift: float = 0.1
@@ -204,13 +206,12 @@ class LightAugmentation:
     std: Sequence[float] = IMAGENET_DEFAULT_STD
 
     def __post_init__(self) -> None:
-        """Refuse values that no transform takes, before any image is read."""
         check_augmentation(self)
 
     def train(self, size: int) -> Transform:
-        """Shift, rotation and scale about the centre, flip, colour, normalisation, erasing.
+        """Return shift, rotation, scale, flip, colour changes, normalisation and erasing.
 
-        What has no strength is left out: on small images it would cost as much as training.
+        Steps of strength 0 are left out: on small images they would cost as much as training.
         """
         margin = round(self.shift * size)
         scale = (self.scale[0], self.scale[1])
@@ -232,7 +233,7 @@ class LightAugmentation:
         return transforms.Compose(steps)
 
     def eval(self, size: int) -> Transform:
-        """Resize the whole image to a square and normalise it."""
+        """Return a resize of the whole image to a square, and normalisation."""
         return transforms.Compose([self._resize(size), ToNormalised(self.mean, self.std)])
 
     def _resize(self, size: int) -> transforms.Resize:
@@ -240,27 +241,29 @@ class LightAugmentation:
 
 
 def check_augmentation(made: Augmentation) -> None:
-    """Refuse values that no transform takes.
+    """Check the values of an augmentation.
 
     Raises:
-        ValueError: Names the option.
+        ValueError: A value is out of range; the message names the option.
     """
     values = vars(made)
     for name in ("flip", "random_erasing"):
-        probability(f"augmentation.{name}", values[name])
+        check_probability(f"augmentation.{name}", values[name])
     for name in ("color_jitter", "shift", "degrees"):
         if values.get(name, 0) < 0:
-            raise ValueError(f"data.augmentation.{name}={values[name]} must not be below 0")
+            raise ValueError(f"data.augmentation.{name} must be at least 0, got {values[name]}")
     if not 0 < values.get("crop_pct", 1) <= 1 or values.get("shift", 0) >= 0.5:
-        raise ValueError("data.augmentation: crop_pct is above 0 and at most 1, shift below 0.5")
+        raise ValueError(
+            "data.augmentation.crop_pct must be above 0 and at most 1, and shift below 0.5"
+        )
     for name in ("scale", "crop_scale", "crop_ratio"):
         if name in values:
-            range_of(f"augmentation.{name}", values[name])
+            check_range(f"augmentation.{name}", values[name])
     for name in ("mean", "std"):
         if len(values[name]) != 3 or (name == "std" and min(values[name]) <= 0):
             raise ValueError(
-                f"data.augmentation.{name}={list(values[name])}: three numbers are needed, one a "
-                "channel, deviations above 0"
+                f"data.augmentation.{name} must be three numbers, one per channel, with deviations "
+                f"above 0, got {list(values[name])}"
             )
     try:
         made.train(64), made.eval(64)
@@ -269,7 +272,7 @@ def check_augmentation(made: Augmentation) -> None:
 
 
 def with_normalised(made: transforms.Compose, last: ToNormalised) -> transforms.Compose:
-    """A timm transform with this step in place of its own two."""
+    """Return a timm transform with this step in place of its own two."""
     (place,) = (
         place
         for place, (first, then) in enumerate(itertools.pairwise(made.transforms))
@@ -279,16 +282,16 @@ def with_normalised(made: transforms.Compose, last: ToNormalised) -> transforms.
 
 
 def guarded_posterize(image: Image.Image, bits_to_keep: int, **_: object) -> Image.Image:
-    """Posterize as timm does, but to black where no bit is kept: Pillow 13 raises there."""
+    """Posterize as timm does, but to black for 0 bits, where Pillow 13 raises an error."""
     if bits_to_keep < 1:
         return Image.new(image.mode, image.size)
     return image if bits_to_keep >= 8 else ImageOps.posterize(image, bits_to_keep)
 
 
 def guard_posterize(transform: Any) -> None:
-    """Let a timm transform use ``guarded_posterize``.
+    """Make a timm transform use ``guarded_posterize``.
 
-    The published recipe asks for 0 bits whenever its magnitude is drawn at the upper end.
+    The published recipe asks for 0 bits when it draws a magnitude at the upper end.
     """
     for op in augment_ops(transform):
         if op.aug_fn is posterize:
@@ -296,7 +299,7 @@ def guard_posterize(transform: Any) -> None:
 
 
 def augment_ops(transform: Any) -> Iterator[AugmentOp]:
-    """All single operations within a timm transform."""
+    """Yield all single operations within a timm transform."""
     if isinstance(transform, AugmentOp):
         yield transform
         return

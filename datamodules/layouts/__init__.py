@@ -1,16 +1,16 @@
-"""Exports of annotation tools, converted into what our data modules read.
+"""Converts exports of annotation tools into the form of our datamodules.
 
-One module per format; ``detection`` and ``segmentation`` list them by tool.
+One module per format; ``box_exports`` and ``mask_exports`` list them by tool.
 """
 
 from collections.abc import Sequence
 
 
-def checked_layout(layout: str, known: Sequence[str]) -> str:
+def check_layout(layout: str, known: Sequence[str]) -> str:
     """Return a value of ``data.layout``.
 
     Raises:
-        ValueError: It is none of the known ones.
+        ValueError: The value is unknown.
     """
     if layout not in known:
         raise ValueError(f"data.layout={layout} must be one of {', '.join(known)}")

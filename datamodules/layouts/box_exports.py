@@ -1,4 +1,4 @@
-"""Exports with boxes and outlines, by the tool that wrote them."""
+"""Exports with boxes and outlines, by tool."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 from datamodules.layouts import coco_files, cvat_images, label_studio, labelme, voc_boxes, yolo
 from datamodules.layouts.coco_records import Parts
-from datamodules.layouts.foreign_formats import foreign_format
+from datamodules.layouts.foreign_formats import detect_foreign_format
 
 AUTO, OWN = "auto", "coco"
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format that a tool exports.
+    """Format that a tool exports.
 
     Attributes:
         tool: Value of ``data.layout``.
-        title: For messages.
-        find: Returns what ``opened`` needs, false if the folder holds something else.
-        opened: Returns the splits.
+        title: Name in messages.
+        find: Returns the argument of ``convert``; false if the folder has another format.
+        convert: Returns the splits.
     """
 
     tool: str
     title: str
     find: Callable[[Path], Any]
-    opened: Callable[[Path, Any], Parts]
+    convert: Callable[[Path, Any], Parts]
 
 
 def _coco(tool: str, title: str, find: Callable[[Path], Any]) -> Format:
-    return Format(tool, title, find, lambda root, _: coco_files.opened(root, find))
+    return Format(tool, title, find, lambda root, _: coco_files.convert(root, find))
 
 
 def _yolo(tool: str, title: str, find: Callable[[Path], Path | None] = yolo.find_yaml) -> Format:
-    return Format(tool, title, find, lambda _, file: yolo.opened(yolo.describe_yaml(file)))
+    return Format(tool, title, find, lambda _, file: yolo.convert(yolo.describe_yaml(file)))
 
 
 def _file(name: str) -> Callable[[Path], Path | None]:
@@ -49,16 +49,16 @@ def _label_studio_yolo(root: Path) -> Path | None:
     return file if file.is_file() and (root / "labels").is_dir() else None
 
 
-# The first that fits is taken, so that a tool's own format stands before a common one.
+# The first match counts, so a tool's own format comes before a common one.
 FORMATS = (
     _coco("roboflow", "Roboflow's COCO export", coco_files.find_roboflow),
-    Format("cvat", "CVAT for images 1.1", cvat_images.find, cvat_images.opened),
+    Format("cvat", "CVAT for images 1.1", cvat_images.find, cvat_images.convert),
     Format("cvat", "CVAT's YOLO 1.1", _file("obj.data"),
-           lambda _, file: yolo.opened(yolo.describe_darknet(file))),
+           lambda _, file: yolo.convert(yolo.describe_darknet(file))),
     Format("label_studio", "Label Studio's YOLO export", _label_studio_yolo,
-           lambda _, file: yolo.opened(yolo.describe_classes(file))),
+           lambda _, file: yolo.convert(yolo.describe_classes(file))),
     Format("roboflow", "Roboflow's YOLO Darknet export", yolo.find_labelled,
-           lambda root, _: yolo.opened(yolo.describe_labelled(root))),
+           lambda root, _: yolo.convert(yolo.describe_labelled(root))),
     _yolo("roboflow", "Roboflow's YOLO export", yolo.find_roboflow),
     _yolo("yolo", "YOLO's data.yaml"),
     _yolo("roboflow", "Roboflow's YOLO export"),
@@ -68,11 +68,11 @@ FORMATS = (
     _coco("fiftyone", "FiftyOne's COCO export", coco_files.find_fiftyone),
     _coco("cvat", "CVAT's COCO 1.0", coco_files.find_cvat),
     Format("label_studio", "Label Studio's Pascal VOC export", voc_boxes.find_label_studio,
-           voc_boxes.opened),
-    Format("cvat", "CVAT's Pascal VOC 1.1", voc_boxes.find_devkit, voc_boxes.opened),
-    Format("roboflow", "Roboflow's Pascal VOC export", voc_boxes.find_roboflow, voc_boxes.opened),
-    Format("label_studio", "Label Studio's JSON", label_studio.find, label_studio.opened),
-    Format("labelme", "LabelMe's JSON files", labelme.find, labelme.opened),
+           voc_boxes.convert),
+    Format("cvat", "CVAT's Pascal VOC 1.1", voc_boxes.find_devkit, voc_boxes.convert),
+    Format("roboflow", "Roboflow's Pascal VOC export", voc_boxes.find_roboflow, voc_boxes.convert),
+    Format("label_studio", "Label Studio's JSON", label_studio.find, label_studio.convert),
+    Format("labelme", "LabelMe's JSON files", labelme.find, labelme.convert),
 )  # fmt: skip
 TOOLS = tuple(sorted({one.tool for one in FORMATS}))
 LAYOUTS = (AUTO, OWN, *TOOLS)
@@ -83,8 +83,8 @@ class Export:
     """A recognised export.
 
     Attributes:
-        root: Its folder.
-        format: The format.
+        root: Folder of the export.
+        format: Its format.
         parts: Its splits.
     """
 
@@ -94,7 +94,7 @@ class Export:
 
     @property
     def title(self) -> str:
-        """The folder and its format, for messages."""
+        """Folder and format, for messages."""
         return f"{self.root} ({self.format.title}, data.layout={self.format.tool})"
 
 
@@ -102,17 +102,17 @@ def open_export(root: Path, layout: str) -> Export | None:
     """Recognise an export and list its splits; None with ``auto`` for an unknown folder.
 
     Raises:
-        ValueError: The folder is not one of the tool's, or holds a format that is not read.
+        ValueError: The folder has another tool's format, or an unsupported one.
     """
     for one in FORMATS:
         if layout in (AUTO, one.tool):
             found = one.find(root)
             if found:
-                return Export(root, one, one.opened(root, found))
-    foreign = foreign_format(root)
+                return Export(root, one, one.convert(root, found))
+    foreign = detect_foreign_format(root)
     if foreign is not None:
         raise ValueError(
-            f"{root} holds {foreign}, which is not read; export COCO or YOLO from the tool"
+            f"{root} holds {foreign}, which is unsupported; export COCO or YOLO from the tool"
         )
     if layout == AUTO:
         return None

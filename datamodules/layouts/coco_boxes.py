@@ -1,6 +1,6 @@
-"""Boxes of a COCO file that nothing can be learnt from: training and evaluation treat them apart.
+"""Unusable boxes of a COCO file, which training and evaluation treat differently.
 
-MMDetection leaves them out of training, pycocotools counts them as ground truth.
+MMDetection excludes them from training; pycocotools counts them as ground truth.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.files import first_few
+from datamodules.files.folders import first_few
 
 OPTION = "data.skip_unusable_boxes=true"
 MAX_DEGENERATE_SHARE = 0.1
@@ -26,14 +26,14 @@ def unusable_boxes(
     images: Mapping[int, Mapping[str, Any]],
     categories: Collection[int],
 ) -> dict[int, str]:
-    """Return the positions of boxes that MMDetection's CocoDataset leaves out, with the reason.
+    """Return the positions of boxes that MMDetection's CocoDataset drops, with the reason.
 
-    Crowds are not among them: they are neither learnt nor missed.
+    Crowds are usable: they are neither trained on nor counted as missed.
 
     Args:
-        annotations: With boxes of four numbers.
-        images: By id.
-        categories: Ids of the categories that count.
+        annotations: Annotations with boxes of four numbers.
+        images: Images by id.
+        categories: Ids of the selected categories.
     """
     if not annotations:
         return {}
@@ -43,7 +43,7 @@ def unusable_boxes(
         (images[i]["width"], images[i]["height"]) for i in (a["image_id"] for a in annotations)
     ]
     image_width, image_height = np.array(sizes).T
-    # Comparisons with NaN are false, so each kind is what fails to be usable.
+    # Comparisons with NaN are false, so each kind negates the usable case.
     inside = (x < image_width) & (y < image_height) & (x + width > 0) & (y + height > 0)
     kinds = {
         MARKED: np.array([bool(one.get("ignore")) for one in annotations]),
@@ -60,7 +60,7 @@ def unusable_boxes(
     return dict(sorted(found.items()))
 
 
-def note_of(
+def describe_unusable(
     path: Path,
     annotations: Sequence[Mapping[str, Any]],
     unusable: Mapping[int, str],
@@ -72,13 +72,13 @@ def note_of(
 
     Args:
         path: The json.
-        annotations: All that it has.
-        unusable: From ``unusable_boxes``.
-        total: Boxes of the categories that count.
-        skip: Leave the unusable ones out of evaluation, too.
+        annotations: All its annotations.
+        unusable: Result of ``unusable_boxes``.
+        total: Number of boxes of the selected categories.
+        skip: Exclude the unusable boxes from evaluation, too.
 
     Raises:
-        ValueError: There are so many that the boxes may be in another unit, and ``skip`` is off.
+        ValueError: So many boxes are unusable that their unit may be wrong, and ``skip`` is off.
     """
     kinds = Counter(unusable.values())
     ids = first_few(annotations[place]["id"] for place in unusable)
@@ -86,13 +86,13 @@ def note_of(
     note = f"{len(unusable)} of {total} boxes in {path} are unusable ({what}); "
     note += f"annotation ids: {ids}"
     if skip:
-        return f"{note}; they are left out of training and of evaluation ({OPTION})"
+        return f"{note}; they are excluded from training and evaluation ({OPTION})"
     if len(unusable) - kinds[MARKED] > MAX_DEGENERATE_SHARE * total:
         raise ValueError(
             f"{note}; boxes must be [x, y, width, height] in pixels. If the others are right, "
-            f"{OPTION} leaves these out of training and evaluation"
+            f"{OPTION} excludes these from training and evaluation"
         )
     return (
-        f"{note}; they are left out of training and count as missed in evaluation unless found, as "
-        f"in pycocotools; {OPTION} leaves them out of both"
+        f"{note}; they are excluded from training and count as missed in evaluation unless found, "
+        f"as in pycocotools; {OPTION} excludes them from both"
     )

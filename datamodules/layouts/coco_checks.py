@@ -1,4 +1,4 @@
-"""Reads a COCO json and finds its faults before any training does."""
+"""Reads a COCO json and checks it before training."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import first_few, require_names
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.folders import first_few, require_names
+from datamodules.files.integers import format_value, integer_value
 from datamodules.files.json_entries import Entry, Values, check_entries, name_value, text_value
 from datamodules.files.text_files import FolderNames, nfc, read_json
-from datamodules.files.whole_numbers import shown, whole_number
-from datamodules.layouts.coco_boxes import OPTION, note_of, unusable_boxes
+from datamodules.layouts.coco_boxes import OPTION, describe_unusable, unusable_boxes
 
 REQUIRED_KEYS = {
     "categories": ("id", "name"),
     "images": ("id", "file_name", "height", "width"),
     "annotations": ("id", "image_id", "category_id", "bbox", "area"),
 }
-FAR = 10  # how many sides of its image a polygon's corner may lie away
+FAR = 10  # most sides of its image that a polygon's corner may lie outside
 MAX_SIDE = 100_000  # of an image, in pixels
-MIN_SIDE = 32  # mmdet's COCO configs leave smaller training images out.
+MIN_SIDE = 32  # mmdet's COCO configs drop smaller training images
 
 
 @dataclass(frozen=True)
 class CocoFacts:
-    """What a checked file says.
+    """Facts about a checked file.
 
     Attributes:
-        class_names: Names in label order, which is the file's order (the one the toolkits go by).
-        category_ids: The category id of each label.
-        num_images: Images that it names.
-        num_boxed: Those of them that have a box of these classes.
-        num_small: Those with a box that are too small for training.
+        class_names: Names in label order, which is the file's order, as in the toolkits.
+        category_ids: Category id per label.
+        num_images: Images in the file.
+        num_boxed: Images with a box of these classes.
+        num_small: Images with such a box that are too small for training.
         num_boxes: Boxes of these classes.
-        num_crowds: Those of them that mark crowds.
-        unusable: Positions of the annotations that training leaves out; see ``unusable_boxes``.
-        files: The images' paths, without ``.``, ``..`` and doubled slashes.
-        absent: The labels without a box that evaluation counts.
+        num_crowds: Boxes of these classes that mark crowds.
+        unusable: Positions of annotations that training excludes; see ``unusable_boxes``.
+        files: Normalised paths of the images.
+        absent: Labels without a box that evaluation counts.
     """
 
     class_names: tuple[str, ...]
@@ -66,46 +66,46 @@ def check_coco(
     training: bool,
     skip_unusable: bool = False,
 ) -> CocoFacts:
-    """Check annotations against the MM toolkits' needs and against the images on disk.
+    """Check annotations against the MM toolkits' requirements and the images on disk.
 
     Args:
-        content: What ``read_coco`` gave.
+        content: Result of ``read_coco``.
         path: The json, for messages.
-        image_folder: Where its ``file_name`` entries lie.
-        classes: Names to restrict the set to; None means all categories.
+        image_folder: Folder that ``file_name`` entries are relative to.
+        classes: Names to restrict the dataset to; None means all categories.
         with_mask: Check the masks too.
-        training: Check that images with boxes are left, which mmdet keeps for training.
-        skip_unusable: Evaluation leaves out the boxes that training leaves out.
+        training: Check that images for training remain after mmdet's filter.
+        skip_unusable: Exclude unusable boxes from evaluation too.
 
     Raises:
-        FileNotFoundError: Some of its images do not exist.
-        ValueError: Anything else is wrong.
+        FileNotFoundError: Images are missing.
+        ValueError: The content is wrong.
     """
     categories, images, annotations = (content[key] for key in REQUIRED_KEYS)
     for kind in ("categories", "images"):
         if not content[kind]:
-            raise ValueError(f"{path} has no {kind}")
+            raise ValueError(f"{path}: the list {kind!r} is empty; add its entries")
     for kind in REQUIRED_KEYS:
-        _refuse_duplicates(path, kind, [entry["id"] for entry in content[kind]])
-    _refuse_duplicates(path, "category names", [category["name"] for category in categories])
+        _check_unique(path, kind, [entry["id"] for entry in content[kind]])
+    _check_unique(path, "category names", [category["name"] for category in categories])
     chosen = _select(path, categories, classes)
-    _refuse_unknown(path, annotations, "image_id", {image["id"] for image in images})
-    _refuse_unknown(path, annotations, "category_id", {category["id"] for category in categories})
+    _check_known(path, annotations, "image_id", {image["id"] for image in images})
+    _check_known(path, annotations, "category_id", {category["id"] for category in categories})
     files = _check_files(path, image_folder, images)
     by_id = {image["id"]: image for image in images}
-    _refuse_malformed_boxes(path, annotations)
+    _check_boxes(path, annotations)
     wanted = {category["id"] for category in chosen}
-    of_these = [entry for entry in annotations if entry["category_id"] in wanted]
+    boxes = [entry for entry in annotations if entry["category_id"] in wanted]
     unusable = unusable_boxes(annotations, by_id, wanted)
     if unusable:
-        say(note_of(path, annotations, unusable, len(of_these), skip=skip_unusable))
+        log(describe_unusable(path, annotations, unusable, len(boxes), skip=skip_unusable))
     usable = [one for place, one in enumerate(annotations) if place not in unusable]
     left_out = unusable if training or skip_unusable else {}
     if not training:
-        _refuse_nan(path, annotations, left_out, wanted)
+        _check_nan(path, annotations, left_out, wanted)
     if with_mask:
         _check_masks(path, annotations, by_id, unusable, left_out)
-    boxed = {entry["image_id"] for entry in of_these}
+    boxed = {entry["image_id"] for entry in boxes}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
     counted = {one["category_id"] for one in (usable if skip_unusable else annotations)
                if not one.get("iscrowd")}  # fmt: skip
@@ -115,54 +115,55 @@ def check_coco(
         num_images=len(images),
         num_boxed=len(boxed),
         num_small=len(boxed & small),
-        num_boxes=len(of_these),
-        num_crowds=sum(bool(entry.get("iscrowd")) for entry in of_these),
+        num_boxes=len(boxes),
+        num_crowds=sum(bool(entry.get("iscrowd")) for entry in boxes),
         unusable=frozenset(unusable),
         files=frozenset(files),
         absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
     )
     if training:
-        _refuse_nothing_left(path, facts, usable, small)
+        _check_remaining(path, facts, usable, small)
     return facts
 
 
 def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
-    """Parse an annotation file, which is done once; what it says is not checked yet.
+    """Read an annotation file and check its form; ``check_coco`` checks its meaning.
 
     Args:
         path: The json.
-        annotated: Whether it must have the list "annotations", which COCO's image_info_test-*.json
-            lack; they are given an empty one.
+        annotated: Require the list "annotations". COCO's image_info_test-*.json lack it; otherwise
+            an empty one is added.
 
     Raises:
-        FileNotFoundError: It does not exist.
-        ValueError: It is no JSON, or its entries are not of COCO's form.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not JSON, or its entries differ from COCO's form.
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"no annotation file {path}; set data.train_annotations and data.val_annotations "
+            f"annotation file {path} does not exist; set data.train_annotations and "
+            "data.val_annotations "
             "relative to data.root"
         )
     content = read_json(path)
     if not annotated and isinstance(content, dict):
         content.setdefault("annotations", [])
-    return checked_content(path, content)
+    return check_content(path, content)
 
 
-def checked_content(path: Path, content: Any) -> dict[str, list[Entry]]:
+def check_content(path: Path, content: Any) -> dict[str, list[Entry]]:
     """Return the lists of a COCO file with integral floats as integers.
 
     Raises:
-        ValueError: Its entries are not of COCO's form.
+        ValueError: The entries differ from COCO's form.
     """
     return check_entries(path, content, REQUIRED_KEYS, VALUES, "COCO files")
 
 
 def _number(value: Any) -> float:
-    # NaN passes: training leaves such boxes out. It would train on infinite ones.
+    # NaN passes, as training excludes such boxes; it would train on infinite ones.
     if _is_number(value):
         return value
-    raise ValueError(f"must be a finite number, got {shown(value)}")
+    raise ValueError(f"must be a finite number, got {format_value(value)}")
 
 
 def _is_number(value: object) -> bool:
@@ -170,25 +171,25 @@ def _is_number(value: object) -> bool:
 
 
 def _side(value: object) -> int:
-    side = whole_number(value)
+    side = integer_value(value)
     if 1 <= side <= MAX_SIDE:
         return side
-    raise ValueError(f"must be a number of pixels from 1 to {MAX_SIDE}, got {shown(value)}")
+    raise ValueError(f"must be a number of pixels from 1 to {MAX_SIDE}, got {format_value(value)}")
 
 
 def _flag(value: Any) -> int:
     if type(value) in (int, float, bool) and value in (0, 1):
         return int(value)
-    raise ValueError(f"must be 0 or 1, got {shown(value)}")
+    raise ValueError(f"must be 0 or 1, got {format_value(value)}")
 
 
 VALUES: Values = {
-    "categories": {"id": whole_number, "name": name_value},
-    "images": {"id": whole_number, "file_name": text_value, "height": _side, "width": _side},
+    "categories": {"id": integer_value, "name": name_value},
+    "images": {"id": integer_value, "file_name": text_value, "height": _side, "width": _side},
     "annotations": {
-        "id": whole_number,
-        "image_id": whole_number,
-        "category_id": whole_number,
+        "id": integer_value,
+        "image_id": integer_value,
+        "category_id": integer_value,
         "area": _number,
         "iscrowd": _flag,
         "ignore": _flag,
@@ -196,7 +197,7 @@ VALUES: Values = {
 }
 
 
-def _refuse_duplicates(path: Path, what: str, values: list[Any]) -> None:
+def _check_unique(path: Path, what: str, values: list[Any]) -> None:
     doubles = [value for value, count in Counter(values).items() if count > 1]
     if doubles:
         raise ValueError(
@@ -204,7 +205,7 @@ def _refuse_duplicates(path: Path, what: str, values: list[Any]) -> None:
         )
 
 
-def _refuse_unknown(path: Path, annotations: list[Entry], key: str, known: set[Any]) -> None:
+def _check_known(path: Path, annotations: list[Entry], key: str, known: set[Any]) -> None:
     strays = [entry["id"] for entry in annotations if entry[key] not in known]
     if strays:
         raise ValueError(
@@ -224,7 +225,7 @@ def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) 
     return [category for category in categories if str(category["name"]) in wanted]
 
 
-def _refuse_nothing_left(
+def _check_remaining(
     path: Path, facts: CocoFacts, usable: Iterable[Entry], small: Collection[int]
 ) -> None:
     chosen = set(facts.category_ids)
@@ -235,24 +236,24 @@ def _refuse_nothing_left(
     }
     if not boxed - set(small):
         raise ValueError(
-            f"no image of {path} is left for training: of {facts.num_images} images "
-            f"{facts.num_images - len(boxed)} have no box of {list(facts.class_names)} "
+            f"{path} has zero images left for training: of {facts.num_images} images "
+            f"{facts.num_images - len(boxed)} lack a box of {list(facts.class_names)} "
             f"and {len(small)} have a side below {MIN_SIDE} pixels"
         )
 
 
 def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int]:
-    """Return the id of each photograph by its path; let entries name their files as the disk does.
+    """Return the image ids by path, and set each ``file_name`` to its spelling on disk.
 
     Raises:
-        ValueError: One photograph has two ids.
-        FileNotFoundError: Some do not exist.
+        ValueError: A file has two ids.
+        FileNotFoundError: Files are missing.
     """
     ids: dict[str, int] = {}
     twice: list[str] = []
     missing: list[str] = []
     names = FolderNames(folder)
-    real = folder.resolve()  # two splits may have links to one folder
+    real = folder.resolve()  # two splits may link to one folder
     for image in images:
         found = names.find(image["file_name"])
         if found is None:
@@ -264,7 +265,7 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
             twice.append(f"{image['file_name']} (ids {first} and {image['id']})")
     if twice:
         raise ValueError(
-            f"{path} lists the same photograph under two image ids: {first_few(twice)}; keep one "
+            f"{path} lists the same file under two image ids: {first_few(twice)}; keep one "
             "entry of each and give its annotations that image_id"
         )
     require_names(
@@ -275,7 +276,7 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     return ids
 
 
-def _refuse_malformed_boxes(path: Path, annotations: list[Entry]) -> None:
+def _check_boxes(path: Path, annotations: list[Entry]) -> None:
     malformed = [entry["id"] for entry in annotations if not _is_box(entry["bbox"])]
     if malformed:
         raise ValueError(
@@ -284,17 +285,18 @@ def _refuse_malformed_boxes(path: Path, annotations: list[Entry]) -> None:
         )
 
 
-def _refuse_nan(
+def _check_nan(
     path: Path, annotations: list[Entry], left_out: Collection[int], wanted: Collection[int]
 ) -> None:
-    """Refuse boxes with NaN in evaluation: pycocotools lets any detection match them."""
+    """Reject NaN in evaluated boxes: pycocotools lets any detection match them."""
     for place, entry in enumerate(annotations):
         numbers = [*entry["bbox"], entry["area"]]
         counts = place not in left_out and entry["category_id"] in wanted
         if counts and any(map(math.isnan, numbers)):
             raise ValueError(
                 f"{path}: annotations[{place}]: bbox and area must be numbers, got "
-                f"{shown(entry['bbox'])} and {shown(entry['area'])}; correct them, or pass {OPTION}"
+                f"{format_value(entry['bbox'])} and {format_value(entry['area'])}; correct "
+                f"them, or pass {OPTION}"
             )
 
 
@@ -318,33 +320,33 @@ def _check_masks(
             raise ValueError(
                 f"annotation {entry['id']} in {path} (annotations[{place}]) {fault}; correct it, "
                 f"or pass {f'{OPTION} or ' * (place in unusable)}data.with_mask=false with a "
-                "detector of boxes alone, such as head=retinanet"
+                "box detector, such as head=retinanet"
             )
 
 
 def _mask_fault(mask: object, size: tuple[int, int]) -> str | None:
-    """What is wrong with a mask, polygons or run lengths, of an image of (height, width).
+    """Return what is wrong with a mask, polygons or run lengths, of an image (height, width).
 
-    pycocotools believes what it is given: another mask than these would write where it must not.
+    pycocotools trusts its input: any other mask would make it write outside its memory.
     """
     if isinstance(mask, list) and mask:
         return next(filter(None, (_polygon_fault(part, size) for part in mask)), None)
     if not isinstance(mask, dict) or not {"size", "counts"} <= mask.keys():
-        return "has no segmentation"
+        return "lacks a segmentation"
     if mask["size"] != list(size):
         return (
             f"has a run-length mask of {mask['size']!r:.60} (height, width) in an image of "
             f"{list(size)}"
         )
-    mask["size"] = list(size)  # pycocotools refuses floats
+    mask["size"] = list(size)  # pycocotools rejects floats
     if isinstance(mask["counts"], list):
         try:
-            mask["counts"] = [whole_number(count) for count in mask["counts"]]
+            mask["counts"] = [integer_value(count) for count in mask["counts"]]
         except ValueError as error:
             return f"has a run length that {error}"
     counts = _run_lengths(mask["counts"])
     if counts is None:
-        return f"has run lengths that cannot be read: {mask['counts']!r:.60}"
+        return f"has malformed run lengths: {mask['counts']!r:.60}"
     if sum(counts) != size[0] * size[1]:
         return f"has run lengths of {sum(counts)} pixels in an image of {size[0] * size[1]}"
     return None
@@ -352,12 +354,12 @@ def _mask_fault(mask: object, size: tuple[int, int]) -> str | None:
 
 def _polygon_fault(polygon: object, size: tuple[int, int]) -> str | None:
     if not isinstance(polygon, list):
-        return f"has a polygon that is no list of numbers but {polygon!r:.60}"
+        return f"must have polygons that are lists of numbers, got {polygon!r:.60}"
     if len(polygon) < 6 or len(polygon) % 2:
-        return f"has a polygon of {len(polygon)} numbers; three corners are six"
+        return f"has a polygon of {len(polygon)} numbers; at least 6 are needed, for three corners"
     far = FAR * max(size)
     numbers = set(map(type, polygon)) <= {int, float}
-    # COCO has forty million coordinates: these look at all of one polygon at once.
+    # COCO has forty million coordinates, so this checks each polygon as a whole.
     if numbers and -far <= min(polygon) and max(polygon) <= far and not math.isnan(sum(polygon)):
         return None
     stray = next(v for v in polygon if type(v) not in (int, float) or not -far <= v <= far)
@@ -365,10 +367,10 @@ def _polygon_fault(polygon: object, size: tuple[int, int]) -> str | None:
 
 
 def _run_lengths(counts: object) -> list[int] | None:
-    """The lengths in a list or in pycocotools' text of them; None if there are none to read.
+    """Return the lengths in a list or in pycocotools' text form; None if it is malformed.
 
-    The text has five bits a character, least first, and a sixth that says that more follow; from
-    the third number on it holds differences to the one before the last.
+    The text has five bits per character, lowest first, and a sixth bit that says more follow. From
+    the third number on it holds differences to the last but one.
     """
     if isinstance(counts, list):
         return counts if all(0 <= count < 2**32 for count in counts) else None

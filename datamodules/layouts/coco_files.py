@@ -1,4 +1,4 @@
-"""COCO files as Roboflow, CVAT, Label Studio and FiftyOne place them."""
+"""COCO files in the places of Roboflow, CVAT, Label Studio and FiftyOne."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import list_folders
-from datamodules.files.text_files import glimpse, read_json
-from datamodules.layouts.coco_checks import checked_content
+from datamodules.files.folders import list_folders
+from datamodules.files.text_files import read_json, text_start
+from datamodules.layouts.coco_checks import check_content
 from datamodules.layouts.coco_records import Part, Parts
 from datamodules.layouts.image_lookup import Images
 
-WHOLE = "the export"  # name of the only split of an export that has none
+WHOLE = "the export"  # name of the only split of an undivided export
 ROBOFLOW = "_annotations.coco.json"
 CVAT = "instances_"
 LABEL_STUDIO = "result.json"
@@ -21,44 +21,44 @@ FIFTYONE = "labels.json"
 REMEDY = "export them too, or copy them there"
 
 
-def beginning(file: Path, size: int = 4096) -> str:
-    """Return the first characters of a JSON file that are not blank."""
+def read_start(file: Path, size: int = 4096) -> str:
+    """Return the start of a JSON file without leading blanks."""
     with file.open("rb") as opened_file:
-        return glimpse(opened_file.read(size))
+        return text_start(opened_file.read(size))
 
 
 def files_per_folder(root: Path, name: str) -> dict[str, Path]:
-    """Return files of one name in the root or in its folders, by the name of the folder."""
+    """Return files of one name in the root or its folders, by folder name."""
     if (root / name).is_file():
         return {WHOLE: root / name}
     return {n: root / n / name for n in list_folders(root) if (root / n / name).is_file()}
 
 
 def find_roboflow(root: Path) -> dict[str, Path]:
-    """Return Roboflow's json of each split."""
+    """Return Roboflow's json per split."""
     return files_per_folder(root, ROBOFLOW)
 
 
 def find_fiftyone(root: Path) -> dict[str, Path]:
-    """Return FiftyOne's json of each export, with ``data`` beside it."""
+    """Return FiftyOne's json per export, with ``data`` beside it."""
     found = files_per_folder(root, FIFTYONE)
     return {name: file for name, file in found.items() if (file.parent / "data").is_dir()}
 
 
 def find_cvat(root: Path) -> dict[str, Path]:
-    """Return CVAT's json of each subset."""
+    """Return CVAT's json per subset."""
     files = sorted(root.glob(f"annotations/{CVAT}*.json"))
     return {file.stem.removeprefix(CVAT): file for file in files}
 
 
 def find_label_studio(root: Path) -> dict[str, Path]:
-    """Return Label Studio's only json; its JSON-MIN has the same name, but is a list."""
+    """Return Label Studio's json; its JSON-MIN has the same name, but is a list."""
     file = root / LABEL_STUDIO
-    return {WHOLE: file} if file.is_file() and beginning(file).startswith("{") else {}
+    return {WHOLE: file} if file.is_file() and read_start(file).startswith("{") else {}
 
 
-def opened(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
-    """Return the splits of an export, each of which is read when it is called."""
+def convert(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
+    """Return the splits of an export as functions that read them."""
     images = Images(root)
     return {name: partial(_read, file, name, images) for name, file in find(root).items()}
 
@@ -70,7 +70,7 @@ def _read(file: Path, split: str, images: Images) -> Part:
     near = [own, f"{own}/data".lstrip("/"), f"images/{split}", "images", split, ""]
     entries = content.get("images") if isinstance(content, dict) else None
     _fill_sizes(entries if isinstance(entries, list) else [], images, near)
-    content = checked_content(file, content)
+    content = check_content(file, content)
     names = {image["file_name"] for image in content["images"]}
     found = images.find_all(names, file, REMEDY, near)
     for image in content["images"]:
@@ -79,7 +79,7 @@ def _read(file: Path, split: str, images: Images) -> Part:
 
 
 def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> None:
-    """Read the sizes that Label Studio leaves null for images without annotations."""
+    """Set the sizes that Label Studio leaves null for images without annotations."""
     for entry in entries:
         named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
         if named and entry.get("width") is None and entry.get("height") is None:

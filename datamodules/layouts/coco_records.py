@@ -1,4 +1,4 @@
-"""What an export holds, and its conversion into COCO's form."""
+"""Content of an export, and its conversion into COCO's form."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import first_few
-from datamodules.files.console import say
-from datamodules.layouts.coco_checks import checked_content
+from datamodules.files.console import log
+from datamodules.files.folders import first_few
+from datamodules.layouts.coco_checks import check_content
 from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Box, Point, area_of, bounds, mask_bounds, run_lengths
+from datamodules.layouts.outlines import Box, Point, bounds, mask_bounds, run_lengths, signed_area
 
 Content = dict[str, list[dict[str, Any]]]
 
@@ -28,7 +28,7 @@ class Shape:
     Attributes:
         label: Name of its class.
         box: x, y, width and height in pixels.
-        area: In pixels.
+        area: Area in pixels.
         outline: Polygons, or run lengths of the image; empty for a box.
     """
 
@@ -38,20 +38,20 @@ class Shape:
     outline: Any
 
     @classmethod
-    def of_box(cls, label: str, box: Box) -> Shape:
-        """Build a shape without an outline."""
+    def from_box(cls, label: str, box: Box) -> Shape:
+        """Return a shape without an outline."""
         return cls(label, box, box[2] * box[3], [])
 
     @classmethod
-    def of_polygons(cls, label: str, polygons: Sequence[Sequence[Point]]) -> Shape:
-        """Build a shape of one or more polygons."""
+    def from_polygons(cls, label: str, polygons: Sequence[Sequence[Point]]) -> Shape:
+        """Return a shape of one or more polygons."""
         flat = [[float(value) for point in polygon for value in point] for polygon in polygons]
         box = bounds([point for polygon in polygons for point in polygon])
-        return cls(label, box, sum(map(area_of, polygons)), flat)
+        return cls(label, box, sum(abs(signed_area(one)) for one in polygons), flat)
 
     @classmethod
-    def of_mask(cls, label: str, mask: NDArray[np.bool_]) -> Shape:
-        """Build a shape of a mask (H, W) of the image."""
+    def from_mask(cls, label: str, mask: NDArray[np.bool_]) -> Shape:
+        """Return the shape of a mask (H, W) of the image."""
         return cls(label, mask_bounds(mask), float(mask.sum()), run_lengths(mask))
 
 
@@ -60,9 +60,9 @@ class Photo:
     """An image with its shapes.
 
     Attributes:
-        file: Relative to the export's root.
+        file: Path relative to the export's root.
         shapes: The annotated objects.
-        size: Width and height; None to read them from the image.
+        size: Width and height; None reads them from the image.
     """
 
     file: str
@@ -75,9 +75,9 @@ class Part:
     """A split of an export in COCO's form.
 
     Attributes:
-        source: The file or folder that messages name.
+        source: File or folder, for messages.
         images: Folder that the images' ``file_name`` are relative to.
-        content: As ``coco_checks.read_coco`` returns it.
+        content: Content in the form of ``coco_checks.read_coco``.
     """
 
     source: Path
@@ -85,7 +85,7 @@ class Part:
     content: Content
 
 
-# The splits of an export by name; a part is read when it is called.
+# Splits of an export by name; calling one reads it.
 Parts = Mapping[str, Callable[[], Part]]
 
 
@@ -98,33 +98,33 @@ def to_parts(
     """Return splits in COCO's form.
 
     Args:
-        splits: The images of each split.
+        splits: Images per split.
         source: Annotation file or folder, for messages.
-        images: Of the export.
-        names: The classes in label order; by default those that occur, in alphabetical order.
+        images: Images of the export.
+        names: Class names in label order; None sorts the names that occur.
     """
     photos = [photo for split in splits.values() for photo in split]
     if names is None:
         names = sorted({shape.label for photo in photos for shape in photo.shapes})
     if not names:
-        raise ValueError(f"{source} has no annotated boxes or outlines")
+        raise ValueError(f"{source} lacks annotated boxes and outlines; annotate some images")
     listed = {photo.file for photo in photos}
     unlisted = [name for name in images.names if name not in listed]
     if unlisted:
-        say(
-            f"{source}: images without an annotation are left out: {len(unlisted)} of "
+        log(
+            f"{source}: images without annotations are skipped: {len(unlisted)} of "
             f"{len(images.names)}, such as {first_few(unlisted, 3)}"
         )
     return {name: partial(to_part, split, source, images, names) for name, split in splits.items()}
 
 
 def to_part(photos: Sequence[Photo], source: Path, images: Images, names: Sequence[str]) -> Part:
-    """Return a split in COCO's form; see ``to_parts``."""
+    """Return one split in COCO's form; see ``to_parts``."""
     unsized = [photo for photo in photos if photo.size is None]
     for photo, size in zip(unsized, images.sizes([p.file for p in unsized]), strict=True):
         photo.size = size
     ids = {name: number for number, name in enumerate(names)}
-    return Part(source, images.folder, checked_content(source, _content(photos, ids)))
+    return Part(source, images.folder, check_content(source, _content(photos, ids)))
 
 
 def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:
@@ -155,16 +155,16 @@ def _content(photos: Sequence[Photo], ids: Mapping[str, int]) -> Content:
 
 
 def report_skipped(source: Path, skipped: Counter[str]) -> None:
-    """Log the annotations that have neither a box nor an outline."""
+    """Log the annotations that are neither boxes nor outlines."""
     if skipped.total():
         kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common())
-        say(
-            f"{source}: {skipped.total()} annotations are left out, as they are neither boxes nor "
+        log(
+            f"{source}: {skipped.total()} annotations are skipped, as they are neither boxes nor "
             f"outlines ({kinds})"
         )
 
 
-def refuse_unknown_label(label: str, names: Sequence[str], where: str) -> None:
+def check_label(label: str, names: Sequence[str], where: str) -> None:
     """Raise an error for a label that the export does not declare."""
     if label not in names:
         raise ValueError(f"{where}: label {label!r} must be one of {first_few(names, 10)}")

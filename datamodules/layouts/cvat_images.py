@@ -7,53 +7,53 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.files.whole_numbers import shown
+from datamodules.files.integers import format_value
 from datamodules.layouts.coco_files import WHOLE
 from datamodules.layouts.coco_records import (
     Parts,
     Photo,
     Shape,
-    refuse_unknown_label,
+    check_label,
     report_skipped,
     to_parts,
 )
 from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Point, blank, bounds, corners, ellipse, turned
-from datamodules.layouts.xml_files import Element, attribute, number, read_xml
+from datamodules.layouts.outlines import Point, blank_mask, bounds, corners, ellipse, rotate
+from datamodules.layouts.xml_files import Element, get_attribute, parse_number, read_xml
 
 FILE = "annotations.xml"
 REMEDY = "export again with 'Save images', or copy them there"
 
 
 def find(root: Path) -> Path | None:
-    """Return CVAT's file, if there is one."""
+    """Return CVAT's file; None if it is missing."""
     file = root / FILE
     return file if file.is_file() else None
 
 
-def opened(root: Path, file: Path) -> Parts:
-    """Return the subsets of the file, or the whole of a task without any."""
+def convert(root: Path, file: Path) -> Parts:
+    """Return the subsets of the file, or all of it as one split."""
     element = read_xml(file)
     if element.tag != "annotations":
         raise ValueError(f"{file} must have the root <annotations>, got <{element.tag}>")
     if element.find("track") is not None:
         raise ValueError(
-            f"{file} is in the format CVAT for video 1.1, which is not read; export CVAT for "
+            f"{file} is in the format CVAT for video 1.1, which is unsupported; export CVAT for "
             "images 1.1 or COCO 1.0"
         )
     names = [
         (label.findtext("name") or "").strip() for label in element.findall("meta/*/labels/label")
     ]
     if not names:
-        raise ValueError(f"{file} lists no labels in <meta>")
+        raise ValueError(f"{file} must list labels in <meta>; export it again")
     images, skipped = Images(root), Counter[str]()
     entries = element.findall("image")
     if not entries:
-        raise ValueError(f"{file} lists no images")
+        raise ValueError(f"{file} must list images; export it again")
     splits: dict[str, list[Photo]] = {}
     missing: list[str] = []
     for entry in entries:
-        name, subset = attribute(entry, "name", str(file)), entry.get("subset") or WHOLE
+        name, subset = get_attribute(entry, "name", str(file)), entry.get("subset") or WHOLE
         found = images.find(name, [f"images/{subset}", "images", ""])
         if found is None:
             missing.append(name)
@@ -61,20 +61,21 @@ def opened(root: Path, file: Path) -> Parts:
         where = f"{file}: image {name}"
         photo = Photo(found, _shapes(entry, names, where, skipped), _size(entry, where))
         splits.setdefault(subset, []).append(photo)
-    images.refuse_missing(missing, file, REMEDY)
+    images.require_found(missing, file, REMEDY)
     report_skipped(file, skipped)
     return to_parts(splits, file, images, names)
 
 
 def _size(entry: Element, where: str) -> Size:
     width, height = (
-        number(attribute(entry, side, where), f"{where}: {side}") for side in ("width", "height")
+        parse_number(get_attribute(entry, side, where), f"{where}: {side}")
+        for side in ("width", "height")
     )
     return int(width), int(height)
 
 
 def _shapes(entry: Element, names: list[str], where: str, skipped: Counter[str]) -> list[Shape]:
-    """Return the objects of an image; polygons of one group and label are one object."""
+    """Return the objects of an image; polygons of equal group and label form one object."""
     groups: dict[tuple[str, str], list[list[Point]]] = {}
     shapes = []
     for one in entry:
@@ -83,51 +84,54 @@ def _shapes(entry: Element, names: list[str], where: str, skipped: Counter[str])
         if one.tag not in ("box", "polygon", "mask", "ellipse"):
             skipped[one.tag] += 1
             continue
-        label = attribute(one, "label", where)
-        refuse_unknown_label(label, names, where)
+        label = get_attribute(one, "label", where)
+        check_label(label, names, where)
         group = one.get("group_id") or "0"
         if one.tag == "polygon" and group != "0":
             groups.setdefault((label, group), []).append(_points(one, where))
             continue
         shapes.append(_shape(one, label, entry, where))
-    return shapes + [Shape.of_polygons(label, parts) for (label, _), parts in groups.items()]
+    return shapes + [Shape.from_polygons(label, parts) for (label, _), parts in groups.items()]
 
 
 def _shape(one: Element, label: str, entry: Element, where: str) -> Shape:
-    angle = number(one.get("rotation", "0"), f"{where}: rotation")
+    angle = parse_number(one.get("rotation", "0"), f"{where}: rotation")
     if one.tag == "box":
         left, top, right, bottom = _numbers(one, ("xtl", "ytl", "xbr", "ybr"), where)
         box = (left, top, right - left, bottom - top)
         if angle:
             centre = ((left + right) / 2, (top + bottom) / 2)
-            box = bounds(turned(corners(*box), centre, angle))
-        return Shape.of_box(label, box)
+            box = bounds(rotate(corners(*box), centre, angle))
+        return Shape.from_box(label, box)
     if one.tag == "ellipse":
         x, y, rx, ry = _numbers(one, ("cx", "cy", "rx", "ry"), where)
-        return Shape.of_polygons(label, [ellipse((x, y), (rx, ry), angle)])
+        return Shape.from_polygons(label, [ellipse((x, y), (rx, ry), angle)])
     if one.tag == "polygon":
-        return Shape.of_polygons(label, [_points(one, where)])
+        return Shape.from_polygons(label, [_points(one, where)])
     return _mask(one, label, _size(entry, where), where)
 
 
 def _numbers(one: Element, names: tuple[str, ...], where: str) -> list[float]:
-    return [number(attribute(one, name, where), f"{where}: {name}") for name in names]
+    return [parse_number(get_attribute(one, name, where), f"{where}: {name}") for name in names]
 
 
 def _points(one: Element, where: str) -> list[Point]:
     points: list[Point] = []
-    for pair in attribute(one, "points", where).split(";"):
+    for pair in get_attribute(one, "points", where).split(";"):
         x, comma, y = pair.partition(",")
         if not comma:
-            raise ValueError(f"{where}: points must be x,y;x,y;..., got {shown(pair)}")
-        points.append((number(x, f"{where}: x"), number(y, f"{where}: y")))
+            raise ValueError(f"{where}: points must be x,y;x,y;..., got {format_value(pair)}")
+        points.append((parse_number(x, f"{where}: x"), parse_number(y, f"{where}: y")))
     return points
 
 
 def _mask(one: Element, label: str, size: Size, where: str) -> Shape:
-    """Return the shape of run lengths, row by row within a window."""
+    """Return the shape of run lengths, which fill a window row by row."""
     left, top, width, height = map(int, _numbers(one, ("left", "top", "width", "height"), where))
-    counts = [number(count, f"{where}: rle") for count in attribute(one, "rle", where).split(",")]
+    counts = [
+        parse_number(count, f"{where}: rle")
+        for count in get_attribute(one, "rle", where).split(",")
+    ]
     inside = 0 <= left and 0 <= top and left + width <= size[0] and top + height <= size[1]
     if min(counts) < 0 or sum(counts) != width * height or not inside:
         raise ValueError(
@@ -136,6 +140,6 @@ def _mask(one: Element, label: str, size: Size, where: str) -> Shape:
         )
     values = np.arange(len(counts)) % 2 == 1
     window = np.repeat(values, np.array(counts, np.int64)).reshape(height, width)
-    mask = blank(size, where)
+    mask = blank_mask(size, where)
     mask[top : top + height, left : left + width] = window
-    return Shape.of_mask(label, mask)
+    return Shape.from_mask(label, mask)

@@ -1,13 +1,13 @@
-"""Names formats that are not read, by the files that they consist of."""
+"""Recognises unsupported formats by their files, to name them in messages."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from datamodules.files import list_folders
-from datamodules.files.text_files import glimpse
+from datamodules.files.folders import list_folders
+from datamodules.files.text_files import text_start
 
-# A pattern of files below data.root or one of its folders, and whose format it is.
+# Pattern of files below data.root or one of its folders, and the name of the format.
 FORMATS = (
     ("*.tfrecord*", "TFRecord"),
     ("_annotations.createml.json", "Roboflow's CreateML"),
@@ -34,13 +34,13 @@ FORMATS = (
     ("*.tar*", "a tar archive, which must be unpacked"),
 )
 
-# A text at the beginning of JSON files, and whose it is.
+# Text near the start of JSON files, and the name of the format.
 CONTENTS = (("dm_format_version", "Datumaro"), ("_via_settings", "VGG Image Annotator"))
 BEGINNING = 4096
 
 
-def foreign_format(root: Path) -> str | None:
-    """Return the name of the format, and the file that shows it; None if it is unknown."""
+def detect_foreign_format(root: Path) -> str | None:
+    """Return the name of an unsupported format and the file that shows it; None if unknown."""
     folders = [root, *(root / name for name in list_folders(root)[:100])]
     for pattern, name in FORMATS:
         for folder in folders:
@@ -50,7 +50,7 @@ def foreign_format(root: Path) -> str | None:
     for folder in (*folders, root / "annotations"):
         for file in sorted(folder.glob("*.json"))[:10]:
             with file.open("rb") as opened:
-                beginning = glimpse(opened.read(BEGINNING))
+                beginning = text_start(opened.read(BEGINNING))
             for text, name in CONTENTS:
                 if f'"{text}"' in beginning:
                     return f"{name} ({file})"

@@ -1,4 +1,4 @@
-"""Finds the images of an export, however its annotation files spell their paths."""
+"""Finds the images of an export for any spelling of their paths."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datamodules.files import first_few, list_images, require_names
+from datamodules.files.folders import first_few, list_images, require_names
 from datamodules.files.headers import THREADS, read_header
 from datamodules.files.text_files import nfc
 
 Size = tuple[int, int]  # width, height
-UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio adds to the names of uploaded files
+UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # prefix that Label Studio adds to uploaded files
 
 
 class Images:
-    """The images below a folder, by their paths.
+    """The images below a folder, by path.
 
-    Tools write the paths of their server or of another machine. An image is known by the longest
-    ending of its path that an image here has.
+    Tools write the paths of their server or of another machine. An image is therefore matched by
+    the longest ending of its path that exists here.
 
     Args:
         folder: Root of the export.
@@ -37,14 +37,14 @@ class Images:
             self._by_stem.setdefault(nfc(name).rpartition(".")[0], []).append(name)
 
     def find(self, name: str, near: Sequence[str] = ("",)) -> str | None:
-        """Return the path of an image relative to the folder; None if there is none.
+        """Return the path of an image relative to the folder; None if it is missing.
 
         Args:
-            name: As an annotation file has it.
-            near: Folders that are searched first.
+            name: Name in an annotation file.
+            near: Folders to search first.
 
         Raises:
-            ValueError: Several images bear the name.
+            ValueError: Several images have the name.
         """
         path = nfc(name).replace("\\", "/")
         for place in near:
@@ -66,7 +66,7 @@ class Images:
         return same[0] if same else None
 
     def find_stem(self, stem: str, near: Sequence[str] = ("",)) -> str | None:
-        """Return the path of the only image with this path but for the ending; None without one."""
+        """Return the path of the only image with this path and any ending; else None."""
         for place in near:
             same = self._by_stem.get(nfc(f"{place}/{stem}" if place else stem), [])
             if len(same) == 1:
@@ -79,28 +79,28 @@ class Images:
         """Return the path of each image.
 
         Args:
-            names: As an annotation file has them.
+            names: Names in an annotation file.
             source: The annotation file, for messages.
-            remedy: What to do about missing images.
-            near: Folders that are searched first.
+            remedy: Advice for missing images.
+            near: Folders to search first.
 
         Raises:
-            FileNotFoundError: Some images are missing.
+            FileNotFoundError: Images are missing.
         """
         found = {name: self.find(name, near) for name in names}
-        self.refuse_missing([n for n, place in found.items() if place is None], source, remedy)
+        self.require_found([n for n, place in found.items() if place is None], source, remedy)
         return {name: place for name, place in found.items() if place is not None}
 
-    def refuse_missing(self, missing: Collection[str], source: Path, remedy: str) -> None:
-        """Raise ``FileNotFoundError`` that names missing images, if there are any."""
+    def require_found(self, missing: Collection[str], source: Path, remedy: str) -> None:
+        """Raise ``FileNotFoundError`` naming the missing images, if any."""
         require_names(missing, f"images of {source} are missing in {self.folder}", remedy)
 
-    def in_folder(self, folder: str, *, nested: bool = True) -> list[str]:
+    def list_folder(self, folder: str, *, nested: bool = True) -> list[str]:
         """Return the images of a folder.
 
         Args:
-            folder: Relative to the root, with slashes; empty for the root.
-            nested: Include those of its sub-folders.
+            folder: Path relative to the root, with slashes; empty for the root.
+            nested: Include sub-folders.
         """
         prefix = f"{nfc(folder)}/" if folder else ""
         inside = [name for name in self.names if nfc(name).startswith(prefix)]
@@ -109,7 +109,7 @@ class Images:
         )
 
     def sizes(self, names: Sequence[str]) -> list[Size]:
-        """Return width and height of images, turned as their EXIF orientation says."""
+        """Return width and height of images, rotated by their EXIF orientation."""
 
         def size(name: str) -> Size:
             header = read_header(self.folder / name, upright=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from datamodules.files import IMAGE_SUFFIXES, first_few, suffix_of
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.text_files import read_json
-from datamodules.layouts.coco_files import WHOLE, beginning
+from datamodules.layouts.coco_files import WHOLE, read_start
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
 from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.json_files import get, number, points
-from datamodules.layouts.outlines import bounds, corners, ellipse, turned
+from datamodules.layouts.json_files import get_number, get_points, get_value
+from datamodules.layouts.outlines import Point, bounds, corners, ellipse, rotate
 
 KINDS = {
     "rectanglelabels": "rectangle",
@@ -28,17 +28,17 @@ REMEDY = "copy them there, under the names in the export or their original names
 
 
 def find(root: Path) -> list[Path]:
-    """Return the exports, project-<number>-at-<date>-<id>.json or another list of tasks."""
+    """Return the exports: project-<number>-at-<date>-<id>.json or other lists of tasks."""
     return [file for file in sorted(root.glob("*.json")) if _is_tasks(file)]
 
 
 def _is_tasks(file: Path) -> bool:
-    text = beginning(file)
+    text = read_start(file)
     keys = ("annotations", "completions", "annotation_id")
     return text.startswith("[") and any(f'"{key}"' in text for key in keys)
 
 
-def opened(root: Path, files: Sequence[Path]) -> Parts:
+def convert(root: Path, files: Sequence[Path]) -> Parts:
     """Return the only split of an export."""
     if len(files) > 1:
         raise ValueError(
@@ -54,21 +54,21 @@ def opened(root: Path, files: Sequence[Path]) -> Parts:
         where = f"{file}: task {task.get('id', place) if isinstance(task, dict) else place}"
         results, others = _results(task, where)
         several += others
-        name = _image_of(task, where)
+        name = _image_path(task, where)
         found = images.find(name, ("", "images"))
         if found is None:
             missing.append(name)
             continue
         photos.append(Photo(found, _shapes(results, where, skipped), _size(results, where)))
-    images.refuse_missing(missing, file, REMEDY)
+    images.require_found(missing, file, REMEDY)
     if several:
-        say(f"{file}: {several} tasks have several annotations; the latest of each is read")
+        log(f"{file}: {several} tasks have several annotations; the latest of each is read")
     report_skipped(file, skipped)
     return to_parts({WHOLE: photos}, file, images)
 
 
 def _results(task: Any, where: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return the results of a task's latest annotation, and whether there are others."""
+    """Return the results of a task's latest annotation, and True if there are others."""
     if not isinstance(task, dict):
         raise ValueError(f"{where} must be an object, got {type(task).__name__}")
     if "annotations" not in task and "completions" not in task:
@@ -76,39 +76,39 @@ def _results(task: Any, where: str) -> tuple[list[dict[str, Any]], bool]:
     key = "annotations" if "annotations" in task else "completions"
     kept = [
         one
-        for one in get(task, key, list, where)
+        for one in get_value(task, key, list, where)
         if isinstance(one, dict) and not (one.get("was_cancelled") or one.get("skipped"))
     ]
     if not kept:
         return [], False
     latest = max(kept, key=lambda one: str(one.get("created_at", "")))
-    results = get(latest, "result", list, where)
+    results = get_value(latest, "result", list, where)
     return [one for one in results if isinstance(one, dict) and "value" in one], len(kept) > 1
 
 
 def _minimal(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the results of a task of JSON-MIN, in the form that JSON has."""
+    """Yield the results of a task of JSON-MIN, in the form of JSON."""
     for value in task.values():
         for one in value if isinstance(value, list) else ():
             if isinstance(one, dict) and "original_width" in one:
                 yield {**one, "value": one}
 
 
-def _image_of(task: dict[str, Any], where: str) -> str:
+def _image_path(task: dict[str, Any], where: str) -> str:
     """Return the path of a task's image."""
     data = task.get("data", task)
     values = data.values() if isinstance(data, dict) else ()
     paths = [_path(value) for value in values if isinstance(value, str)]
-    named = [path for path in paths if suffix_of(path) in IMAGE_SUFFIXES]
+    named = [path for path in paths if file_suffix(path) in IMAGE_SUFFIXES]
     if not named:
-        raise ValueError(f"{where}: data names no image file, got {str(data)[:80]}")
+        raise ValueError(f"{where}: data must name an image file, got {str(data)[:80]}")
     return named[0]
 
 
 def _path(address: str) -> str:
-    """Return the path in an address.
+    """Return the path in a URL or plain path.
 
-    Such as /data/upload/1/a.jpg, s3://bucket/a.jpg or /data/local-files/?d=folder/a.jpg.
+    Examples: /data/upload/1/a.jpg, s3://bucket/a.jpg, /data/local-files/?d=folder/a.jpg.
     """
     parts = urlsplit(address)
     local = parse_qs(parts.query).get("d")
@@ -117,7 +117,10 @@ def _path(address: str) -> str:
 
 def _size(results: Sequence[dict[str, Any]], where: str) -> Size | None:
     sizes = {
-        (int(number(one, "original_width", where)), int(number(one, "original_height", where)))
+        (
+            int(get_number(one, "original_width", where)),
+            int(get_number(one, "original_height", where)),
+        )
         for one in results
         if "original_width" in one
     }
@@ -132,13 +135,13 @@ def _shapes(results: Sequence[dict[str, Any]], where: str, skipped: Counter[str]
         if key is None:
             skipped[str(one.get("type", "results"))] += 1
             continue
-        labels = get(value, key, list, where)
+        labels = get_value(value, key, list, where)
         if not labels:
             skipped["without a label"] += 1
             continue
         if KINDS[key] == "brush" or "rle" in value:
             raise ValueError(
-                f"{where} has brush masks, which Label Studio's JSON stores in a form of its own; "
+                f"{where} has brush masks, which Label Studio's JSON stores in its own coding; "
                 "export 'COCO with images', or draw polygons"
             )
         shapes.append(_shape(str(labels[0]), value, one, where))
@@ -146,18 +149,25 @@ def _shapes(results: Sequence[dict[str, Any]], where: str, skipped: Counter[str]
 
 
 def _shape(label: str, value: dict[str, Any], one: dict[str, Any], where: str) -> Shape:
-    """Return the shape of a result, whose coordinates are percentages of the image's sides."""
-    across = number(one, "original_width", where) / 100
-    down = number(one, "original_height", where) / 100
-    angle = number(value, "rotation", where) if value.get("rotation") else 0.0
+    """Return the shape of a result; coordinates are percentages of the image's sides."""
+    across = get_number(one, "original_width", where) / 100
+    down = get_number(one, "original_height", where) / 100
+
+    def pixels(horizontal: str, vertical: str) -> Point:
+        return (
+            get_number(value, horizontal, where) * across,
+            get_number(value, vertical, where) * down,
+        )
+
+    angle = get_number(value, "rotation", where) if value.get("rotation") else 0.0
     if "points" in value:
-        return Shape.of_polygons(label, [[(x * across, y * down) for x, y in points(value, where)]])
-    x, y = number(value, "x", where) * across, number(value, "y", where) * down
+        polygon = [(x * across, y * down) for x, y in get_points(value, where)]
+        return Shape.from_polygons(label, [polygon])
+    x, y = pixels("x", "y")
     if "radiusX" in value:
-        radii = (number(value, "radiusX", where) * across, number(value, "radiusY", where) * down)
-        return Shape.of_polygons(label, [ellipse((x, y), radii, angle)])
-    width, height = number(value, "width", where) * across, number(value, "height", where) * down
+        return Shape.from_polygons(label, [ellipse((x, y), pixels("radiusX", "radiusY"), angle)])
+    width, height = pixels("width", "height")
     if not angle:
-        return Shape.of_box(label, (x, y, width, height))
-    # A box is turned about its first corner.
-    return Shape.of_box(label, bounds(turned(corners(x, y, width, height), (x, y), angle)))
+        return Shape.from_box(label, (x, y, width, height))
+    # A box is rotated about its first corner.
+    return Shape.from_box(label, bounds(rotate(corners(x, y, width, height), (x, y), angle)))

@@ -1,4 +1,4 @@
-"""Exports with masks, by the tool that wrote them."""
+"""Exports with masks, by tool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from datamodules.files import first_few, list_folders
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.folders import first_few, list_folders
 from datamodules.files.mask_colours import IGNORED, Colour
 from datamodules.files.text_files import nfc, read_csv, read_lines
 from datamodules.layouts.coco_files import WHOLE
@@ -15,7 +15,7 @@ from datamodules.layouts.image_lookup import Images
 
 AUTO, OWN = "auto", "folder"
 CLASSES, VALUE, NAME = "_classes.csv", "Pixel Value", "Class"
-MASK = "_mask"  # what a mask of Roboflow's has more than its image
+MASK = "_mask"  # suffix of Roboflow's masks
 LABEL_MAP, MASKS, LISTS = "labelmap.txt", "SegmentationClass", "ImageSets/Segmentation"
 REMEDY = "export again with 'Save images', or copy them into JPEGImages"
 
@@ -25,12 +25,12 @@ class Masks:
     """A recognised export with masks.
 
     Attributes:
-        root: Its folder.
+        root: Folder of the export.
         tool: Value of ``data.layout``.
         kind: Name of the format.
-        names: The classes in label order.
-        values: What masks hold where each class is; empty if they are in colours.
-        colours: The colour of each class; empty if the values are the labels.
+        names: Class names in label order.
+        values: Mask value per class; empty if masks are in colours.
+        colours: Colour per class; empty if values are the labels.
         splits: Image and mask by split.
     """
 
@@ -44,7 +44,7 @@ class Masks:
 
     @property
     def title(self) -> str:
-        """The folder and its format, for messages."""
+        """Folder and format, for messages."""
         return f"{self.root} ({self.kind}, data.layout={self.tool})"
 
 
@@ -52,18 +52,18 @@ def open_masks(root: Path, layout: str) -> Masks | None:
     """Recognise an export; None with ``auto`` for another folder.
 
     Raises:
-        ValueError: The folder is not one of the tool's.
+        ValueError: The folder has another tool's format.
     """
-    for tool, (find, opened) in TOOLS.items():
+    for tool, (find, convert) in TOOLS.items():
         if layout in (AUTO, tool) and find(root):
-            return opened(root)
+            return convert(root)
     if layout == AUTO:
         return None
     wanted = {"roboflow": f"<split>/{CLASSES}", "cvat": f"{LABEL_MAP} and {MASKS}/"}[layout]
     raise ValueError(f"{root} is not an export of data.layout={layout}: it must hold {wanted}")
 
 
-def is_roboflow(root: Path) -> list[str]:
+def find_roboflow(root: Path) -> list[str]:
     """Return the splits of Roboflow's export, each with its list of classes."""
     return [name for name in list_folders(root) if (root / name / CLASSES).is_file()]
 
@@ -75,15 +75,15 @@ def is_cvat(root: Path) -> bool:
 
 def _roboflow(root: Path) -> Masks:
     splits, classes = {}, {}
-    for split in is_roboflow(root):
+    for split in find_roboflow(root):
         classes[split] = _classes(root / split / CLASSES)
-        splits[split] = _beside(root / split)
+        splits[split] = _pair_masks(root / split)
     first = next(iter(classes))
     for split, found in classes.items():
         if found != classes[first]:
             raise ValueError(
-                f"{root / split / CLASSES} and {root / first / CLASSES} differ: "
-                f"{first_few(found.values(), 10)} against {first_few(classes[first].values(), 10)}"
+                f"{root / split / CLASSES} and {root / first / CLASSES} must be equal, got "
+                f"{first_few(found.values(), 10)} and {first_few(classes[first].values(), 10)}"
             )
     values = tuple(classes[first])
     names = tuple(classes[first].values())
@@ -91,11 +91,11 @@ def _roboflow(root: Path) -> Masks:
 
 
 def _classes(file: Path) -> dict[int, str]:
-    """Return the name of each value, in the file's order."""
+    """Return the name per value, in the file's order."""
     rows = read_csv(file)
     if rows and not {VALUE, NAME} <= set(rows[0]):
         what = (
-            "it lists several labels per image, which are not read"
+            "it lists several labels per image, which is unsupported"
             if "filename" in rows[0]
             else f"found {list(rows[0])}"
         )
@@ -110,11 +110,11 @@ def _classes(file: Path) -> dict[int, str]:
             )
         classes[value] = row[NAME]
     if not classes:
-        raise ValueError(f"{file} lists no classes")
+        raise ValueError(f"{file} must list classes, but is empty; export it again")
     return classes
 
 
-def _beside(folder: Path) -> list[tuple[Path, Path]]:
+def _pair_masks(folder: Path) -> list[tuple[Path, Path]]:
     """Return the images of a folder with the masks beside them."""
     images = Images(folder)
     masks: set[str | None] = {n for n in images.names if Path(n).stem.endswith(MASK)}
@@ -132,8 +132,8 @@ def _beside(folder: Path) -> list[tuple[Path, Path]]:
 
 def _report(folder: Path, bare: Sequence[str], total: int) -> None:
     if bare:
-        say(
-            f"{folder}: images without a mask are left out: {len(bare)} of {total}, such as "
+        log(
+            f"{folder}: images without a mask are skipped: {len(bare)} of {total}, such as "
             f"{first_few(bare, 3)}"
         )
 
@@ -145,24 +145,24 @@ def _cvat(root: Path) -> Masks:
     stems = {file.stem: [line.strip('"') for line in read_lines(file) if line] for file in lists}
     if not stems:
         stems = {WHOLE: [name.rpartition(".")[0] for name in masks.names]}
-    splits = {split: _listed(found, root, images, masks) for split, found in stems.items()}
+    splits = {split: _pair_listed(found, root, images, masks) for split, found in stems.items()}
     return Masks(root, "cvat", "CVAT's Segmentation mask 1.1", names, (), colours, splits)
 
 
-def _listed(
+def _pair_listed(
     stems: Sequence[str], root: Path, images: Images, masks: Images
 ) -> list[tuple[Path, Path]]:
     pairs, bare, missing = [], [], []
     for stem in map(nfc, stems):
         mask = masks.find_stem(stem)
         image = images.find_stem(stem, ("JPEGImages", "images", ""))
-        if mask is None:  # CVAT writes none for images without annotations
+        if mask is None:  # CVAT writes masks only for images with annotations
             bare.append(stem)
         elif image is None:
             missing.append(stem)
         else:
             pairs.append((root / image, masks.folder / mask))
-    images.refuse_missing(missing, root / LISTS, REMEDY)
+    images.require_found(missing, root / LISTS, REMEDY)
     _report(root, bare, len(stems))
     return pairs
 
@@ -183,17 +183,17 @@ def _label_map(file: Path) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
             )
         if name in names or colour in colours:
             raise ValueError(
-                f"{file}, line {number}: {line!r:.60} has the name or colour of another"
+                f"{file}, line {number}: {line!r:.60} repeats a name or colour; make them unique"
             )
         names.append(name)
         colours.append(colour)
     if not names:
-        raise ValueError(f"{file} lists no labels")
+        raise ValueError(f"{file} must list labels, but is empty; export it again")
     return tuple(names), tuple(colours)
 
 
 TOOLS: dict[str, tuple[Callable[[Path], object], Callable[[Path], Masks]]] = {
-    "roboflow": (is_roboflow, _roboflow),
+    "roboflow": (find_roboflow, _roboflow),
     "cvat": (is_cvat, _cvat),
 }
 LAYOUTS = (AUTO, OWN, *TOOLS)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files import MAX_PIXELS
+from datamodules.files.decoding import MAX_PIXELS
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # x, y, width, height
 
-CORNERS = 64  # of the polygon that stands for an ellipse
+CORNERS = 64  # of the polygon that approximates an ellipse
 
 
 def bounds(points: Sequence[Point]) -> Box:
@@ -23,14 +23,14 @@ def bounds(points: Sequence[Point]) -> Box:
     return min(x), min(y), max(x) - min(x), max(y) - min(y)
 
 
-def area_of(points: Sequence[Point]) -> float:
-    """Return the area of a polygon."""
+def signed_area(points: Sequence[Point]) -> float:
+    """Return the area of a polygon, negative if its corners run anticlockwise (y down)."""
     x, y = np.array(points, np.float64).T
-    return abs(float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))) / 2
+    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
 
 
-def turned(points: Sequence[Point], centre: Point, degrees: float) -> list[Point]:
-    """Return points turned clockwise, as images are seen, about a centre."""
+def rotate(points: Sequence[Point], centre: Point, degrees: float) -> list[Point]:
+    """Return points rotated clockwise (with y pointing down) about a centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     (cx, cy) = centre
     return [
@@ -51,23 +51,26 @@ def ellipse(centre: Point, radii: Point, degrees: float = 0.0) -> list[Point]:
         (centre[0] + radii[0] * math.cos(angle), centre[1] + radii[1] * math.sin(angle))
         for angle in angles
     ]
-    return turned(points, centre, degrees)
+    return rotate(points, centre, degrees)
 
 
-def blank(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
+def blank_mask(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
     """Return an empty mask (H, W) for an image of (width, height).
 
     Raises:
-        ValueError: The image is larger than any that is read.
+        ValueError: The image is larger than ``MAX_PIXELS``.
     """
     width, height = size
     if min(size) < 1 or width * height > MAX_PIXELS:
-        raise ValueError(f"{where}: an image with a mask must not have {width}x{height} pixels")
+        raise ValueError(
+            f"{where}: an image with a mask must have 1 to {MAX_PIXELS:,} pixels, got "
+            f"{width}x{height}"
+        )
     return np.zeros((height, width), np.bool_)
 
 
 def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return a mask (H, W) as COCO's run lengths, column by column and outside first."""
+    """Return a mask (H, W) as COCO's run lengths: column by column, background first."""
     flat = mask.T.reshape(-1)
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     ends = np.concatenate(([0], changes, [flat.size]))
@@ -76,7 +79,7 @@ def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def mask_bounds(mask: NDArray[np.bool_]) -> Box:
-    """Return the box around the pixels of a mask that are set; an empty one if none is."""
+    """Return the box around the set pixels of a mask; an empty box if all are unset."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
         return 0.0, 0.0, 0.0, 0.0

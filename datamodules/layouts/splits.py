@@ -1,4 +1,4 @@
-"""Chooses the splits that train and validate, and draws one where an export has none."""
+"""Chooses the splits to train and validate with, and draws one if an export is undivided."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datamodules.base import at_least
-from datamodules.files import first_few
+from datamodules.base import check_minimum
+from datamodules.files.folders import first_few
 from datamodules.files.text_files import nfc
 
 TRAIN = ("train", "training")
@@ -18,13 +18,13 @@ TEST = ("test", "testing")
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Which splits of an export are used.
+    """Options for the splits of an export.
 
     Attributes:
-        train: Name of the one that trains; None for the usual names.
-        val: Name of the one that validates; None for the usual names.
-        share: Of the training images that validate where no split does.
-        seed: Draws other images.
+        train: Name of the training split; None for the usual names.
+        val: Name of the validation split; None for the usual names.
+        share: Share of the training images to validate with, if a validation split is missing.
+        seed: Seed of the draw of these images.
     """
 
     train: str | None = None
@@ -33,23 +33,24 @@ class SplitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values that draw nothing."""
         if not 0 < self.share < 1:
             raise ValueError(
                 f"data.val_share must be a number between 0 and 1, such as 0.1, got {self.share}"
             )
-        at_least("split_seed", self.seed, 0)
+        check_minimum("split_seed", self.seed, 0)
         if self.train is not None and self.train == self.val:
-            raise ValueError(f"data.train_split and data.val_split are both {self.val}")
+            raise ValueError(
+                f"data.train_split and data.val_split must differ, got {self.val} for both"
+            )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The splits that are used.
+    """The chosen splits.
 
     Attributes:
-        train: Name of the one that trains.
-        val: Name of the one that validates; None to draw it from the one that trains.
+        train: Name of the training split.
+        val: Name of the validation split; None draws it from the training split.
         unused: Names of the others.
     """
 
@@ -64,24 +65,24 @@ def choose(names: Collection[str], options: SplitOptions, where: object) -> Choi
     Raises:
         ValueError: The names leave open which split trains or validates.
     """
-    train = _typed(names, options.train, "train_split", where) or _usual(names, TRAIN, where)
-    val = _typed(names, options.val, "val_split", where) or _usual(names, VAL, where)
+    train = _check_name(names, options.train, "train_split", where) or _usual(names, TRAIN, where)
+    val = _check_name(names, options.val, "val_split", where) or _usual(names, VAL, where)
     if train is None:
         others = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
         others = others or [name for name in names if name != val]
         if len(others) != 1:
             raise ValueError(
-                f"{where} has the splits {first_few(sorted(names), 10)}, none of which is called "
-                "train; pass data.train_split=<name> and data.val_split=<name>"
+                f"{where} has the splits {first_few(sorted(names), 10)}, but a split named train "
+                "is needed; pass data.train_split=<name> and data.val_split=<name>"
             )
         train = others[0]
     return Choice(train, val, tuple(name for name in names if name not in (train, val)))
 
 
-def _typed(names: Collection[str], name: str | None, option: str, where: object) -> str | None:
+def _check_name(names: Collection[str], name: str | None, option: str, where: object) -> str | None:
     if name is not None and name not in names:
         raise ValueError(
-            f"{where} has no split {name}; pass data.{option}=<one of {first_few(names, 10)}>"
+            f"{where} lacks the split {name}; pass data.{option}=<one of {first_few(names, 10)}>"
         )
     return name
 
@@ -94,21 +95,21 @@ def _usual(names: Collection[str], usual: Sequence[str], where: object) -> str |
     return found[0] if found else None
 
 
-def drawn(names: Sequence[str], options: SplitOptions, where: object = "the set") -> set[str]:
-    """Return the names that validate: the same for the same names and seed.
+def draw_names(names: Sequence[str], options: SplitOptions, where: object = "the set") -> set[str]:
+    """Return the names of images to validate with; equal names and seeds give equal draws.
 
     Args:
-        names: Of images.
-        options: With share and seed.
-        where: What messages call the set.
+        names: Names of the images.
+        options: Options with share and seed.
+        where: Name of the dataset in messages.
 
     Raises:
         ValueError: There are fewer than two images.
     """
     if len(names) < 2:
         raise ValueError(
-            f"{where} has {len(names)} image{'s' * (len(names) != 1)}, which cannot be divided "
-            "into training and validation; add images"
+            f"{where} has {len(names)} image{'s' * (len(names) != 1)}, but training and validation "
+            "need one each; add images"
         )
     count = min(max(1, round(options.share * len(names))), len(names) - 1)
 
@@ -119,12 +120,12 @@ def drawn(names: Sequence[str], options: SplitOptions, where: object = "the set"
     return set(sorted(names, key=place)[:count])
 
 
-def divided(
+def divide(
     content: Mapping[str, Any], options: SplitOptions, where: object
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide a COCO file's images into those that train and those that validate."""
+    """Divide a COCO file's images into training and validation."""
     names = [image["file_name"] for image in content["images"]]
-    chosen = drawn(names, options, where)
+    chosen = draw_names(names, options, where)
     ids = {image["id"] for image in content["images"] if image["file_name"] in chosen}
 
     def part(validates: bool) -> dict[str, Any]:
@@ -139,8 +140,8 @@ def divided(
     return part(False), part(True)
 
 
-def drawn_notice(count: int, total: int, options: SplitOptions) -> str:
-    """Return the words that say which images validate."""
+def draw_notice(count: int, total: int, options: SplitOptions) -> str:
+    """Return the message on the images drawn for validation."""
     return (
         f"{count} of {total} images are drawn for validation (data.val_share={options.share}, "
         f"data.split_seed={options.seed})"

@@ -1,26 +1,26 @@
-"""Boxes in Pascal VOC's XML files, one file per image."""
+"""Boxes in Pascal VOC's XML files, one per image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.files import list_folders
+from datamodules.files.folders import list_folders
 from datamodules.files.text_files import nfc, read_lines
 from datamodules.layouts.coco_files import REMEDY, WHOLE
 from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point
-from datamodules.layouts.xml_files import Element, number, read_xml, text_of
+from datamodules.layouts.xml_files import Element, child_text, parse_number, read_xml
 
 LISTS = "ImageSets/Main"
-# In Roboflow's files the first pixel is 1 and xmax is the last pixel, as in VOC's own: its library
+# Roboflow's pixels start at 1 and xmax is the last pixel, as in VOC's own files; its library
 # supervision reads them so. The other tools write x and x + width.
 ONE_BASED = "roboflow"
 
 
 def find_roboflow(root: Path) -> dict[str, list[Path]]:
-    """Return the files of each split, which lie beside the images."""
+    """Return the files per split, which lie beside the images."""
     whole = _xml_files(root)
     if whole and _is_voc(whole[0]):
         return {WHOLE: whole}
@@ -38,7 +38,7 @@ def find_label_studio(root: Path) -> dict[str, list[Path]]:
 def find_devkit(root: Path) -> dict[str, list[Path]]:
     """Return the files of a folder ``Annotations``, by the lists in ``ImageSets/Main``.
 
-    An image of a list may lack its file: CVAT writes none for images without objects.
+    A listed image may lack its file: CVAT writes files only for images with objects.
     """
     folder = root / "Annotations"
     files = sorted(folder.rglob("*.xml")) if folder.is_dir() else []
@@ -56,7 +56,7 @@ def find_devkit(root: Path) -> dict[str, list[Path]]:
 
 
 def _lists(root: Path) -> list[Path]:
-    """Return the lists of splits; those of single classes are called <class>_<split>."""
+    """Return the lists of splits without those of single classes, <class>_<split>."""
     files = sorted((root / LISTS).glob("*.txt"))
     stems = {file.stem for file in files}
     splits = [file for file in files if file.stem.rpartition("_")[2] not in stems - {file.stem}]
@@ -71,7 +71,7 @@ def _is_voc(file: Path) -> bool:
     return read_xml(file).tag == "annotation"
 
 
-def opened(root: Path, splits: dict[str, list[Path]]) -> Parts:
+def convert(root: Path, splits: dict[str, list[Path]]) -> Parts:
     """Return the splits of an export."""
     images = Images(root)
     photos = {name: _photos(files, images) for name, files in splits.items()}
@@ -93,18 +93,18 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         shapes = [_shape(one, element, f"{file}: object {n}")
                   for n, one in enumerate(element.findall("object"), 1)]  # fmt: skip
         photos.append(Photo(name, shapes, _size(element)))
-    images.refuse_missing(missing, images.folder, REMEDY)
+    images.require_found(missing, images.folder, REMEDY)
     return photos
 
 
 def _stem(file: Path, root: Path) -> str:
-    """Return the path of a file below Annotations, or its name, without the ending."""
+    """Return the path of a file below Annotations, or else its name, without the ending."""
     parts = file.relative_to(root).with_suffix("").parts
     return "/".join(parts[1:]) if parts[0] == "Annotations" else parts[-1]
 
 
 def _size(element: Element) -> Size | None:
-    """Return the annotated width and height; None where a tool wrote none, or zeros."""
+    """Return the annotated width and height; None if the tool wrote none, or zeros."""
     sides = [(element.findtext(f"size/{side}") or "").strip() for side in ("width", "height")]
     if not all(side.isdecimal() and int(side) for side in sides):
         return None
@@ -112,28 +112,28 @@ def _size(element: Element) -> Size | None:
 
 
 def _shape(one: Element, element: Element, where: str) -> Shape:
-    label = text_of(one, "name", where)
+    label = child_text(one, "name", where)
     first = ONE_BASED in (element.findtext("source/database") or "")
     polygon = one.find("polygon")
     if polygon is not None and len(polygon):
         points = [(x - first, y - first) for x, y in _points(polygon, where)]
         if len(points) >= 3:
-            return Shape.of_polygons(label, [points])
+            return Shape.from_polygons(label, [points])
     box = one.find("bndbox")
     if box is None:
-        raise ValueError(f"{where} has neither <bndbox> nor <polygon>")
+        raise ValueError(f"{where} must have <bndbox> or <polygon>")
     left, top, right, bottom = (
-        number(text_of(box, side, where), f"{where}: {side}")
+        parse_number(child_text(box, side, where), f"{where}: {side}")
         for side in ("xmin", "ymin", "xmax", "ymax")
     )
     left, top = left - first, top - first
-    return Shape.of_box(label, (left, top, right - left, bottom - top))
+    return Shape.from_box(label, (left, top, right - left, bottom - top))
 
 
 def _points(polygon: Element, where: str) -> list[Point]:
     """Return the corners of <x1>, <y1>, <x2>, ..., or of <pt><x/><y/></pt>."""
     points: list[Point] = []
     while (x := polygon.findtext(f"x{len(points) + 1}")) is not None:
-        y = text_of(polygon, f"y{len(points) + 1}", where)
-        points.append((number(x, f"{where}: x"), number(y, f"{where}: y")))
+        y = child_text(polygon, f"y{len(points) + 1}", where)
+        points.append((parse_number(x, f"{where}: x"), parse_number(y, f"{where}: y")))
     return points

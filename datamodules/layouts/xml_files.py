@@ -1,4 +1,4 @@
-"""Reads XML files of annotation tools."""
+"""Reads the XML files of annotation tools."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
+from datamodules.files.integers import format_value
 from datamodules.files.text_files import read_text
-from datamodules.files.whole_numbers import shown
 
 Element = ElementTree.Element
 
@@ -16,11 +16,11 @@ def read_xml(path: Path) -> Element:
     """Return the root of an XML file.
 
     Raises:
-        ValueError: It is not XML, or declares entities, which may expand without bound.
+        ValueError: The file is not XML, or declares entities, which may expand without bound.
     """
     text = read_text(path)
     if "<!ENTITY" in text:
-        raise ValueError(f"{path} declares XML entities, which annotation tools do not write")
+        raise ValueError(f"{path} declares XML entities, which are unsafe; remove <!ENTITY ...>")
     try:
         return ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -29,7 +29,7 @@ def read_xml(path: Path) -> Element:
         raise ValueError(f"{path}: its elements are nested too deeply") from None
 
 
-def text_of(element: Element, tag: str, where: str) -> str:
+def child_text(element: Element, tag: str, where: str) -> str:
     """Return the text of a child.
 
     Raises:
@@ -41,11 +41,11 @@ def text_of(element: Element, tag: str, where: str) -> str:
     return text
 
 
-def attribute(element: Element, name: str, where: str) -> str:
+def get_attribute(element: Element, name: str, where: str) -> str:
     """Return an attribute.
 
     Raises:
-        ValueError: It is missing.
+        ValueError: The attribute is missing.
     """
     value = element.get(name)
     if value is None:
@@ -53,16 +53,16 @@ def attribute(element: Element, name: str, where: str) -> str:
     return value
 
 
-def number(text: str, where: str) -> float:
+def parse_number(text: str, where: str) -> float:
     """Return a finite number.
 
     Raises:
-        ValueError: The text is something else.
+        ValueError: The text is not a finite number.
     """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{where} must be a finite number, got {shown(text)}")
+        raise ValueError(f"{where} must be a finite number, got {format_value(text)}")
     return value

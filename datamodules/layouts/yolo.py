@@ -1,4 +1,4 @@
-"""YOLO's text files: a line per object, its coordinates as shares of the image's sides."""
+"""YOLO's text files: one line per object, with coordinates as shares of the image's sides."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 
 import yaml
 
-from datamodules.files import first_few, list_folders, require_names
-from datamodules.files.console import say
+from datamodules.files.console import log
+from datamodules.files.folders import first_few, list_folders, require_names
+from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc, read_lines, read_text
-from datamodules.files.whole_numbers import shown
 from datamodules.layouts.coco_files import REMEDY, WHOLE
 from datamodules.layouts.coco_records import Part, Parts, Photo, Shape, to_part
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point
-from datamodules.layouts.xml_files import number
+from datamodules.layouts.xml_files import parse_number
 
 SPLITS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml and obj.data
-OUTSIDE = 0.01  # how far a coordinate may lie outside the image, in shares; Ultralytics' tolerance
-MOST_BYTES = 2**22  # of a yaml file, which lists splits and names
+OUTSIDE = 0.01  # share that a coordinate may lie outside the image; Ultralytics' tolerance
+MOST_BYTES = 2**22  # of a yaml file with splits and names
 DARKNET = "_darknet.labels"
 NO_LABELS = frozenset({"classes", "labels", "train", "val", "valid", "test", "README"})
 
 
 @dataclass(frozen=True)
 class Description:
-    """What describes a YOLO set.
+    """Description of a YOLO dataset.
 
     Attributes:
         source: The file, for messages.
-        names: The classes in label order.
-        splits: Of each split the folders, lists or images that the file names.
+        names: Class names in label order.
+        splits: Folders, lists or images per split.
     """
 
     source: Path
@@ -43,7 +43,7 @@ class Description:
 
 
 def find_yaml(root: Path) -> Path | None:
-    """Return the yaml file that describes a set, such as data.yaml."""
+    """Return the yaml file that describes a dataset, such as data.yaml."""
     files = sorted([*root.glob("*.yaml"), *root.glob("*.yml")])
     files.sort(key=lambda file: file.stem not in ("data", "dataset"))
     for file in files:
@@ -54,7 +54,7 @@ def find_yaml(root: Path) -> Path | None:
 
 
 def find_roboflow(root: Path) -> Path | None:
-    """Return the yaml file of an export that Roboflow has signed."""
+    """Return the yaml file of an export with Roboflow's signature."""
     file = find_yaml(root)
     signed = file is not None and (
         (root / "README.roboflow.txt").is_file() or "roboflow" in _yaml(file)
@@ -63,11 +63,11 @@ def find_roboflow(root: Path) -> Path | None:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    """Return a yaml file with every value as the text it is: names may be no, on or 1.10."""
+    """Return a yaml file with all values as text, since names may be no, on or 1.10."""
     try:
         text = read_text(file)
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError(f"{file} repeats parts by *names of theirs; write them out")
+            raise ValueError(f"{file} has YAML aliases (*name); write the values out")
         content = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -77,11 +77,12 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def describe_yaml(file: Path) -> Description:
-    """Read data.yaml."""
+    """Return the description in data.yaml."""
     content = _yaml(file)
     if "kpt_shape" in content:
         raise ValueError(
-            f"{file} describes key points (kpt_shape), which are not read; export boxes or polygons"
+            f"{file} describes key points (kpt_shape), which are unsupported; export boxes or "
+            "polygons"
         )
     names = content["names"]
     if isinstance(names, dict):
@@ -92,7 +93,7 @@ def describe_yaml(file: Path) -> Description:
             )
         names = [names[place] for place in places]
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{file}: names must be a list of class names, got {shown(names)}")
+        raise ValueError(f"{file}: names must be a list of class names, got {format_value(names)}")
     number_of = content.get("nc", str(len(names)))
     if number_of != str(len(names)):
         raise ValueError(f"{file}: nc is {number_of}, but names has {len(names)} entries")
@@ -104,7 +105,7 @@ def describe_yaml(file: Path) -> Description:
         if not isinstance(entries, list) or not all(isinstance(one, str) for one in entries):
             raise ValueError(
                 f"{file}: {split} must be a folder, a text file or a list of them, got "
-                f"{shown(entries)}"
+                f"{format_value(entries)}"
             )
         if entries:
             splits[split] = [f"{base}/{entry}" if base else entry for entry in entries]
@@ -112,9 +113,9 @@ def describe_yaml(file: Path) -> Description:
 
 
 def _placed(root: Path, entry: str) -> str | None:
-    """Return a folder or list that exists, relative to the root; None if it is missing.
+    """Return an existing folder or list, relative to the root; None if it is missing.
 
-    The file may name the path of another machine, and Roboflow's is off by one folder: the longest
+    The path may come from another machine, and Roboflow's is off by one folder. So the longest
     ending of the path that exists here counts.
     """
     parts = [part for part in entry.replace("\\", "/").split("/") if part not in ("", ".", "..")]
@@ -123,7 +124,7 @@ def _placed(root: Path, entry: str) -> str | None:
 
 
 def describe_darknet(file: Path) -> Description:
-    """Read CVAT's obj.data."""
+    """Return the description in CVAT's obj.data."""
     root = file.parent
     rows = [line.partition("=") for line in read_lines(file) if "=" in line]
     content = {key.strip(): value.strip() for key, _, value in rows}
@@ -136,23 +137,23 @@ def describe_darknet(file: Path) -> Description:
 
 
 def describe_classes(file: Path) -> Description:
-    """Read Label Studio's classes.txt, with ``images`` and ``labels`` beside it."""
+    """Return the description in Label Studio's classes.txt, beside ``images`` and ``labels``."""
     names = [line for line in read_lines(file) if line]
     return Description(file, _checked(names, file), {WHOLE: ["images"]})
 
 
 def find_labelled(root: Path) -> dict[str, Path]:
-    """Return Roboflow's list of classes for Darknet in the folder of each split."""
+    """Return Roboflow's list of Darknet classes per split."""
     found = {name: root / name / DARKNET for name in list_folders(root)}
     return {name: file for name, file in found.items() if file.is_file()}
 
 
 def describe_labelled(root: Path) -> Description:
-    """Read Roboflow's export for Darknet: images, labels and a list of classes in each split."""
+    """Return the description of Roboflow's Darknet export: one list of classes per split."""
     found = find_labelled(root)
     names = {tuple(line for line in read_lines(file) if line) for file in found.values()}
     if len(names) > 1:
-        raise ValueError(f"the files {DARKNET} of the splits of {root} differ; export them anew")
+        raise ValueError(f"{root}: the files {DARKNET} of its splits differ; export them again")
     first = next(iter(found.values()))
     return Description(first, _checked(names.pop(), first), {name: [name] for name in found})
 
@@ -163,8 +164,8 @@ def _checked(names: Sequence[str], file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def opened(description: Description) -> Parts:
-    """Return the splits of a YOLO set."""
+def convert(description: Description) -> Parts:
+    """Return the splits of a YOLO dataset."""
     root = description.source.parent
     if description.source.name == DARKNET:
         root = root.parent
@@ -183,12 +184,12 @@ def opened(description: Description) -> Parts:
             f"{REMEDY}"
         )
     if empty:
-        say(f"{description.source} names folders without images, left out: {first_few(empty)}")
+        log(f"{description.source} names folders without images, skipped: {first_few(empty)}")
     return {split: partial(_part, description, names, images) for split, names in files.items()}
 
 
 def _part(description: Description, files: Sequence[str], images: Images) -> Part:
-    labels = {file: _label_of(images.folder, file) for file in files}
+    labels = {file: _label_file(images.folder, file) for file in files}
     _report(description.source, labels, images.folder)
     photos = []
     for file, size in zip(files, images.sizes(files), strict=True):
@@ -199,15 +200,15 @@ def _part(description: Description, files: Sequence[str], images: Images) -> Par
 
 
 def _listed(entry: str, images: Images) -> list[str]:
-    """Return the images of a folder, or of a text file with a path per line."""
+    """Return the images of a folder, or of a text file with one path per line."""
     place = images.folder / entry
     if place.is_dir():
-        return images.in_folder(entry)
+        return images.list_folder(entry)
     lines = [line for line in read_lines(place) if line]
     return list(images.find_all(lines, place, REMEDY).values())
 
 
-def _label_of(root: Path, image: str) -> Path | None:
+def _label_file(root: Path, image: str) -> Path | None:
     """Return the text file of an image: in labels for images, or beside it."""
     beside = (root / image).with_suffix(".txt")
     parts = image.split("/")
@@ -220,21 +221,21 @@ def _label_of(root: Path, image: str) -> Path | None:
 
 
 def _report(source: Path, labels: Mapping[str, Path | None], root: Path) -> None:
-    """Name images without a text file; refuse a split in which no image has one.
+    """Log images without a text file, and text files without an image.
 
     Raises:
-        FileNotFoundError: There is no text file at all.
+        FileNotFoundError: All text files are missing.
     """
     bare = [image for image, label in labels.items() if label is None]
     if len(bare) == len(labels):
         require_names(
             {str(root / image) for image in bare},
-            f"images of {source} have no text file of labels",
+            f"images of {source} lack a text file of labels",
             "put <name>.txt into labels/ beside images/, or beside the image",
         )
     if bare:
-        say(
-            f"{source}: {len(bare)} of {len(labels)} images have no text file of labels and count "
+        log(
+            f"{source}: {len(bare)} of {len(labels)} images lack a text file of labels and count "
             f"as images without objects: {first_few(sorted(bare), 3)}"
         )
     known = {nfc(str(label)) for label in labels.values() if label is not None}
@@ -246,16 +247,16 @@ def _report(source: Path, labels: Mapping[str, Path | None], root: Path) -> None
         if nfc(str(file)) not in known and file.stem not in NO_LABELS
     ]
     if strays:
-        say(f"{source}: {len(strays)} text files have no image: {first_few(strays, 3)}")
+        log(f"{source}: {len(strays)} text files lack an image: {first_few(strays, 3)}")
 
 
 def read_labels(file: Path, names: Sequence[str], size: Size) -> list[Shape]:
     """Return the objects of an image.
 
     Args:
-        file: Text file with lines "class x y width height", the box's centre first, or "class x1
-            y1 x2 y2 x3 y3 ..." for a polygon.
-        names: Of the classes.
+        file: Text file with lines "class x y width height" (x, y: centre), or "class x1 y1 x2 y2
+            x3 y3 ..." for polygons.
+        names: Class names.
         size: Width and height of the image.
     """
     shapes = []
@@ -268,7 +269,7 @@ def read_labels(file: Path, names: Sequence[str], size: Size) -> list[Shape]:
                 f"{where} must hold a class and four numbers of a box, or a class and the corners "
                 f"of a polygon, got {len(fields)} numbers"
             )
-        label = _class_of(fields[0], names, where)
+        label = _class_name(fields[0], names, where)
         shares = [_share(field, where) for field in fields[1:]]
         shapes.append(
             _box(label, shares, size) if len(shares) == 4 else _polygon(label, shares, size)
@@ -276,8 +277,9 @@ def read_labels(file: Path, names: Sequence[str], size: Size) -> list[Shape]:
     return shapes
 
 
-def _class_of(text: str, names: Sequence[str], where: str) -> str:
-    value = number(text, f"{where}: class")
+def _class_name(text: str, names: Sequence[str], where: str) -> str:
+
+    value = parse_number(text, f"{where}: class")
     if not value.is_integer() or not 0 <= value < len(names):
         raise ValueError(
             f"{where}: class must be an integer from 0 to {len(names) - 1}, got {text}"
@@ -286,7 +288,7 @@ def _class_of(text: str, names: Sequence[str], where: str) -> str:
 
 
 def _share(text: str, where: str) -> float:
-    value = number(text, f"{where}: a coordinate")
+    value = parse_number(text, f"{where}: a coordinate")
     if not -OUTSIDE <= value <= 1 + OUTSIDE:
         raise ValueError(
             f"{where}: coordinates must be shares of the image's sides from 0 to 1, got {text}"
@@ -297,11 +299,11 @@ def _share(text: str, where: str) -> float:
 def _box(label: str, shares: Sequence[float], size: Size) -> Shape:
     x, y, width, height = shares
     box = ((x - width / 2) * size[0], (y - height / 2) * size[1], width * size[0], height * size[1])
-    return Shape.of_box(label, box)
+    return Shape.from_box(label, box)
 
 
 def _polygon(label: str, shares: Sequence[float], size: Size) -> Shape:
     points: list[Point] = [
         (x * size[0], y * size[1]) for x, y in zip(shares[::2], shares[1::2], strict=True)
     ]
-    return Shape.of_polygons(label, [points])
+    return Shape.from_polygons(label, [points])

@@ -1,13 +1,14 @@
-"""How much memory the machine has, and what is larger than that."""
+"""Checks of the machine's memory and of /dev/shm, which worker processes need."""
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from pathlib import Path
 
 import psutil
 
-# Limits of a container's or job's memory in bytes, or the word max: control groups 2 and 1.
+# Memory limits of a container or job in bytes, or the word max: control groups 2 and 1.
 LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -17,7 +18,7 @@ FLOAT = 4  # bytes
 
 @functools.cache
 def machine_memory() -> int:
-    """Return the bytes of memory that processes may take here, all together."""
+    """Return the bytes of memory available to all processes together."""
     limits = [psutil.virtual_memory().total]
     for file in LIMITS:
         text = file.read_text().strip() if file.is_file() else ""
@@ -25,30 +26,48 @@ def machine_memory() -> int:
     return min(limits)
 
 
-def refuse_larger(what: str, size: int, remedy: str) -> None:
+def check_fits_memory(what: str, size: int, remedy: str) -> None:
     """Raise an error if something is larger than the machine's memory.
 
     Args:
-        what: It, in messages.
-        size: Its bytes.
+        what: Name of it in messages.
+        size: Its size in bytes.
         remedy: What to type instead.
 
     Raises:
-        ValueError: It is larger.
+        ValueError: It is larger than the memory.
     """
     memory = machine_memory()
     if size > memory:
         raise ValueError(
-            f"{what} takes {in_bytes(size)}, and this machine has {in_bytes(memory)} of memory; "
-            f"{remedy}"
+            f"{what} takes {format_bytes(size)}, but this machine has {format_bytes(memory)} of "
+            f"memory; {remedy}"
         )
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Return a number of bytes with a unit: 3.2 GB."""
-    size = min(size, 1e300)  # larger whole numbers are not divided
+    size = min(size, 1e300)  # larger integers overflow in a division
     for unit in ("bytes", "KB", "MB", "GB", "TB", "PB"):
         if size < 1000 or unit == "PB":
             break
         size /= 1000
     return f"{size:,.0f} {unit}" if size >= 100 or unit == "bytes" else f"{size:.1f} {unit}"
+
+
+def check_shared_memory(option: str) -> None:
+    """Raise an error where /dev/shm is missing, full or read-only.
+
+    Args:
+        option: Option that runs the program without workers.
+
+    Raises:
+        ValueError: Workers cannot start; the message names the folder and the option.
+    """
+    try:
+        multiprocessing.Lock()  # creates a file there, as batches of workers do
+    except OSError as error:
+        raise ValueError(
+            f"worker processes need /dev/shm, which is missing, full or read-only "
+            f"({error.strerror}); mount it (docker run --shm-size=1g), or pass {option}"
+        ) from error

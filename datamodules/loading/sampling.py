@@ -1,4 +1,4 @@
-"""Which sample comes when, with which random numbers: a function of (seed, epoch, index)."""
+"""Order and random numbers of the samples, as functions of (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[int, int]  # (epoch, index)
 
 
 class SizedDataset(Protocol):
-    """A map-style dataset that knows its length."""
+    """Map-style dataset with a length."""
 
     def __len__(self) -> int: ...
 
@@ -23,22 +23,23 @@ class SizedDataset(Protocol):
 
 
 class EpochSampler(Sampler[Key]):
-    """Yields (epoch, index) of one rank's share of a permutation seeded by (seed, epoch).
+    """Sampler of (epoch, index) for one rank's share of a permutation seeded by (seed, epoch).
 
-    All ranks get equally many samples: the uneven tail is left out, or, where there are fewer
-    samples than ranks, the permutation wraps around.
+    All ranks get equally many samples. The uneven tail is dropped; with fewer samples than ranks
+    the permutation wraps around.
 
-    With ``repeats`` each sample comes several times in a row, on as many ranks if there are, each
-    time augmented anew, and the epoch ends when as many samples have come as there are: repeated
-    augmentation (Hoffer et al., "Augment your batch", CVPR 2020), in DeiT's form. The number that
-    comes instead of the epoch is then another one for each repetition.
+    With ``repeats`` each sample comes several times in a row, spread over the ranks, with a new
+    augmentation each time. The epoch keeps its number of samples. The key's first number then
+    counts repetitions instead of epochs.
+
+    Source: DeiT's form of repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020).
 
     Args:
         length: Samples in the dataset.
-        seed: Decides all permutations.
-        repeats: How often each sample comes.
-        fixed: Take the samples of each epoch in the order of the first one.
-        rank: This process.
+        seed: Seed of all permutations.
+        repeats: Repetitions of each sample.
+        fixed: Use the first epoch's order in all epochs.
+        rank: Rank of this process.
         world_size: Number of processes.
     """
 
@@ -58,7 +59,7 @@ class EpochSampler(Sampler[Key]):
         self._offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the permutation; Lightning calls this before each epoch."""
+        """Set the epoch of the permutation; Lightning calls this before each epoch."""
         self.epoch = epoch
 
     def set_offset(self, num_samples: int) -> None:
@@ -66,7 +67,6 @@ class EpochSampler(Sampler[Key]):
         self._offset = num_samples
 
     def __len__(self) -> int:
-        """Samples of a whole epoch on this rank."""
         return max(self.length // self.world_size, 1)
 
     def __iter__(self) -> Iterator[Key]:
@@ -84,17 +84,16 @@ class EpochSampler(Sampler[Key]):
 
 
 class EvalSampler(Sampler[Key]):
-    """Yields (0, index) for every ``world_size``-th sample: unpadded, so no sample counts twice.
+    """Sampler of (0, index) for every ``world_size``-th sample, without padding.
 
-    A rank beyond the number of samples gets the first one, which keeps it in step with the others.
-    Tasks leave it out, see ``Evaluation.is_spare``.
+    A rank beyond the number of samples gets the first one, to stay in step with the others. Tasks
+    exclude it; see ``Evaluation.is_spare``.
     """
 
     def __init__(self, length: int, *, rank: int = 0, world_size: int = 1) -> None:
         self.indices = range(rank, length, world_size) or range(min(length, 1))
 
     def __len__(self) -> int:
-        """Samples of this rank."""
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Key]:
@@ -103,34 +102,33 @@ class EvalSampler(Sampler[Key]):
 
 
 class NamedDataset(Dataset[Any]):
-    """Samples whose errors name their file; it leaves the generators of random numbers alone.
+    """Dataset that names the file of a sample in its errors.
 
-    Errors that do not name the file leave as ``ValueError`` that does.
+    Errors that lack the file are re-raised as ``ValueError`` with it.
 
     Args:
         dataset: The dataset to wrap.
-        describe: Gives the file of a sample, for error messages.
+        describe: Returns the file of a sample, for error messages.
     """
 
     def __init__(self, dataset: SizedDataset, describe: Callable[[int], str]) -> None:
         self.dataset, self.describe = dataset, describe
 
     def __len__(self) -> int:
-        """Samples in the dataset."""
         return len(self.dataset)
 
     def __getitem__(self, key: Key) -> Any:
-        """Get the sample of an (epoch, index) pair."""
+        """Return the sample of an (epoch, index) pair."""
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """Get the samples of a batch of pairs, which torch's loaders ask for at once."""
+        """Return the samples of a batch of pairs; torch's loaders call this once per batch."""
         return [self._sample(index) for _, index in keys]
 
     def _sample(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except Exception as error:  # readers raise all kinds; each is told with its file
+        except Exception as error:  # readers raise all kinds; each must name its file
             name = self.describe(index)
             if isinstance(error, ValueError | FileNotFoundError) and name in str(error):
                 raise
@@ -139,11 +137,11 @@ class NamedDataset(Dataset[Any]):
 
 
 class Unreadable(NamedTuple):
-    """An image that cannot be predicted, in place of its sample.
+    """Stand-in for the sample of an image that cannot be read.
 
     Attributes:
-        name: Its file.
-        reason: The message of the error.
+        name: File of the image.
+        reason: Message of the error.
     """
 
     name: str
@@ -151,7 +149,7 @@ class Unreadable(NamedTuple):
 
 
 class TolerantDataset(NamedDataset):
-    """Gives ``Unreadable`` for a broken file, so that others are predicted; see ``readable``."""
+    """Dataset with ``Unreadable`` in place of broken files, so that the others are predicted."""
 
     def _sample(self, index: int) -> Any:
         try:
@@ -160,10 +158,10 @@ class TolerantDataset(NamedDataset):
             return Unreadable(self.describe(index), str(error))
 
 
-def readable(collate: Callable[[list[Any]], Any], samples: list[Any]) -> dict[str, Any]:
+def collate_readable(collate: Callable[[list[Any]], Any], samples: list[Any]) -> dict[str, Any]:
     """Return the batch of the readable samples, with the others as its entry ``unreadable``.
 
-    A batch without readable samples has that entry alone.
+    If all samples are unreadable, the batch has that entry alone.
     """
     broken = [sample for sample in samples if isinstance(sample, Unreadable)]
     kept = [sample for sample in samples if not isinstance(sample, Unreadable)]
@@ -172,15 +170,15 @@ def readable(collate: Callable[[list[Any]], Any], samples: list[Any]) -> dict[st
 
 
 class SeededDataset(NamedDataset):
-    """Makes each sample depend on (seed, epoch, index) only, so on no worker and no earlier sample.
+    """Dataset with samples that depend on (seed, epoch, index) alone, for any number of workers.
 
-    Augmentations draw from the global generators of Python, numpy and torch; these are seeded for
-    each sample and put back after a batch.
+    Augmentations draw from the global generators of Python, numpy and torch. These are seeded per
+    sample and restored after a batch.
 
     Args:
         dataset: The dataset to wrap.
-        seed: The run's seed.
-        describe: Gives the file of a sample, for error messages.
+        seed: Seed of the run.
+        describe: Returns the file of a sample, for error messages.
     """
 
     def __init__(self, dataset: SizedDataset, seed: int, describe: Callable[[int], str]) -> None:
@@ -188,10 +186,10 @@ class SeededDataset(NamedDataset):
         self.seed = seed
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        """Get the samples of a batch of pairs, which torch's loaders ask for at once."""
-        # Together, before an image pushes the code that does it out of the processor's cache.
+        """Return the samples of a batch of pairs; torch's loaders call this once per batch."""
+        # All at once, while numpy's code for it is still in the processor's cache.
         seeds = [generator_seeds(self.seed, epoch, index) for epoch, index in keys]
-        with generators_put_back():
+        with restored_generators():
             return [self._seeded(key[1], own) for key, own in zip(keys, seeds, strict=True)]
 
     def _seeded(self, index: int, seeds: Sequence[int]) -> Any:
@@ -200,13 +198,13 @@ class SeededDataset(NamedDataset):
 
 
 def generator_seeds(*key: int) -> list[int]:
-    """A seed of each generator, by the key."""
+    """Return one seed per generator, derived from the key."""
     seeds: list[int] = np.random.SeedSequence(key).generate_state(3).tolist()
     return seeds
 
 
 def seed_generators(seeds: Sequence[int]) -> None:
-    """Seed the generators of Python, numpy and torch (CPU)."""
+    """Seed the global generators of Python, numpy and torch (CPU)."""
     random.seed(seeds[0])
     np.random.seed(seeds[1])
     # torch.manual_seed would also reseed the GPUs.
@@ -214,8 +212,8 @@ def seed_generators(seeds: Sequence[int]) -> None:
 
 
 @contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Leave the generators of Python, numpy and torch (CPU) as they were."""
+def restored_generators() -> Iterator[None]:
+    """Restore the global generators of Python, numpy and torch (CPU) on exit."""
     python_state, numpy_state, torch_state = (
         random.getstate(),
         np.random.get_state(),
@@ -230,7 +228,7 @@ def generators_put_back() -> Iterator[None]:
 
 
 def process_group() -> tuple[int, int]:
-    """(rank, world size) of this process; (0, 1) outside a process group."""
+    """Return (rank, world size) of this process; (0, 1) outside a process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

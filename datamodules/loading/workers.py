@@ -1,4 +1,4 @@
-"""Loader processes: they ignore the signals of a run, and end with it however it ends."""
+"""Loader processes that ignore a run's signals and end whenever the run ends."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-# Sent to all processes of a run by terminals, timeout, systemd, scancel and docker stop.
+# Sent to all processes of a run by terminals, timeout, systemd, scancel or docker stop.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-JOBLIBS = "loky"  # start method within the jobs of joblib, which pickles what a worker gets
+JOBLIB_METHOD = "loky"  # start method within joblib's jobs, which pickles what a worker gets
 PATIENCE = 3.0  # seconds for a worker to end by itself
 
 _started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore signals and end with the process that they load for."""
+    """DataLoader with workers that ignore signals and end with their parent process."""
 
     def __iter__(self) -> Any:
-        """Start the workers, which no signal reaches before they ignore it."""
+        """Start the workers with signals blocked until they ignore them."""
         if self.num_workers == 0:
             return super().__iter__()
-        if multiprocessing.get_start_method(allow_none=True) == JOBLIBS:
-            self.multiprocessing_context = "fork"  # as in the run that a shell starts
+        if multiprocessing.get_start_method(allow_none=True) == JOBLIB_METHOD:
+            self.multiprocessing_context = "fork"  # as in a run started from a shell
         before = set(multiprocessing.active_children())
-        with _blocked():
+        with _blocked_signals():
             iterator = super().__iter__()
         _started.update(set(multiprocessing.active_children()) - before)
         return iterator
 
 
-def become_worker(worker: int = 0) -> None:
-    """Ignore the signals of a run in this process, and end with the process that started it."""
+def init_worker(worker: int = 0) -> None:
+    """Ignore a run's signals in this process, and end it with its parent."""
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
@@ -51,27 +51,27 @@ def become_worker(worker: int = 0) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process with SIGKILL when the one that started it ends, however it ends."""
+    """End this process with SIGKILL when its parent ends, for whatever reason."""
     parent = multiprocessing.parent_process()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent is not None and os.getppid() != parent.pid:  # it ended before this was set
+    if parent is not None and os.getppid() != parent.pid:  # the parent ended before prctl
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_workers() -> None:
     """End all workers of this process with SIGKILL, and wait for them."""
     workers = _alive()
-    with _unwatched() if workers else contextlib.nullcontext():
+    with _default_sigchld() if workers else contextlib.nullcontext():
         _kill(workers)
         for worker in workers:
             worker.join()
 
 
 def end_slow_workers() -> None:
-    """Give the workers of this process a few seconds to end, then SIGKILL.
+    """Kill the workers of this process that still run after a few seconds.
 
-    torch waits five seconds for each busy worker and then sends SIGTERM, which they ignore.
+    torch waits five seconds per busy worker and then sends SIGTERM, which they ignore.
     """
     workers = _alive()
     if not workers:
@@ -98,8 +98,8 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
 
 
 @contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    """Hold signals of this thread back; processes that it starts inherit this."""
+def _blocked_signals() -> Iterator[None]:
+    """Block the signals of this thread; processes that it starts inherit the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         yield
@@ -108,8 +108,8 @@ def _blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """Silence torch's handler, which raises an error where a worker was killed."""
+def _default_sigchld() -> Iterator[None]:
+    """Disable torch's SIGCHLD handler, which raises an error when a worker is killed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,52 +1,52 @@
-"""Sample data: small sets made here, in the real formats, read by the real datamodules."""
+"""Sample data: small generated datasets in the real formats, read by the real datamodules."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import BaseDataModule, at_least
+from datamodules.base import BaseDataModule, check_minimum
 from datamodules.dense.ade20k import ADE20KDataModule
 from datamodules.dense.coco import CocoDataModule
 from datamodules.files.cache import cache_root, sample_folder
-from datamodules.files.console import say
+from datamodules.files.console import log
 from datamodules.images.cifar100 import CIFAR100DataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.transforms import LightAugmentation
-from datamodules.loading.memory import in_bytes
+from datamodules.loading.memory import format_bytes
 from datamodules.sample.digits import NUM_TRAIN_DIGITS, SampleSplit
 from datamodules.sample.drawn_images import write_cifar100, write_image_folder
 from datamodules.sample.scenes import BACKGROUND, write_ade20k, write_coco
 
-MOST_BYTES = 10_000_000_000  # of sample pictures before compression
+MOST_BYTES = 10_000_000_000  # of uncompressed sample images
 
 
 class SampleDataModule(BaseDataModule):
-    """Generates its files before its other parent class reads them.
+    """Base of datamodules that generate their files before the other parent class reads them.
 
     Attributes:
-        base: Folder of all sample sets.
-        set_name: Folder of this set, named by all that its bytes depend on.
+        base: Folder of all sample datasets.
+        set_name: Folder of this dataset, named by everything that its bytes depend on.
     """
 
     base: Path
     set_name: str
 
     def write(self, folder: Path) -> None:
-        """Write the set into an empty folder."""
+        """Write the dataset into an empty folder."""
         raise NotImplementedError
 
     def prepare_data(self) -> None:
-        """Generate the set unless it exists, and say that this is no real data."""
-        if self._datasets:  # of images to predict, for which it is not needed
+        """Generate the dataset if it is missing, and log that the data are samples."""
+        if self._datasets:  # only images to predict, which need no dataset
             return
         folder = sample_folder(self.base, self.set_name, self.write)
         if self.root != folder:
             self.root = folder
-            say(f"Sample data in {folder}; for a real dataset pass {self.example}")
+            log(f"Sample data in {folder}; for a real dataset pass {self.example}")
 
     def setup(self, stage: str | None = None) -> None:
-        """Generate the set unless it exists, check it and build the datasets."""
+        """Generate the dataset if it is missing, check it and build the datasets."""
         self.prepare_data()
         super().setup(stage)
 
@@ -61,26 +61,27 @@ class SampleDataModule(BaseDataModule):
     ) -> None:
         self.base = Path(root).expanduser() if root is not None else cache_root()
         self.counts = {
-            split: at_least(f"the size of {split}", count, 1) for split, count in counts.items()
+            split: check_minimum(f"the size of {split}", count, 1)
+            for split, count in counts.items()
         }
-        self.picture_size = at_least("the picture size", size, 32)
-        self.sample_seed = at_least("sample_seed", seed, 0)
+        self.picture_size = check_minimum("the picture size", size, 32)
+        self.sample_seed = check_minimum("sample_seed", seed, 0)
         pictures = sum(counts.values()) * pictures_per_count
-        refuse_many(pictures, size)
+        check_size(pictures, size)
         self.set_name = f"{kind}-{size}px-{counts['train']}-{counts['val']}-seed{seed}"
 
 
-def refuse_many(pictures: int, side: int) -> None:
+def check_size(pictures: int, side: int) -> None:
     """Raise an error for sample data that would take hours and fill the disk.
 
     Raises:
-        ValueError: Names the size of all pictures.
+        ValueError: The images take too much space; the message names their size.
     """
     size = 3 * pictures * side**2
     if size > MOST_BYTES:
         raise ValueError(
-            f"{pictures:,} sample pictures of {side}x{side} pixels take {in_bytes(size)}, and "
-            f"{in_bytes(MOST_BYTES)} are the most; make fewer or smaller ones"
+            f"{pictures:,} sample images of {side}x{side} pixels take {format_bytes(size)}, but at "
+            f"most {format_bytes(MOST_BYTES)} are allowed; make fewer or smaller ones"
         )
 
 
@@ -88,14 +89,15 @@ class SampleClassification(SampleDataModule, ImageFolderDataModule):
     """Single digits on photographs, 10 classes in class folders.
 
     Args:
-        root: Folder of all sample sets; None means ``$MIXERLAB_CACHE`` or ``~/.cache/mixerlab``.
-        train_copies: Training pictures of each of the 1,400 training digits.
-        val_copies: Validation pictures of each of the 397 validation digits.
-        digits_per_class: Use at most this many digits of each class and split.
-        picture_size: Side of a picture in pixels.
-        sample_seed: Decides the generated data.
-        options: Of ``ImageFolderDataModule``; ``image_size`` is the picture's unless given, the
-            augmentation a light one.
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
+        train_copies: Training images per digit, of 1,400 training digits.
+        val_copies: Validation images per digit, of 397 validation digits.
+        digits_per_class: Most digits to use per class and split.
+        picture_size: Side of an image in pixels.
+        sample_seed: Seed of the generated data.
+        options: Options of ``ImageFolderDataModule``; defaults are ``image_size=picture_size`` and
+            a light augmentation.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class SampleClassification(SampleDataModule, ImageFolderDataModule):
         }
         super().__init__(None, **{**defaults, **options})
         counts: dict[SampleSplit, int] = {"train": train_copies, "val": val_copies}
-        self.digits_per_class = at_least("digits_per_class", digits_per_class, 1)
+        self.digits_per_class = check_minimum("digits_per_class", digits_per_class, 1)
         self._describe(
             f"classification-{digits_per_class}",
             root,
@@ -137,12 +139,13 @@ class SampleTransfer(SampleDataModule, CIFAR100DataModule):
     """Numbers from 00 to 99 on photographs, 100 classes in CIFAR-100's format.
 
     Args:
-        root: Folder of all sample sets; None means ``$MIXERLAB_CACHE`` or ``~/.cache/mixerlab``.
-        train_per_class: Training pictures of each number.
-        val_per_class: Test pictures of each number.
-        sample_seed: Decides the generated data.
-        options: Of ``CIFAR100DataModule``; ``image_size`` is 64 unless given, the augmentation a
-            light one.
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
+        train_per_class: Training images per number.
+        val_per_class: Test images per number.
+        sample_seed: Seed of the generated data.
+        options: Options of ``CIFAR100DataModule``; defaults are ``image_size=64`` and a light
+            augmentation.
     """
 
     def __init__(
@@ -168,12 +171,13 @@ class SampleDetection(SampleDataModule, CocoDataModule):
     """Scenes of several digits with boxes and masks, 10 classes in COCO's format.
 
     Args:
-        root: Folder of all sample sets; None means ``$MIXERLAB_CACHE`` or ``~/.cache/mixerlab``.
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
         num_train: Training scenes.
         num_val: Validation scenes.
         scene_size: Side of a scene in pixels.
-        sample_seed: Decides the generated data.
-        options: Of ``CocoDataModule``; ``scale`` is the scene's and ``flip`` 0 unless given.
+        sample_seed: Seed of the generated data.
+        options: Options of ``CocoDataModule``; defaults are ``scale=scene_size`` and ``flip=0``.
     """
 
     def __init__(
@@ -200,13 +204,14 @@ class SampleSegmentation(SampleDataModule, ADE20KDataModule):
     """The scenes of ``SampleDetection``, 11 classes (photo and digits) in ADE20K's layout.
 
     Args:
-        root: Folder of all sample sets; None means ``$MIXERLAB_CACHE`` or ``~/.cache/mixerlab``.
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
         num_train: Training scenes.
         num_val: Validation scenes.
         scene_size: Side of a scene in pixels.
-        sample_seed: Decides the generated data.
-        options: Of ``ADE20KDataModule``; ``scale`` and ``crop_size`` are the scene's, and the
-            augmentation is lighter, unless given.
+        sample_seed: Seed of the generated data.
+        options: Options of ``ADE20KDataModule``; by default ``scale`` and ``crop_size`` are
+            ``scene_size`` and the augmentation is lighter.
     """
 
     background = BACKGROUND

@@ -1,7 +1,7 @@
-"""The raw material of the sample data: handwritten digits and photographs that scikit-learn ships.
+"""Material of the sample data: scikit-learn's handwritten digits and photographs.
 
-Each digit image and each photo column belongs either to training or to validation, in all sample
-sets alike, so a network trained on one set has seen no validation digit of another.
+Each digit image and photo column belongs to either training or validation, in all sample datasets.
+So a network trained on one dataset has seen no validation digit of another.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 NUM_TRAIN_DIGITS = 1400  # of 1,797
-SPLIT_SEED = 20_260  # Not the user's seed: the split never changes.
+SPLIT_SEED = 20_260  # fixed, so the split is the same for any seed of the user
 PHOTO_COLUMNS = {"train": slice(0, 440), "val": slice(456, 640)}  # of photos 640 pixels wide
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the pictures of one split are made of.
+    """Material of the images of one split.
 
     Attributes:
         digits: (N, 8, 8) grey values from 0 (paper) to 255 (ink).
@@ -40,8 +40,8 @@ class Material:
 
 
 @lru_cache(maxsize=2)
-def material(split: SampleSplit) -> Material:
-    """The digits and photo regions of a split."""
+def load_material(split: SampleSplit) -> Material:
+    """Return the digits and photo regions of a split."""
     datasets = _scikit_learn_datasets()
     bunch = datasets.load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(bunch.images))
@@ -59,14 +59,14 @@ def _scikit_learn_datasets() -> Any:
         from sklearn import datasets
     except ImportError as error:
         raise ValueError(
-            "the sample data is made from pictures that scikit-learn ships; "
+            "the sample data needs scikit-learn's images; "
             "pip install scikit-learn, or pass a real dataset"
         ) from error
     return datasets
 
 
 def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: int) -> Floats:
-    """A random square of a photograph, sometimes mirrored, darkened so that digits can stand out.
+    """Return a random square of a photograph, mirrored half the time and darkened for contrast.
 
     Returns:
         (size, size, 3) values from 0 to 1.
@@ -90,41 +90,41 @@ def digit_alpha(
     max_angle: float = 12,
     max_stretch: float = 0.15,
 ) -> Floats:
-    """The opacity of a digit, enlarged smoothly, slightly turned, cut to its ink.
+    """Return the opacity of a digit, enlarged smoothly, slightly rotated and cropped to its ink.
 
     Args:
         rng: Source of the angle and the stretch.
         digit: (8, 8) grey values.
         height: Height of the result in pixels.
-        max_angle: Largest turn in degrees.
-        max_stretch: Largest change of the width, relative to it.
+        max_angle: Largest rotation in degrees.
+        max_stretch: Largest relative change of the width.
 
     Returns:
-        (height, width) values from 0 to 1; every border row and column holds some ink.
+        (height, width) values from 0 to 1; every border row and column has some ink.
     """
-    side = 12 * max(round(height * 0.19), 4)  # Half as large again as the result.
+    side = 12 * max(round(height * 0.19), 4)  # half as large again as the result
     master = Image.fromarray(np.pad(digit, 2)).resize((side, side), Image.Resampling.BICUBIC)
-    turned = master.rotate(rng.uniform(-max_angle, max_angle), Image.Resampling.BICUBIC)
-    ink = np.asarray(turned) > 125
+    rotated = master.rotate(rng.uniform(-max_angle, max_angle), Image.Resampling.BICUBIC)
+    ink = np.asarray(rotated) > 125
     rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     box = (int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1)
     stretch = 1 + rng.uniform(-max_stretch, max_stretch)
     width = max(round((box[2] - box[0]) / (box[3] - box[1]) * height * stretch), 4)
-    small = turned.resize((width, height), Image.Resampling.BOX, box=box)
+    small = rotated.resize((width, height), Image.Resampling.BOX, box=box)
     grey = np.asarray(small, dtype=np.float32) / 255
-    edge = np.clip((grey - 0.36) / 0.26, 0, 1)  # A steeper edge than the enlargement's.
+    edge = np.clip((grey - 0.36) / 0.26, 0, 1)  # steeper than the enlargement's edge
     return (edge * edge * (3 - 2 * edge)).astype(np.float32)
 
 
 def contrasting_colour(rng: np.random.Generator, background: Floats) -> Floats:
-    """A random colour clearly brighter than most of the background.
+    """Return a random colour clearly brighter than most of the background.
 
-    Always brighter: networks that start from random weights and have minutes to learn would spend
-    them on finding out that a digit means the same in dark on bright.
+    Always brighter: networks that train for minutes from random weights would otherwise spend them
+    on learning that dark digits mean the same.
 
     Args:
         rng: Source of the colour.
-        background: (H, W, 3) what lies under the digit.
+        background: Pixels (H, W, 3) under the digit.
     """
     high = np.quantile(background @ LUMA, 0.9)
     luma = rng.uniform(min(high + 0.3, 0.85), min(high + 0.55, 1))
@@ -141,5 +141,5 @@ def paste(canvas: Floats, alpha: Floats, top: int, left: int, colour: Floats) ->
 
 
 def to_image(canvas: Floats) -> Image.Image:
-    """(H, W, 3) values from 0 to 1 as an 8-bit image."""
+    """Return values (H, W, 3) from 0 to 1 as an 8-bit image."""
     return Image.fromarray(np.rint(canvas * 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Pictures of one digit in class folders, and of two digits in CIFAR-100's format."""
+"""Images of one digit in class folders, and of two digits in CIFAR-100's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datamodules.sample.digits import (
     SampleSplit,
     contrasting_colour,
     digit_alpha,
-    material,
+    load_material,
     paste,
     photo_crop,
     to_image,
@@ -24,8 +24,8 @@ from datamodules.sample.scenes import DIGIT_NAMES, JPEG, SPLIT_IDS
 
 PAIR_SIDE = 32  # as in CIFAR
 PAIR_NAMES = tuple(f"{number:02d}" for number in range(100))
-# These pictures are for networks that start from random weights and have minutes to learn: darker
-# photographs and hardly turned digits halve the steps that DeiT-T needs.
+# For networks that train for minutes from random weights: darker photographs and nearly upright
+# digits halve the steps that DeiT-T needs.
 DIMMED = 0.5
 POSE = {"max_angle": 5.0, "max_stretch": 0.05}
 
@@ -33,17 +33,17 @@ POSE = {"max_angle": 5.0, "max_stretch": 0.05}
 def write_image_folder(
     folder: Path, copies: dict[SampleSplit, int], size: int, seed: int, limit: int
 ) -> None:
-    """Write class folders of JPEGs that show one digit each.
+    """Write class folders of JPEGs with one digit each.
 
     Args:
-        folder: Where ``train`` and ``val`` go.
-        copies: Pictures of each digit image, on different photo crops.
-        size: Side of a picture in pixels.
-        seed: Decides the pictures.
-        limit: Use at most this many digit images of each class.
+        folder: Folder that receives ``train`` and ``val``.
+        copies: Images per digit, on different photo crops.
+        size: Side of an image in pixels.
+        seed: Seed of the images.
+        limit: Most digits to use per class.
     """
     for split, times in copies.items():
-        source = material(split)
+        source = load_material(split)
         for label, name in enumerate(DIGIT_NAMES):
             target = folder / split / name
             target.mkdir(parents=True)
@@ -55,7 +55,7 @@ def write_image_folder(
 
 
 def one_digit(rng: np.random.Generator, source: Material, index: int, size: int) -> Image.Image:
-    """A digit of 86 to 92 % of the picture's height in the middle of a photo crop, almost."""
+    """Draw a digit of 86 to 92 % of the image's height near the middle of a photo crop."""
     canvas = DIMMED * photo_crop(rng, source.photos, size)
     alpha = digit_alpha(rng, source.digits[index], round(size * rng.uniform(0.86, 0.92)), **POSE)
     alpha = alpha[:, :size]
@@ -69,17 +69,17 @@ def one_digit(rng: np.random.Generator, source: Material, index: int, size: int)
 
 
 def write_cifar100(folder: Path, per_class: dict[SampleSplit, int], seed: int) -> None:
-    """Write the files ``train``, ``test`` and ``meta`` of pictures of two-digit numbers.
+    """Write the files ``train``, ``test`` and ``meta`` with images of two-digit numbers.
 
     Args:
-        folder: Where ``cifar-100-python`` goes.
-        per_class: Pictures of each number.
-        seed: Decides the pictures.
+        folder: Folder that receives ``cifar-100-python``.
+        per_class: Images per number.
+        seed: Seed of the images.
     """
     target = folder / "cifar-100-python"
     target.mkdir()
     for split, count in per_class.items():
-        source = material(split)
+        source = load_material(split)
         order = np.random.default_rng([seed, SPLIT_IDS[split]]).permutation(100 * count)
         numbers = np.repeat(np.arange(100), count)[order]
         rows = [
@@ -109,12 +109,12 @@ def write_cifar100(folder: Path, per_class: dict[SampleSplit, int], seed: int) -
 
 
 def dump(path: Path, content: Mapping[bytes, object]) -> None:
-    """Write a pickle of the protocol that CIFAR's files have."""
+    """Write a pickle of the protocol of CIFAR's files."""
     path.write_bytes(pickle.dumps(content, protocol=2))
 
 
 def two_digits(rng: np.random.Generator, source: Material, number: int) -> NDArray[np.uint8]:
-    """A number from 0 to 99 as two digits side by side on a photo crop.
+    """Draw a number from 0 to 99 as two digits side by side on a photo crop.
 
     Returns:
         (3072,) pixels, channel by channel.

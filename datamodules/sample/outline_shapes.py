@@ -1,4 +1,4 @@
-"""Masks as COCO writes them: outlines along pixel edges, or run lengths for masks with holes."""
+"""Masks in COCO's form: outlines along pixel edges, or run lengths for masks with holes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.layouts.outlines import mask_bounds, run_lengths, signed_area
+
 Mask = NDArray[np.bool_]
 Point = tuple[int, int]  # (x, y)
 
 
-def bounding_box(mask: Mask) -> tuple[int, int, int, int]:
-    """(x, y, width, height) of the smallest box around a mask (H, W) that is not empty."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    top, left = int(rows[0]), int(columns[0])
-    return left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1
+def bounding_box(mask: Mask) -> tuple[int, ...]:
+    """Return (x, y, width, height) of the smallest box around a non-empty mask (H, W)."""
+    return tuple(map(int, mask_bounds(mask)))
 
 
 def encode_mask(mask: Mask) -> list[list[int]] | dict[str, Any]:
-    """Polygons of a mask (H, W), or run lengths if it has holes, which polygons lack."""
+    """Return the polygons of a mask (H, W), or run lengths if it has holes."""
     loops = outlines(mask)
     if any(signed_area(loop) < 0 for loop in loops):
-        return {"size": list(mask.shape), "counts": run_lengths(mask)}
+        return run_lengths(mask)
     return [[coordinate for point in loop for coordinate in point] for loop in loops]
 
 
-def run_lengths(mask: Mask) -> list[int]:
-    """COCO's counts: lengths of alternating runs, down the columns, the first of background."""
-    flat = np.concatenate([[False], mask.flatten(order="F")])
-    changes = np.flatnonzero(flat[1:] != flat[:-1])
-    return [int(run) for run in np.diff(np.concatenate([[0], changes, [mask.size]]))]
-
-
 def outlines(mask: Mask) -> list[list[Point]]:
-    """Corners of all closed borders of a mask; the mask lies on the right of each step.
+    """Return the corners of all closed borders of a mask; each step has the mask on its right.
 
-    Diagonal neighbours count as separate, so no outline crosses itself.
+    Diagonal neighbours count as separate, so outlines never cross themselves.
     """
     following = _border_edges(mask)
     loops = []
@@ -59,18 +52,11 @@ def outlines(mask: Mask) -> list[list[Point]]:
     return loops
 
 
-def signed_area(loop: list[Point]) -> float:
-    """Area within a loop, negative for the border of a hole."""
-    corners = np.array(loop, dtype=np.int64)
-    x, y = corners.T
-    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
-
-
 def _border_edges(mask: Mask) -> dict[Point, list[Point]]:
-    """Unit steps between mask and background, by starting corner, with the mask on the right."""
+    """Return unit steps between mask and background by starting corner, mask on the right."""
     padded = np.pad(mask, 1)
     inside = padded[1:-1, 1:-1]
-    # The neighbour on a side, and the corners of the shared edge, (x, y) from the pixel's own.
+    # The neighbour on each side, and the corners of the shared edge, (x, y) from the pixel's own.
     sides = (
         (padded[:-2, 1:-1], (0, 0), (1, 0)),
         (padded[1:-1, 2:], (1, 0), (1, 1)),

@@ -20,7 +20,7 @@ from datamodules.sample.digits import (
     SampleSplit,
     contrasting_colour,
     digit_alpha,
-    material,
+    load_material,
     paste,
     photo_crop,
     to_image,
@@ -41,11 +41,11 @@ JPEG: dict[str, Any] = {"quality": 92, "subsampling": 0}
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture with its truth.
+    """An image with its ground truth.
 
     Attributes:
         image: RGB.
-        masks: (N, H, W) visible pixels of each digit; they are disjoint.
+        masks: (N, H, W) visible pixels per digit, disjoint.
         labels: N digits.
     """
 
@@ -54,15 +54,15 @@ class Scene:
     labels: tuple[int, ...]
 
 
-def scenes(split: SampleSplit, count: int, size: int, seed: int) -> Iterator[Scene]:
-    """The first ``count`` scenes of a split; each depends on seed, split and its own index only."""
-    source = material(split)
+def generate_scenes(split: SampleSplit, count: int, size: int, seed: int) -> Iterator[Scene]:
+    """Yield the first ``count`` scenes of a split; each depends on seed, split and index alone."""
+    source = load_material(split)
     for index in range(count):
         yield make_scene(np.random.default_rng([seed, SPLIT_IDS[split], index]), source, size)
 
 
 def make_scene(rng: np.random.Generator, source: Material, size: int) -> Scene:
-    """Place four to eight digits of several sizes on a photograph so that they hardly overlap."""
+    """Place four to eight digits of various sizes on a photograph with little overlap."""
     canvas = photo_crop(rng, source.photos, size)
     masks: list[Mask] = []
     labels: list[int] = []
@@ -71,7 +71,7 @@ def make_scene(rng: np.random.Generator, source: Material, size: int) -> Scene:
         tallest = max(MAX_DIGIT_SHARE * size, MIN_DIGIT_HEIGHT)
         height = round(float(np.exp(rng.uniform(np.log(MIN_DIGIT_HEIGHT), np.log(tallest)))))
         alpha = digit_alpha(rng, source.digits[choice], height)
-        place = free_place(rng, alpha.shape, masks, size)
+        place = find_free_place(rng, alpha.shape, masks, size)
         if place is None:
             continue
         top, left = place
@@ -86,10 +86,10 @@ def make_scene(rng: np.random.Generator, source: Material, size: int) -> Scene:
     return Scene(to_image(canvas), np.stack(masks), tuple(labels))
 
 
-def free_place(
+def find_free_place(
     rng: np.random.Generator, shape: tuple[int, ...], masks: list[Mask], size: int
 ) -> tuple[int, int] | None:
-    """A (top, left) where a box of this (height, width) hardly overlaps the digits so far."""
+    """Return a (top, left) where a (height, width) box hardly overlaps earlier digits, or None."""
     height, width = shape
     if height >= size or width >= size:
         return None
@@ -102,7 +102,7 @@ def free_place(
 
 
 def _overlap(first: tuple[int, ...], second: tuple[int, ...]) -> float:
-    """Common area over the smaller area of two (x, y, width, height) boxes."""
+    """Return the common area over the smaller area of two (x, y, width, height) boxes."""
     sides = [
         max(min(first[i] + first[i + 2], second[i] + second[i + 2]) - max(first[i], second[i]), 0)
         for i in (0, 1)
@@ -111,7 +111,7 @@ def _overlap(first: tuple[int, ...], second: tuple[int, ...]) -> float:
 
 
 def write_coco(folder: Path, counts: dict[SampleSplit, int], size: int, seed: int) -> None:
-    """Write the scenes as COCO 2017 has them: one json and one folder of JPEGs per split."""
+    """Write the scenes as COCO 2017: one json and one folder of JPEGs per split."""
     (folder / "annotations").mkdir()
     categories = [
         {"id": digit + 1, "name": name, "supercategory": "digit"}
@@ -121,7 +121,7 @@ def write_coco(folder: Path, counts: dict[SampleSplit, int], size: int, seed: in
         (folder / f"{split}2017").mkdir()
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for image_id, scene in enumerate(scenes(split, count, size, seed), start=1):
+        for image_id, scene in enumerate(generate_scenes(split, count, size, seed), start=1):
             name = f"{image_id:012d}.jpg"
             scene.image.save(folder / f"{split}2017" / name, **JPEG)
             images.append({"id": image_id, "file_name": name, "height": size, "width": size})
@@ -153,7 +153,7 @@ def write_ade20k(folder: Path, counts: dict[SampleSplit, int], size: int, seed: 
         split_folder = {"train": "training", "val": "validation"}[split]
         for kind in ("images", "annotations"):
             (folder / kind / split_folder).mkdir(parents=True)
-        for index, scene in enumerate(scenes(split, count, size, seed), start=1):
+        for index, scene in enumerate(generate_scenes(split, count, size, seed), start=1):
             name = f"ADE_{split}_{index:08d}"
             scene.image.save(folder / "images" / split_folder / f"{name}.jpg", **JPEG)
             Image.fromarray(semantic_mask(scene)).save(
@@ -163,7 +163,7 @@ def write_ade20k(folder: Path, counts: dict[SampleSplit, int], size: int, seed: 
 
 
 def semantic_mask(scene: Scene) -> NDArray[np.uint8]:
-    """(H, W) labels: 0 for a doubtful rim of one pixel around each digit, 1 photo, 2 + digit."""
+    """Return labels (H, W): 0 for a rim of one pixel around digits, 1 for photo, 2 + digit."""
     labels = np.ones(scene.masks.shape[1:], dtype=np.uint8)
     inked = scene.masks.any(axis=0)
     padded = np.pad(inked, 1)

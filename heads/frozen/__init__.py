@@ -1,1 +1,1 @@
-"""Classifiers that are solved from a frozen backbone's features instead of being trained."""
+"""Classifiers solved from a frozen backbone's features, without gradient training."""

@@ -1,4 +1,4 @@
-"""Features of labelled images, and what solving a classifier from them gives.
+"""Features of labelled images, and the interface of classifiers solved from them.
 
 Axes: N images, D features, B images of a batch, K classes.
 """
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy
 
-Classify = Callable[[Tensor], Tensor]  # features (B, D) -> scores (B, K), the highest of which wins
+Classify = Callable[[Tensor], Tensor]  # features (B, D) -> scores (B, K), highest wins
 
 
 @dataclass(frozen=True)
 class Features:
-    """What a backbone makes of the images of a split.
+    """Features of the images of a split.
 
     Attributes:
         values: (N, D), float32.
@@ -29,23 +29,22 @@ class Features:
     labels: Tensor
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
-    def part(self, rows: Tensor) -> Features:
-        """Some of the images."""
+    def select(self, rows: Tensor) -> Features:
+        """Return the features of some images."""
         return Features(self.values[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)
-class Solved:
-    """A classifier that was solved.
+class Solution:
+    """A solved classifier with its metrics.
 
     Attributes:
-        metrics: Accuracies in percent on the test images, and what was chosen on the way.
+        metrics: Accuracies on the test images in percent, and values chosen on the way.
         classify: The classifier.
-        headline: Which of the metrics stands for all: ``top1``, and ``top5`` if it has one.
-        remarks: What may not be meant, a line each.
+        headline: Metrics that represent the method: ``top1``, and ``top5`` if it exists.
+        remarks: Findings that may be unintended, one line each.
     """
 
     metrics: Mapping[str, float]
@@ -55,12 +54,12 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What solving needs of the run.
+class SolveOptions:
+    """Options of the run that solving needs.
 
     Attributes:
-        seed: Of whatever is drawn.
-        device: Where similarities are computed.
+        seed: Seed of all draws.
+        device: Device that computes similarities.
     """
 
     seed: int = 0
@@ -68,14 +67,14 @@ class Draw:
 
 
 class Method(Protocol):
-    """A way to get a classifier out of features; its options are its attributes."""
+    """A method that solves a classifier from features; its options are its attributes."""
 
-    def solve(self, train: Features, test: Features, classes: int, draw: Draw) -> Solved:
-        """Solve a classifier of K = ``classes`` from ``train`` and judge it by ``test``."""
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
+        """Solve a classifier of K = ``classes`` from ``train`` and evaluate it on ``test``."""
 
 
 def accuracy(scores: Tensor, labels: Tensor, top_k: int = 1) -> float:
-    """Share in percent of images whose class is among the ``top_k`` best of (N, K) scores."""
+    """Return the percentage of images with their class among the ``top_k`` of (N, K) scores."""
     classes = scores.shape[1]
     share = multiclass_accuracy(scores, labels, classes, average="micro", top_k=top_k)
     return 100 * float(share)

@@ -2,8 +2,8 @@
 
 Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, Sec. 4.1 (targets of -1 and
 1, closed form) and the authors' big_vision (features standardised by the few images, strengths of
-2 ** -10 to 2 ** 19). The strength is chosen by the images themselves, each left out in turn,
-which scikit-learn has in closed form; big_vision chooses it by the test images.
+2 ** -10 to 2 ** 19). The strength is chosen by leave-one-out on the few images, in scikit-learn's
+closed form; big_vision chooses it on the test images.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from heads.frozen.features import Draw, Features, Solved, accuracy
-from heads.frozen.logistic import MANY_CLASSES, linear
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
+from heads.frozen.logistic import MANY_CLASSES, make_linear
 
 STRENGTHS = tuple(2.0**power for power in range(-10, 20))
 
 
 @dataclass(frozen=True)
 class FewShot:
-    """Fit on a few training images of each class, drawn several times; mean and deviation.
+    """Fit on a few training images per class, drawn several times; mean and standard deviation.
 
     Attributes:
-        shots: How many images of each class; of a draw the fewer are among the more.
-        draws: How often they are drawn.
+        shots: Numbers of images per class; a smaller draw is part of a larger one.
+        draws: Number of draws.
     """
 
     shots: Sequence[int] = (1, 5, 10)
     draws: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         if not self.shots or min(self.shots) < 1:
             raise ValueError(
-                f"head.few_shot.shots={list(self.shots)}: numbers from 1 on are needed"
+                f"head.few_shot.shots must be numbers from 1 on, got {list(self.shots)}"
             )
         if self.draws < 1:
             raise ValueError(f"head.few_shot.draws must be at least 1, got {self.draws}")
 
-    def solve(self, train: Features, test: Features, classes: int, draw: Draw) -> Solved:
-        """Draw and fit; see ``Method``. The classifier is that of the last draw and most shots.
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
+        """Draw and fit; see ``Method``. The classifier is that of the last draw with most shots.
 
         Raises:
             ValueError: A class has too few images.
@@ -56,14 +55,14 @@ class FewShot:
         if short:
             raise ValueError(
                 f"{len(short)} of {classes} classes have fewer than {counts[-1]} training images, "
-                f"class {short[0]} for one has {int(have[short[0]])}; pass fewer, such as "
+                f"such as class {short[0]} with {int(have[short[0]])}; pass fewer, such as "
                 "head.few_shot.shots=[1]"
             )
         found: dict[int, list[float]] = {count: [] for count in counts}
         for number in range(self.draws):
             orders = _orders(train, classes, np.random.default_rng([draw.seed, number]))
             for count in counts:
-                few = train.part(torch.cat([rows[:count] for rows in orders]))
+                few = train.select(torch.cat([rows[:count] for rows in orders]))
                 classify = _fit(few, classes)
                 found[count].append(accuracy(classify(test.values), test.labels))
         metrics = {}
@@ -71,11 +70,11 @@ class FewShot:
             metrics[f"top1_{count}shot"] = statistics.fmean(values)
             if self.draws > 1:
                 metrics[f"top1_{count}shot_std"] = statistics.stdev(values)
-        return Solved(metrics, classify, {"top1": f"top1_{counts[-1]}shot"})
+        return Solution(metrics, classify, {"top1": f"top1_{counts[-1]}shot"})
 
 
 def _orders(train: Features, classes: int, drawn: np.random.Generator) -> list[torch.Tensor]:
-    """The training images of each class in a random order."""
+    """Return the training images of each class in a random order."""
     rows = [torch.nonzero(train.labels == label)[:, 0].numpy() for label in range(classes)]
     return [torch.from_numpy(drawn.permutation(of_class)) for of_class in rows]
 
@@ -93,4 +92,4 @@ def _fit(few: Features, classes: int) -> Any:
     weight, bias = np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
     if classes == 2:
         weight, bias = np.concatenate([-weight, weight]), np.concatenate([-bias, bias])
-    return linear(scaler, weight, bias, torch.from_numpy(ridge.classes_), classes)
+    return make_linear(scaler, weight, bias, torch.from_numpy(ridge.classes_), classes)

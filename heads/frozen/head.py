@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.options import check_arguments
-from heads.frozen.features import Classify, Draw, Features, Method
+from heads.frozen.features import Classify, Features, Method, SolveOptions
 from heads.frozen.few_shot import FewShot
 from heads.frozen.logistic import Logistic
 from heads.frozen.neighbours import Neighbours
 
-# In the order in which one of them stands for all.
+TARGETS = ("FrozenFeatures",)
+
+# Ordered: the first method in use gives the headline metrics.
 METHODS: Mapping[str, Callable[..., Method]] = {
     "logistic": Logistic,
     "knn": Neighbours,
@@ -24,21 +26,23 @@ METHODS: Mapping[str, Callable[..., Method]] = {
 
 
 class FrozenFeatures(nn.Module):
-    """A backbone as it is, always in evaluation mode, and classifiers solved from its features.
+    """A frozen backbone in evaluation mode, with classifiers solved from its features.
 
-    Each method is left out where its options are None. ``top1`` (and ``top5``) of all is that of
-    the first of logistic regression, neighbours and few-shot that is asked for; it also predicts.
+    Methods with options None are skipped. The first method in use, of logistic regression,
+    neighbours and few-shot, gives ``top1`` (and ``top5``) and predicts.
 
     Args:
-        backbone: Built with ``dense=False``.
-        num_classes: K.
+        backbone: Backbone built with ``dense=False``.
+        num_classes: Number of classes K.
         logistic: Options of ``Logistic``.
         knn: Options of ``Neighbours``.
         few_shot: Options of ``FewShot``.
 
     Raises:
-        ValueError: No method, or an option that a method does not have.
+        ValueError: All methods are None, or an option is unknown.
     """
+
+    solves = True  # from features, without training
 
     def __init__(
         self,
@@ -50,36 +54,36 @@ class FrozenFeatures(nn.Module):
         few_shot: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        asked = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
+        given = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
         self.methods: list[Method] = []
         for name, method in METHODS.items():
-            options = asked[name]
+            options = given[name]
             if options is not None:
                 check_arguments(method, options, f"head.{name}")
                 self.methods.append(method(**options))
         if not self.methods:
-            raise ValueError(f"this head evaluates nothing: give one of {', '.join(METHODS)}")
+            raise ValueError(f"this head needs a method; pass one of {', '.join(METHODS)}")
         self.backbone, self.num_classes = backbone, num_classes
         self.backbone.requires_grad_(False)
         self._classify: Classify | None = None
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
+        """Keep the network in evaluation mode."""
         del mode
         return super().train(False)
 
     def solve(
-        self, train: Features, test: Features, draw: Draw
+        self, train: Features, test: Features, draw: SolveOptions
     ) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Solve what is asked for.
+        """Solve all methods in use.
 
         Args:
-            train: Of the training images.
-            test: Of the images that accuracies are of.
-            draw: What solving needs of the run.
+            train: Features of the training images.
+            test: Features of the images that accuracies refer to.
+            draw: Options of the run.
 
         Returns:
-            The metrics, ``top1`` first, and what may not be meant.
+            The metrics, ``top1`` first, and remarks on findings that may be unintended.
         """
         solved = [method.solve(train, test, self.num_classes, draw) for method in self.methods]
         first = solved[0]
@@ -91,11 +95,11 @@ class FrozenFeatures(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """The backbone's features: (B, 3, H, W) -> (B, D)."""
+        """Return the backbone's features: (B, 3, H, W) -> (B, D)."""
         return self.backbone.embed(images)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Scores (B, K) of ``batch["image"]``, once classifiers are solved."""
+        """Return the scores (B, K) of ``batch["image"]``, once classifiers are solved."""
         assert self._classify is not None, "solve() comes first"
         features = self(batch["image"])
         return self._classify(features).to(features.device)

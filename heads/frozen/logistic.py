@@ -1,8 +1,8 @@
 """Linear probing by logistic regression, solved by L-BFGS.
 
 Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
-ICML 2021, App. A.3 (at most 1000 iterations, the strength of L2 found by halving an interval), by
-scikit-learn as there. Features are standardised by those of training, as the probe by SGD does.
+ICML 2021, App. A.3: at most 1000 iterations, L2 strength by interval halving, scikit-learn. The
+training features standardise all features, as in the SGD probe.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.frozen.features import Draw, Features, Solved, accuracy
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
-# Decades of C, the inverse strength of L2, that are tried first; then halves down to an eighth.
+# Decades of C, the inverse L2 strength, to try first; then steps halve down to an eighth.
 COARSE = (-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
 FINEST = 0.125
 TOP = (1, 5)
-MANY_CLASSES = "The number of unique classes is greater"  # scikit-learn's doubt of few images
+MANY_CLASSES = "The number of unique classes is greater"  # scikit-learn's warning for few images
 
 
 @dataclass(frozen=True)
 class Logistic:
-    """Fit on the training images, with C from a part of them that is held out.
+    """Fit on the training images; a held-out part of them chooses C.
 
     Attributes:
-        c: Inverse strength of L2 on the sum of the losses; None looks for the best.
-        held_out: Share of each class that C is chosen by; the last fit is on all images.
-        max_iter: Iterations of a fit.
+        c: Inverse L2 strength on the sum of the losses; None searches for the best.
+        held_out: Share per class that C is chosen on; the final fit uses all images.
+        max_iter: Most iterations of a fit.
     """
 
     c: float | None = None
@@ -40,59 +40,58 @@ class Logistic:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         if self.c is not None and self.c <= 0:
             raise ValueError(f"head.logistic.c must be above 0 or null, got {self.c}")
         if not 0 < self.held_out < 1:
-            raise ValueError(f"head.logistic.held_out={self.held_out} is not between 0 and 1")
+            raise ValueError(f"head.logistic.held_out must be between 0 and 1, got {self.held_out}")
         if self.max_iter < 1:
             raise ValueError(f"head.logistic.max_iter must be at least 1, got {self.max_iter}")
 
-    def solve(self, train: Features, test: Features, classes: int, draw: Draw) -> Solved:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Fit; see ``Method``.
 
         Raises:
-            ValueError: Too few images to hold some out.
+            ValueError: There are too few images to hold some out.
         """
         if len(train.labels.unique()) < 2:
-            raise ValueError("logistic regression needs training images of two classes at least")
+            raise ValueError("logistic regression needs training images of at least two classes")
         chosen = self.c
         if chosen is None:
             kept, tried = _split(train, self.held_out, draw.seed)
 
-            def judged(decade: float) -> float:
+            def evaluate(decade: float) -> float:
                 fitted, _ = _fit(kept, classes, 10.0**decade, self.max_iter)
                 return accuracy(fitted(tried.values), tried.labels)
 
-            chosen = 10.0 ** best_decade(judged)
-        classify, ended = _fit(train, classes, chosen, self.max_iter)
+            chosen = 10.0 ** best_decade(evaluate)
+        classify, converged = _fit(train, classes, chosen, self.max_iter)
         scores = classify(test.values)
         metrics = {f"top{k}_lbfgs": accuracy(scores, test.labels, k) for k in TOP if k < classes}
-        remark = f"L-BFGS had not converged after {self.max_iter} iterations with C={chosen:.3g}"
-        remarks = () if ended else (f"{remark}; head.logistic.max_iter sets more",)
+        remark = f"L-BFGS did not converge in {self.max_iter} iterations with C={chosen:.3g}"
+        remarks = () if converged else (f"{remark}; raise head.logistic.max_iter",)
         headline = {name.partition("_")[0]: name for name in metrics}
-        return Solved({**metrics, "lbfgs_c": chosen}, classify, headline, remarks)
+        return Solution({**metrics, "lbfgs_c": chosen}, classify, headline, remarks)
 
 
-def best_decade(judged: Callable[[float], float]) -> float:
-    """The decade of C with the highest accuracy; of equal ones the strongest regularisation.
+def best_decade(evaluate: Callable[[float], float]) -> float:
+    """Return the decade of C with the highest accuracy; ties go to the strongest regularisation.
 
     Args:
-        judged: Accuracy with C = 10 ** its argument.
+        evaluate: Returns the accuracy with C = 10 ** its argument.
     """
-    found = {decade: judged(decade) for decade in COARSE}
+    found = {decade: evaluate(decade) for decade in COARSE}
     step = COARSE[1] - COARSE[0]
     while step > FINEST:
         step /= 2
         best = max(sorted(found), key=found.__getitem__)
         for decade in (best - step, best + step):
             if decade not in found and COARSE[0] <= decade <= COARSE[-1]:
-                found[decade] = judged(decade)
+                found[decade] = evaluate(decade)
     return max(sorted(found), key=found.__getitem__)
 
 
 def _split(train: Features, share: float, seed: int) -> tuple[Features, Features]:
-    """The images to fit on while C is looked for, and the share of each class to judge by."""
+    """Return the images to fit on and the held-out share of each class, to choose C."""
     drawn = np.random.default_rng([seed, len(train)])
     held = torch.zeros(len(train), dtype=torch.bool)
     for label in train.labels.unique().tolist():
@@ -102,14 +101,14 @@ def _split(train: Features, share: float, seed: int) -> tuple[Features, Features
             held[torch.from_numpy(drawn.permutation(rows)[:count])] = True
     if not held.any():
         raise ValueError(
-            "no class has a second training image that could be held out to choose C; pass "
+            "choosing C holds out images, but every class has only one training image; pass "
             "head.logistic.c=1"
         )
-    return train.part(~held), train.part(held)
+    return train.select(~held), train.select(held)
 
 
 def _fit(train: Features, classes: int, c: float, max_iter: int) -> tuple[Any, bool]:
-    """A classifier of features, and whether its fit has converged."""
+    """Return a classifier of features, and True if its fit converged."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
@@ -121,24 +120,24 @@ def _fit(train: Features, classes: int, c: float, max_iter: int) -> tuple[Any, b
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", MANY_CLASSES)
         regression.fit(values, train.labels.numpy())
-    ended = int(max(regression.n_iter_)) < max_iter
+    converged = int(max(regression.n_iter_)) < max_iter
     weight, bias = regression.coef_, regression.intercept_
     if len(regression.classes_) == 2:
-        # Of two classes scikit-learn has the second one's logit alone.
+        # For two classes scikit-learn keeps only the second one's logit.
         weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
     known = torch.from_numpy(regression.classes_)
-    return linear(scaler, weight, bias, known, classes), ended
+    return make_linear(scaler, weight, bias, known, classes), converged
 
 
-def linear(scaler: Any, weight: Any, bias: Any, known: Tensor, classes: int) -> Any:
-    """A linear map after a scaler; classes without a training image are never chosen.
+def make_linear(scaler: Any, weight: Any, bias: Any, known: Tensor, classes: int) -> Any:
+    """Return a linear classifier after a scaler; classes without training images never win.
 
     Args:
-        scaler: scikit-learn's, fitted.
-        weight: (classes that are known, D).
-        bias: (classes that are known,).
-        known: Their labels.
-        classes: K.
+        scaler: scikit-learn's fitted scaler.
+        weight: (known classes, D).
+        bias: (known classes,).
+        known: Labels of the known classes.
+        classes: Number of classes K.
     """
     mean, scale, weight, bias = (
         torch.as_tensor(part, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""The weighted vote of the nearest training images.
+"""Weighted vote of the nearest training images.
 
 Source: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers" (DINO), ICCV
 2021, App. F.1 and the authors' eval_knn.py: cosine similarity s, votes exp(s / 0.07) of the 10, 20,
-100 and 200 nearest; 20 is what it reports.
+100 and 200 nearest; the paper reports 20.
 """
 
 from __future__ import annotations
@@ -14,43 +14,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heads.frozen.features import Draw, Features, Solved, accuracy
+from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 REPORTED = 20
-CHUNK = 1024  # images whose similarities to all training images are in memory at once
+CHUNK = 1024  # images per similarity matrix with all training images
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Vote with each number of neighbours; nothing is fitted, and nothing drawn.
+    """Vote of the nearest neighbours, for several numbers of them; deterministic.
 
     Attributes:
-        neighbours: How many images vote.
-        temperature: That similarities are divided by.
+        neighbours: Numbers of voting images.
+        temperature: Divisor of the similarities.
     """
 
     neighbours: Sequence[int] = (10, 20, 100, 200)
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         if not self.neighbours or min(self.neighbours) < 1:
             raise ValueError(
-                f"head.knn.neighbours={list(self.neighbours)}: numbers from 1 on are needed"
+                f"head.knn.neighbours must be numbers from 1 on, got {list(self.neighbours)}"
             )
         if self.temperature <= 0:
             raise ValueError(f"head.knn.temperature must be above 0, got {self.temperature}")
 
-    def solve(self, train: Features, test: Features, classes: int, draw: Draw) -> Solved:
+    def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Vote; see ``Method``.
 
         Raises:
-            ValueError: More neighbours than training images.
+            ValueError: There are more neighbours than training images.
         """
         counts = sorted(set(self.neighbours))
         if counts[-1] > len(train):
             raise ValueError(
-                f"head.knn.neighbours={counts} asks for more than the {len(train)} training "
+                f"head.knn.neighbours={counts} exceeds the {len(train)} training "
                 "images; pass fewer, such as head.knn.neighbours=[10,20]"
             )
         device = draw.device
@@ -72,22 +71,22 @@ class Neighbours:
             scores = vote(sims, labels[rows], classes, self.temperature)
             return (scores / scores.sum(1, keepdim=True)).log()
 
-        return Solved(metrics, classify, {"top1": f"top1_knn{shown}"})
+        return Solution(metrics, classify, {"top1": f"top1_knn{shown}"})
 
 
 def nearest(queries: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Similarities and rows of the ``count`` most similar of a bank (N, D), best first: (B, count).
+    """Return similarities and rows (B, count) of the most similar in a bank (N, D), best first.
 
     Args:
         queries: (B, D).
-        bank: Of length 1 each.
-        count: How many.
+        bank: Features of unit length.
+        count: Number of neighbours.
     """
     best = (F.normalize(queries) @ bank.T).topk(count, sorted=True)
     return best.values, best.indices
 
 
 def vote(similarities: Tensor, labels: Tensor, classes: int, temperature: float) -> Tensor:
-    """Sum exp(similarity / temperature) per class: twice (B, k) -> (B, K)."""
+    """Return exp(similarity / temperature) summed per class: (B, k), (B, k) -> (B, K)."""
     votes = similarities.new_zeros(len(similarities), classes)
     return votes.scatter_add_(1, labels, (similarities / temperature).exp())

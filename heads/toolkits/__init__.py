@@ -1,1 +1,1 @@
-"""Adapters to MMDetection, MMSegmentation and mmcv; the only place that imports them."""
+"""Adapters to MMDetection, MMSegmentation and mmcv, which are imported only here."""

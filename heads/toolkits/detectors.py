@@ -1,4 +1,4 @@
-"""MMDetection's detectors around our backbones."""
+"""MMDetection's detectors with our backbones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
-# How MMDetection's own configs merge the detections of several views (configs/retinanet).
+TARGETS = ("build_detector",)
+
+# Merging of several views in MMDetection's own configs (configs/retinanet).
 MERGE = {"nms": {"type": "nms", "iou_threshold": 0.5}, "max_per_img": 100}
-# Names that need no ``base``, with the model configs that MMDetection ships for them.
+# Names that work without ``base``, and MMDetection's model configs for them.
 DETECTORS = {
     "mask_rcnn": "mask-rcnn_r50_fpn",
     "cascade_mask_rcnn": "cascade-mask-rcnn_r50_fpn",
@@ -34,10 +36,10 @@ DETECTORS = {
 
 
 class Detector(ToolkitModel):
-    """A detector of MMDetection; the boxes of several views are merged by its DetTTAModel."""
+    """A detector of MMDetection; its DetTTAModel merges the boxes of several views."""
 
-    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """The boxes of all views, turned back, after a suppression of doubles for each class."""
+    def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Return the boxes of all views after undoing the views and per-class NMS."""
         from mmdet.models.test_time_augs import DetTTAModel
         from mmengine import ConfigDict
 
@@ -48,13 +50,13 @@ class Detector(ToolkitModel):
         return merged
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """As in the base class; see ``_enough_places`` for errors."""
-        with self._enough_places():
+        """Return the losses as the base class does; see ``_query_errors`` for errors."""
+        with self._query_errors():
             return super().loss(batch)
 
     def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
-        """As in the base class; see ``_enough_places`` for errors."""
-        with self._enough_places():
+        """Predict as the base class does; see ``_query_errors`` for errors."""
+        with self._query_errors():
             return super().predict_once(batch)
 
     def network_size(self, image: Tensor) -> tuple[int, int]:
@@ -64,8 +66,8 @@ class Detector(ToolkitModel):
         return height, width
 
     @contextlib.contextmanager
-    def _enough_places(self) -> Iterator[None]:
-        """Say in words that a DETR has more queries than its maps have places to begin at."""
+    def _query_errors(self) -> Iterator[None]:
+        """Reword the error of a DETR with more queries than positions in its maps."""
         try:
             yield
         except RuntimeError as error:
@@ -73,20 +75,20 @@ class Detector(ToolkitModel):
             if queries is None or "selected index k out of range" not in str(error):
                 raise
             raise ValueError(
-                f"the images are so small that their maps have fewer places than the {queries} "
+                f"the images are too small: their maps have fewer positions than the {queries} "
                 "queries of this detector; pass a lower head.num_proposals, or larger images"
             ) from error
 
     def check_merges(self) -> None:
-        """Refuse several views where masks are predicted, which MMDetection does not merge.
+        """Reject several views for detectors of masks, which MMDetection cannot merge.
 
         Raises:
             ValueError: The detector predicts masks.
         """
         if getattr(self.model, "with_mask", False):
             raise ValueError(
-                "MMDetection merges the boxes of several views, not their masks: leave out "
-                "data.test_scales and data.test_flip, or pass a detector without masks, such as "
+                "MMDetection merges only the boxes of several views, not masks: leave out "
+                "data.test_scales and data.test_flip, or pass a box detector, such as "
                 "head=retinanet"
             )
 
@@ -109,25 +111,26 @@ def build_detector(
     """Build a detector of MMDetection from its own config.
 
     The named options are the few that small images and small machines change; None keeps the
-    config's value, and a detector of one stage has no RoIs, proposals or masks to change. The
-    config says which maps of the backbone the neck gets.
+    config's value. One-stage detectors ignore RoIs, proposals and masks. The config selects the
+    backbone's maps for the neck.
 
     Args:
-        backbone: Built with ``dense=True``.
-        num_classes: Object classes, background not counted.
-        name: One of ``DETECTORS`` or, with ``base``, any.
-        base: The config of MMDetection's that it begins as; see ``base_config``.
-        model: What differs from it; see ``base_config``.
+        backbone: Backbone built with ``dense=True``.
+        num_classes: Number of object classes, without background.
+        name: One of ``DETECTORS``, or any name together with ``base``.
+        base: MMDetection config to start from; see ``base_config``.
+        model: Changes of it; see ``base_config``.
         num_rois: RoIs per image that train the second stage (512).
         num_proposals: Proposals per image that the second stage sees (1000), or queries of a DETR.
-        mask_size: Side of the predicted masks (28); their RoIs are half of it.
+        mask_size: Side of the predicted masks (28); their RoIs have half of it.
         anchor_scale: Side of the finest anchors over its stride (8 in two stages, 4 in RetinaNet).
         group_norm: GroupNorm in neck and convolutional heads, as in MMDetection's configs for
             training from random weights.
         options: Further values of MMDetection's model config; see ``override``.
 
     Raises:
-        ValueError: Unknown name or option, MMDetection absent, or a backbone without four maps.
+        ValueError: A name or option is unknown, MMDetection is missing, or the backbone lacks four
+            maps.
     """
     check_least(
         num_rois=num_rois,
@@ -142,14 +145,14 @@ def build_detector(
     _resize(config, num_rois, num_proposals, mask_size, anchor_scale)
     _cap_detections(config, num_classes)
     if group_norm:
-        _normalise(config)
-    # SyncBN runs on CUDA alone; trainer.sync_batchnorm=true turns BatchNorm back into it.
+        _set_group_norm(config)
+    # SyncBN needs CUDA; trainer.sync_batchnorm=true turns BatchNorm back into it.
     replace_batch_norms(config, {"type": "BN", "requires_grad": True})
     override(config, options or {})
     detector: Any = build_model("mmdet", config, backbone, typed=bool(options or model))
     if len(maps) < len(backbone.feature_info):
-        detector.neck.register_forward_pre_hook(functools.partial(_choose, maps))
-    _keep_operators_in_float(detector)
+        detector.neck.register_forward_pre_hook(functools.partial(_select_maps, maps))
+    _run_operators_in_float(detector)
     return Detector(detector, config, maps)
 
 
@@ -159,26 +162,26 @@ def base_detector(
     base: str | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> tuple[Any, tuple[int, ...]]:
-    """MMDetection's own config of a detector, fitted to a backbone, and the maps its neck gets.
+    """Return MMDetection's config of a detector, fitted to a backbone, and its neck's input maps.
 
-    The backbone itself is not in the config.
+    The config leaves the backbone itself out.
 
     Raises:
-        ValueError: Unknown name, MMDetection absent, a backbone without four maps, or a detector
-            that reads no pyramid.
+        ValueError: The name is unknown, MMDetection is missing, the backbone lacks four maps, or
+            the detector reads other inputs than a pyramid.
     """
     if base is None and name not in DETECTORS:
         raise ValueError(
-            f"there is no detector called {name!r}; known: {', '.join(DETECTORS)}, and any config "
-            "of MMDetection's as head.base"
+            f"unknown detector {name!r}; choose from {', '.join(DETECTORS)}, or pass any config of "
+            "MMDetection as head.base"
         )
     channels = check_pyramid(backbone, name)
     config = base_config("mmdet", base or DETECTORS[name], model)
     maps = tuple(config.get("backbone", {}).get("out_indices", range(len(channels))))
     if not config.get("neck") or not maps or not set(maps) <= set(range(len(channels))):
         raise ValueError(
-            f"{base or name} of MMDetection reads maps {maps} without or beside a neck; a detector "
-            "here has a neck over maps 0 to 3 of strides 4 to 32: name such a config as head.base"
+            f"{base or name} of MMDetection reads maps {maps} without a neck over them; pass a "
+            "config as head.base that has a neck over maps 0 to 3 of strides 4 to 32"
         )
     _first_neck(config).in_channels = [channels[index] for index in maps]
     if "data_preprocessor" in config:
@@ -190,19 +193,19 @@ def _first_neck(config: Any) -> Any:
     return config.neck[0] if isinstance(config.neck, list) else config.neck
 
 
-def _choose(
+def _select_maps(
     maps: tuple[int, ...], neck: nn.Module, inputs: tuple[Sequence[Tensor]]
 ) -> tuple[tuple[Tensor, ...]]:
-    """Give a neck those of the backbone's maps that its config asks for."""
+    """Return the backbone's maps that the neck's config selects."""
     return (tuple(inputs[0][index] for index in maps),)
 
 
-def _keep_operators_in_float(model: nn.Module) -> None:
-    """Let a detector train in bfloat16, which mmcv's RoIAlign and NMS do not take.
+def _run_operators_in_float(model: nn.Module) -> None:
+    """Run mmcv's RoIAlign and NMS in float32, so that a detector can train in bfloat16.
 
-    Features enter the RoI extractors in single precision, and scores and boxes leave the heads
-    in it; all layers with weights keep the precision that the run asks for. Where that is the
-    weights' own, pooled features turn back to it.
+    Features enter the RoI extractors, and scores and boxes leave the heads, in float32. Layers with
+    weights keep the run's precision. If the weights have another type, pooled features are cast
+    back to it.
     """
     from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
     from mmdet.models.roi_heads.bbox_heads import BBoxHead
@@ -211,21 +214,21 @@ def _keep_operators_in_float(model: nn.Module) -> None:
 
     for module in model.modules():
         if isinstance(module, BaseRoIExtractor):
-            module.register_forward_pre_hook(lambda _, inputs: _float(inputs))
+            module.register_forward_pre_hook(lambda _, inputs: _to_float(inputs))
         if isinstance(module, BBoxHead | FCNMaskHead):
-            module.register_forward_pre_hook(_like_weights)
+            module.register_forward_pre_hook(_cast_to_weights)
         if isinstance(module, BaseDenseHead | BBoxHead | FCNMaskHead):
-            module.register_forward_hook(lambda *call: _float(call[-1]))
+            module.register_forward_hook(lambda *call: _to_float(call[-1]))
 
 
-def _like_weights(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _cast_to_weights(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     dtype = next(head.parameters()).dtype
     return tuple(item.to(dtype) for item in inputs)
 
 
-def _float(value: Any) -> Any:
+def _to_float(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(_float(item) for item in value)
+        return type(value)(_to_float(item) for item in value)
     return value.float() if isinstance(value, Tensor) else value
 
 
@@ -243,7 +246,7 @@ def _resize(
     if "roi_head" not in config:
         return
     if num_proposals is not None:
-        _propose(config, num_proposals)
+        _set_proposals(config, num_proposals)
     stages = (
         config.train_cfg.rcnn
         if isinstance(config.train_cfg.rcnn, list)
@@ -258,7 +261,7 @@ def _resize(
         config.roi_head.mask_roi_extractor.roi_layer.output_size = mask_size // 2
 
 
-def _propose(config: Any, num_proposals: int) -> None:
+def _set_proposals(config: Any, num_proposals: int) -> None:
     if "num_proposals" in config.rpn_head:  # learnt, as in Sparse R-CNN
         config.rpn_head.num_proposals = num_proposals
         return
@@ -267,14 +270,14 @@ def _propose(config: Any, num_proposals: int) -> None:
 
 
 def _cap_detections(config: Any, num_classes: int) -> None:
-    """Let a detector of queries keep no more detections than it has pairs of query and class."""
+    """Cap the detections of a query detector at its number of (query, class) pairs."""
     if "num_proposals" in config.get("rpn_head", {}):
         kept = config.test_cfg.rcnn
         kept.max_per_img = min(kept.max_per_img, config.rpn_head.num_proposals * num_classes)
     if "num_queries" not in config or "max_per_img" not in config.get("test_cfg", {}):
         return
-    of_pairs = config.bbox_head.get("loss_cls", {}).get("use_sigmoid", False)
-    most = config.num_queries * (num_classes if of_pairs else 1)
+    per_class = config.bbox_head.get("loss_cls", {}).get("use_sigmoid", False)
+    most = config.num_queries * (num_classes if per_class else 1)
     config.test_cfg.max_per_img = min(config.test_cfg.max_per_img, most)
 
 
@@ -284,11 +287,11 @@ def _scale_anchors(head: Any, scale: float) -> None:
         if key in generator:
             generator[key] = value
             return
-    raise ValueError(f"head.anchor_scale={scale} is for detectors with anchors; leave it null")
+    raise ValueError(f"head.anchor_scale={scale} needs a detector with anchors; leave it null")
 
 
-def _normalise(config: Any) -> None:
-    """GroupNorm in the neck and in every convolutional head, in place of what norms there are."""
+def _set_group_norm(config: Any) -> None:
+    """Set GroupNorm in the neck and every convolutional head."""
     group_norm = {"type": "GN", "num_groups": 32, "requires_grad": True}
     if _first_neck(config).type == "FPN":
         _first_neck(config).norm_cfg = group_norm

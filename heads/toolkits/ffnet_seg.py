@@ -1,13 +1,13 @@
-"""The decoder of FFNet_seg: three maps at stride 8, squeezed, then FFNified attention blocks.
+"""Decoder of FFNet_seg: three maps resized to stride 8, squeezed, then FFNified attention blocks.
 
     x <- GELU(x + drop_path(V(GELU(K(BN(W x))))));  x <- GELU(x + drop_path(W2 GELU(W1 D(x))))
 
-Unlike in the backbone, a GELU follows each sum and there is no LayerScale. K, V and D are 9x9 and
-train with strips and a 5x5 kernel beside them, which ``fuse`` folds in.
+Unlike in the backbone, a GELU follows each sum and LayerScale is absent. K, V and D are 9x9; they
+train with parallel strips and a 5x5 kernel, which ``fuse`` merges.
 
 Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
-https://arxiv.org/abs/2406.02021, App. F.1; widths, order and drop path by block are those of the
-authors' code (github.com/ysj9909/FFNet), from which the published figures come.
+https://arxiv.org/abs/2406.02021, App. F.1; widths, order and drop path by block from the authors'
+code (github.com/ysj9909/FFNet), which gave the published figures.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ KERNEL = 9
 
 
 class FFNetSegDecoder(nn.Module):
-    """Maps at strides 8, 16 and 32 to one at stride 8.
+    """Decoder from maps at strides 8, 16 and 32 to one map at stride 8.
 
     Args:
         in_channels: Widths of the maps, fine to coarse.
-        out_channels: Width of what comes out; the published one has 1024.
+        out_channels: Width of the output; the published decoder has 1024.
         width: Channels of the blocks.
-        depth: Blocks; 3 for ADE20K, 5 for Cityscapes.
+        depth: Number of blocks; 3 for ADE20K, 5 for Cityscapes.
         expansion: Hidden width of W1 over ``width``; 4 for ADE20K, 1 for Cityscapes.
-        drop_path_rate: Of the last block, rising to it from 0; 0.1 for ADE20K, 0 for Cityscapes.
+        drop_path_rate: Rate of the last block, rising to it from 0; 0.1 for ADE20K, 0 for
+            Cityscapes.
         fused: Build the plain form for inference, without branches and BatchNorm.
 
     Shape: maps (B, C_i, h_i, w_i) -> (B, out_channels, h_0, w_0).
@@ -74,7 +75,7 @@ class FFNetSegDecoder(nn.Module):
             fuse(self)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Bicubic resizing to the finest map, all side by side, then the blocks."""
+        """Resize all maps to the finest, concatenate them and run the blocks."""
         finest, *others = maps
         size = finest.shape[-2:]
         others = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in others]
@@ -82,10 +83,10 @@ class FFNetSegDecoder(nn.Module):
         return self.align(self.blocks(self.squeeze(x)))
 
     def fold_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fold weights of the training form for a fused decoder; others stay as they are.
+        """Fold weights of the training form for a fused decoder; other weights stay as they are.
 
         Raises:
-            ValueError: Fused weights for the training form, to which there is no way back.
+            ValueError: The weights are fused but the decoder is not, which is irreversible.
         """
         if "squeeze.0.weight" in state_dict and not is_fused(self):
             option = "head.model.decode_head.fused=true"
@@ -98,7 +99,7 @@ class FFNetSegDecoder(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """FFNified attention, then a ConvNeXt block, a GELU after each shortcut.
+    """FFNified attention, then a ConvNeXt block, with a GELU after each shortcut.
 
     Shape: (B, C, H, W) -> (B, C, H, W).
     """
@@ -112,6 +113,6 @@ class DecoderBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token mixer, then channel mixer: (B, C, H, W) -> (B, C, H, W)."""
+        """Apply the token mixer, then the channel mixer: (B, C, H, W) -> (B, C, H, W)."""
         x = F.gelu(x + self.drop_path(mix_nchw(self.token_mixer, x)))
         return F.gelu(x + self.drop_path(mix_nchw(self.channel_mixer, x)))

@@ -1,4 +1,4 @@
-"""MMSegmentation's segmentors around our backbones, and our decode heads in MMSegmentation."""
+"""MMSegmentation's segmentors with our backbones, and our decode heads in MMSegmentation."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from heads.toolkits.toolkit import (
     set_classes,
 )
 
-# Names that need no ``base``, with the model configs that MMSegmentation ships for them.
+TARGETS = ("build_segmentor",)
+
+# Names that work without ``base``, and MMSegmentation's model configs for them.
 SEGMENTORS = {"upernet": "upernet_r50"}
-# Decode heads of ours, by the names that configs have for them.
+# Our decode heads, by their names in configs.
 DECODE_HEADS = ("FFNetSegHead",)
 
 
 class Segmentor(ToolkitModel):
-    """A segmentor of MMSegmentation; the probabilities of several views are averaged."""
+    """A segmentor of MMSegmentation; probabilities of several views are averaged."""
 
-    def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-        """Do as the base class does; windows get no ``pad_shape``.
+    def _prepare(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """Prepare a batch as the base class does, without ``pad_shape`` for sliding windows.
 
         It is the size of the whole image, to which Mask2Former's head would resize each window.
         """
-        data = super()._prepared(batch, training=training)
+        data = super()._prepare(batch, training=training)
         if not training and self.model.test_cfg.get("mode") == "slide":
             for sample in data["data_samples"]:
                 sample.pop("pad_shape", None)
         return data
 
-    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """The mean of the views' probabilities, as MMSegmentation's SegTTAModel takes it.
+    def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Return predictions from the views' mean probabilities, as MMSegmentation's SegTTAModel.
 
-        ``seg_logits`` are the logarithms of the means. One view's logits are held at a time, as
-        those of a large image with many classes fill a GPU.
+        ``seg_logits`` are the logarithms of the means. Views are processed one by one, as the
+        logits of a large image with many classes fill a GPU.
         """
         samples: list[Any] = []
         means: list[Tensor] = []
@@ -69,7 +71,7 @@ class Segmentor(ToolkitModel):
 
 
 def register_decode_heads() -> None:
-    """Make our decode heads types of MMSegmentation's; a second call does nothing."""
+    """Register our decode heads with MMSegmentation; later calls return at once."""
     with BUILDING:
         _register_decode_heads()
 
@@ -106,7 +108,7 @@ def _register_decode_heads() -> None:
             )
 
         def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-            """The maps of the backbone -> logits (B, classes, H / 8, W / 8)."""
+            """Map the backbone's maps to logits (B, classes, H / 8, W / 8)."""
             logits: Tensor = self.cls_seg(self.decoder(self._transform_inputs(inputs)))
             return logits
 
@@ -133,38 +135,39 @@ def build_segmentor(
 ) -> ToolkitModel:
     """Build a segmentor of MMSegmentation from its own config.
 
-    Its SyncBN becomes BatchNorm, which runs on any device; ``trainer.sync_batchnorm=true`` turns it
-    back where several GPUs train.
+    SyncBN is replaced by BatchNorm, which runs on any device. For several GPUs
+    ``trainer.sync_batchnorm=true`` restores it.
 
     Args:
-        backbone: Built with ``dense=True``.
-        num_classes: Classes that are scored, the ignored label not counted.
-        name: One of ``SEGMENTORS`` or, with ``base``, any.
-        base: The config of MMSegmentation's that it begins as; see ``base_config``.
-        model: What differs from it; see ``base_config``.
-        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps both,
-            and a head of masks or one that is read by another has its own.
-        group_norm: GroupNorm in place of BatchNorm, for batches of a few small images: where maps
-            are pooled to 1x1, two images leave two values to normalise by, evaluation has others.
-        class_weights: Weight of each class in both losses, where one class fills most pixels.
-            MMSegmentation divides by the weights of a process's own pixels, so that of several
-            processes the loss is the mean of weighted means, not the weighted mean over all.
-            A head of masks weighs masks, and takes and ignores them.
+        backbone: Backbone built with ``dense=True``.
+        num_classes: Number of scored classes, without the ignored label.
+        name: One of ``SEGMENTORS``, or any name together with ``base``.
+        base: MMSegmentation config to start from; see ``base_config``.
+        model: Changes of it; see ``base_config``.
+        channels: Width of the decode head (512) and, halved, of the auxiliary one; None keeps both.
+            Heads of masks and heads read by others keep their own.
+        group_norm: GroupNorm instead of BatchNorm, for batches of a few small images. Where maps
+            are pooled to 1x1, two images leave BatchNorm two values, unlike in evaluation.
+        class_weights: Weight per class in both losses, for data that one class dominates.
+            MMSegmentation divides by the weights of a process's own pixels. With several processes
+            the loss is therefore the mean of weighted means, unlike the weighted mean over all.
+            Heads of masks ignore the weights.
         test_crop: Height and width of a window that slides over the image in evaluation; None for
             whole images.
-        test_stride: How far the window moves (two thirds of it, rounded up, as usual).
+        test_stride: Step of the window; None means two thirds of it, rounded up.
         pad_to: Side or (H, W) that training images are padded to, with 255 in their masks, as the
-            crop of mmseg's own pipelines does; None pads to the largest of a batch.
+            crop in mmseg's own pipelines does; None pads to the largest of a batch.
         dropout: Share of channels that decode heads drop before their last layer (0.1).
-        auxiliary_weight: Weight of an auxiliary head's loss (0.4), if there is such a head.
+        auxiliary_weight: Weight of an auxiliary head's loss (0.4), if the config has one.
         options: Further values of MMSegmentation's model config; see ``override``.
 
     Raises:
-        ValueError: Unknown name or option, MMSegmentation absent, or a backbone without four maps.
+        ValueError: A name or option is unknown, MMSegmentation is missing, or the backbone lacks
+            four maps.
     """
     check_least(channels=channels)
     config = base_segmentor(backbone, name, base, model)
-    freeze_unread(backbone, maps_read(config))
+    freeze_unread(backbone, find_read_maps(config))
     if channels is not None:
         _set_width(config, channels)
     set_classes(config, num_classes)
@@ -172,7 +175,7 @@ def build_segmentor(
     replace_batch_norms(config, norm | {"requires_grad": True})
     if class_weights is not None:
         _weight_classes(config, list(class_weights), num_classes)
-    _slide(config, test_crop, test_stride)
+    _set_sliding(config, test_crop, test_stride)
     for head in _heads(config):
         if dropout is not None and "dropout_ratio" in head and head is config.decode_head:
             head.dropout_ratio = dropout
@@ -193,21 +196,21 @@ def base_segmentor(
     base: str | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> Any:
-    """MMSegmentation's own config of a segmentor, fitted to a backbone, which is not in it.
+    """Return MMSegmentation's config of a segmentor, fitted to a backbone and without it.
 
     Raises:
-        ValueError: Unknown name, MMSegmentation absent, or a backbone without four maps.
+        ValueError: The name is unknown, MMSegmentation is missing, or the backbone lacks four maps.
     """
     if base is None and name not in SEGMENTORS:
         raise ValueError(
-            f"there is no segmentor called {name!r}; known: {', '.join(SEGMENTORS)}, and any "
-            "config of MMSegmentation's as head.base"
+            f"unknown segmentor {name!r}; choose from {', '.join(SEGMENTORS)}, or pass any config "
+            "of MMSegmentation as head.base"
         )
     widths = check_pyramid(backbone, name)
     config = base_config("mmseg", base or SEGMENTORS[name], model)
     register_decode_heads()
     config.pretrained = None
-    if config.get("neck"):  # the heads read what it gives
+    if config.get("neck"):  # the heads read its output
         config.neck.in_channels = widths
     else:
         for head in _heads(config):
@@ -220,20 +223,21 @@ def base_segmentor(
     return config
 
 
-def _slide(
+def _set_sliding(
     config: Any, crop: int | Sequence[int] | None, stride: int | Sequence[int] | None
 ) -> None:
-    """Predict in windows, whose logits are averaged where they overlap."""
+    """Set prediction in sliding windows, with logits averaged where windows overlap."""
     if crop is None:
         if stride is not None:
-            raise ValueError(f"head.test_stride={stride} moves a window: pass head.test_crop, too")
+            raise ValueError(f"head.test_stride={stride} needs a window; pass head.test_crop, too")
         return
     window = _pair("test_crop", crop)
     thirds = [-(-2 * side // 3) for side in window]
     steps = thirds if stride is None else _pair("test_stride", stride)
     if any(step > side for step, side in zip(steps, window, strict=True)):
         raise ValueError(
-            f"head.test_stride={stride} would leave gaps between windows of head.test_crop={crop}"
+            f"head.test_stride={stride} leaves gaps between windows of head.test_crop={crop}; "
+            "pass a smaller stride"
         )
     config.test_cfg.update(mode="slide", crop_size=tuple(window), stride=tuple(steps))
 
@@ -241,12 +245,12 @@ def _slide(
 def _pair(name: str, value: int | Sequence[int]) -> list[int]:
     pair = [value, value] if isinstance(value, int) else [int(side) for side in value]
     if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"head.{name}={value} is no size; give one number or [height,width]")
+        raise ValueError(f"head.{name} must be one positive number or [height,width], got {value}")
     return pair
 
 
-def maps_read(config: Any) -> set[int]:
-    """Which of the backbone's maps the neck or the heads of a segmentor's config read."""
+def find_read_maps(config: Any) -> set[int]:
+    """Return the indices of the backbone's maps that the neck or heads of a config read."""
     if config.get("neck"):
         return {0, 1, 2, 3}
     read: set[int] = set()
@@ -257,7 +261,7 @@ def maps_read(config: Any) -> set[int]:
 
 
 def _heads(config: Any) -> Iterator[Any]:
-    """The decode heads of a config and its auxiliary ones."""
+    """Yield the decode heads of a config and its auxiliary heads."""
     for key in ("decode_head", "auxiliary_head"):
         found = config.get(key) or ()
         yield from found if isinstance(found, list | tuple) else [found]

@@ -1,6 +1,6 @@
-"""What the MMDetection and MMSegmentation adapters share: base configs in, a trainable model out.
+"""Base of the MMDetection and MMSegmentation adapters: base configs in, a trainable model out.
 
-The toolkits are imported inside functions, so that everything else works where they are absent.
+The toolkits are imported inside functions, so everything else works without them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from backbones import Backbone
 from backbones.options import unknown
 
 STRIDES = (4, 8, 16, 32)
-# Types that are in no registry: mmcv's operators.
+# mmcv's operators, which no registry lists.
 UNREGISTERED = ("RoIAlign", "RoIPool", "nms", "soft_nms")
-# The toolkits whose parts a config may name by ``<toolkit>.<part>``.
+# Toolkits with parts that a config may name as ``<toolkit>.<part>``.
 SCOPES = ("mmdet", "mmseg")
-# Keys by which the toolkits look elsewhere for what they build, or load weights from a path or URL.
+# Keys that make the toolkits import code or load weights from elsewhere.
 FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "checkpoint")
 
-# The toolkits' default scope and the level of logging are the same for all threads.
+# Building changes the toolkits' default scope and the logging level, which threads share.
 BUILDING = threading.Lock()
 
 
 class ToolkitModel(nn.Module):
-    """A toolkit's detector or segmentor behind ``loss(batch)`` and ``predict(batch)``.
+    """A toolkit's detector or segmentor with ``loss(batch)`` and ``predict(batch)``.
 
-    Batches are what the toolkits' collation makes: ``{"inputs": list of uint8 (3, H, W), BGR,
-    "data_samples": list}``; the toolkit's own data preprocessor normalises and pads them.
+    Batches come from the toolkits' collation: ``{"inputs": list of uint8 (3, H, W), BGR,
+    "data_samples": list}``. The toolkit's own data preprocessor normalises and pads them.
 
     Args:
-        model: Built by ``build_model``; its backbone is ours.
+        model: Result of ``build_model`` with our backbone.
         config: The toolkit's config that it was built from.
-        maps: Which of the backbone's maps the neck gets.
+        maps: Indices of the backbone's maps that the neck gets.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ToolkitModel(nn.Module):
         super().__init__()
         self.model: Any = model
         self.maps = tuple(maps)
-        # Exporters write it down; the backbone's part is theirs to say.
+        # Exporters write this; the backbone describes itself.
         self.config = {key: value for key, value in config.items() if key != "backbone"}
 
     @property
@@ -59,29 +59,29 @@ class ToolkitModel(nn.Module):
         return backbone
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Losses (names with "loss", to be summed) and figures to watch, each a scalar."""
-        data = self._prepared(batch, training=True)
+        """Return losses (names with "loss", to be summed) and figures to log, each a scalar."""
+        data = self._prepare(batch, training=True)
         losses = self.model(**data, mode="loss")
-        _, totals = self.model.parse_losses(losses)  # some come per feature level
+        _, totals = self.model.parse_losses(losses)  # some losses are lists over feature levels
         return {name: totals[name] for name in losses}
 
     def predict(self, batch: Mapping[str, Any]) -> list[Any]:
         """Return the toolkit's data samples with predictions at the original image size.
 
-        Each image gets the prediction that it gets alone, in the order of the batch. Where the
-        batch has several views of each image, ``{"inputs": a list of images for each view,
-        "data_samples": likewise}``, their predictions are merged.
+        The order is the batch's, and each prediction equals that of the image alone. With several
+        views per image, ``{"inputs": a list of images per view, "data_samples": likewise}``, the
+        views' predictions are merged.
         """
         if isinstance(batch["inputs"][0], list | tuple):
             count = len(batch["inputs"])
-            return self.merged({k: v[view] for k, v in batch.items()} for view in range(count))
+            return self.merge_views({k: v[view] for k, v in batch.items()} for view in range(count))
         return self.predict_once(batch)
 
     def predict_once(self, batch: Mapping[str, Any]) -> list[Any]:
-        """Predict a batch that has one view of each image.
+        """Predict a batch with one view per image.
 
         The toolkit pads a batch to its largest image, and networks see the padding. Images of
-        different ``network_size`` therefore pass the network in separate batches.
+        different ``network_size`` are therefore predicted in separate batches.
         """
         places: dict[tuple[int, int], list[int]] = {}
         for place, image in enumerate(batch["inputs"]):
@@ -89,7 +89,7 @@ class ToolkitModel(nn.Module):
         predictions: list[Any] = [None] * len(batch["inputs"])
         for group in places.values():
             part = {key: [values[place] for place in group] for key, values in batch.items()}
-            data = self._prepared(part, training=False)
+            data = self._prepare(part, training=False)
             for place, found in zip(group, self.model(**data, mode="predict"), strict=True):
                 predictions[place] = found
         return predictions
@@ -97,57 +97,56 @@ class ToolkitModel(nn.Module):
     def network_size(self, image: Tensor) -> tuple[int, int]:
         """Return the (H, W) that images must share to be predicted in one batch.
 
-        It is the size of the image itself: heads of MMSegmentation read the size of the first
-        image for the whole batch.
+        Here the size of the image itself: heads of MMSegmentation use the first image's size for
+        the whole batch.
         """
         height, width = image.shape[-2:]
         return height, width
 
-    def merged(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """One prediction for each image, from those for its views."""
+    def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Return one prediction per image, merged from its views."""
         raise NotImplementedError
 
-    def _prepared(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-        """The batch as the toolkit's model takes it, the images in the precision of its weights."""
+    def _prepare(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """Return a batch for the toolkit's model, with images in the precision of its weights."""
         data: dict[str, Any] = self.model.data_preprocessor(dict(batch), training=training)
         weights = next(self.model.parameters())
         return data | {"inputs": data["inputs"].to(weights.dtype)}
 
 
 def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = None) -> Any:
-    """Read the model of a config that the installed toolkit ships.
+    """Return the model of a config that the installed toolkit ships.
 
     Args:
         toolkit: "mmdet" or "mmseg".
-        name: File name under ``configs/_base_/models``, without ending, or, with its folder, under
-            ``configs``, such as ``fcos/fcos_r50-caffe_fpn_gn-head_1x_coco``.
-        changes: What differs, merged as a config of the toolkit's is into the one that it inherits
-            from: a list is replaced, and so is a dict with ``_delete_: true`` in it.
+        name: File name under ``configs/_base_/models`` without ending, or a path under ``configs``,
+            such as ``fcos/fcos_r50-caffe_fpn_gn-head_1x_coco``.
+        changes: Changes, merged as the toolkit merges a config into its base: lists are replaced,
+            and so are dicts with ``_delete_: true``.
 
     Raises:
-        ValueError: The toolkit or the config is absent, or the changes name what ``refuse_foreign``
-            refuses.
+        ValueError: The toolkit or config is missing, or ``check_foreign_keys`` rejects the changes.
     """
     if importlib.util.find_spec(toolkit) is None:
         task = {"mmdet": "detection", "mmseg": "segmentation"}[toolkit]
         raise ValueError(
-            f"task={task} needs {toolkit}; run: make install, or pip install -e '.[dense]'"
+            f"task={task} needs {toolkit}; type make install, or pip install -e '.[dense]'"
         )
     from mmengine import Config
 
     models = base_configs(toolkit) / "models"
     folder = models.parents[1] if "/" in name else models
     path = (folder / f"{name}.py").resolve()
-    # A config is a program, so that none from elsewhere is read.
+    # Configs are programs, so only the toolkit's own are read.
     if not path.is_relative_to(folder.resolve()) or not path.is_file():
         raise ValueError(_absent_config(toolkit, folder, name))
     config = Config.fromfile(path)
     if config.get("model") is None:
-        raise ValueError(f"{toolkit}'s config {name!r} has no model; name one that has")
+        raise ValueError(f"{toolkit}'s config {name!r} lacks a model; name one that has a model")
     found = Config({"model": config.model})
     if changes:
-        refuse_foreign(changes, "head.model", allowed="_delete_")
-        # The merging takes `_delete_` out of what it is given.
+        check_foreign_keys(changes, "head.model", allowed="_delete_")
+        # Merging removes `_delete_` from its argument, so it gets a copy.
         found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
     return found.model
 
@@ -157,11 +156,11 @@ def _absent_config(toolkit: str, folder: Path, name: str) -> str:
     own = folder / name.partition("/")[0]
     if "/" in name and ".." not in name and own.is_dir():
         shipped = sorted(f"{own.name}/{path.stem}" for path in own.glob("*.py"))
-    return f"{toolkit} ships no model config {name!r}; it has {', '.join(shipped)}"
+    return f"{toolkit} lacks the model config {name!r}; it has {', '.join(shipped)}"
 
 
 def base_configs(toolkit: str) -> Path:
-    """The folder of the base configs that an installed toolkit ships.
+    """Return the folder of the base configs that an installed toolkit ships.
 
     mmengine.hub.get_config would pip-install the original mmsegmentation over our fork of it.
     """
@@ -170,49 +169,49 @@ def base_configs(toolkit: str) -> Path:
 
 
 def build_model(toolkit: str, config: Any, backbone: Backbone, *, typed: bool = False) -> nn.Module:
-    """Build a toolkit's model around a backbone that already exists.
+    """Build a toolkit's model with an existing backbone.
 
-    mmengine's ``build`` takes any callable as type, so the backbone goes in as it is, with its
-    weights, and nothing of ours has to be registered with the toolkit.
+    mmengine's ``build`` accepts any callable as type. So the backbone is passed as it is, with its
+    weights, and our classes need no registration with the toolkit.
 
     Args:
         toolkit: "mmdet" or "mmseg".
-        config: The toolkit's, with the parts around the backbone.
-        backbone: Ours.
-        typed: Whether a user has changed the config; what the toolkit raises is then about that.
+        config: The toolkit's config of the parts around the backbone.
+        backbone: Our backbone.
+        typed: True if a user changed the config; errors of the toolkit are then reworded.
 
     Raises:
-        ValueError: A part that the toolkit does not have, or a typed value that it does not take.
+        ValueError: The toolkit lacks a part, or rejects a user's value.
     """
     from mmengine.registry import DefaultScope
 
     importlib.import_module(f"{toolkit}.models")  # registers the toolkit's modules
     config.pop("pretrained", None)
     config.backbone = None
-    refuse_unregistered(toolkit, config)
+    check_registered_types(toolkit, config)
     config.backbone = {"type": lambda: backbone}
-    # Heads and necks start from the toolkit's own initialisation; a Backbone has no init_weights
-    # and keeps its weights.
-    with BUILDING, quiet(), DefaultScope.overwrite_default_scope(toolkit):
+    # Heads and necks start from the toolkit's initialisation. A Backbone lacks init_weights, so it
+    # keeps its weights.
+    with BUILDING, silence_toolkits(), DefaultScope.overwrite_default_scope(toolkit):
         models = importlib.import_module(f"{toolkit}.registry").MODELS
         try:
-            model: nn.Module = models.build(copy.deepcopy(config))  # builders change what they get
-        except Exception as error:  # builders raise whatever a typed value makes of them
+            model: nn.Module = models.build(copy.deepcopy(config))  # builders change their input
+        except Exception as error:  # builders raise all kinds over a user's value
             if not typed:
                 raise
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ValueError(
                 f"{toolkit} cannot build a model with head.options: {reason}"
             ) from error
-        # What is built on the meta device is counted: it has no values.
+        # Models on the meta device are only counted: they lack values to initialise.
         if not any(parameter.is_meta for parameter in model.parameters()):
             model.init_weights()  # type: ignore[operator]
     return model
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out the toolkits' remarks, of which initialisation makes one per parameter."""
+def silence_toolkits() -> Iterator[None]:
+    """Silence the toolkits' log, which has one line per initialised parameter."""
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -222,36 +221,37 @@ def quiet() -> Iterator[None]:
 
 
 def check_least(**options: float | None) -> None:
-    """Refuse sizes and numbers below 1, or a scale that is not above 0, if they are given."""
+    """Raise an error for given integers below 1 and other numbers of 0 or below."""
     for name, value in options.items():
         if value is not None and (value < 1 if isinstance(value, int) else value <= 0):
-            raise ValueError(f"head.{name}={value} is too low")
+            lowest = "at least 1" if isinstance(value, int) else "above 0"
+            raise ValueError(f"head.{name} must be {lowest}, got {value}")
 
 
 def check_pyramid(backbone: Backbone, head: str) -> list[int]:
-    """Channels of the four maps that dense heads read.
+    """Return the channels of the four maps that dense heads read.
 
     Raises:
-        ValueError: The backbone was not built for dense prediction, or has other strides.
+        ValueError: The backbone was built without ``dense=True``, or has other strides.
     """
     strides = tuple(info.stride for info in backbone.feature_info)
     if not backbone.dense or strides != STRIDES:
         raise ValueError(
-            f"{head} reads normalised maps at strides {STRIDES}; "
+            f"{head} needs normalised maps at strides {STRIDES}; "
             f"build the backbone with create_backbone({backbone.name!r}, dense=True)"
         )
     return [info.channels for info in backbone.feature_info]
 
 
 def freeze_unread(backbone: Backbone, read: Collection[int]) -> None:
-    """Freeze what only maps that are not ``read`` need, as DDP waits for all gradients."""
+    """Freeze the parameters of unread maps, as DDP waits for every gradient."""
     for index, prefix in enumerate(backbone.map_keys):
         if index not in read:
             backbone.get_submodule(prefix.removesuffix(".")).requires_grad_(False)
 
 
 def set_classes(config: Any, num_classes: int) -> None:
-    """Set the number of classes everywhere, and the weights of each class and of no object."""
+    """Set the number of classes everywhere, with class weights and the no-object weight."""
     if isinstance(config, list | tuple):
         for item in config:
             set_classes(item, num_classes)
@@ -267,7 +267,7 @@ def set_classes(config: Any, num_classes: int) -> None:
 
 
 def replace_batch_norms(config: Any, norm: Mapping[str, Any]) -> None:
-    """Put a norm in the place of every SyncBN and BatchNorm that a config names."""
+    """Replace every SyncBN and BatchNorm in a config by another norm."""
     if isinstance(config, list | tuple):
         for item in config:
             replace_batch_norms(item, norm)
@@ -280,17 +280,17 @@ def replace_batch_norms(config: Any, norm: Mapping[str, Any]) -> None:
 
 
 def override(config: Any, options: Mapping[str, Any]) -> None:
-    """Set values of a toolkit's config that it has already.
+    """Set existing values of a toolkit's config.
 
     Args:
-        config: Changed in place.
-        options: Nested as the config is, with names joined by dots where that is shorter, such as
-            ``{"rpn_head.anchor_generator": {"scales": [4]}}``; items of a list go by their number.
+        config: Config, changed in place.
+        options: Values, nested as in the config or with names joined by dots, such as
+            ``{"rpn_head.anchor_generator": {"scales": [4]}}``; list items go by their number.
 
     Raises:
-        ValueError: A key that the config does not have, or what ``refuse_foreign`` refuses.
+        ValueError: The config lacks a key, or ``check_foreign_keys`` rejects the options.
     """
-    refuse_foreign(options)
+    check_foreign_keys(options)
     for dotted, value in options.items():
         *parents, last = (int(name) if name.isdigit() else name for name in str(dotted).split("."))
         node = config
@@ -299,7 +299,7 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
         if not _has(node, last):
             known = range(len(config)) if isinstance(config, list) else sorted(config)
             raise ValueError(
-                f"the toolkit's model config has no '{dotted}' there, but "
+                f"the toolkit's model config lacks '{dotted}'; known here: "
                 f"{', '.join(map(str, known))}"
             )
         if isinstance(value, Mapping) and isinstance(node[last], dict | list):
@@ -308,40 +308,38 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
             node[last] = value
 
 
-def refuse_foreign(options: Any, group: str = "head.options", allowed: str = "") -> None:
-    """Refuse options that would have a toolkit import or read what is none of its own.
+def check_foreign_keys(options: Any, group: str = "head.options", allowed: str = "") -> None:
+    """Reject options that would make a toolkit import or read things from elsewhere.
 
     Args:
         options: Nested dicts and lists.
-        group: What they are called where they are typed.
-        allowed: One of ``FOREIGN`` that may be there.
+        group: Name of the option group, for messages.
+        allowed: One of ``FOREIGN`` that is allowed.
 
     Raises:
-        ValueError: Names the option.
+        ValueError: A key is foreign; the message names it.
     """
     if isinstance(options, list | tuple):
         for item in options:
-            refuse_foreign(item, group, allowed)
+            check_foreign_keys(item, group, allowed)
     elif isinstance(options, Mapping):
         for key, value in options.items():
             last = str(key).rpartition(".")[2]
             if last in FOREIGN and last != allowed:
                 raise ValueError(
-                    f"{group}: {key} is refused, as nothing from elsewhere is read; options "
-                    "are values of the toolkit's own parts"
+                    f"{group}: {key} is rejected, as it reads things from elsewhere; options "
+                    "must be values of the toolkit's own parts"
                 )
-            refuse_foreign(value, group, allowed)
+            check_foreign_keys(value, group, allowed)
 
 
-def refuse_unregistered(toolkit: str, config: Any) -> None:
-    """Refuse a config with a ``type`` that is no part of a toolkit, whose modules are imported.
-
-    mmengine imports and calls whatever another name leads to.
+def check_registered_types(toolkit: str, config: Any) -> None:
+    """Reject a ``type`` that is not a part of the toolkit: mmengine imports and calls any name.
 
     Raises:
-        ValueError: Names the type, and those that are near to it.
+        ValueError: A type is unknown; the message suggests similar ones.
     """
-    known = {*UNREGISTERED, *_parts(toolkit), *_parts("mmengine")}
+    known = {*UNREGISTERED, *_registered_names(toolkit), *_registered_names("mmengine")}
 
     def check(value: Any) -> None:
         if isinstance(value, list | tuple):
@@ -351,20 +349,20 @@ def refuse_unregistered(toolkit: str, config: Any) -> None:
             for key, item in value.items():
                 if key == "type" and not isinstance(item, Mapping) and not is_known(item):
                     raise ValueError(
-                        f"head.options: type={item} is refused: "
+                        f"head.options: type={item} is rejected: "
                         + unknown(f"part of {toolkit}", str(item), known, "see its documentation.")
                     )
                 check(item)
 
     def is_known(name: Any) -> bool:
         scope, _, part = str(name).partition(".")
-        return name in known or (scope in SCOPES and part in _parts(scope))
+        return name in known or (scope in SCOPES and part in _registered_names(scope))
 
     check(config)
 
 
-def _parts(package: str) -> set[str]:
-    """All names in the registries of a toolkit or of mmengine."""
+def _registered_names(package: str) -> set[str]:
+    """Return all names in the registries of a toolkit or of mmengine."""
     from mmengine.registry import Registry
 
     if package in SCOPES:

@@ -25,6 +25,7 @@ from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
 from heads.losses import NO_TOKENS
 from heads.token_label_maps import token_labels
+from tasks.classification.family import FAMILY
 from tasks.classification.patch_check import unseen_patches
 from tasks.classification.teacher import (
     OPTION,
@@ -33,9 +34,8 @@ from tasks.classification.teacher import (
     TeacherOptions,
     load_teacher,
 )
-from tasks.engine.base import BaseTask
-from tasks.engine.batches import Batch, Row
-from tasks.engine.classes import check_several, readable
+from tasks.engine.batches import Batch, Row, input_names
+from tasks.engine.classes import ClassesTask, check_several, readable
 from tasks.engine.drawing import Tile, contact_sheet, to_image
 from tasks.engine.evaluation_loss import Summed, of_classes
 from tasks.engine.gather import refuse_together
@@ -45,7 +45,7 @@ make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
 
 
-class ClassificationTask(BaseTask):
+class ClassificationTask(ClassesTask):
     """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
 
     The loss of validation is the cross entropy alone, see ``evaluation_loss``.
@@ -68,7 +68,7 @@ class ClassificationTask(BaseTask):
         ValueError: An option that Mixup does not have, or labels that would be smoothed twice.
     """
 
-    monitor = "val/top1"
+    family = FAMILY
     preview_images = 36
     headline = ("top1", "top5")
     metric_stores = ("accuracy",)
@@ -245,7 +245,7 @@ class ClassificationTask(BaseTask):
         """
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
-        names = self.image_names(batch, datamodule)
+        names = input_names(batch, datamodule, self.family.modality)
         indices, values = best.indices.tolist(), best.values.tolist()
         return [
             {
@@ -260,9 +260,6 @@ class ClassificationTask(BaseTask):
             }
             for name, labels, shares in zip(names, indices, values, strict=True)
         ]
-
-    def _meanings(self, labels: Sequence[int]) -> Row:
-        return {"names": [self.shown_names[i] for i in labels]} if self._has_other_names else {}
 
     def answer(self, row: Row) -> str:
         """The best classes with their probabilities."""

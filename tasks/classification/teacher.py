@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from backbones import list_backbones
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.options import check_value
-from heads.distillation import Distillation, Taught
+from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier
+from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
 from tasks.engine.saved_config import checkpoint_file, open_saved
 
@@ -116,7 +117,7 @@ class Teacher:
         self._place: tuple[torch.device, torch.dtype] | None = None
 
     @torch.no_grad()
-    def say_of(self, images: Tensor, normalisation: Normalisation) -> Taught:
+    def say_of(self, images: Tensor, normalisation: Normalisation) -> TeacherLogits:
         """The logits of images (B, 3, H, W) that are normalised as the student's are.
 
         Called within the precision of the training step, which is then the teacher's as well.
@@ -125,7 +126,7 @@ class Teacher:
         if self._place != place:
             self.network.to(*place)
             self._place = place
-        return Taught(self.network(self.as_trained_on(images, normalisation)), self.how)
+        return TeacherLogits(self.network(self.as_trained_on(images, normalisation)), self.how)
 
     def as_trained_on(self, images: Tensor, normalisation: Normalisation) -> Tensor:
         """Images in the teacher's normalisation and size."""
@@ -235,12 +236,12 @@ def _of_run(
         raise ValueError(
             f"{file} is of a run of {trained}, not of {name}; leave {OPTION}.teacher out"
         )
-    if config["task"]["_target_"] != "tasks.classification.task.ClassificationTask":
+    if config["task"]["_target_"] != FAMILY.task:
         raise ValueError(
             f"{file} is of a run of task={config['task_name']}, whose network gives no classes of "
             "images; pass a run of task=classification or transfer"
         )
-    task = load_run(file)
+    task: Any = load_run(file)
     _check_count(len(task.class_names), class_names, str(file))
     return task.model, trained, task.data.normalisation, None
 

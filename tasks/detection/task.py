@@ -14,8 +14,9 @@ from PIL import Image
 from torchvision.ops import nms
 
 from tasks.detection.coco_metric import KINDS, STATS, CocoMetric, instances
-from tasks.engine.base import BaseTask
+from tasks.detection.family import FAMILY
 from tasks.engine.batches import Batch, Row
+from tasks.engine.classes import ClassesTask
 from tasks.engine.drawing import draw_instances, open_upright, side_by_side
 from tasks.engine.whole_files import write_whole
 
@@ -23,13 +24,13 @@ PREVIEW_SCORE = 0.3
 SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
 
 
-class DetectionTask(BaseTask):
+class DetectionTask(ClassesTask):
     """A detector of MMDetection; COCO's average precision for boxes and, where predicted, masks.
 
     The datamodule tells the ground truth: ``annotations`` and ``category_ids``.
     """
 
-    monitor = "val/AP50"
+    family = FAMILY
     headline = ("AP", "AP50", "mask_AP")
     metric_stores = ("metric",)
     why_no_loss = (

@@ -1,10 +1,7 @@
 """Inputs and outputs of tasks: batches, models, rows of predictions.
 
-A batch is a dictionary. Of classification it holds ``image``, normalised floats (B, 3, H, W);
-``label``, whole numbers (B,) or shares of the classes (B, K); and maybe ``sample_id`` (B,), the
-places in the data set, by which predictions name their files. Of detection and segmentation it is
-the MM toolkits': ``inputs``, a list of uint8 images (3, H, W) in BGR, and ``data_samples``, a list
-of their ``DetDataSample`` or ``SegDataSample`` with the annotations.
+A batch is a dictionary whose first entry is the input; each ``Family.batch`` lists its entries.
+``sample_id`` (B,), the places in the data set, names the inputs of predictions.
 """
 
 from __future__ import annotations
@@ -13,44 +10,64 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from tasks.engine.family import Family
+
 Batch = dict[str, Any]
 Row = dict[str, Any]
+UNREADABLE = "unreadable"  # key of the inputs of a batch, and of the reason in a row
 
 
 class Model(Protocol):
     """A backbone with a head: the only model a task sees."""
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalars; those with "loss" in the name are summed, the others only logged."""
+        """Return scalars; those with "loss" in the name are summed, the others only logged."""
 
     def predict(self, batch: Batch) -> Any:
-        """Predictions in the form that the task's metric takes."""
+        """Return predictions in the form that the task's metric takes."""
 
 
-def check_batch(batch: Any) -> None:
-    """Refuse what is not a batch of a task.
+def check_batch(batch: Any, family: Family) -> None:
+    """Refuse what is not a batch of a family.
 
     Raises:
-        ValueError: Says which form a batch has.
+        ValueError: States the form of a batch.
     """
-    names = {"image", "inputs", "unreadable"}  # an image that cannot be read is told, too
-    if isinstance(batch, dict) and (not batch or names & batch.keys()):
+    expected = next(iter(family.batch))
+    if isinstance(batch, dict) and (not batch or {expected, UNREADABLE} & batch.keys()):
         return
     held = f"with the keys {list(batch)}" if isinstance(batch, dict) else "without names"
+    form = ", ".join(f'"{name}": {shape}' for name, shape in family.batch.items())
     raise ValueError(
-        f"this batch is a {type(batch).__name__} {held}; a batch is a dictionary: "
-        '{"image": (B, 3, H, W), "label": (B,)} for classification, {"inputs": ..., '
-        '"data_samples": ...} for the other tasks. Let the data set return such items'
+        f"this batch is a {type(batch).__name__} {held}; a batch for {family.name} is a "
+        f"dictionary {{{form}}}. Let the data set return such items"
     )
 
 
 def batch_size(batch: Batch) -> int:
-    """Images in a batch of ours ("image") or of the MM toolkits ("inputs")."""
-    return len(batch["image"] if "image" in batch else batch["inputs"])
+    """Return the number of inputs in a batch."""
+    return len(next(iter(batch.values())))
+
+
+def input_names(batch: Batch, datamodule: Any, modality: str) -> list[str]:
+    """Return the names of a batch's inputs, or numbers if the datamodule has none."""
+    samples = batch.get("sample_id")
+    if samples is None or not hasattr(datamodule, "predict_name"):
+        return [f"{modality} {index}" for index in range(batch_size(batch))]
+    return [datamodule.predict_name(sample) for sample in samples.tolist()]
+
+
+def is_spare(trainer: Any) -> bool:
+    """Return True in a process beyond the number of examples, whose one example is another's."""
+    if trainer is None or trainer.world_size == 1:
+        return False
+    stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
+    loader = getattr(trainer, f"{stage}_dataloaders")
+    return bool(trainer.global_rank >= len(loader.dataset))
 
 
 def batches_of_step(trainer: Any, batch_idx: int) -> int:
-    """Batches that the optimiser step of a batch has: fewer at the end of an epoch, maybe.
+    """Return the batches of a batch's optimiser step: maybe fewer at the end of an epoch.
 
     Args:
         trainer: Accumulates ``accumulate_grad_batches``, anew in each epoch.

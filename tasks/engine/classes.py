@@ -1,4 +1,4 @@
-"""The classes that a checkpoint knows, and whether they are those of the data."""
+"""Tasks that tell classes apart, and the check of a checkpoint's classes against the data's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch.utilities import rank_zero_warn
 from timm.data import ImageNetInfo
+from torch import nn
 
-from backbones.checkpoints.opening import Checkpoint
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
+from tasks.engine.base import BaseTask
 
 SYNSET = re.compile(r"n\d{8}")  # WordNet's numbers of nouns, by which ImageNet's folders are called
 LISTED = 20  # classes that are listed whole
@@ -33,6 +35,67 @@ class Classes:
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...] = ()
+
+
+class ClassesTask(BaseTask):
+    """A task whose targets are classes; checkpoints name them, and must fit those of the data.
+
+    Args:
+        model: See ``BaseTask``.
+        class_names: Names of the classes, in label order.
+        **options: Of ``BaseTask``.
+
+    Attributes:
+        category_ids: What the data's files call each label, if not by itself; kept in checkpoints.
+        other_orders: The classes in each other order that their data can be read in.
+    """
+
+    def __init__(self, model: nn.Module, class_names: Sequence[str], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.class_names = tuple(class_names)
+        self.category_ids: tuple[int, ...] = ()
+        self.other_orders: Orders = {}
+
+    def take_targets(self, datamodule: Any) -> None:
+        """Read what the data's files call each label, and their other orders."""
+        self.category_ids = datamodule.category_ids
+        self.other_orders = datamodule.other_orders
+
+    def target_arguments(self) -> dict[str, Any]:
+        """Return names and category ids."""
+        return {"class_names": self.class_names, "category_ids": self.category_ids}
+
+    def target_state(self) -> dict[str, Any]:
+        """Return names and category ids as a checkpoint holds them."""
+        return {"class_names": list(self.class_names), "category_ids": list(self.category_ids)}
+
+    @classmethod
+    def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """Return a checkpoint's names and category ids; None if it has none, as timm's."""
+        classes = classes_of(checkpoint)
+        if classes is None:
+            return None
+        return {"class_names": classes.names, "category_ids": classes.category_ids}
+
+    def check_targets(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint that was trained on other classes, or in another order."""
+        check_classes(checkpoint.values, self.class_names, checkpoint.path, self.other_orders)
+
+    def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
+        """Load as ``BaseTask`` does; warn of a classifier whose classes may have another order."""
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        super().load_weights(opened, converted=converted)
+        if opened.class_names is None:
+            warn_of_order(opened.path, self.class_names, self.other_orders)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu", **options: Any
+    ) -> Self:
+        """Build a task from a checkpoint, with the file's ``class_names`` unless given."""
+        if "model" in options and "class_names" not in options:
+            options["class_names"] = open_checkpoint(checkpoint_path, values_only=True).class_names
+        return super().load_from_checkpoint(checkpoint_path, map_location, **options)
 
 
 def readable(name: str) -> str:

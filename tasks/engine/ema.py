@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -183,3 +183,10 @@ def _wide(value: Tensor) -> Tensor:
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
     for key, value in target.items():
         value.copy_(source[key])
+
+
+def reported(ema: WeightEMA | None, model: nn.Module) -> AbstractContextManager[Any]:
+    """Swap the average in, if evaluation sees it and the model does not have it already."""
+    if ema is None or not ema.tensors or not ema.is_reported:
+        return nullcontext()
+    return ema.worn_by(model)

@@ -33,3 +33,14 @@ class SecondJudgement:
     def _put(task: Any, stores: dict[str, Any]) -> None:
         for name, store in stores.items():
             setattr(task, name, store)
+
+
+def log_better(task: Any, beside: SecondJudgement) -> None:
+    """Log the figures of the weights or of their average, whichever are better, and both."""
+    own, name = task._figures(), task.family.monitor
+    with beside.taken_in(task):
+        other = task._figures()
+    task.ema.is_reported = bool(task.family.is_better(other[name], own[name]))
+    task._log_figures("val", other if task.ema.is_reported else own)
+    task.log(f"{task.monitor}_weights", own[name])
+    task.log(f"{task.monitor}_ema", other[name])

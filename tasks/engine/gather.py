@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -37,3 +40,10 @@ def refuse_together(problem: str | None) -> None:
         if len(problems) > 1 and dist.get_rank() > 0:
             raise SystemExit(2)
         raise ValueError(f"process {rank} of the run: {found}" if rank else found)
+
+
+def mean_over_processes(strategy: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean of each scalar over the processes of a trainer's strategy."""
+    stacked = torch.stack([value.float() for value in values.values()])
+    means = strategy.reduce(stacked, reduce_op="mean")
+    return dict(zip(values, means.unbind(), strict=True))

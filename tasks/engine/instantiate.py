@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from backbones.options import (
@@ -15,30 +17,13 @@ from backbones.options import (
     listed,
     whole_arguments,
 )
+from tasks.engine.family import families, imported
 from tasks.engine.old_names import current_target
 
-# All that a config may have called, by the option that names it: configs come from command lines
-# and from other people's run folders. Who adds a head or task adds its class here; under "data"
-# every data module of the package DATA is allowed besides.
-DATA = "datamodules"
-TARGETS: dict[str, tuple[str, ...]] = {
-    "data.augmentation": (
-        "datamodules.images.transforms.LightAugmentation",
-        "datamodules.images.transforms.PaperAugmentation",
-    ),
-    "head": (
-        "heads.frozen.head.FrozenFeatures",
-        "heads.linear.LinearClassifier",
-        "heads.linear.LinearProbe",
-        "heads.toolkits.detectors.build_detector",
-        "heads.toolkits.segmentors.build_segmentor",
-    ),
-    "task": (
-        "tasks.classification.task.ClassificationTask",
-        "tasks.detection.task.DetectionTask",
-        "tasks.segmentation.task.SegmentationTask",
-    ),
-}
+# Packages whose modules may be named in a config, by the option that names them: configs come from
+# command lines and from other people's run folders. A module of HEADS or TRANSFORMS lists in its
+# TARGETS what may be called; every data module of DATA and every family's task may.
+DATA, HEADS, TRANSFORMS = "datamodules", "heads", "datamodules.images"
 
 
 def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
@@ -88,7 +73,12 @@ def _with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]
     return whole_arguments(_factory(config, group), nested)
 
 
-def _factory(config: Mapping[str, Any], group: str) -> Any:
+def check_target(config: Mapping[str, Any], group: str) -> str:
+    """Return the current name of a group's ``_target_``.
+
+    Raises:
+        ValueError: A target that is not allowed.
+    """
     target, allowed = current_target(config.get("_target_")), allowed_targets(group)
     if target not in allowed:
         choice = f"one of {listed(allowed)}" if allowed else "left out"
@@ -96,8 +86,11 @@ def _factory(config: Mapping[str, Any], group: str) -> Any:
             f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
             "where a class of your own goes"
         )
-    module, _, name = str(target).rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return str(target)
+
+
+def _factory(config: Mapping[str, Any], group: str) -> Any:
+    return imported(check_target(config, group))
 
 
 def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> Any:
@@ -117,8 +110,26 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
 
 
 def allowed_targets(group: str) -> tuple[str, ...]:
-    """All that a config may name as this group's ``_target_``, by full names."""
-    return _data_modules() if group == "data" else TARGETS.get(group, ())
+    """Return all that a config may name as this group's ``_target_``, by full names."""
+    if group == "data":
+        return _data_modules()
+    if group == "task":
+        return tuple(sorted({family.task for family in families().values()}))
+    package = {"head": HEADS, "data.augmentation": TRANSFORMS}.get(group)
+    return _listed_targets(package) if package else ()
+
+
+@functools.cache
+def _listed_targets(package: str) -> tuple[str, ...]:
+    """Return what the modules of a package list in TARGETS, read without importing them."""
+    folder = Path(__file__).resolve().parents[2].joinpath(*package.split("."))
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TARGETS":
+                found += [f"{module}.{name}" for name in ast.literal_eval(node.value)]
+    return tuple(found)
 
 
 @functools.cache

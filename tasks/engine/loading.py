@@ -10,20 +10,17 @@ from typing import Any
 import torch
 
 from backbones import Backbone, create_backbone
-from backbones.checkpoints.adoption import adopt, convert
-from backbones.checkpoints.opening import Checkpoint, open_checkpoint
+from backbones.checkpoints.opening import Checkpoint
 from backbones.options import check_arguments, check_complete, check_value
 from backbones.options.schemas import validate
-from tasks.engine.base import BUILT, BaseTask
-from tasks.engine.classes import Classes, check_classes, classes_of, warn_of_order
-from tasks.engine.instantiate import build
+from tasks.engine.base import BaseTask
+from tasks.engine.checkpoint_entries import BUILT
+from tasks.engine.family import family_of_task, imported
+from tasks.engine.instantiate import build, check_target
 from tasks.engine.old_names import with_current_targets
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
 from tasks.engine.saved_config import open_saved
-
-# Tasks without a usual way to prepare an image.
-DENSE = ("tasks.detection.task.DetectionTask", "tasks.segmentation.task.SegmentationTask")
 
 logger = logging.getLogger(__name__)
 
@@ -59,45 +56,36 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
 
     Args:
         config: Whole, as plain values, after ``check_options``.
-        data: The datamodule, which knows its classes.
+        data: The datamodule, which states its targets.
         backbone: From ``build_backbone``; without one it is built here.
     """
-    start = _with_classifier(config) if config.get("keep_classifier") else None
+    keeps = bool(config.get("keep_classifier"))
+    if keeps:
+        _check_kept(config)
     backbone = build_backbone(config) if backbone is None else backbone
-    model = build(config, "head", backbone=backbone, num_classes=data.num_classes)
-    if start is not None:
-        check_classes(start.values, data.class_names, start.path, data.other_orders)
-        adopt(model, convert(start, backbone))
-        if start.class_names is None:
-            warn_of_order(start.path, data.class_names, data.other_orders)
-    task: BaseTask = build(
-        config,
-        "task",
-        model=model,
-        class_names=data.class_names,
-        optimizer=config["optimizer"],
-        schedule=config["schedule"],
-    )
-    task.category_ids = data.category_ids
-    task.other_orders = data.other_orders
+    model = build(config, "head", backbone=backbone, **data.head_arguments)
+    recipe = {"optimizer": config["optimizer"], "schedule": config["schedule"]}
+    task: BaseTask = build(config, "task", model=model, **data.task_arguments, **recipe)
+    task.take_targets(data)
+    file = config["backbone"].get("pretrained")
+    if keeps and not getattr(model, "keeps_classifier", False):
+        raise ValueError("keep_classifier=true is for head=linear; leave it out")
+    if keeps and file:
+        task.load_weights(file, converted=True)
     return task
 
 
-def _with_classifier(config: Mapping[str, Any]) -> Checkpoint | None:
-    """Open the weights and classifier that a run starts from, if any.
+def _check_kept(config: Mapping[str, Any]) -> None:
+    """Refuse to keep a classifier that timm's weights do not have.
 
     Raises:
-        ValueError: They lack a classifier that could be kept.
+        ValueError: ``backbone.pretrained=true``.
     """
-    file = config["backbone"].get("pretrained")
-    if config["head"].get("_target_") != "heads.linear.LinearClassifier":
-        raise ValueError("keep_classifier=true is for head=linear of classification and transfer")
-    if file is True:
+    if config["backbone"].get("pretrained") is True:
         raise ValueError(
             "keep_classifier=true, but backbone.pretrained=true fetches timm's weights without "
             "their classifier; pass backbone.pretrained=<run folder or file that has it>"
         )
-    return open_checkpoint(file) if file else None
 
 
 def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
@@ -113,16 +101,16 @@ def open_task(path: str | Path) -> BaseTask:
     """
     found = open_saved(path)
     checkpoint = found.checkpoint
-    classes = classes_of(checkpoint)
     saved = _config_in(checkpoint) if found.run is None else found.run.config
-    if classes is None:
+    targets = targets_in(saved, checkpoint)
+    if targets is None:
         raise ValueError(f"{checkpoint.path} does not name its classes; it is not of a run of ours")
     config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}
     # In this process: what a few images gain from others is less than these take to start.
     config["data"] = {**saved["data"], "num_workers": 0}
     check_options(config)
     data = build(config, "data", seed=0)
-    serve_prediction(data, classes)
+    data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
     task.data = data
@@ -146,7 +134,7 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
         raise ValueError(f"{checkpoint.path} is damaged: in config {error}") from None
     config: dict[str, Any] = with_current_targets(saved)
     if not isinstance(config.get("data"), Mapping):
-        target = str(config["task"].get("_target_"))
+        target = check_target(config["task"], "task")
         config["data"] = usual_data([target], config["backbone"].get("img_size"))
     return config
 
@@ -161,22 +149,62 @@ def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
     Raises:
         ValueError: The task needs a datamodule to prepare images.
     """
-    dense = [name for name in DENSE if name in names]
-    if dense:
+    family = family_of_task(names)
+    if family is None or family.usual_data is None:
+        kind = (family.task if family else next(iter(names))).rpartition(".")[2]
+        unit = family.unit if family else "inputs"
         raise ValueError(
-            f"a {dense[0].rpartition('.')[2]} that was trained without a datamodule does not know "
-            "how to prepare images; set its attribute data to a datamodule of datamodules/"
+            f"a {kind} that was trained without a datamodule does not know how to prepare {unit}; "
+            "set its attribute data to a datamodule of datamodules/"
         )
-    side = img_size if isinstance(img_size, int) else max(img_size or (224,))
-    return {
-        "_target_": "datamodules.images.class_folders.ClassFoldersDataModule",
-        "image_size": side,
-    }
+    return family.usual_data(img_size)
 
 
-def serve_prediction(data: Any, classes: Classes) -> None:
-    """Let a datamodule predict for a checkpoint's classes, without its data set."""
-    data.predict_only(classes.names, classes.category_ids)
+def usual_datamodule(task: BaseTask) -> Any:
+    """Build a datamodule for a task that was trained without one."""
+    size = getattr(getattr(task.model, "backbone", None), "img_size", None)
+    names = [f"{one.__module__}.{one.__qualname__}" for one in type(task).__mro__]
+    data = build({"data": usual_data(names, size)}, "data", seed=0)
+    data.predict_only(**task.target_arguments())
+    return data
+
+
+def targets_in(config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return the targets of a checkpoint as ``predict_only`` of a datamodule takes them.
+
+    Args:
+        config: Of its run, which names the task.
+        checkpoint: With or without targets.
+
+    Returns:
+        None if the file does not state them, as those of timm and the authors.
+    """
+    kind: type[BaseTask] = imported(check_target(config["task"], "task"))
+    return kind.targets_of(checkpoint)
+
+
+def task_from_file(kind: type[Any], path: str | Path, options: dict[str, Any]) -> Any:
+    """Build a task of a kind from a checkpoint; see ``BaseTask.load_from_checkpoint``.
+
+    Raises:
+        ValueError: A file of another task, or one that does not say how it was built.
+    """
+    if options.pop("strict", None) is False:
+        raise ValueError("strict=False is refused: a checkpoint has all weights of its task")
+    options = {k: v for k, v in options.items() if k not in ("weights_only", "hparams_file")}
+    if "model" in options:
+        task = kind(**options)
+        task.load_weights(path)
+        return task
+    found = open_task(path)
+    if options:
+        raise ValueError(
+            f"{', '.join(options)} are those of {path}; pass the model and all other arguments "
+            "of the class for others"
+        )
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} is of a {type(found).__name__}, not of a {kind.__name__}")
+    return found
 
 
 def _device(name: str | torch.device) -> torch.device:

@@ -25,13 +25,15 @@ def warn_absent(metric: str, effect: str) -> None:
     """Warn that a validation cannot give the metric that something watches."""
     # The warning is shown once for each place and text.
     rank_zero_warn(
-        f"{metric} cannot be computed: the images of this validation have no object or pixel that "
-        f"counts in it; {effect}"
+        f"{metric} cannot be computed: this validation has nothing that counts in it; {effect}"
     )
 
 
+WORST = 1e30  # beyond every figure
+
+
 class BestCheckpoint(CompletedCheckpoint):
-    """The best checkpoint by a metric, the higher the better; without the metric the latest one."""
+    """The best checkpoint by a metric; without the metric the latest one."""
 
     @property
     def state_key(self) -> str:
@@ -44,8 +46,9 @@ class BestCheckpoint(CompletedCheckpoint):
         figure = metrics.get(self.monitor)
         if figure is None or not figure.isfinite():
             warn_absent(self.monitor, "best.ckpt is the latest checkpoint")
-            # Below all figures and rising.
-            metrics[self.monitor] = torch.tensor(-1 / (1 + trainer.global_step))
+            # Worse than all figures and improving, so that the latest is the best.
+            worst = WORST if self.mode == "min" else -WORST
+            metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
 
 
 class StopEarly(EarlyStopping):
@@ -79,10 +82,10 @@ class StopEarly(EarlyStopping):
 class TopCheckpoints(ModelCheckpoint):
     """The best checkpoints by a metric; a class of its own, since states are kept by class."""
 
-    def __init__(self, folder: Path, metric: str, count: int) -> None:
+    def __init__(self, folder: Path, metric: str, mode: str, count: int) -> None:
         name = metric.rpartition("/")[2]
         super().__init__(
-            dirpath=folder, monitor=metric, mode="max", save_top_k=count,
+            dirpath=folder, monitor=metric, mode=mode, save_top_k=count,
             filename=f"top_epoch_{{epoch:03d}}_{name}_{{{metric}:.4f}}",
             auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from tasks.engine.lightning_private import DescribedBar
 
 
 class Pace(Callback):
-    """Images per second and the time left.
+    """Training examples per second and the time left.
 
     The rate counts what lies between the ends of two batches, waiting for data included; the first
     batch of each epoch, which waits for the loaders to start, and validation do not count. The time
@@ -21,6 +21,7 @@ class Pace(Callback):
     """
 
     def __init__(self) -> None:
+        self.unit = "examples"
         self._images = 0
         self._seconds = self._waited = 0.0
         self._mark: float | None = None
@@ -48,11 +49,12 @@ class Pace(Callback):
     def __str__(self) -> str:
         """``85.3 images/s, 3 min 20 s left``, as far as known."""
         rate, left = self.images_per_second, self.seconds_left
-        parts = [] if rate is None else [f"{rate:.3g} images/s"]
+        parts = [] if rate is None else [f"{rate:.3g} {self.unit}/s"]
         return ", ".join([*parts, f"{duration(left)} left"] if left else parts)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self.unit = pl_module.family.unit  # type: ignore[union-attr,assignment]
         self._began, self._first_step = time.perf_counter(), trainer.global_step
         self._steps = float(trainer.estimated_stepping_batches)
 
@@ -156,7 +158,7 @@ class PaceBar(DescribedBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
         rate, left = self._pace.images_per_second, self._pace.seconds_left
-        metrics |= {} if rate is None else {"images/s": f"{rate:.3g}"}
+        metrics |= {} if rate is None else {f"{self._pace.unit}/s": f"{rate:.3g}"}
         return metrics | ({"left": duration(left)} if left else {})
 
 

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from backbones.checkpoints.adoption import refuse_other_model
 from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
-from tasks.engine.base import EMA, UNREPORTED, BaseTask
+from tasks.engine.base import BaseTask
+from tasks.engine.checkpoint_entries import EMA, UNREPORTED
 from tasks.engine.optim import build_optimizer
 
 # Entries that training needs.

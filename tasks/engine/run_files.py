@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Side = Annotated[list[Positive], Field(min_length=2, max_length=2)]
+Sides = Annotated[list[Positive], Field(min_length=1, max_length=3)]
 Options = dict[str, Any]
 
 
@@ -141,7 +141,7 @@ class RunSummary(OpenPart):
     task: str = ABSENT
     mode: str = ABSENT
     backbone_parameters: Amount = ABSENT
-    macs_at: Side = ABSENT
+    macs_at: Sides = ABSENT
     network: Options | None = None
     data: DataFacts | None = None
     paper: PaperFacts = ABSENT

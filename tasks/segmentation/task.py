@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row
-from tasks.engine.classes import check_several
+from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.drawing import draw_segments, label_map, open_upright, side_by_side
 from tasks.engine.evaluation_loss import Summed, of_segments
 from tasks.engine.whole_files import whole_file
+from tasks.segmentation.family import FAMILY
 
 # Not Lightning's own logger, whose remarks a run keeps quiet.
 say = rank_zero_only(logging.getLogger(__name__).info)
@@ -34,7 +34,7 @@ MOST = 8  # classes of an image that are named in a line
 IGNORED = 255  # MMSegmentation's label of pixels that do not count.
 
 
-class SegmentationTask(BaseTask):
+class SegmentationTask(ClassesTask):
     """A segmentor of MMSegmentation; mean IoU, mean class accuracy and pixel accuracy in percent.
 
     The counts are summed over the whole set before dividing, as MMSegmentation does. A class that
@@ -42,7 +42,7 @@ class SegmentationTask(BaseTask):
     is the decode head's cross entropy alone, see ``evaluation_loss``.
     """
 
-    monitor = "val/mIoU"
+    family = FAMILY
     headline = ("mIoU", "aAcc")
     metric_stores = ("confusion",)
 
@@ -96,7 +96,7 @@ class SegmentationTask(BaseTask):
     def _say_absent(self, truth: Tensor) -> None:
         absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
         trainer: Any = self._trainer  # None outside of a run
-        told = getattr(getattr(trainer, "datamodule", None), "told_absent", False)
+        told = getattr(getattr(trainer, "datamodule", None), "warned_absent", False)
         if absent and not (told or self._said_absent):
             self._said_absent = True
             shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")

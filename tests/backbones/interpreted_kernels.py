@@ -11,48 +11,47 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import contextlib
 import copy
+import functools
 import sys
 
 import pytest
 import torch
 
-from backbones import kernels
-from backbones.kernels import library, operators, triton_choice
-from backbones.kernels.trial import difference
-from backbones.mixers.afbo import fused as fused_afbo
+from backbones.fast import base, fast, switched_off
+from backbones.fast.cpu.iffn import operands
+from backbones.fast.trial import difference
+from backbones.fast.triton import choice, operators
 from backbones.mixers.afbo.variants import afbo, scfbo_gc
-from backbones.mixers.iffn import fused as fused_iffn
 from tests.tensors import build_mixer
 
 
 def serve_on_cpu():
     """Put the kernels behind the operators' names for CPU tensors, with gradients in Python."""
-    assert "backbones.kernels.triton_gated" not in sys.modules, "Triton is loaded by backbones"
-    library._load = str  # as if a compiled library were there
-    fused_iffn.suits = lambda *_: False  # which on a GPU has no in-place norm
+    assert "backbones.fast.triton.gated" not in sys.modules, "Triton is loaded by backbones"
+    base.load = str  # as if a compiled library were there
     operators.define()
-    triton_choice.implement("CPU")
+    choice.implement("CPU")
 
 
 @contextlib.contextmanager
 def programs(count):
     """How many programs are enough: one walks down many lines, hundreds down one or two."""
-    from backbones.kernels import triton_parts
+    from backbones.fast.triton import parts
 
-    before, triton_parts.ENOUGH_PROGRAMS = triton_parts.ENOUGH_PROGRAMS, count
+    before, parts.ENOUGH_PROGRAMS = parts.ENOUGH_PROGRAMS, count
     yield
-    triton_parts.ENOUGH_PROGRAMS = before
+    parts.ENOUGH_PROGRAMS = before
 
 
-def both_ways(mixer, x, prefix, fused):
+def both_ways(mixer, x, prefix):
     """Output, all gradients and running statistics, by the kernels and without them."""
     results = []
     for is_off in (False, True):
         own, leaf = copy.deepcopy(mixer), x.detach().clone().requires_grad_()
         images = leaf.transpose(1, 2)  # not contiguous
         rest = () if prefix is None else (prefix.clone().requires_grad_(),)
-        with kernels.switched_off() if is_off else contextlib.nullcontext():
-            assert fused.serves(own, images) is not is_off
+        with switched_off() if is_off else contextlib.nullcontext():
+            assert own.is_fast(images) is not is_off
             y = own(images, *rest)
         parts = y if rest else (y,)
         probes = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for p in parts]
@@ -60,7 +59,7 @@ def both_ways(mixer, x, prefix, fused):
             parts, [leaf, *rest, *own.parameters()], [p.to(x) for p in probes]
         )
         results.append([*parts, *grads, *own.buffers()])
-        with torch.inference_mode(), kernels.switched_off() if is_off else contextlib.nullcontext():
+        with torch.inference_mode(), switched_off() if is_off else contextlib.nullcontext():
             again = own.eval()(images, *rest)
         results[-1] += again if rest else (again,)
     return results
@@ -76,14 +75,14 @@ def check_afbo():
     ):
         torch.manual_seed(0)
         options = {"g1": 4} if factory is scfbo_gc else {"g2": 3, "bias": size != (19, 2)}
-        mixer = factory(20, **options).double()
+        mixer = fast(factory(20, **options)).double()
         with torch.no_grad():
             for parameter in mixer.parameters():
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
         x = torch.randn(batch, size[1], size[0], 20, dtype=torch.float64)
         rest = torch.randn(batch, prefix, 20, dtype=torch.float64) if prefix else None
         with programs(enough):
-            mine, plain = both_ways(mixer, x, rest, fused_afbo)
+            mine, plain = both_ways(mixer, x, rest)
         for one, other in zip(mine, plain, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
@@ -95,17 +94,17 @@ def check_iffn():
         ({}, (19, 2), 2, True, 1),
         ({}, (2, 18), 1, False, 1),
     ):
-        mixer = build_mixer("iffn", 40 if options else 12, **options).train(training)
+        mixer = fast(build_mixer("iffn", 40 if options else 12, **options)).train(training)
         x = torch.randn(batch, size[1], size[0], 40 if options else 12, dtype=torch.float64)
         with programs(enough):
-            mine, plain = both_ways(mixer, x, None, fused_iffn)
+            mine, plain = both_ways(mixer, x, None)
         for one, other in zip(mine, plain, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 def check_types():
     """What is tried before the first use on a GPU: all types, and equations of its own."""
-    cpu, forms = torch.device("cpu"), triton_choice.forms()
+    cpu, forms = torch.device("cpu"), choice.forms()
     with programs(1):
         assert difference(forms, cpu, torch.float64) < 1e-10
         assert difference(forms, cpu, torch.float32) < 2e-5
@@ -114,13 +113,14 @@ def check_types():
 
 
 def check_operators():
-    """Their forms on "meta", in autograd and under a compiler agree: torch's own check."""
+    """Their schemas and gradients agree: torch's own check."""
     mixer = build_mixer("iffn", 8)
-    first, coefficients, norms, running, eps, _, depthwise, last = fused_iffn.weights(mixer)
+    first, coefficients, norms, running, eps, _, depthwise, last = operands(mixer)
     tokens = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
     arguments = (tokens, 2, 3, *first, coefficients, norms, running, *eps, True)
     with programs(1):
-        check = torch.library.opcheck
+        tests = ("test_schema", "test_autograd_registration")
+        check = functools.partial(torch.library.opcheck, test_utils=tests)
         check(torch.ops.mixerlab.branched_mixer.default, (*arguments, *depthwise, *last, True))
     tokens = tokens.detach()
     weights = [torch.randn(12, 8).double().requires_grad_() for _ in range(2)]

@@ -123,7 +123,7 @@ def test_coefficients_of_an_ffn_are_its_activated_hidden_layer():
     expected = nn.functional.gelu(nn.functional.linear(kept[0], mlp.fc1.weight, mlp.fc1.bias))
     expected = expected[:, 1:].transpose(1, 2).unflatten(2, (4, 6))  # without the class token
     torch.testing.assert_close(found, expected)
-    with pytest.raises(ValueError, match="sums no values"):
+    with pytest.raises(ValueError, match="lacks coefficients"):
         coefficients(network("poolformer_s12"), images(*SIZE), ["stages.0.blocks.0.token_mixer"])
 
 

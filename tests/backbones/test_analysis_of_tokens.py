@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones.analysis.attention import Attention, attention_of, rollout
+from backbones.analysis.attention import Attention, record_attention, rollout
 from backbones.analysis.relations import Relation, mean_distance, places, token_relations
 from tests.families import SMALLEST, build_short, rest_slow, short
 from tests.tensors import build_mixer, images, tokens
@@ -68,7 +68,7 @@ def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
     mixer = build_mixer(name, dim=32, window=4)
     unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
     u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
-    mixed = unit.relation.mix(u)[0].flatten(0, 1)
+    mixed = unit.relation(u)[0].flatten(0, 1)
     groups = len(relation.matrix)
     for channel in range(u.shape[-1]):
         expected = relation.matrix[channel % groups] @ u[0, ..., channel].flatten()
@@ -89,7 +89,7 @@ def test_relations_of_maps_smaller_than_the_window(name):
     assert found.bias.shape == (2, 3)
     groups = len(found.matrix)
     u = tokens(1, 2, 3, 2 * groups)
-    mixed = backbone.mixer.gate.relation.mix(u)[0].flatten(0, 1)
+    mixed = backbone.mixer.gate.relation(u)[0].flatten(0, 1)
     for channel in range(u.shape[-1]):
         expected = found.matrix[channel % groups] @ u[0, ..., channel].flatten()
         torch.testing.assert_close(mixed[:, channel], expected + found.bias.flatten())
@@ -170,10 +170,10 @@ def test_attention_of_every_host_that_attends(name):
     backbone = network(name)
     if name not in ATTEND:
         with pytest.raises(ValueError, match="no attention"):
-            attention_of(backbone, images(*SIZE))
+            record_attention(backbone, images(*SIZE))
         return
     for size in (SIZE, (80, 112)):
-        found = attention_of(backbone, images(*size, batch=2))
+        found = record_attention(backbone, images(*size, batch=2))
         assert set(found) <= set(backbone.token_mixers())
         for one in found.values():
             total = one.weights.sum(-1)
@@ -193,7 +193,7 @@ def test_attention_is_what_the_layer_computes():
     layer = backbone.blocks[1].attn
     kept = []
     handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
-    found = attention_of(backbone, images(*SIZE))["blocks.1.attn"]
+    found = record_attention(backbone, images(*SIZE))["blocks.1.attn"]
     handle.remove()
     query, key, _ = layer.qkv(kept[0]).unflatten(-1, (3, 3, 64)).permute(2, 0, 3, 1, 4)
     expected = (query @ key.mT / 8).softmax(-1)
@@ -203,7 +203,7 @@ def test_attention_is_what_the_layer_computes():
 
 def test_attention_of_swin_has_its_bias_and_its_mask():
     backbone = network("swin_t")
-    found = attention_of(backbone, images(*SIZE))
+    found = record_attention(backbone, images(*SIZE))
     first = found["layers.0.blocks.0.attn"].weights
     shifted = found["layers.0.blocks.1.attn"].weights
     # The last window of a shifted map holds regions that do not see each other.
@@ -217,7 +217,7 @@ def test_attention_of_lvt_is_found_in_all_stages():
     (first, *_), kept = backbone.token_mixers(), []
     layer = backbone.get_submodule(first)
     handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
-    found = attention_of(backbone, images(*SIZE, batch=2))
+    found = record_attention(backbone, images(*SIZE, batch=2))
     handle.remove()
     assert list(found) == list(backbone.token_mixers())
     one = found[first]
@@ -230,7 +230,7 @@ def test_attention_of_lvt_is_found_in_all_stages():
 
 def test_attention_of_a_swapped_in_mixer_is_found():
     backbone = network("poolformer_s12", "attention")
-    found = attention_of(backbone, images(*SIZE))
+    found = record_attention(backbone, images(*SIZE))
     assert len(found) == len(backbone.block_names())
     one = found["stages.2.blocks.0.token_mixer"]
     assert one.query_size == (4, 6)
@@ -238,7 +238,7 @@ def test_attention_of_a_swapped_in_mixer_is_found():
 
 
 def test_keys_of_a_reduced_map_lie_in_the_middle_of_what_they_stand_for():
-    found = attention_of(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
+    found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
     assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
     uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
     assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
@@ -256,4 +256,4 @@ def test_rollout_by_a_plain_product():
     torch.testing.assert_close(found[0], expected)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match="whole map"):
-        rollout(attention_of(network("swin_t"), images(*SIZE)))
+        rollout(record_attention(network("swin_t"), images(*SIZE)))

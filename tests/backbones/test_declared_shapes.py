@@ -144,7 +144,7 @@ def test_declared_names_tell_layers_stages_and_blocks():
 def test_names_that_do_not_fit_are_refused(rule):
     host = Small()
     host.layer_names = LayerNames(blocks=(rule,))
-    with pytest.raises(ValueError, match="small has no blocks under a name that its layer_names"):
+    with pytest.raises(ValueError, match="small lacks blocks under a name that its layer_names"):
         _ = host.layer_ids
 
 

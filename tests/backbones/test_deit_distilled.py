@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone
-from heads.distillation import Distillation, Taught
+from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier, LinearProbe
 from tests.families import build_short
 
@@ -47,7 +47,7 @@ def test_logits_are_those_of_timms_network(tmp_path):
 def test_each_token_learns_from_its_own():
     model = ours(img_size=64).train()
     images, labels = torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 3])
-    taught = Taught(torch.randn(4, CLASSES), Distillation("hard", alpha=0.25))
+    taught = TeacherLogits(torch.randn(4, CLASSES), Distillation("hard", alpha=0.25))
     batch = {"image": images, "label": labels, "taught": taught}
     losses = model.loss(batch)
     first, second = model.classifier.outputs(model.backbone.features(images))
@@ -83,11 +83,11 @@ def test_mixers_take_both_tokens(name, dense):
 
 def test_weights_with_and_without_the_token(tmp_path):
     torch.save(theirs().state_dict(), tmp_path / "distilled.pth")
-    with pytest.raises(ValueError, match=r"a distillation token .*build it with distilled=true"):
+    with pytest.raises(ValueError, match=r"a distillation token.*build it with distilled=true"):
         create_backbone("deit_t", pretrained=tmp_path / "distilled.pth")
     plain = LinearClassifier(create_backbone("deit_t"), CLASSES)
     torch.save(plain.state_dict(), tmp_path / "plain.pth")
-    with pytest.raises(ValueError, match=r"no distillation token .*with distilled=false"):
+    with pytest.raises(ValueError, match=r"lack a distillation token .*with distilled=false"):
         create_backbone("deit_t", distilled=True, pretrained=tmp_path / "plain.pth")
     with pytest.raises(ValueError, match="distilled=True needs the class token"):
         create_backbone("deit_t", distilled=True, class_token=False)

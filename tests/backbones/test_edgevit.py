@@ -52,5 +52,5 @@ def test_every_channel_mixer_fits_both_halves(name):
 
 
 def test_timm_has_no_weights():
-    with pytest.raises(ValueError, match="timm has no weights of edgevit_xxs"):
+    with pytest.raises(ValueError, match="timm publishes no weights of edgevit_xxs"):
         create_backbone("edgevit_xxs", pretrained=True)

@@ -315,12 +315,12 @@ def test_weights_load_around_swapped_mixers(options):
     again = adopt(fused, in_memory(tensors, "file"))
     assert {tuple(key.split(".")[4:6]) for key in again.initialised} == parts
     # The swapped mixers of this file may hold branches too, which only they know how to fold.
-    with pytest.raises(ValueError, match=r"not of a plain ffnet_1: .*then call its fuse\(\)"):
+    with pytest.raises(ValueError, match=r"differ from a plain ffnet_1: .*then call its fuse\(\)"):
         adopt(fused, in_memory(backbone.state_dict(), "file"))
 
 
 def test_weights_of_timm_are_refused():
-    with pytest.raises(ValueError, match="timm has no weights of ffnet_1; download those"):
+    with pytest.raises(ValueError, match="timm publishes no weights of ffnet_1; download its"):
         create_backbone("ffnet_1", pretrained=True)
 
 

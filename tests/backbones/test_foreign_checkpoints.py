@@ -250,7 +250,7 @@ def test_an_index_names_files_beside_it_only(name, tmp_path):
     folder.mkdir()
     safetensors.torch.save_file(OWN, tmp_path / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ValueError, match=r"which is not a file beside it"):
+    with pytest.raises(ValueError, match=r"which is missing from its folder"):
         open_checkpoint(folder)
 
 
@@ -269,5 +269,5 @@ def test_folders_with_several_files_or_other_kinds_are_named(tmp_path):
     other = tmp_path / "onnx"
     other.mkdir()
     (other / "classifier.onnx").write_bytes(b"x")
-    with pytest.raises(ValueError, match="is an export to ONNX, which is not taken apart; pass"):
+    with pytest.raises(ValueError, match="is an export to ONNX, which has no readable"):
         checkpoint_file(other)

@@ -84,7 +84,7 @@ def test_the_epsilon_of_the_unit_is_an_option():
         found.append(backbone.embed(images))
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0], found[2])
-    with pytest.raises(ValueError, match="gate_eps=1e-06 is of gMLP's own unit"):
+    with pytest.raises(ValueError, match="gate_eps=1e-06 belongs to gMLP's own unit"):
         create_backbone("gmlp_ti_ggqpe", gate_eps=1e-6)
 
 

@@ -185,9 +185,7 @@ def test_oblong_maps_of_as_many_tokens_are_told_apart_by_the_checkpoint(register
 
 def test_a_table_at_another_size_by_name():
     mixer = create_mixer("ffn", 4)
-    with pytest.raises(
-        ValueError, match=r"FFN does not say which axes of fc1.weight follow the map"
-    ):
+    with pytest.raises(ValueError, match=r"fc1.weight of FFN is missing from its grid_axes"):
         mixer.at_size("fc1.weight", (3, 3))
     mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
     assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places

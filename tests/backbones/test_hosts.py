@@ -173,7 +173,7 @@ def test_takes_the_authors_names(name):
 # Swin's windows
 
 
-def attention_of(block, x):
+def record_attention(block, x):
     with torch.no_grad():
         return block._attn(x)
 
@@ -207,7 +207,7 @@ def test_swin_attention_equals_torchvision(size, index, dense):
     block = swin_block(index, dense)
     x = torch.randn(2, *size, 96, dtype=torch.float64)
     expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
@@ -216,7 +216,7 @@ def test_swin_classifier_does_not_shift_a_single_window(index):
     block = swin_block(index)
     x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
     expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
     unshifted = by_torchvision(block, x, shift=0)
     torch.testing.assert_close(expected, unshifted, rtol=0, atol=0)
 
@@ -260,7 +260,7 @@ def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
     block = swin_block(1, dense)
     x = torch.randn(1, *size, 96, dtype=torch.float64)
     expected = one_window(block, x, shift)
-    torch.testing.assert_close(attention_of(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
 
 
 def test_swin_mask_made_in_inference_mode_serves_training():

@@ -11,25 +11,30 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
-from torch.utils.flop_counter import FlopCounterMode
 
-from backbones import create_backbone, kernels
-from backbones.kernels import build, compiled_trial, fingerprint, library
-from backbones.mixers.afbo import fused
+from backbones import create_backbone
+from backbones.fast import (
+    build,
+    compiled_trial,
+    fast,
+    fingerprint,
+    is_available,
+    library,
+    switched_off,
+)
+from backbones.fast.cpu.afbo import operands
 from backbones.mixers.afbo.variants import afbo, full, scfbo_gc
+from tests.forms import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
-compiled = pytest.mark.skipif(
-    not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
-)
 # (P, H, W): class tokens or none, lines and columns without neighbours, a map in many pieces.
 SIZES = [(0, 1, 1), (0, 1, 7), (2, 9, 1), (1, 5, 6), (0, 7, 4), (1, 70, 61)]
 
 
 def mixer_of(factory, dim=40, dtype=torch.float64, **options):
-    """A mixer with random weights everywhere, biases among them."""
+    """A fast mixer with random weights everywhere, biases among them."""
     torch.manual_seed(0)
-    mixer = factory(dim, **options).to(dtype)
+    mixer = fast(factory(dim, **options)).to(dtype)
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
@@ -51,10 +56,10 @@ def both_ways(mixer, tokens, size):
     results = []
     for is_off in (False, True):
         leaves = [tokens.detach().clone().requires_grad_(), *mixer.parameters()]
-        assert fused.serves(mixer, leaves[0][:, :1, None])
+        assert mixer.is_fast(leaves[0][:, :1, None])
         if is_off:
-            with kernels.switched_off():
-                assert not fused.serves(mixer, leaves[0][:, :1, None])
+            with switched_off():
+                assert not mixer.is_fast(leaves[0][:, :1, None])
                 y = mixed(mixer, leaves[0], size)
         else:
             y = mixed(mixer, leaves[0], size)
@@ -131,7 +136,7 @@ def test_numbers_that_are_none_stay_none():
     tokens[0, 12, 3] = torch.nan
     with torch.no_grad():
         y = mixed(mixer, tokens, (0, 5, 5))
-        with kernels.switched_off():
+        with switched_off():
             plain = mixed(mixer, tokens, (0, 5, 5))
     assert torch.equal(y.isnan(), plain.isnan())
     assert y.isnan().any()
@@ -153,12 +158,12 @@ def test_who_looks_inside_sees_the_parts():
     mixer(x)
     assert seen
     handle.remove()
-    assert fused.serves(mixer, x)
+    assert mixer.is_fast(x)
     parts = []
     with nn.modules.module.register_module_forward_hook(lambda part, *_: parts.append(part)):
         mixer(x)
     assert mixer.sm_a in parts
-    assert fused.serves(mixer, x)
+    assert mixer.is_fast(x)
 
 
 class Turned(nn.Module):
@@ -173,9 +178,9 @@ def test_computed_weights_keep_to_torch():
     mixer = mixer_of(full, dim=8)
     register_parametrization(mixer.cm_a, "weight", Turned())
     x = torch.randn(1, 4, 4, 8, dtype=torch.float64)
-    assert not fused.serves(mixer, x)
+    assert not mixer.is_fast(x)
     remove_parametrizations(mixer.cm_a, "weight", leave_parametrized=False)
-    assert fused.serves(mixer, x)
+    assert mixer.is_fast(x)
 
 
 @compiled
@@ -187,15 +192,15 @@ def test_weights_that_were_computed_once_keep_their_order():
         register_parametrization(weights, "0", nn.Identity())
         remove_parametrizations(weights, "0")
         assert next(iter(weights._parameters)) != "0"
-    assert fused.serves(mixer, x)
-    with kernels.switched_off():
+    assert mixer.is_fast(x)
+    with switched_off():
         expected = mixer(x)
     torch.testing.assert_close(mixer(x), expected, rtol=1e-11, atol=1e-11)
 
 
 @compiled
 def test_a_map_without_tokens_is_torchs():
-    assert not fused.serves(mixer_of(afbo), torch.empty(2, 0, 7, 40, dtype=torch.float64))
+    assert not mixer_of(afbo).is_fast(torch.empty(2, 0, 7, 40, dtype=torch.float64))
 
 
 @compiled
@@ -203,18 +208,18 @@ def test_each_thread_switches_off_for_itself():
     entered, left = threading.Event(), threading.Event()
 
     def other():
-        with kernels.switched_off():
+        with switched_off():
             entered.set()
             left.wait(10)
 
     thread = threading.Thread(target=other)
-    with kernels.switched_off():
+    with switched_off():
         thread.start()
         assert entered.wait(10)
-    assert kernels.is_available()
+    assert is_available()
     left.set()
     thread.join()
-    assert kernels.is_available()
+    assert is_available()
 
 
 @compiled
@@ -226,7 +231,7 @@ def test_each_thread_switches_off_for_itself():
 )  # fmt: skip
 def test_other_forms_keep_to_torch(options):
     mixer = mixer_of(afbo, **options)
-    assert not fused.serves(mixer, torch.randn(1, 4, 4, 40, dtype=torch.float64))
+    assert not mixer.is_fast(torch.randn(1, 4, 4, 40, dtype=torch.float64))
 
 
 @compiled
@@ -234,44 +239,20 @@ def test_autocast_and_compilers_keep_to_torch():
     mixer = mixer_of(afbo, dtype=torch.float32)
     x = torch.randn(1, 4, 4, 40)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not fused.serves(mixer, x)
-    assert not fused.serves(mixer.bfloat16(), x.bfloat16())
+        assert not mixer.is_fast(x)
+    assert not mixer.bfloat16().is_fast(x.bfloat16())
     exported = torch.export.export(mixer.float(), (x,))
     assert "gated_mixer" not in str(exported.graph)
 
 
 @compiled
 def test_operator_is_whole_for_torch():
-    """Its forms on "meta", in autograd and under a compiler agree: torch's own check."""
+    """Its schema and its gradients agree: torch's own check."""
     mixer = mixer_of(afbo, dim=16)
-    arguments = _arguments(mixer, torch.randn(2, 17, 16, dtype=torch.float64, requires_grad=True))
-    torch.library.opcheck(torch.ops.mixerlab.gated_mixer.default, arguments)
-
-
-def _arguments(mixer, tokens):
-    (first, blocks), (second, others) = mixer.cm_a.as_blocks(), mixer.cm_b.as_blocks()
-    weights = [w.detach().clone().requires_grad_() for w in (*first, *second)]
-    flat = [n for block in blocks for n in block]
-    flat += [n for index, start in others for n in (index + len(first), start)]
-    before, own = (mixer.cm_a.bias, mixer.cm_b.bias), (mixer.sm_a.bias, mixer.sm_b.bias)
-    kernels_ = (mixer.sm_a.weight, mixer.sm_b.weight)
-    tail = (mixer.proj.weight, mixer.proj.bias, True)
-    return (tokens, 1, 4, 4, weights, flat, *before, *kernels_, *own, *tail)
-
-
-@compiled
-def test_operator_is_counted():
-    mixer = mixer_of(afbo, dim=48, dtype=torch.float32)
-    x, counts = torch.randn(2, 6, 5, 48), []
-    for is_off in (False, True):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            if is_off:
-                with kernels.switched_off():
-                    mixer(x)
-            else:
-                fused.mix(mixer, x, None)  # a counter looks inside modules, which are torch's then
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1]
+    x = torch.randn(2, 17, 16, dtype=torch.float64, requires_grad=True)
+    checks = ("test_schema", "test_autograd_registration")
+    operator = torch.ops.mixerlab.gated_mixer.default
+    torch.library.opcheck(operator, (x, 1, 4, 4, *operands(mixer), True), test_utils=checks)
 
 
 @compiled
@@ -280,7 +261,7 @@ def test_gradients_of_gradients_say_what_to_do():
     x = torch.randn(1, 3, 3, 16, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
         torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
-    with kernels.switched_off():
+    with switched_off():
         (gradient,) = torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), x)[0].abs().sum() > 0
 
@@ -363,7 +344,7 @@ def test_a_library_that_fails_its_trial_is_not_kept(monkeypatch, tmp_path, outco
 )
 def test_the_trial_sees_what_is_wrong(monkeypatch, dtype):
     results = list(compiled_trial._differences(dtype))
-    assert len(results) == 14
+    assert len(results) == 7
     assert all(found < compiled_trial.LIMITS[dtype] / 4 for _, found in results)
     for name, arguments, expected in compiled_trial._cases(torch.Generator().manual_seed(0)):
         others = [one.clone() for one in compiled_trial._tensors(expected)]
@@ -425,7 +406,7 @@ def test_what_is_not_our_library_is_named_and_not_loaded(kind, said, monkeypatch
 def test_our_library_is_ours_and_defines_every_operator(monkeypatch):
     assert fingerprint.find_fault(fingerprint.compiled_file(portable=False)) == ""
     names = fingerprint.operator_names()
-    assert {"has_tiles", "instructions", "gated_mixer", "star_mixer", "act"} <= set(names)
+    assert {"has_tiles", "instructions", "gated_mixer", "star_mixer", "batched"} <= set(names)
     assert all(hasattr(torch.ops.mixerlab, name) for name in names)
     monkeypatch.setattr(library, "operator_names", lambda: [*names, "further"])
     assert "lacks the operator further; type" in library._load_once.__wrapped__()
@@ -450,7 +431,7 @@ def test_building_replaces_what_is_not_ours_and_says_how_long_it_takes(
 
 @pytest.mark.slow
 def test_environment_switches_off():
-    code = "from backbones import kernels; print(kernels.is_available(), kernels.status())"
+    code = "from backbones.fast import is_available, status; print(is_available(), status())"
     environment = {**os.environ, "MIXERLAB_KERNELS": "off"}
     command = [sys.executable, "-c", code]
     text = subprocess.check_output(command, cwd=ROOT, env=environment, text=True)
@@ -466,7 +447,7 @@ def test_portable_build_equals_torch(monkeypatch, tmp_path):
     assert build.build(portable=True) == ""
     code = f"""
 from pathlib import Path
-from backbones.kernels import library
+from backbones.fast import library
 library.compiled_file = lambda portable: Path({str(target)!r} if portable else "none")
 from tests.backbones import test_kernels, test_kernels_iffn
 print(library.status())

@@ -4,16 +4,12 @@ import copy
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from backbones import create_backbone, kernels
-from backbones.kernels.normalise import normalise_, suits
-from backbones.mixers.iffn import fused
-from tests.tensors import build_mixer
+from backbones import create_backbone
+from backbones.fast import switched_off
+from backbones.fast.cpu.iffn import operands
+from tests.forms import build_fast, compiled
 
-compiled = pytest.mark.skipif(
-    not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
-)
 # Lines and columns without neighbours, and a map in many pieces.
 SIZES = [(1, 7), (9, 1), (5, 6), (70, 61)]
 
@@ -23,10 +19,10 @@ def both_ways(mixer, x):
     results = []
     for is_off in (False, True):
         own, leaf = copy.deepcopy(mixer), x.clone().requires_grad_()
-        assert fused.serves(own, leaf)
+        assert own.is_fast(leaf)
         if is_off:
-            with kernels.switched_off():
-                assert not fused.serves(own, leaf)
+            with switched_off():
+                assert not own.is_fast(leaf)
                 y = own(leaf)
         else:
             y = own(leaf)
@@ -44,7 +40,7 @@ def both_ways(mixer, x):
 )
 def test_operator_equals_torch(options, size, training):
     dim = 40 if options else 24  # both have channels that fill no line of memory
-    mixer = build_mixer("iffn", dim, **options).train(training)
+    mixer = build_fast("iffn", dim, **options).train(training)
     x = torch.randn(3, *size, dim, dtype=torch.float64)
     mine, plain = both_ways(mixer, x)
     # Biases before a norm of the batch have no gradient but rounding's: 1e-10 covers both.
@@ -56,35 +52,11 @@ def test_operator_equals_torch(options, size, training):
 
 
 @compiled
-@torch.no_grad()
-def test_the_last_norm_is_torchs():
-    mixer, x = build_mixer("iffn", 24), torch.randn(2, 5, 7, 24, dtype=torch.float64)
-    norm = mixer.bn_out
-    norm.running_var.mul_(3).add_(0.1)
-    for dtype, rounding in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        y = x.to(dtype, copy=True)
-        assert suits(norm.to(dtype), y)
-        expected = norm(y.flatten(0, 2)).view_as(y)
-        torch.testing.assert_close(normalise_(y, norm), expected, rtol=rounding, atol=rounding)
-    statistics = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    arguments = (x.clone(), *(one.detach() for one in statistics), norm.eps)
-    torch.library.opcheck(torch.ops.mixerlab.normalise_.default, arguments)
-    assert normalise_(x[:0], norm).shape == (0, 5, 7, 24)
-    with pytest.raises(RuntimeError, match="24 numbers"):
-        torch.ops.mixerlab.normalise_(y, *[torch.ones(3, dtype=y.dtype)] * 4, 1e-5)
-    # Statistics of another type are torch's affair.
-    expected = mixer(x)
-    norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
-    assert not suits(norm, y)
-    torch.testing.assert_close(mixer(x), expected, rtol=1e-6, atol=1e-6)
-
-
-@compiled
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_pieces_and_threads_change_nothing(training, threads):
     """Images by the dozen in one piece, and float32 against float64 to its rounding."""
-    mixer, before = build_mixer("iffn", 64).train(training), torch.get_num_threads()
+    mixer, before = build_fast("iffn", 64).train(training), torch.get_num_threads()
     x = torch.randn(150, 6, 6, 64)
     expected = both_ways(mixer, x.double())[1]
     torch.set_num_threads(threads)
@@ -93,7 +65,7 @@ def test_pieces_and_threads_change_nothing(training, threads):
         mixer.eval()
         with torch.no_grad():
             y = mixer(x)
-            with kernels.switched_off():
+            with switched_off():
                 plain = mixer(x)
     finally:
         torch.set_num_threads(before)
@@ -109,26 +81,26 @@ def test_pieces_and_threads_change_nothing(training, threads):
 @pytest.mark.parametrize("value", [-40.0, -5.6, -5.4, -1.0, -1e-3, 0.0, 0.5, 3.0, 5.6, 40.0])
 def test_gelu_is_torchs(value):
     """Far out, too, where a polynomial would go its own way."""
-    mixer = build_mixer("iffn", 16).float()
+    mixer = build_fast("iffn", 16).float()
     with torch.no_grad():
         for branch in mixer.branches:
             branch.alpha.zero_()
             branch.gamma.fill_(value)
         x = torch.randn(1, 4, 4, 16)
         y = mixer(x)
-        with kernels.switched_off():
+        with switched_off():
             torch.testing.assert_close(y, mixer(x), rtol=1e-5, atol=1e-5)
 
 
 @compiled
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_numbers_that_are_none_stay_none(training):
-    mixer = build_mixer("iffn", 16).float().train(training)
+    mixer = build_fast("iffn", 16).float().train(training)
     x = torch.randn(1, 5, 5, 16)
     x[0, 0, 0, 3] = torch.nan
     with torch.no_grad():
         y = copy.deepcopy(mixer)(x)
-        with kernels.switched_off():
+        with switched_off():
             plain = mixer(x)
     assert torch.equal(y.isnan(), plain.isnan())
     assert y.isnan().any()
@@ -153,10 +125,10 @@ def test_a_recomputed_block_learns_its_statistics_once():
 
 @compiled
 def test_an_empty_batch_and_a_single_token_keep_to_torch():
-    mixer = build_mixer("iffn", 16)
-    assert not fused.serves(mixer, torch.empty(0, 4, 4, 16, dtype=torch.float64))
-    assert not fused.serves(mixer, torch.empty(1, 1, 1, 16, dtype=torch.float64))
-    assert fused.serves(mixer, torch.empty(1, 1, 2, 16, dtype=torch.float64))
+    mixer = build_fast("iffn", 16)
+    assert not mixer.is_fast(torch.empty(0, 4, 4, 16, dtype=torch.float64))
+    assert not mixer.is_fast(torch.empty(1, 1, 1, 16, dtype=torch.float64))
+    assert mixer.is_fast(torch.empty(1, 1, 2, 16, dtype=torch.float64))
 
 
 @compiled
@@ -168,94 +140,82 @@ def test_an_empty_batch_and_a_single_token_keep_to_torch():
     ids=str,
 )  # fmt: skip
 def test_other_forms_keep_to_torch(options):
-    mixer = build_mixer("iffn", 40, **options)
-    assert not fused.serves(mixer, torch.randn(1, 4, 4, 40, dtype=torch.float64))
+    mixer = build_fast("iffn", 40, **options)
+    assert not mixer.is_fast(torch.randn(1, 4, 4, 40, dtype=torch.float64))
 
 
 @compiled
 def test_other_norms_keep_to_torch():
     x = torch.randn(1, 4, 4, 40, dtype=torch.float64)
     for attribute, value in (("momentum", None), ("running_mean", None), ("training", True)):
-        mixer = build_mixer("iffn", 40)
+        mixer = build_fast("iffn", 40)
         setattr(mixer.bn_mid, attribute, value)
-        assert not fused.serves(mixer, x)
-    mixer = build_mixer("iffn", 40)
+        assert not mixer.is_fast(x)
+    mixer = build_fast("iffn", 40)
     mixer.dw.bn = torch.nn.SyncBatchNorm.convert_sync_batchnorm(mixer.dw.bn)
-    assert not fused.serves(mixer, x)
+    assert not mixer.is_fast(x)
     for norm in (
         torch.nn.BatchNorm1d(40, affine=False),
         torch.nn.BatchNorm1d(40, track_running_stats=False),
     ):
-        mixer = build_mixer("iffn", 40)
+        mixer = build_fast("iffn", 40)
         mixer.bn_out = norm.double().eval()
         with torch.no_grad():
             y = mixer(x)
-            with kernels.switched_off():
+            with switched_off():
                 torch.testing.assert_close(mixer(x), y)
-    mixer = build_mixer("iffn", 40)
+    mixer = build_fast("iffn", 40)
     mixer.bn_mid.running_mean = torch.zeros(1, dtype=x.dtype)
     with torch.no_grad(), pytest.raises(RuntimeError, match="running statistics of"):
         mixer(x)
     weight = mixer.fc1.weight.detach()
     del mixer.fc1.weight
     mixer.fc1.weight = weight  # as in a replica
-    assert not fused.serves(mixer, x)
-    mixer = build_mixer("iffn", 40, drop=0.1)
-    assert fused.serves(mixer, x)
-    assert not fused.serves(mixer.train(), x)
+    assert not mixer.is_fast(x)
+    mixer = build_fast("iffn", 40, drop=0.1)
+    assert mixer.is_fast(x)
+    assert not mixer.train().is_fast(x)
 
 
 @compiled
 def test_who_looks_inside_sees_the_parts():
-    mixer = build_mixer("iffn", 40)
+    mixer = build_fast("iffn", 40)
     x, seen = torch.randn(1, 4, 4, 40, dtype=torch.float64), []
     handle = mixer.dw.conv.register_forward_hook(lambda *_: seen.append(1))
     with torch.enable_grad():
         mixer(x)
     assert seen
     handle.remove()
-    assert fused.serves(mixer, x)
+    assert mixer.is_fast(x)
 
 
 @compiled
 def test_autocast_and_compilers_keep_to_torch():
-    mixer, x = build_mixer("iffn", 40).float(), torch.randn(1, 4, 4, 40)
+    mixer, x = build_fast("iffn", 40).float(), torch.randn(1, 4, 4, 40)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not fused.serves(mixer, x)
+        assert not mixer.is_fast(x)
     exported = torch.export.export(mixer, (x,))
     assert "branched_mixer" not in str(exported.graph)
-    assert not fused.serves(mixer.bfloat16(), x.bfloat16())
+    assert not mixer.bfloat16().is_fast(x.bfloat16())
 
 
 @compiled
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_operator_is_whole_for_torch(training):
-    """Its forms on "meta", in autograd and under a compiler agree: torch's own check."""
-    mixer = build_mixer("iffn", 16)
+    """Its schema and its gradients agree: torch's own check."""
+    mixer = build_fast("iffn", 16)
     tokens = torch.randn(2, 12, 16, dtype=torch.float64, requires_grad=True)
-    first, coefficients, norms, running, eps, _, depthwise, last = fused.weights(mixer)
+    first, coefficients, norms, running, eps, _, depthwise, last = operands(mixer)
     arguments = (tokens, 3, 4, *first, coefficients, norms, running, *eps, training)
     arguments += (*depthwise, *last, True)
-    torch.library.opcheck(torch.ops.mixerlab.branched_mixer.default, arguments)
-
-
-@compiled
-def test_operator_is_counted():
-    mixer, counts = build_mixer("iffn", 48).float(), []
-    for is_off in (False, True):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            if is_off:
-                with kernels.switched_off():
-                    mixer(torch.randn(2, 6, 5, 48))
-            else:
-                mixer(torch.randn(2, 6, 5, 48))
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1]
+    checks = ("test_schema", "test_autograd_registration")
+    operator = torch.ops.mixerlab.branched_mixer.default
+    torch.library.opcheck(operator, arguments, test_utils=checks)
 
 
 @compiled
 def test_gradients_of_gradients_say_what_to_do():
-    mixer = build_mixer("iffn", 16)
+    mixer = build_fast("iffn", 16)
     x = torch.randn(1, 3, 3, 16, dtype=torch.float64, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
         torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)

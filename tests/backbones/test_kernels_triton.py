@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbones import kernels
-from backbones.kernels import library, operators, trial, triton_choice
-from backbones.kernels.autocast import for_products, product_dtype
-from backbones.mixers.afbo import fused as fused_afbo
-from backbones.mixers.iffn import fused as fused_iffn
-from tests.tensors import build_mixer
+from backbones.fast import library, operators_serve, status, switched_off, trial
+from backbones.fast.base import product_dtype
+from backbones.fast.triton import choice, operators
+from tests.forms import build_fast, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = torch.device("cuda", 0)
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-compiled = pytest.mark.skipif(
-    not kernels.is_available(), reason=f"no compiled operators: {kernels.status()}"
-)
 
 
 @pytest.fixture
@@ -29,7 +24,7 @@ def untried(monkeypatch):
     pytest.importorskip("triton", reason="there is no Triton for this torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(triton_choice, "_failures", {})
+    monkeypatch.setattr(choice, "_failures", {})
     monkeypatch.delenv(library.SWITCH, raising=False)
     return monkeypatch
 
@@ -76,20 +71,20 @@ class Compiler:
 def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
     """Both operators, forward and backward, to machine code: the compiler needs no GPU."""
     pytest.importorskip("triton", reason="there is no Triton for this torch")
-    from backbones.kernels import triton_branched, triton_gated, triton_stencil
+    from backbones.fast.triton import branched, gated, stencil
 
     made = {}
     for module, names in (
-        (triton_gated, ["_gate"]),
-        (triton_stencil, ["_stencil_backward"]),
+        (gated, ["_gate"]),
+        (stencil, ["_stencil_backward"]),
         (
-            triton_branched,
+            branched,
             ["_moments_kernel", "_convolve_kernel", "_norm_gelu_kernel", "_activate_back_kernel"],
         ),
     ):
         for name in names:
             monkeypatch.setattr(module, name, Compiler(getattr(module, name), made))
-    trial.difference(triton_choice.forms(), torch.device("cpu"), dtype)
+    trial.difference(choice.forms(), torch.device("cpu"), dtype)
     assert len(made) == 6
     assert all(size > 1000 for sizes in made.values() for size in sizes)
 
@@ -108,82 +103,77 @@ def test_a_failure_is_told_once_and_torch_serves(untried):
         tried.append(arguments)
         raise RuntimeError("no kernel image for this device\nmore")
 
-    untried.setattr(triton_choice, "implement", fail)
+    untried.setattr(choice, "implement", fail)
     with pytest.warns(UserWarning, match="do not serve on cuda:0.*no kernel image for this device"):
-        assert not triton_choice.serve(GPU, torch.float32, True)
+        assert not choice.serve(GPU, torch.float32, True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not triton_choice.serve(GPU, torch.float32, True)
+        assert not choice.serve(GPU, torch.float32, True)
     assert len(tried) == 1
-    assert "on CUDA torch's own operations (cuda:0 in torch.float32: Run" in kernels.status()
+    assert "on CUDA torch's own operations (cuda:0 in torch.float32: Run" in status()
 
 
 @pytest.mark.parametrize("found", [0.2, float("nan")])
 def test_other_numbers_than_torchs_do_not_serve(untried, found):
     from contextlib import nullcontext
 
-    untried.setattr(triton_choice, "implement", lambda key: None)
+    untried.setattr(choice, "implement", lambda key: None)
     untried.setattr(torch.cuda, "device", nullcontext)
     untried.setattr(trial, "difference", lambda forms, device, dtype: found)
     with pytest.warns(UserWarning, match="their numbers differ by"):
-        assert not triton_choice.serve(GPU, torch.bfloat16, True)
-    untried.setattr(triton_choice, "_failures", {})
+        assert not choice.serve(GPU, torch.bfloat16, True)
+    untried.setattr(choice, "_failures", {})
     untried.setattr(trial, "difference", lambda forms, device, dtype: 0.01)
-    assert triton_choice.serve(GPU, torch.bfloat16, True)
+    assert choice.serve(GPU, torch.bfloat16, True)
     with pytest.warns(UserWarning, match=r"in torch.float64.*by 1.0e-02"):
-        assert not triton_choice.serve(GPU, torch.float64, True)
+        assert not choice.serve(GPU, torch.float64, True)
 
 
 def test_a_graph_does_not_wait_for_a_compiler(untried):
     untried.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert not triton_choice.serve(GPU, torch.float32, True)
-    assert not triton_choice._failures  # it will be tried later
+    assert not choice.serve(GPU, torch.float32, True)
+    assert not choice._failures  # it will be tried later
 
 
 def test_status_names_both_devices(untried):
-    assert kernels.status().endswith("; on CUDA Triton kernels, in eager passes")
-    untried.setattr(triton_choice, "find_spec", lambda name: None)
-    assert "there is no Triton" in kernels.status()
-    assert not triton_choice.serve(GPU, torch.float32, True)
+    assert status().endswith("; on CUDA Triton kernels, in eager passes")
+    untried.setattr(choice, "find_spec", lambda name: None)
+    assert "there is no Triton" in status()
+    assert not choice.serve(GPU, torch.float32, True)
     untried.setattr(torch.cuda, "is_available", lambda: False)
-    assert "CUDA" not in kernels.status()
+    assert "CUDA" not in status()
 
 
 def test_autocast_casts_what_products_read():
-    x, weight = torch.randn(2, 3), torch.randn(3, 3)
-    assert product_dtype(x) is kernels.weight_dtype(x) is torch.float32
+    x = torch.randn(2, 3)
+    assert product_dtype(x) is torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        half = x.bfloat16()
-        assert product_dtype(x) is product_dtype(half) is torch.bfloat16
-        assert kernels.weight_dtype(half) is torch.float32
-        assert {t.dtype for t in for_products(x, weight)} == {torch.bfloat16}
-        assert product_dtype(x.double()) is kernels.weight_dtype(x.double()) is torch.float64
-    assert kernels.weight_dtype(half) is torch.bfloat16
+        assert product_dtype(x) is product_dtype(x.bfloat16()) is torch.bfloat16
+        assert product_dtype(x.double()) is torch.float64
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", triton_choice.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", choice.DTYPES, ids=str)
 def test_kernels_serve_on_a_gpu(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kernels.serves(torch.empty(1, device="cuda", dtype=dtype))
+        assert operators_serve(torch.empty(1, device="cuda", dtype=dtype))
 
 
 @on_gpu
 @pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", ["afbo", "iffn"])
 def test_mixers_on_a_gpu_equal_torch(name, cast):
-    fused = {"afbo": fused_afbo, "iffn": fused_iffn}[name]
-    mixer = build_mixer(name, 96).float().cuda().eval()
+    mixer = build_fast(name, 96).float().cuda().eval()
     x = torch.randn(3, 19, 21, 96, device="cuda", requires_grad=True)
     results = []
     for is_off in (False, True):
         with torch.autocast("cuda", torch.bfloat16, enabled=cast):
             if is_off:
-                with kernels.switched_off():
+                with switched_off():
                     y = mixer(x)
             else:
-                assert fused.serves(mixer, x)
+                assert mixer.is_fast(x)
                 y = mixer(x)
         leaves = [x, *mixer.parameters()]
         results.append([y, *torch.autograd.grad(y.float().square().mean(), leaves)])
@@ -197,7 +187,7 @@ def test_mixers_on_a_gpu_equal_torch(name, cast):
 @on_gpu
 @pytest.mark.parametrize("name", ["afbo", "iffn"])
 def test_kernels_are_recorded_in_a_graph(name):
-    mixer = build_mixer(name, 32).float().cuda().eval()
+    mixer = build_fast(name, 32).float().cuda().eval()
     x = torch.randn(2, 7, 7, 32, device="cuda")
     with torch.inference_mode():
         expected = mixer(x)

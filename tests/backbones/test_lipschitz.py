@@ -185,7 +185,7 @@ def test_search_finds_the_minimum_that_trying_everything_finds():
     torch.manual_seed(1)
     w0, w1 = torch.randn(2, 3).double(), torch.randn(3, 2).double()
     part = Part(w0, w1, torch.tensor([-0.13, -1.0]).double(), torch.tensor([1.13, 0.2]).double())
-    reduced = Reduced.of(part)
+    reduced = Reduced.eliminate(part)
     grid = torch.logspace(-1, 1.5, 120, dtype=torch.float64)
     least = min(reduced.rho(torch.stack([a, b])) for a in grid for b in grid)
     rho, _ = search(part, 600)
@@ -203,7 +203,7 @@ def test_monotone_in_slopes_and_iterations():
 
 
 def test_gradient_of_the_soft_maximum():
-    reduced = Reduced.of(stacked(mixer_parts(affn(3))))
+    reduced = Reduced.eliminate(stacked(mixer_parts(affn(3))))
     log_tau = torch.full((12,), 1.0, dtype=torch.float64) + 0.2 * torch.randn(12).double()
     _, gradient, rho = reduced.soft_rho(log_tau, 0.01)
     for j in range(12):
@@ -482,7 +482,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
     assert command.main(["backbone=deit_t_affn", f"ckpt={path}"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "has no weights of the mixers of deit_t_affn (blocks.0.mlp, " in err
+    assert "lacks the weights of the mixers of deit_t_affn (blocks.0.mlp, " in err
 
 
 @pytest.mark.parametrize(
@@ -500,7 +500,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
         ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
         ("backbone.mixer.act=[", "act must be one of gelu, softplus, elu, silu, relu, prelu"),
-        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; an option of a backbone is typed"),
+        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; options of a backbone are typed"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
         ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),
         ("backbone=deit_t_affn,deit_t", "names 2 networks; this command takes one"),

@@ -246,5 +246,5 @@ def test_what_papers_do_to_the_class_blocks():
 
 
 def test_timm_has_no_weights():
-    with pytest.raises(ValueError, match="timm has no weights of lvt_r4; download those of its"):
+    with pytest.raises(ValueError, match="timm publishes no weights of lvt_r4; download its"):
         create_backbone("lvt_r4", pretrained=True)

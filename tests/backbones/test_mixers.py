@@ -25,6 +25,7 @@ from backbones import (
 )
 from backbones.analysis.counting import count_macs
 from backbones.registry import find_mixer
+from tests.forms import every_form
 from tests.tensors import build_mixer, tokens
 
 DIM = 24
@@ -212,9 +213,11 @@ def takes_its_own_defaults(name):
     torch.testing.assert_close(build(name, **options)(x), build(name)(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_form
 @pytest.mark.parametrize("what", CHECKS, ids=lambda function: function.__name__)
-def test_every_mixer(what, name):
+def test_every_mixer(what, name, form, monkeypatch):
+    plainly = build
+    monkeypatch.setattr(f"{__name__}.build", lambda *a, **options: form(plainly(*a, **options)))
     what(name)
 
 
@@ -301,7 +304,7 @@ def test_another_shape_than_the_given_one_is_refused(registering, made, said):
     register_mixer("wrong", kind="channel", source="this test")(Wrong)
     mixer = create_mixer("wrong", DIM, made=made)
     with pytest.raises(
-        ValueError, match=rf"^Wrong made {said} of \(2, 5, 6, 24\); a mixer returns"
+        ValueError, match=rf"^Wrong returned {said} for \(2, 5, 6, 24\); a mixer must"
     ):
         mixer(tokens(2, 5, 6, DIM).float())
 
@@ -310,7 +313,7 @@ def test_prefix_tokens_of_another_shape_are_refused(registering):
     register_mixer("wrong", kind="channel", source="this test")(Wrong)
     mixer = create_mixer("wrong", DIM, made="y if y.ndim == 4 else y.mean(1)")
     x, prefix = tokens(2, 5, 6, DIM).float(), tokens(2, 3, DIM).float()
-    with pytest.raises(ValueError, match=r"^Wrong made \(2, 24\) of \(2, 3, 24\); a mixer returns"):
+    with pytest.raises(ValueError, match=r"^Wrong returned \(2, 24\) for \(2, 3, 24\); a mixer"):
         mixer(x, prefix)
     assert mixer(x).shape == x.shape
 
@@ -320,7 +323,7 @@ def test_a_network_with_a_mixer_of_another_shape_is_not_counted(registering):
     register_mixer("wrong", kind="channel", source="this test")(Wrong)
     with torch.device("meta"):
         backbone = create_backbone("swin_t_wrong", mixer={"made": "y.mean((1, 2), keepdim=True)"})
-    with pytest.raises(ValueError, match=r"^Wrong made \(1, 1, 1, 96\) of \(1, 56, 56, 96\);"):
+    with pytest.raises(ValueError, match=r"^Wrong returned \(1, 1, 1, 96\) for \(1, 56, 56, 96\);"):
         count_macs(backbone)
 
 
@@ -333,7 +336,7 @@ def test_a_mixer_that_writes_forward_alone_is_refused(registering):
         def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor:
             return x
 
-    with pytest.raises(ValueError, match=r"mixer 'forward' has no method mix, .*instead of"):
+    with pytest.raises(ValueError, match=r"mixer 'forward' lacks the method mix: .*instead of"):
         create_mixer("forward", DIM)
 
 
@@ -379,11 +382,11 @@ class MissingPrefix(OneOutput):
 @pytest.mark.parametrize(
     ("mixer", "said"),
     [
-        (JointWithoutMethod, "'wrong' declares prefix_mixing='joint' and has no method mix_joint"),
-        (Misspelt, "declares prefix_mixing='pool'; it is one of joint, pooled, none"),
+        (JointWithoutMethod, "prefix_mixing='joint' but lacks the method mix_joint"),
+        (Misspelt, "declares prefix_mixing='pool'; it must be one of joint, pooled, none"),
         (OneOutput, r"OneOutput\.mix_joint returned Tensor; return .* \(x, prefix\)"),
-        (MissingPrefix, r"MissingPrefix made \(2, 1, 24\) of \(2, 2, 24\)"),
-        (Linear, "no method mix"),
+        (MissingPrefix, r"MissingPrefix returned \(2, 1, 24\) for \(2, 2, 24\)"),
+        (Linear, "lacks the method mix"),
     ],
 )
 def test_what_does_not_fit_the_declaration_is_refused(registering, mixer, said):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from backbones import create_mixer, list_mixers, mixer_options
-from backbones.mixers.afbo import SCFBO, DenseMapping, block_products
+from backbones.mixers.afbo import SCFBO, DenseMapping
 from backbones.mixers.afbo.spatial_models import create_spatial_model
 from tests.families import rest_slow, rest_slow_pairs
 from tests.references import afbo as reference
@@ -267,11 +267,6 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
     checkpoint(twin, x, use_reentrant=reentrant).sin().sum().backward()
     for ours, theirs in zip(mixer.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
-
-
-def test_training_computes_its_products_in_place(monkeypatch):
-    monkeypatch.setattr(block_products, "plain", None)
-    build_mixer("afbo")(torch.randn(1, 2, 2, 8, dtype=torch.float64)).sum().backward()
 
 
 # Options

@@ -9,7 +9,6 @@ from backbones.mixers.afbo import (
     GroupedCrossMapping,
     OverlappedCycleMapping,
 )
-from backbones.mixers.afbo.block_products import MatrixBlock, block_products, fast, plain
 from tests.references import afbo as reference
 
 
@@ -127,90 +126,3 @@ def test_weights_start_at_one_over_the_columns_read():
         scaled = mapping.dense_weight() * columns**0.5
         assert scaled[scaled != 0].std().item() == pytest.approx(1, abs=0.05)
         assert not mapping.bias.any()
-
-
-# Products
-
-
-def blocks_and_tensors(dtype=torch.float64):
-    """Six blocks of unlike widths; two weights are used twice, column 0 by all and 6 by none."""
-    torch.manual_seed(0)
-    shapes = [(2, 3), (1, 6), (4, 2), (3, 1)]
-    weights = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
-    blocks = tuple(MatrixBlock(*pair) for pair in [(0, 0), (1, 0), (2, 0), (0, 2), (3, 0), (2, 4)])
-    bias = torch.randn(sum(shapes[i][0] for i, _ in blocks), dtype=dtype, requires_grad=True)
-    x = torch.randn(3, 2, 5, 7, dtype=dtype, requires_grad=True)
-    return x, weights, bias, blocks
-
-
-def by_loops(x, weights, bias, blocks):
-    outputs = [
-        sum(row[c] * x[..., start + c] for c in range(len(row)))
-        for index, start in blocks
-        for row in weights[index]
-    ]
-    return torch.stack(outputs, dim=-1) + bias
-
-
-@pytest.mark.parametrize("form", [plain, fast, block_products])
-def test_products_and_their_gradients_equal_the_loops(form):
-    x, weights, bias, blocks = blocks_and_tensors()
-    found, expected = form(x, weights, bias, blocks), by_loops(x, weights, bias, blocks)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    wanted = [x, bias, *weights]
-    gradients = [torch.autograd.grad(y.sin().sum(), wanted) for y in (found, expected)]
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    with torch.no_grad():
-        torch.testing.assert_close(form(x, weights, bias, blocks), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("form", [fast, plain])
-def test_products_without_bias(form):
-    x, weights, bias, blocks = blocks_and_tensors()
-    found = form(x, weights, None, blocks)
-    expected = by_loops(x, weights, torch.zeros_like(bias), blocks)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    ours = torch.autograd.grad(found.sin().sum(), [x, *weights])
-    theirs = torch.autograd.grad(expected.sin().sum(), [x, *weights])
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("frozen", ["x", "bias", "weights"])
-def test_products_with_something_frozen(frozen):
-    x, weights, bias, blocks = blocks_and_tensors()
-    for tensor in {"x": [x], "bias": [bias], "weights": weights[:3]}[frozen]:
-        tensor.requires_grad_(False)
-    wanted = [t for t in (x, bias, *weights) if t.requires_grad]
-    pairs = [
-        torch.autograd.grad(form(x, weights, bias, blocks).sin().sum(), wanted)
-        for form in (plain, fast)
-    ]
-    for ours, theirs in zip(*pairs, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(7,), (0, 7), (2, 0, 7), (1, 7)], ids=str)
-def test_products_of_few_tokens(shape):
-    _, weights, bias, blocks = blocks_and_tensors()
-    x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-    found, expected = (form(x, weights, bias, blocks) for form in (fast, plain))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    found.sum().backward()
-    assert x.grad.shape == x.shape
-
-
-def test_products_under_autocast():
-    x, weights, bias, blocks = blocks_and_tensors(torch.float32)
-    results = []
-    for form in (plain, fast):
-        with torch.autocast("cpu", torch.bfloat16):
-            y = form(x, weights, bias, blocks)
-        gradients = torch.autograd.grad(y.float().sum(), [x, bias, *weights])
-        assert all(g.dtype == torch.float32 for g in gradients)
-        results.append((y.float(), *gradients))
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.1)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        assert fast(x, weights, bias, blocks).dtype == torch.bfloat16

@@ -11,7 +11,6 @@ from backbones import (
     backbone_schema,
     create_backbone,
     create_mixer,
-    kernels,
     list_backbones,
     mixer_options,
     register_mixer,
@@ -19,10 +18,11 @@ from backbones import (
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
+from backbones.fast import fast
 from backbones.mixers.ffn import FFN
-from backbones.mixers.iffn.merged import Merged
 from heads.linear import LinearClassifier
 from tests.families import SMALLEST, rest_slow
+from tests.forms import both_forms
 from tests.references import iffn as reference
 from tests.tensors import build_mixer
 from tools.papers.published import load_rows
@@ -110,9 +110,10 @@ def test_is_its_equations(options, training):
         )
 
 
+@both_forms
 @pytest.mark.parametrize("options", SWITCHES, ids=str)
-def test_inference_with_merged_norms_is_the_same(options):
-    mixer = build_mixer("iffn", **options)
+def test_inference_is_the_same(options, form):
+    mixer = form(build_mixer("iffn", **options))
     for size, num_prefix_tokens in PLACES:
         x = torch.randn(3, *size, 8, dtype=torch.float64)
         prefix = torch.randn(3, num_prefix_tokens, 8, dtype=torch.float64)
@@ -126,8 +127,9 @@ def test_inference_with_merged_norms_is_the_same(options):
         assert torch.equal(x, before), "the input was written to"
 
 
-def test_inference_follows_every_change_of_the_weights():
-    mixer = build_mixer("iffn")
+@both_forms
+def test_inference_follows_every_change_of_the_weights(form):
+    mixer = form(build_mixer("iffn"))
     x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
 
     @torch.no_grad()
@@ -148,29 +150,11 @@ def test_inference_follows_every_change_of_the_weights():
     assert_follows(copy.deepcopy(mixer))
 
 
-def test_batches_larger_than_the_cache_are_cut(monkeypatch):
-    mixer = build_mixer("iffn")
-    x = torch.randn(5, 4, 5, 8, dtype=torch.float64)
-    with torch.no_grad(), kernels.switched_off():
-        whole = mixer(x)
-        images = []
-        cut = 2 * 4 * 5 * 32 * 8 // torch.get_num_threads()
-        monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", cut)
-        piece = Merged.mix_piece
-        monkeypatch.setattr(
-            Merged, "mix_piece", lambda merged, x: images.append(len(x)) or piece(merged, x)
-        )
-        torch.testing.assert_close(mixer(x), whole, **EXACT)
-    assert images == [2, 2, 1] or torch.get_num_threads() > 1
-
-
+@both_forms
 @pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial"])
 @pytest.mark.parametrize("bn_mid", [False, True])
-def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(
-    monkeypatch, name, bn_mid
-):
-    monkeypatch.setattr("backbones.mixers.iffn.merged.CACHE_BYTES", 1)  # single images
-    mixer = build_mixer(name, bn_mid=bn_mid).train()
+def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(name, bn_mid, form):
+    mixer = form(build_mixer(name, bn_mid=bn_mid)).train()
     again = copy.deepcopy(mixer)
     x = torch.randn(4, 3, 5, 8, dtype=torch.float64)
     expected = mixer(x)
@@ -200,8 +184,9 @@ def test_compiles_into_one_graph(name):
         torch.testing.assert_close(compiled(x), mixer(x))
 
 
-def test_norms_can_be_synchronised():
-    mixer = build_mixer("iffn")
+@both_forms
+def test_norms_can_be_synchronised(form):
+    mixer = form(build_mixer("iffn"))
     x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(mixer))
     kinds = [type(m) for m in synchronised.modules()]
@@ -370,13 +355,13 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     nn.init.normal_(plain.backbone.pos_embed)
     path = tmp_path / "plain.pth"
     torch.save(plain.state_dict(), path)
-    with pytest.warns(UserWarning, match="class token and this DeiT has none.*class_token=True"):
+    with pytest.warns(UserWarning, match="class token, which this DeiT lacks.*class_token=True"):
         report = adopt(
             create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
         )
     assert "cls_token" in report.skipped
     without = create_backbone("deit_t_iffn")
-    with pytest.warns(UserWarning, match="class token and this DeiT has none"):
+    with pytest.warns(UserWarning, match="class token, which this DeiT lacks"):
         adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
     torch.testing.assert_close(without.pos_embed, plain.backbone.pos_embed[:, 1:])
     assert all(".mlp." in key for key in report.initialised)
@@ -397,7 +382,9 @@ def test_weights_without_a_class_token(tmp_path):
     small = create_backbone("deit_t", class_token=False, img_size=64)
     adopt(small, in_memory(dict(tensors), "file"))
     assert small.pos_embed.shape == (1, 16, 192)
-    with pytest.raises(ValueError, match=r"have no class token .* build it with class_token=False"):
+    with pytest.raises(
+        ValueError, match=r"lack the class token .* build it with class_token=False"
+    ):
         adopt(create_backbone("deit_t"), in_memory(dict(tensors), "file"))
 
 
@@ -406,10 +393,11 @@ def test_weights_without_a_class_token(tmp_path):
 
 @pytest.mark.parametrize("per", ["function", "element"])
 @pytest.mark.parametrize("act", ["gelu", "silu", "softplus"])
-@pytest.mark.parametrize("chunk", [1, 100, 2**20])
+@pytest.mark.parametrize("chunk", [1, 100, 2**20])  # 1: the plain form
 def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
-    monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("backbones.fast.torch.nonlinear_sum.CHUNK_ELEMENTS", chunk)
     mixer = build_mixer("nonlinear_sum", dim=5, act=act, per=per, scale=1.0)
+    mixer = mixer if chunk == 1 else fast(mixer)
     x = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
     expected = reference.nonlinear_sum(x, dict(mixer.named_parameters()), 20, act)
     torch.testing.assert_close(mixer(x), expected, **EXACT)
@@ -499,10 +487,8 @@ def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
             assert count_parameters(model) == row.params, row
 
 
-def test_a_recorded_sum_takes_any_number_of_images(monkeypatch):
-    """Its chunks do not depend on how many tokens the example has."""
-    monkeypatch.setattr("backbones.mixers.iffn.chunked_sum.CHUNK_ELEMENTS", 64 * 8 * 5)
-    mixer = create_mixer("nonlinear_sum", 8).eval()
+def test_a_recorded_sum_takes_any_number_of_images():
+    mixer = fast(create_mixer("nonlinear_sum", 8)).eval()
     free = ({0: torch.export.Dim("batch", min=1, max=64)},)
     program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
     x = torch.randn(7, 4, 4, 8)

@@ -5,12 +5,15 @@ import torch
 from torch import nn
 
 from backbones import Slot, create_backbone, create_mixer
+from backbones.fast import fast
+from backbones.fast.cpu.posmlp import FastGatedMLP
 from backbones.layers.windows import cut, mix_windows
-from backbones.mixers.posmlp import contiguous_groups, fused, posgu
+from backbones.mixers.posmlp import posgu
 from backbones.mixers.posmlp.gated_mlp import GatedMLP
 from backbones.mixers.posmlp.relations import LookupRelation, QuadraticRelation, TokenFC
 from backbones.options import keywords
 from tests.families import rest_slow_pairs
+from tests.forms import both_forms
 from tests.references import posmlp as reference
 from tests.tensors import randomise, tokens
 
@@ -41,18 +44,19 @@ SHIFTED = [(name, shifted) for name in RELATIONS for shifted in (False, True)]
 # Relations and windows against loops
 
 
+@both_forms
 @pytest.mark.parametrize(("name", "shifted"), rest_slow_pairs(SHIFTED, SHIFTED[::3]))
-def test_relation_equals_the_loops(name, shifted):
-    relation = randomise(RELATIONS[name]())
+def test_relation_equals_the_loops(name, shifted, form):
+    relation = form(randomise(RELATIONS[name]()))
     for size in MAPS if name == "lookup_and_free" else [(9, 5), (3, 7)]:
         u = tokens(2, *size, 6).requires_grad_()
-        found = relation.mix(u, shifted=shifted)
+        found = relation(u, shifted=shifted)
         expected = torch.stack(
             [reference.relation(relation, image, shifted=shifted) for image in u]
         )
         torch.testing.assert_close(found, expected, **EXACT)
         with torch.no_grad():
-            torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
+            torch.testing.assert_close(relation(u, shifted=shifted), expected, **EXACT)
         inputs = [u, *relation.parameters()]
         direction = tokens(*found.shape, seed=2)
         ours, theirs = (
@@ -70,7 +74,7 @@ def test_other_windows_equal_the_loops(window, shifted):
     relation = randomise(QuadraticRelation(window, 2))
     u = tokens(1, 8, 6, 4)
     expected = reference.relation(relation, u[0], shifted=shifted)[None]
-    torch.testing.assert_close(relation.mix(u, shifted=shifted), expected, **EXACT)
+    torch.testing.assert_close(relation(u, shifted=shifted), expected, **EXACT)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 14])
@@ -103,7 +107,7 @@ def test_windows_that_fit_take_one_product(monkeypatch):
     monkeypatch.setattr(
         relation, "matrix", lambda *a: products.append(a) or torch.ones(1, 196, 196)
     )
-    relation.mix(large, shifted=True)
+    relation(large, shifted=True)
     assert len(products) <= 9
 
 
@@ -112,12 +116,12 @@ def test_padding_is_never_read():
     u = tokens(1, 6, 7, 3)
     wide = torch.cat([u, torch.full((1, 6, 1, 3), 1e9, dtype=torch.float64)], dim=2)
     # The last column of the wider map is in the same window as the last of ours.
-    assert not torch.allclose(relation.mix(wide)[:, :, :7], relation.mix(u))
+    assert not torch.allclose(relation(wide)[:, :, :7], relation(u))
     relation = randomise(QuadraticRelation(4, 3))
     ones = torch.ones(1, 6, 7, 3, dtype=torch.float64)
     relation.bias.data.zero_()
     for shifted in (False, True):  # rows sum to one over the visible tokens alone
-        torch.testing.assert_close(relation.mix(ones, shifted=shifted), ones, **EXACT)
+        torch.testing.assert_close(relation(ones, shifted=shifted), ones, **EXACT)
 
 
 def test_released_sign_of_the_vertical_axis():
@@ -199,14 +203,14 @@ def test_branch_equals_its_equations(unit, options):
 @pytest.mark.parametrize("unit", ["ggqpe", "glrpe"])
 @pytest.mark.parametrize("shift", [False, True], ids=["plain", "shifted"])
 @pytest.mark.parametrize("order", ["runs", "dealt"])
-def test_the_fused_form_equals_the_plain_one(unit, shift, order, monkeypatch):
-    monkeypatch.setattr(contiguous_groups, "suits", lambda mixer, x: order == "runs")
+def test_the_fast_form_equals_the_plain_one(unit, shift, order, monkeypatch):
+    monkeypatch.setattr(FastGatedMLP, "_joins_groups", lambda mixer, x: order == "runs")
     slot = Slot(12, 4.0, (9, 7), stage=0, block=1, dense=False)
     mixer = randomise(build_unit(unit, 12, window=4, groups=3, shift=shift, slot=slot))
     x = tokens(2, 9, 7, 12).requires_grad_()
     inputs = [x, *mixer.parameters()]
     direction = tokens(2, 9, 7, 12, seed=2)
-    found, expected = fused.mix(mixer, x), mixer.mix(x)
+    expected, found = mixer(x), fast(mixer).compute(x)
     exact = {"rtol": 1e-10, "atol": 1e-10}
     torch.testing.assert_close(found, expected, **exact)
     for ours, theirs in zip(
@@ -217,17 +221,17 @@ def test_the_fused_form_equals_the_plain_one(unit, shift, order, monkeypatch):
         torch.testing.assert_close(ours, theirs, **exact)
 
 
-def test_groups_in_runs_suit_large_maps_of_usual_branches():
+def test_groups_in_runs_suit_large_maps_of_usual_branches(monkeypatch):
+    monkeypatch.setattr("backbones.fast.cpu.posmlp.multiplies", lambda x: False)
     slot = Slot(12, 4.0, (8, 8), stage=0, block=0, dense=False)
     options = {"window": 4, "groups": 3, "slot": slot}
-    mixer, large, small = posgu.ggqpe(12, **options), torch.zeros(1, 8, 8, 12), torch.zeros(12)
-    assert contiguous_groups.suits(mixer, large)
-    assert not contiguous_groups.suits(mixer, small.expand(1, 4, 4, 12))
+    mixer, large = fast(posgu.ggqpe(12, **options)), torch.zeros(1, 8, 8, 12)
+    assert mixer.is_fast(large)
+    assert not mixer.is_fast(torch.zeros(12).expand(1, 4, 4, 12))
     for other in ({"structure": "add"}, {"norm": True}, {"groups": 1}):
-        assert not contiguous_groups.suits(posgu.ggqpe(12, **{**options, **other}), large)
-    assert fused.serves(mixer, large)
+        assert not fast(posgu.ggqpe(12, **{**options, **other})).is_fast(large)
     mixer.fc1.register_forward_hook(lambda *_: None)
-    assert not fused.serves(mixer, large)
+    assert not mixer.is_fast(large)
 
 
 def build_unit(unit, dim, **options):
@@ -247,7 +251,7 @@ def test_interleaved_groups_are_contiguous_ones_in_another_order(groups):
     runs = u[0].reshape(9, 24)[:, order].chunk(groups, dim=1)
     contiguous = torch.cat([m @ run for m, run in zip(matrices, runs, strict=True)], dim=1)
     contiguous = contiguous + relation.bias
-    torch.testing.assert_close(relation.mix(u)[0].reshape(9, 24)[:, order], contiguous, **EXACT)
+    torch.testing.assert_close(relation(u)[0].reshape(9, 24)[:, order], contiguous, **EXACT)
 
 
 def test_shifts_every_second_block_of_dense_hosts():
@@ -322,56 +326,56 @@ CACHED = ("lookup_and_free", "lookup_groups", "gaussian", "gaussian_frozen", "al
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", CACHED)
 def test_evaluation_notices_changed_weights(name, change):
-    relation = randomise(RELATIONS[name]())
+    relation = fast(randomise(RELATIONS[name]()))
     u = tokens(1, 9, 5, 6)
     with torch.no_grad():
-        before = relation.mix(u, shifted=True)
-        assert torch.equal(relation.mix(u, shifted=True), before)
+        before = relation(u, shifted=True)
+        assert torch.equal(relation(u, shifted=True), before)
         change(relation)
         u = u.to(relation.bias.dtype)
-        after = relation.mix(u, shifted=True)
-        relation.cache = None
-        torch.testing.assert_close(relation.mix(u, shifted=True), after, rtol=0, atol=0)
+        after = relation(u, shifted=True)
+        relation.cache = False
+        torch.testing.assert_close(relation(u, shifted=True), after, rtol=0, atol=0)
         if change is not changed_by_dtype:
             assert not torch.allclose(before, after)
 
 
 @pytest.mark.parametrize("name", CACHED)
 def test_evaluation_computes_the_matrix_once(name, monkeypatch):
-    relation = randomise(RELATIONS[name]())
+    relation = fast(randomise(RELATIONS[name]()))
     computed = []
     original = relation.matrix
     monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
     u = tokens(1, 8, 8, 6)
-    expected = relation.mix(u)
+    expected = relation(u)
     with torch.no_grad():
-        first, second = relation.mix(u), relation.mix(u)
+        first, second = relation(u), relation(u)
     assert len(computed) == 2
     torch.testing.assert_close(second, first, rtol=0, atol=0)
     # Without a gradient the product may be another's.
     torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
-    relation.mix(u).sum().backward()
+    relation(u).sum().backward()
     assert len(computed) == 3
 
 
 @torch.no_grad()
 def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
-    relation = randomise(QuadraticRelation(4, 3))
+    relation = fast(randomise(QuadraticRelation(4, 3)))
     computed = []
     original = relation.matrix
     monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
     u = tokens(1, 9, 13, 6)
-    first = relation.mix(u, shifted=True)
+    first = relation(u, shifted=True)
     assert len(set(computed)) == len(computed) == 9
     for _ in range(3):
-        torch.testing.assert_close(relation.mix(u, shifted=True), first, rtol=0, atol=0)
+        torch.testing.assert_close(relation(u, shifted=True), first, rtol=0, atol=0)
     assert len(computed) == 9
 
 
 def test_cache_can_be_left_out():
-    mixer = create_mixer("ggqpe", 12, groups=2, cache=False, window=4)
-    assert mixer.gate.relation.cache is None
-    other = create_mixer("ggqpe", 12, groups=2, window=4)
+    mixer = fast(create_mixer("ggqpe", 12, groups=2, cache=False, window=4))
+    assert not mixer.gate.relation.cache
+    other = fast(create_mixer("ggqpe", 12, groups=2, window=4))
     other.load_state_dict(mixer.state_dict())
     x = torch.randn(1, 5, 6, 12)
     with torch.no_grad():
@@ -389,6 +393,6 @@ def test_matrix_is_exact_under_autocast():
     u = torch.eye(196).reshape(1, 14, 14, 196)
     for grad in (True, False):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
-            found = relation.mix(u).reshape(196, 196)
+            found = relation(u).reshape(196, 196)
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -371,11 +371,11 @@ def test_units_fit_token_slots_beside_any_channel_mixer(host, unit):
 
 
 def test_what_cannot_fit_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="posmlp_t has no channel-mixer slot"):
+    with pytest.raises(ValueError, match="posmlp_t lacks a slot for channel mixers"):
         create_backbone("posmlp_t", mixer={"hidden_ratio": 2})
-    with pytest.raises(ValueError, match="posmlp_t_lrpe has lrpe in its token slot"):
+    with pytest.raises(ValueError, match="posmlp_t_lrpe already has lrpe as token mixer"):
         create_backbone("posmlp_t_lrpe", token_mixer="sgu")
-    deit = "class_token=True gives deit_t class tokens, which ggqpe does not take"
+    deit = "class_token=True gives deit_t class tokens, but ggqpe refuses them"
     with pytest.raises(ValueError, match=deit):
         create_backbone("deit_t", token_mixer="ggqpe", class_token=True)
     message = "groups must divide the 128 channels that are mixed, got 7"

@@ -8,7 +8,7 @@ from backbones import create_backbone, create_mixer
 from backbones.base import HostConfig
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.hosts.posmlp.checkpoint_conversion import from_authors, to_authors
+from backbones.hosts.posmlp.checkpoint_conversion import rename_to_authors, rename_to_ours
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
@@ -86,7 +86,7 @@ def test_released_checkpoint_loads(tmp_path):
 @pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m", "lrpe", "glrpe"])
 def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
     theirs = fill(authors_shapes((1, 1, 1, 1), unit))
-    ours = from_authors(dict(theirs))
+    ours = rename_to_ours(dict(theirs))
     with torch.device("meta"):
         backbone = create_backbone("posmlp_t" if unit == "ggqpe" else f"posmlp_t_{unit}")
     own = {
@@ -96,12 +96,12 @@ def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
     }
     own = {key.removeprefix("backbone."): shape for key, shape in own.items()}
     assert {key: value.shape for key, value in ours.items()} == own
-    back = to_authors(ours)
+    back = rename_to_authors(ours)
     computed = {key for key in theirs if key.endswith(("rel_indices", "position_index"))}
     assert back.keys() == theirs.keys() - computed
     for key, value in back.items():
         torch.testing.assert_close(value, theirs[key], rtol=0, atol=0)
-    assert from_authors(dict(ours)).keys() == ours.keys()
+    assert rename_to_ours(dict(ours)).keys() == ours.keys()
 
 
 @pytest.mark.parametrize("unit", ["ggqpe", "sgu", "lrpe_m"])
@@ -116,8 +116,8 @@ def test_single_blocks_and_units_convert(unit):
         ("levels.0.encoder.0.gate_unit.", mixer.gate),
     ):
         part = {k.removeprefix(prefix): v for k, v in theirs.items() if k.startswith(prefix)}
-        module.load_state_dict(from_authors(dict(part)))
-        back = to_authors(module.state_dict())
+        module.load_state_dict(rename_to_ours(dict(part)))
+        back = rename_to_authors(module.state_dict())
         kept = {k: v for k, v in part.items() if not k.endswith(("indices", "index"))}
         assert back.keys() == kept.keys()
         for key, value in back.items():
@@ -244,7 +244,7 @@ def test_other_windows_take_resampled_tables():
     # A sum over all tokens of a constant map keeps its size.
     ones = torch.ones(1, 7, 7, 4)
     torch.testing.assert_close(
-        grown.mix(ones).mean(), relation.mix(ones[:, :5, :5]).mean(), rtol=1e-5, atol=1e-5
+        grown(ones).mean(), relation(ones[:, :5, :5]).mean(), rtol=1e-5, atol=1e-5
     )
     ramp = torch.arange(25.0).reshape(25, 1)
     converted = large.convert_state_dict({"gate.relation.bias": ramp})["gate.relation.bias"]

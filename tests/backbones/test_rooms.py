@@ -11,7 +11,7 @@ import pytest
 from backbones import rooms
 from backbones.registry import find_mixer
 from tests.runs import ROOT
-from tools.cli.command import answer
+from tools.cli.command import run_command
 from tools.cli.errors import one_line_errors
 
 REGISTERED = """
@@ -83,7 +83,7 @@ def test_every_command_says_it_in_one_line(room, capsys):
     def load(_):
         importlib.import_module("trial.mixers")
 
-    assert answer("some.py", "", load, ["x"]) == 2
+    assert run_command("some.py", "", load, ["x"]) == 2
     assert capsys.readouterr().err == f"some.py: {said}"
     with pytest.raises(SystemExit), one_line_errors():
         load([])
@@ -141,7 +141,7 @@ def test_the_real_commands_name_the_file(broken, typed, tmp_path):
     if script == "doctor.py":
         assert ended.returncode == 1
         assert f"problem  mixers and hosts: {said}\n" in ended.stdout
-        assert ended.stdout.endswith("\nNothing can run before the file above is mended.\n")
+        assert ended.stdout.endswith("\nNothing can run until the file above is fixed.\n")
     else:
         assert ended.returncode == 2
         assert ended.stderr.endswith(f": {said}\n")

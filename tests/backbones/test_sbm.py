@@ -12,9 +12,8 @@ from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.layers.axes import to_nhwc
 from backbones.mixers.sbm import BilinearMapping, resample_factors
-from backbones.mixers.sbm import mixer as sbm_mixer
-from backbones.mixers.sbm.evaluation import mix_evaluation
 from tests.families import rest_slow, rest_slow_pairs
+from tests.forms import both_forms, build_fast, compiled
 from tests.references import sbm as reference
 from tests.tensors import build_mixer, tokens
 
@@ -58,10 +57,11 @@ OPTIONS = [
     ids=str,
 )
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_mixer_equals_the_equations(options, grid, size):
+@both_forms
+def test_mixer_equals_the_equations(options, grid, size, form):
     # Ranks around the number of tokens: W_c changes places with W_s where the map is larger.
     for dim, rank, batch in ((8, 3, 2), (6, size[0] * size[1], 1)):
-        mixer = build_mixer("sbm", dim, grid=grid, rank=rank, **options)
+        mixer = form(build_mixer("sbm", dim, grid=grid, rank=rank, **options))
         x = tokens(batch, *size, dim).requires_grad_()
         tensors = dict(mixer.named_parameters())
         split = options.get("x_width", 2) == 2 or options.get("pre_proj", False)
@@ -77,43 +77,6 @@ def test_mixer_equals_the_equations(options, grid, size):
         ]
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-@torch.no_grad()
-def test_evaluation_has_a_form_of_its_own_that_gives_the_same(monkeypatch):
-    """Served where no gradient is recorded and nobody looks inside; equal to 1e-10."""
-    monkeypatch.setattr(sbm_mixer, "FUSED_FORMS", {})  # the operator comes before it
-    served = []
-    monkeypatch.setattr(
-        sbm_mixer, "mix_evaluation", lambda *given: served.append(1) or mix_evaluation(*given)
-    )
-    for batch, size, options in (
-        (1, (4, 5), {}), (3, (4, 5), {"out_proj": True}), (2, (7, 6), {"kernel_size": 5}),
-    ):  # fmt: skip
-        mixer, x = build_mixer("sbm", 8, grid=(4, 5), rank=3, **options), tokens(batch, *size, 8)
-        served.clear()
-        found = mixer(x)
-        assert served
-        with torch.enable_grad():
-            expected = mixer(x).detach()
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-        served.clear()
-        mixer(tokens(batch, 1, 3, 8))  # no more tokens than the rank: W_c first
-        with torch.autocast("cpu"):
-            mixer(x)
-        mixer.lin_proj.register_forward_hook(lambda *_: None)
-        torch.testing.assert_close(mixer(x), expected, rtol=1e-10, atol=1e-10)
-        assert not served
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_both_orders_of_the_channel_matrix_are_the_same():
-    mapping = BilinearMapping(6, (5, 7), rank=4).double()
-    torch.nn.init.normal_(mapping.proj.bias)
-    x = tokens(2, 5, 7, 6)
-    traced = torch.jit.trace(mapping, x, check_trace=False)  # keeps the order of the paper
-    torch.testing.assert_close(mapping(x), traced(x), **CLOSE)
-    assert not torch.equal(mapping(x), traced(x))
 
 
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
@@ -201,19 +164,19 @@ def test_state_dict_of_another_map_is_resampled():
 def resampled(monkeypatch):
     """Counts how often factors are resampled."""
     calls = []
-    original = BilinearMapping._resampled
 
-    def counted(self, size):
+    def counted(read, write, size, *rest):
         calls.append(size)
-        return original(self, size)
+        return resample_factors(read, write, size, *rest)
 
-    monkeypatch.setattr(BilinearMapping, "_resampled", counted)
+    monkeypatch.setattr("backbones.mixers.sbm.bilinear_mapping.resample_factors", counted)
     return calls
 
 
+@compiled
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_evaluation_resamples_once_per_map_and_gives_the_same(resampled, mode):
-    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    mixer = build_fast("sbm", grid=(5, 4), rank=3)
     sizes = [FOREIGN, (3, 3), FOREIGN, (3, 3), (5, 4)]
     expected = [mixer(tokens(2, *size, 8)).detach() for size in sizes]
     assert len(resampled) == 4
@@ -223,7 +186,7 @@ def test_evaluation_resamples_once_per_map_and_gives_the_same(resampled, mode):
     assert resampled == [FOREIGN, (3, 3)]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    assert not any("cache" in key for key in mixer.state_dict())
+    assert not any("kept" in key for key in mixer.state_dict())
 
 
 def optimizer_step(mixer):
@@ -264,7 +227,7 @@ CHANGES = [optimizer_step, load, edit_data, assign_data, assign, edit_in_place, 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda function: function.__name__)
 @torch.no_grad()
 def test_cache_never_serves_old_weights(change):
-    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    mixer = build_fast("sbm", grid=(5, 4), rank=3)
     before = mixer(tokens(2, *FOREIGN, 8))
     change(mixer)
     with torch.enable_grad():
@@ -275,22 +238,8 @@ def test_cache_never_serves_old_weights(change):
 
 
 @torch.no_grad()
-def test_cache_keeps_types_apart(resampled):
-    mixer = build_mixer("sbm", grid=(5, 4), rank=3).float()
-    x = tokens(2, *FOREIGN, 8).float()
-    plain = mixer(x)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert mixer.bilinear.factors(FOREIGN)[0].dtype == torch.bfloat16
-        torch.testing.assert_close(mixer(x), plain, **EXACT)
-    assert len(resampled) == 2
-    assert mixer.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
-    assert mixer.bilinear.factors(FOREIGN)[0].dtype == torch.bfloat16
-
-
-@torch.no_grad()
 def test_copies_have_a_cache_of_their_own():
-    mixer = build_mixer("sbm", grid=(5, 4), rank=3)
+    mixer = build_fast("sbm", grid=(5, 4), rank=3)
     expected = mixer(tokens(2, *FOREIGN, 8))
     for again in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
         torch.testing.assert_close(again(tokens(2, *FOREIGN, 8)), expected, **EXACT)

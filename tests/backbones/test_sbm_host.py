@@ -307,7 +307,7 @@ def test_token_slot_takes_options_of_its_own():
         ({"num_cpe": 3}, "num_cpe=3 is not one of 1, 2"),
         ({"rnk": 3}, "no option of sbm_t called 'rnk'; did you mean rank"),
         ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"pretrained": True}, "nobody publishes weights of SBM; give pretrained the path"),
+        ({"pretrained": True}, "no pretrained weights exist for SBM; pass pretrained=<path"),
     ],
     ids=str,
 )

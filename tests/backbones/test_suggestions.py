@@ -7,8 +7,8 @@ import pytest
 from backbones import create_backbone, create_mixer
 from backbones.options import check_arguments, listed, shortened, unknown
 from tools.config import help as topics
-from tools.config.lazy_groups import register
-from tools.config.name_checks import composed
+from tools.config.lazy_groups import register_groups
+from tools.config.name_checks import compose_checked
 
 THOUSAND = [f"n{number:08d} a class of ImageNet" for number in range(1000)]
 
@@ -30,8 +30,8 @@ def test_few_names_are_listed_whole_and_many_are_counted():
 
 
 def configure(word):
-    register()
-    return lambda: composed(["task=classification", word])
+    register_groups()
+    return lambda: compose_checked(["task=classification", word])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def configure(word):
         configure("task.qqq=1"),
         configure("qqq=1"),
         configure("backbone=qqq"),
-        lambda: topics.help_on("qqq"),
+        lambda: topics.help_text("qqq"),
     ],
 )
 def test_messages_fit_into_ten_lines(refused):

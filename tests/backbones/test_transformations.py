@@ -6,8 +6,7 @@ An operator or an in-place form would serve none of these; every registered mixe
 import contextlib
 import functools
 import re
-from collections import Counter
-from itertools import cycle, product
+from itertools import cycle
 
 import pytest
 import torch
@@ -16,25 +15,31 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from backbones import kernels, list_mixers
+from backbones.fast import switched_off
 from backbones.hosts.cyclemlp import CycleFC
 from backbones.layers.recomputation import recompute
-from tests.families import rest_slow_pairs
+from tests.forms import FORMS, build_fast, compiled, every_form
 from tests.tensors import build_mixer, tokens
 
 DIM, MAP = 8, (4, 5)
-MIXERS = list_mixers()
-build = functools.partial(build_mixer, dim=DIM, grid=MAP)
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 # torch's fused attention has first derivatives only.
 pytestmark = pytest.mark.usefixtures("_written_out_attention")
 MODES = [contextlib.nullcontext, torch.no_grad]
+# By default each form takes one of both modes.
 modes_by_turns = pytest.mark.parametrize(
-    ("name", "mode"),
-    rest_slow_pairs(list(product(MIXERS, MODES)), list(zip(MIXERS, cycle(MODES), strict=False))),
+    ("name", "form", "mode"),
+    [
+        pytest.param(*case, mode, marks=() if turn == mode else pytest.mark.slow)
+        for case, turn in zip(FORMS, cycle(MODES), strict=False)
+        for mode in MODES
+    ],
 )
+
+
+def build(name, form):
+    return form(build_mixer(name, DIM, grid=MAP))
 
 
 @pytest.fixture
@@ -49,15 +54,15 @@ def given(batch=2):
 
 def backwards(mixer, x, direction):
     """The derivative in a direction, by gradients alone."""
-    with torch.enable_grad(), kernels.switched_off():
+    with torch.enable_grad(), switched_off():
         x, v = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
         (gradient,) = torch.autograd.grad(mixer(x), x, v, create_graph=True)
         return torch.autograd.grad(gradient, v, direction)[0]
 
 
 @modes_by_turns
-def test_derivatives_forwards(name, mode):
-    mixer, (x, direction) = build(name).eval(), given()
+def test_derivatives_forwards(name, form, mode):
+    mixer, (x, direction) = build(name, form).eval(), given()
     expected = backwards(mixer, x, direction)
     with mode():
         y, derivative = torch.func.jvp(mixer, (x,), (direction,))
@@ -69,30 +74,30 @@ def test_derivatives_forwards(name, mode):
 
 
 @modes_by_turns
-def test_batches_of_calls(name, mode):
-    mixer, x = build(name).eval(), torch.stack([given()[0] for _ in range(3)])
+def test_batches_of_calls(name, form, mode):
+    mixer, x = build(name, form).eval(), torch.stack([given()[0] for _ in range(3)])
     with mode():
         close(torch.func.vmap(mixer)(x), torch.stack([mixer(one) for one in x]))
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_gradients_of_functions(name):
-    mixer, (x, _) = build(name).eval(), given()
+@every_form
+def test_gradients_of_functions(name, form):
+    mixer, (x, _) = build(name, form).eval(), given()
     leaf = x.clone().requires_grad_()
     mixer(leaf).sin().sum().backward()
     close(torch.func.grad(lambda x: mixer(x).sin().sum())(x), leaf.grad)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
-@pytest.mark.parametrize("name", MIXERS)
-def test_gradients_of_gradients_without_operators(name, is_recomputed):
-    mixer, (x, direction) = build(name).eval(), given(1)
+@every_form
+def test_gradients_of_gradients_without_operators(name, form, is_recomputed):
+    mixer, (x, direction) = build(name, form).eval(), given(1)
     mixer.train(is_recomputed)  # nothing is recomputed in evaluation
     names = dict(mixer.named_parameters())
 
     def curvature(mixer):
         leaf = x.clone().requires_grad_()
-        with kernels.switched_off():
+        with switched_off():
             y = mixer(leaf).sin().sum()
         (gradient,) = torch.autograd.grad(y, leaf, create_graph=True)
         leaves = (leaf, *names.values())
@@ -100,8 +105,7 @@ def test_gradients_of_gradients_without_operators(name, is_recomputed):
 
     (along, *others) = curvature(mixer)
     if is_recomputed:
-        recompute(mixer)
-        close(curvature(mixer), (along, *others))
+        close(curvature(recompute(mixer)), (along, *others))
         return
     step = 1e-5 * direction
     there, back = (
@@ -110,12 +114,12 @@ def test_gradients_of_gradients_without_operators(name, is_recomputed):
     torch.testing.assert_close(along, (there - back) / 2e-5, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_gradients_in_many_directions(name):
-    mixer, (x, _) = build(name), given(2)
+@every_form
+def test_gradients_in_many_directions(name, form):
+    mixer, (x, _) = build(name, form), given(2)
     leaf = x.clone().requires_grad_()
     leaves = (leaf, *mixer.parameters())
-    with kernels.switched_off():
+    with switched_off():
         y = mixer(leaf)
     directions = torch.randn(3, *x.shape, dtype=x.dtype)
     at_once = torch.autograd.grad(
@@ -127,26 +131,25 @@ def test_gradients_in_many_directions(name):
             close(None if all_of_it is None else all_of_it[index], one)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_operators_say_where_they_have_no_such_gradients(name):
-    mixer, (x, _) = build(name), given(2)
+@every_form
+def test_operators_say_where_they_have_no_such_gradients(name, form):
+    mixer, (x, _) = build(name, form), given(2)
     y, directions = mixer(x.requires_grad_()), torch.randn(3, *x.shape, dtype=x.dtype)
     try:
         at_once = torch.autograd.grad(y, x, directions, retain_graph=True, is_grads_batched=True)
     except RuntimeError as error:
         assert re.fullmatch(  # noqa: PT017
             r"mixerlab::\w+ has no gradients in many directions at once; compute what shall be "
-            r"differentiated so under `with backbones\.kernels\.switched_off\(\):`",
+            r"differentiated so under `with backbones\.fast\.switched_off\(\):`",
             str(error).splitlines()[0],
         )
     else:
         close(at_once[0][2], torch.autograd.grad(y, x, directions[2])[0])
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_recomputed_mixer_may_be_differentiated_again(name):
-    mixer, (x, _) = build(name), given()
-    recompute(mixer)
+@every_form
+def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
+    (x, _), mixer = given(), recompute(build(name, form))
     leaf = x.requires_grad_()
     y = mixer(leaf).square().sum()
     first = torch.autograd.grad(y, leaf, retain_graph=True)
@@ -154,8 +157,8 @@ def test_a_recomputed_mixer_may_be_differentiated_again(name):
 
 
 @modes_by_turns
-def test_traces_see_operations(name, mode):
-    mixer, (x, _) = build(name).eval(), given()
+def test_traces_see_operations(name, form, mode):
+    mixer, (x, _) = build(name, form).eval(), given()
     with mode():
         graph = make_fx(mixer)(x)
         close(graph(x), mixer(x))
@@ -163,24 +166,12 @@ def test_traces_see_operations(name, mode):
 
 
 @modes_by_turns
-def test_shapes_alone(name, mode):
-    mixer, (x, _) = build(name).eval(), given()
+def test_shapes_alone(name, form, mode):
+    mixer, (x, _) = build(name, form).eval(), given()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
         for _ in range(2):  # nothing of the first pass is remembered
             assert mixer(fake.from_tensor(x)).shape == x.shape
-    close(mixer(x), build(name).eval()(x))
-
-
-class Operators(TorchDispatchMode):
-    """Counts what is dispatched."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count[func.namespace] += 1
-        return func(*args, **(kwargs or {}))
+    close(mixer(x), build(name, form).eval()(x))
 
 
 class Quantised(Tensor):
@@ -194,9 +185,9 @@ class Quantised(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_weights_of_another_class_multiply_themselves(name):
-    mixer, (x, _) = build(name).eval(), given()
+@every_form
+def test_weights_of_another_class_multiply_themselves(name, form):
+    mixer, (x, _) = build(name, form).eval(), given()
     layers = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
     with torch.no_grad():
         expected = mixer(x)
@@ -208,14 +199,13 @@ def test_weights_of_another_class_multiply_themselves(name):
     assert Quantised.asked >= len(layers)
 
 
-def test_a_recomputed_mixer_is_fused_as_it_was():
-    if not kernels.is_available():
-        pytest.skip(f"no compiled operators: {kernels.status()}")
-    mixer, (x, _) = build("afbo"), given()
-    recompute(mixer)
-    with Operators() as operators:
-        mixer(x.requires_grad_()).sum().backward()
-    assert operators.count["mixerlab"] >= 2
+@compiled
+def test_a_recomputed_mixer_is_fast_as_it_was(monkeypatch):
+    mixer, (x, _), calls = build_fast("afbo", DIM, grid=MAP), given(), []
+    compute = type(mixer).compute
+    monkeypatch.setattr(type(mixer), "compute", lambda *a: calls.append(1) or compute(*a))
+    recompute(mixer.train())(x.requires_grad_()).sum().backward()
+    assert len(calls) == 2
 
 
 def test_cycle_fc_in_many_directions():

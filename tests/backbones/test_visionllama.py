@@ -7,10 +7,8 @@ from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.layers import rotary, rotary_complex
 from backbones.layers.axes import to_nchw
-from backbones.layers.rotary import Lattice
-from backbones.layers.rotary_complex import rotate
+from backbones.layers.rotary import Lattice, rotate, turning_angles
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.references import visionllama as reference
@@ -94,11 +92,7 @@ def test_maps_of_as_many_tokens_do_not_share_places(released):
     adopt(backbone, in_memory(released, "released"))
     backbone.double().eval()
     wide, tall = images(64, 96), images(96, 64)
-    rotary_complex.cached_turns.cache_clear()
     alone = backbone(tall)[-1]
-    backbone(wide)
-    torch.testing.assert_close(backbone(tall)[-1], alone, rtol=0, atol=0)
-    rotary_complex.cached_turns.cache_clear()
     backbone(wide)
     torch.testing.assert_close(backbone(tall)[-1], alone, rtol=0, atol=0)
 
@@ -119,31 +113,24 @@ def test_products_depend_on_differences_of_places_alone(channels):
     assert (product(3.0, 5.5) - product(3.0, 6.5)).abs() > 1e-3
 
 
-@torch.no_grad()
-def test_compilers_are_given_the_same_turns_without_complex_numbers(monkeypatch):
-    x = torch.randn(2, 6, 3, 8)
-    lattice = Lattice(6, 4, step=2, offset=0.5, unit=1.5)
-    expected = rotate(x, lattice)
-    torch.testing.assert_close(rotary.rotate(x, lattice), expected)
-    monkeypatch.setattr(torch, "view_as_complex", None)
-    monkeypatch.setattr(rotary_complex, "in_graph", lambda: True)
-    torch.testing.assert_close(rotate(x, lattice), expected)
-
-
-def test_tables_made_in_inference_mode_serve_training():
-    rotary_complex.cached_turns.cache_clear()
+def test_turning_keeps_lengths():
     x = torch.randn(1, 6, 1, 8, requires_grad=True)
-    with torch.inference_mode():
-        rotate(x, Lattice(6, 3))
     rotate(x, Lattice(6, 3)).square().sum().backward()
-    # Turning keeps lengths.
     torch.testing.assert_close(x.grad, 2 * x)
 
 
+def test_turns_are_products_of_complex_numbers():
+    lattice, x = Lattice(6, 4, step=2, offset=0.5, unit=1.5), torch.randn(2, 6, 3, 8)
+    angles = turning_angles(lattice, 8, x.device, x.dtype)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns
+    torch.testing.assert_close(rotate(x, lattice), torch.view_as_real(turned).flatten(-2))
+
+
 def test_refused_options_name_the_valid_ones():
-    with pytest.raises(ValueError, match=r"hidden_multiple must be at least 1, .* got 0"):
+    with pytest.raises(ValueError, match=r"hidden_multiple must be at least 1, got 0"):
         create_backbone(NAME, hidden_multiple=0)
     with pytest.raises(ValueError, match="key_places=grid is not one of released, regular"):
         create_backbone(NAME, key_places="grid")
-    with pytest.raises(ValueError, match="timm has no weights of Pyramid-VisionLLaMA"):
+    with pytest.raises(ValueError, match="timm publishes no weights of Pyramid-VisionLLaMA"):
         create_backbone(NAME, pretrained=True)

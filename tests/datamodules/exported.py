@@ -1,4 +1,4 @@
-"""Exports of annotation tools for tests: committed files, and the images that they name."""
+"""Exports of annotation tools for tests: committed files, and generated images."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ EXPORTS = Path(__file__).parent / "exports"
 SIZES = {
     "photo 1": (64, 48), "b": (48, 64), "c": (80, 40), "d": (64, 64), "e": (100, 50), "f": (40, 40)
 }  # fmt: skip
-UPLOADED = "images/0a1b2c3d-"  # how Label Studio calls the files that were uploaded
+UPLOADED = "images/0a1b2c3d-"  # Label Studio's prefix of uploaded files
 
 
 def unpack(name, folder):
@@ -36,10 +36,10 @@ def draw(root, sizes):
 
 
 def truth(outlines, split="all"):
-    """The annotations of all exports in COCO's form."""
+    """Return the annotations of all exports in COCO's form."""
     return json.loads((EXPORTS / f"truth{'_outlines' * outlines}.json").read_text())[split]
 
 
 def stem(file_name):
-    """The name of an image without what tools put around it."""
+    """Return the name of an image without the tools' prefixes and suffixes."""
     return Path(file_name).stem.removeprefix("0a1b2c3d-")

@@ -1,4 +1,4 @@
-"""ADE20K: labels as mmseg reads them, and a message for every fault."""
+"""ADE20K: labels as in mmseg, and a message for every fault."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule
-from tests.segmentation_sets import said
+from tests.segmentation_sets import logged_lines
 
 SPLITS = ("training", "validation")
 
@@ -73,7 +73,7 @@ def test_labels_equal_mmsegs(root):
     assert set(np.unique(expected)) <= {*range(150), 255}
 
 
-def test_flip_turns_image_and_labels(root):
+def test_flip_mirrors_image_and_labels(root):
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, 30:] = 255
     labels = np.where(pixels[..., 0] > 0, 2, 1)
@@ -128,7 +128,9 @@ def test_missing_folders(root, tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         module(tmp_path / "absent").setup()
     shutil.rmtree(root / "annotations/validation")
-    with pytest.raises(FileNotFoundError, match=r"no folder .*annotations/validation; an ADE20K"):
+    with pytest.raises(
+        FileNotFoundError, match=r"folder .*annotations/validation does not exist; an ADE20K"
+    ):
         module(root).setup()
 
 
@@ -143,7 +145,7 @@ def test_unpaired_files(root):
         module(root).setup()
 
 
-def test_endings_may_be_in_upper_case(root):
+def test_endings_ignore_case(root):
     names = [pair.image.name for pair in module(root).pairs()["train"]]
     assert "1.jpg" in names
     for kind, ending in (("images", ".jpg"), ("annotations", ".png")):
@@ -172,10 +174,10 @@ def test_no_images(root):
         (Image.new("L", (50, 40)), r"is \(40, 50\) \(height, width\), but its image is \(40, 60\)"),
         (
             Image.new("L", (60, 40), 151),
-            r"holds labels \[151\], but 150 classes .*reduce_zero_label",
+            r"has labels \[151\], but 150 classes .*reduce_zero_label",
         ),
         (Image.new("RGB", (60, 40), (1, 1, 2)), r"is in colours; pass data\.colors=\[\[1,1,2\]\]"),
-        (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"holds labels \[257\], but 150"),
+        (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"has labels \[257\], but 150"),
     ],
 )
 def test_wrong_masks_are_named(root, mask, message):
@@ -200,24 +202,24 @@ def test_truncated_files_are_named(root, file):
         data.check_files()
 
 
-def test_what_may_not_be_meant_is_said(root, caplog):
+def test_unintended_data_are_logged(root, caplog):
     (root / "class_names.txt").write_text("a\nb\nc\n")
     for number in range(3):
         save_mask(root, np.full((40, 60), 2), "training", number)
         save_mask(root, np.full((40, 60), 2), "validation", number)
-    assert said(module(root), caplog) == ["2 of 3 classes do not occur in validation: a, c"]
+    assert logged_lines(module(root), caplog) == ["2 of 3 classes do not occur in validation: a, c"]
     for number, ignored in enumerate((0, 255, 0)):
         save_mask(root, np.full((40, 60), ignored), "training", number)
-    (line, _) = said(module(root), caplog)
-    assert line.startswith("All 3 training masks that were looked at hold nothing but 0 and 255")
+    (line, _) = logged_lines(module(root), caplog)
+    assert line.startswith("All 3 training masks that were checked have only 0 and 255")
     for number in range(3):
         save_mask(root, np.full((40, 60), 255), "validation", number)
-    lines = said(module(root), caplog)
+    lines = logged_lines(module(root), caplog)
     assert [line.split(" masks")[0] for line in lines] == ["All 3 validation", "All 3 training"]
-    (line, *_) = said(module(root, batch_size=4), caplog)
+    (line, *_) = logged_lines(module(root, batch_size=4), caplog)
     assert line == (
-        "The training set has 3 images, fewer than data.batch_size=4: each step has all of them"
+        "The training set has 3 images, fewer than data.batch_size=4: each step uses all of them"
     )
     save_mask(root, np.full((40, 60), 3), "training", 2)
-    (line,) = said(module(root), caplog)
+    (line,) = logged_lines(module(root), caplog)
     assert line.startswith("All 3 validation masks")

@@ -1,4 +1,4 @@
-"""Images in OpenCV's order: the pixels of Pillow, in the memory that the toolkits like."""
+"""Images in OpenCV's order: Pillow's pixels in the toolkits' memory layout."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from mmseg.datasets.transforms import PackSegInputs
 
 from datamodules.dense import bgr
 from datamodules.dense.toolkit_data import Packed
-from datamodules.files import load_rgb
+from datamodules.files.decoding import load_rgb
 
 cv2 = pytest.importorskip("cv2")
 
@@ -25,7 +25,7 @@ def noise(mode):
     return Image.fromarray(pixels).convert(mode)
 
 
-def turned():
+def rotated():
     exif = Image.Exif()
     exif[0x0112] = 6
     return exif
@@ -38,7 +38,7 @@ def turned():
         ("RGB", {"format": "JPEG", "subsampling": 0}),
         ("RGB", {"format": "JPEG", "subsampling": 2, "quality": 40}),
         ("RGB", {"format": "JPEG", "progressive": True}),
-        ("RGB", {"format": "JPEG", "exif": turned()}),
+        ("RGB", {"format": "JPEG", "exif": rotated()}),
         ("L", {"format": "JPEG"}),
         ("CMYK", {"format": "JPEG"}),
         ("RGBA", {"format": "PNG"}),
@@ -60,7 +60,7 @@ def test_pixels_are_those_of_pillow(tmp_path, monkeypatch, strict, mode, options
 
 
 @pytest.mark.parametrize("left", [100, 1500, -2])
-def test_what_is_cut_off_is_refused(tmp_path, left):
+def test_truncated_files_are_rejected(tmp_path, left):
     noise("RGB").save(tmp_path / "x.jpg")
     content = (tmp_path / "x.jpg").read_bytes()
     (tmp_path / "x.jpg").write_bytes(content[:left])
@@ -70,7 +70,7 @@ def test_what_is_cut_off_is_refused(tmp_path, left):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_opencv_decodes_where_it_is_strict(tmp_path, monkeypatch, strict):
-    """Older ones give an image for a file that is cut off."""
+    """Older versions return an image for a truncated file."""
     noise("RGB").save(tmp_path / "x.jpg")
     decoded = cv2.imdecode(np.fromfile(tmp_path / "x.jpg", np.uint8), cv2.IMREAD_COLOR)
     monkeypatch.setattr(cv2, "imdecode", lambda content, how: None if strict else decoded)
@@ -82,7 +82,7 @@ def test_opencv_decodes_where_it_is_strict(tmp_path, monkeypatch, strict):
     assert bool(pillow) == strict
 
 
-def as_file(image, **options):
+def to_file(image, **options):
     file = io.BytesIO()
     image.save(file, **options)
     return file.getvalue()
@@ -94,25 +94,25 @@ def as_file(image, **options):
         ("RGB", {"format": "JPEG"}, True),
         ("RGB", {"format": "JPEG", "progressive": True, "restart_marker_rows": 1}, True),
         ("L", {"format": "JPEG", "comment": "by Alice"}, True),
-        ("RGB", {"format": "JPEG", "exif": turned()}, False),
+        ("RGB", {"format": "JPEG", "exif": rotated()}, False),
         ("RGB", {"format": "JPEG", "xmp": b"<x/>"}, False),
         ("RGB", {"format": "MPO", "save_all": True, "append_images": [noise("RGB")]}, False),
         ("CMYK", {"format": "JPEG"}, False),
         ("RGB", {"format": "PNG"}, False),
     ],
 )
-def test_what_may_be_turned_is_no_bare_jpeg(mode, options, bare):
-    content = as_file(noise(mode), **options)
+def test_jpegs_with_orientation_are_not_bare(mode, options, bare):
+    content = to_file(noise(mode), **options)
     assert bgr.is_bare_jpeg(content) == bare
     assert not bgr.is_bare_jpeg(content[1:])
-    # A space between segments, which is allowed; and any other end.
+    # An allowed space between segments, and any other end.
     assert not bgr.is_bare_jpeg(content[:2] + b"\xff" + content[2:])
     scan = content.find(b"\xff\xda")
     assert not any(bgr.is_bare_jpeg(content[:end]) for end in range(scan if bare else 200))
 
 
-def test_what_stands_behind_the_frame_counts(tmp_path):
-    content = as_file(noise("RGB"), format="JPEG", exif=turned())
+def test_segments_after_the_frame_count(tmp_path):
+    content = to_file(noise("RGB"), format="JPEG", exif=rotated())
     (exif,) = re.findall(rb"\xff\xe1\x00.Exif.*?(?=\xff\xdb)", content, re.DOTALL)
     plain = content.replace(exif, b"")
     scan = plain.index(b"\xff\xc4")
@@ -125,8 +125,8 @@ def test_what_stands_behind_the_frame_counts(tmp_path):
 
 
 @pytest.mark.parametrize("side", [14_000, 60_000])
-def test_too_many_pixels_are_told_as_by_pillow(tmp_path, side):
-    content = bytearray(as_file(noise("RGB"), format="JPEG"))
+def test_too_many_pixels_raise_pillows_error(tmp_path, side):
+    content = bytearray(to_file(noise("RGB"), format="JPEG"))
     frame = content.index(b"\xff\xc0")
     content[frame + 5 : frame + 9] = side.to_bytes(2) * 2
     (tmp_path / "x.jpg").write_bytes(content)
@@ -138,7 +138,7 @@ def test_too_many_pixels_are_told_as_by_pillow(tmp_path, side):
 @pytest.mark.parametrize("cut", [np.s_[:], np.s_[3:20, 5:30], np.s_[::2]])
 @pytest.mark.parametrize("flip", [False, True])
 def test_planes_are_the_image_and_need_no_copy(dtype, cut, flip):
-    """Cut by a view as RandomCrop does, flipped by a view as RandomFlip does."""
+    """Crop by a view like RandomCrop, flip by a view like RandomFlip."""
     image = np.asarray(noise("RGB")).astype(dtype)[cut]
     image = imflip(image) if flip else image
     planes = bgr.to_planes(image)
@@ -152,6 +152,6 @@ def test_planes_are_the_image_and_need_no_copy(dtype, cut, flip):
     "turn",
     [lambda x: x[::-1], lambda x: x[..., [2, 0, 1]].transpose(1, 0, 2), lambda x: x[..., ::-1]],
 )
-def test_what_lies_otherwise_in_memory_is_left_alone(turn):
+def test_other_memory_layouts_are_unchanged(turn):
     image = turn(np.asarray(noise("RGB")))
     assert bgr.to_planes(image) is image

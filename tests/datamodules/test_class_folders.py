@@ -1,4 +1,4 @@
-"""Any folder of classes: which images validate, and what is refused."""
+"""Any folder of classes: drawn validation images, and rejected layouts."""
 
 import shutil
 
@@ -47,7 +47,7 @@ def test_a_share_of_each_class_validates(tmp_path, inner, caplog):
     assert paths(module(tmp_path, split_seed=0, seed=5), "val") == val
 
 
-def test_later_images_hardly_move_others(tmp_path):
+def test_added_images_leave_most_others_in_place(tmp_path):
     write(tmp_path, {"cat": 100, "dog": 100})
     before = paths(module(tmp_path, val_share=0.2), "val")
     for number in range(100, 110):
@@ -59,19 +59,19 @@ def test_later_images_hardly_move_others(tmp_path):
     assert {path for path in before if "/dog/" in path} <= after
 
 
-def test_a_validation_folder_is_taken(tmp_path):
+def test_a_validation_folder_is_used(tmp_path):
     write(tmp_path / "train", {"cat": 5, "dog": 5})
     write(tmp_path / "val", {"cat": 2, "dog": 1})
     assert module(tmp_path).sizes() == {"train": 10, "val": 3}
 
 
-def test_what_cannot_be_divided_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.val_share=1 is no share"):
+def test_indivisible_folders_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.val_share must be between 0 and 1, .* got 1"):
         module(tmp_path, val_share=1)
     with pytest.raises(ValueError, match="no class folders"):
         module(tmp_path)
     write(tmp_path, {"cat": 5, "dog": 1})
-    with pytest.raises(ValueError, match=r"fewer than two images.*: dog; fill or remove"):
+    with pytest.raises(ValueError, match=r"need two images, .* fewer: dog; fill or remove"):
         module(tmp_path)
     shutil.rmtree(tmp_path / "dog")
     write(tmp_path, {"dog": 2})
@@ -82,14 +82,14 @@ def test_what_cannot_be_divided_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("splits", [("Train", "Val"), ("training", "testing"), ("TRAIN", "Valid")])
-def test_folders_of_splits_are_no_classes(tmp_path, splits):
+def test_split_folders_are_not_classes(tmp_path, splits):
     for split in splits:
         write(tmp_path / split, {"cat": 4, "dog": 4})
     with pytest.raises(ValueError, match=rf"class folders in .*{splits[0]}.* train and val$"):
         module(tmp_path)
 
 
-def test_a_class_may_be_called_as_a_split(tmp_path, caplog):
+def test_a_class_may_have_a_splits_name(tmp_path, caplog):
     write(tmp_path, {"test": 4, "control": 4})
     assert module(tmp_path).class_names == ("control", "test")
     write(tmp_path / "train", {"cat": 4, "dog": 4})

@@ -1,4 +1,4 @@
-"""COCO: what mmdet gets from a sound set, and a message for every fault of another."""
+"""COCO: mmdet's input from a sound dataset, and a message for every fault."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_val_batches(root):
 
 
 def test_each_file_is_parsed_once(root, monkeypatch):
-    """Checked, served to mmdet and kept for evaluation from one reading."""
+    """One reading serves the checks, mmdet and evaluation."""
     parsed = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda raw: parsed.append(len(raw)) or loads(raw))
@@ -154,7 +154,7 @@ def test_augmented_boxes_follow_masks(root, options):
 
 
 def test_half_of_the_training_images_are_crops(root):
-    """Of 60x40 images the whole ones have the ratio 3:2, the crops of up to 600 of 900x600 not."""
+    """Whole 60x40 images keep the ratio 3:2; crops of up to 600 from 900x600 do not."""
     ratios = []
     for seed in range(4):
         data = module(root, train_sizes=[(90, 60)], train_crops=True, seed=seed)
@@ -208,7 +208,7 @@ def test_boxes_alone(root):
     for one in entry["annotations"]:
         del one["segmentation"]
     save(root, entry)
-    with pytest.raises(ValueError, match=r"annotation 100 .* has no segmentation.*with_mask=false"):
+    with pytest.raises(ValueError, match=r"annotation 100 .* lacks a seg.*with_mask=false"):
         module(root).setup()
     data = module(root, with_mask=False)
     data.setup()
@@ -229,8 +229,8 @@ def test_predict(root):
     assert "val2017" in first(default.predict_dataloader())[1].img_path
 
 
-def test_images_of_a_server_are_predicted_by_their_ids_and_not_tested(root):
-    """As COCO's image_info_test-dev2017.json, which has no list of annotations."""
+def test_images_without_annotations_are_predicted_only(root):
+    """Like COCO's image_info_test-dev2017.json, which lacks the list of annotations."""
     info = {key: value for key, value in content().items() if key != "annotations"}
     save(root, info, "val2017")
     data = module(root)
@@ -238,7 +238,9 @@ def test_images_of_a_server_are_predicted_by_their_ids_and_not_tested(root):
     samples = [s for batch in data.predict_dataloader() for s in batch["data_samples"]]
     assert [sample.img_id for sample in samples] == [10, 11, 12, 13]
     assert data.category_ids == (3, 8)
-    with pytest.raises(ValueError, match=r"has no annotations: .*mode=predict.* neither tested"):
+    with pytest.raises(
+        ValueError, match=r"has no annotations: .*mode=predict.* to test or validate"
+    ):
         _ = data.annotations
 
 
@@ -264,13 +266,13 @@ def strays(key, value):
 FAULTS = [
     (json.dumps(content())[:200], r"not valid JSON at byte \d+ of 200"),
     ('{"é": ', r"not valid JSON at byte 7 of 7"),
-    (json.dumps([1]), "has no list 'categories'.*found a list"),
-    (changed(["images"], None), "has no list 'images'.*found .*'annotations', 'categories'"),
-    (changed(["annotations"], None), "has no list 'annotations'"),
-    (changed(["categories"], None), "has no list 'categories'"),
-    (changed(["categories"], []), "no categories"),
-    (changed(["images", 2, "file_name"], None), r"entry 2 of 'images' .* lacks \['file_name'\]"),
-    (changed(["annotations", 1, "area"], None), r"entry 1 of 'annotations' .* lacks \['area'\]"),
+    (json.dumps([1]), "lacks the list 'categories'.*found a list"),
+    (changed(["images"], None), "lacks the list 'images'.*found .*'annotations', 'categories'"),
+    (changed(["annotations"], None), "lacks the list 'annotations'"),
+    (changed(["categories"], None), "lacks the list 'categories'"),
+    (changed(["categories"], []), "the list 'categories' is empty"),
+    (changed(["images", 2, "file_name"], None), r"images\[2\] lacks \['file_name'\]"),
+    (changed(["annotations", 1, "area"], None), r"annotations\[1\] lacks \['area'\]"),
     (strays("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
     (strays("category_id", 99), "7 annotations .* unknown category_id"),
     (changed(["annotations", 1, "id"], 100), "duplicates among its annotations: 100"),
@@ -291,11 +293,14 @@ FAULTS = [
     (strays("segmentation", [[1, 2, 3, float("inf"), 5, 6]]), "the coordinate inf"),
     (strays("segmentation", [[1, 2, 3, 1e9, 5, 6]]), "annotation 0 .* coordinate 1000000000.0"),
     (strays("segmentation", [[1, 2, 3, None, 5, 6]]), "the coordinate None"),
-    (strays("segmentation", ["ab"]), "polygon that is no list of numbers but 'ab'"),
-    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "cannot be read"),
-    (strays("segmentation", {"size": [40, 60], "counts": None}), "cannot be read: None"),
-    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "cannot be read"),
-    (strays("segmentation", {"size": [40, 60], "counts": "ZZ"}), "cannot be read|pixels in an"),
+    (strays("segmentation", ["ab"]), "polygons that are lists of numbers, got 'ab'"),
+    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "malformed run lengths"),
+    (strays("segmentation", {"size": [40, 60], "counts": None}), "malformed run lengths: None"),
+    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "malformed run lengths"),
+    (
+        strays("segmentation", {"size": [40, 60], "counts": "ZZ"}),
+        "malformed run|pixels in an",
+    ),
     (strays("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
     (strays("id", None), r"json: annotations\[0\]: id must be an integer, got None$"),
     (changed(["annotations", 3, "id"], "a"), r'annotations\[3\]: id must be an integer, got "a"$'),
@@ -323,10 +328,10 @@ FAULTS = [
         changed(["categories", 0, "name"], ["cat"]),
         r"categories\[0\]: name must be a text .*\['cat'\]",
     ),
-    (changed(["images"], []), "has no images"),
+    (changed(["images"], []), "the list 'images' is empty"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),
     ('{"categories": ' + "9" * 5000 + "}", "cannot be read"),
-    (changed(["annotations"], []), "no image of .* is left .* of 4 images 4 have no box"),
+    (changed(["annotations"], []), "zero images left .* of 4 images 4 lack a box"),
 ]
 
 
@@ -353,7 +358,7 @@ def test_run_lengths_as_text_are_those_of_pycocotools(root):
 
 
 def with_floats(value):
-    """The value with 5.0 for 5, in run lengths, too."""
+    """Return the value with 5.0 for 5, in run lengths, too."""
     if isinstance(value, dict):
         return {key: with_floats(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -361,7 +366,7 @@ def with_floats(value):
     return float(value) if isinstance(value, int) else value
 
 
-def test_whole_numbers_may_be_written_as_floats(root):
+def test_integers_may_be_written_as_floats(root):
     entry = content()
     runs = {"size": [40, 60], "counts": [410, 10, 1980]}
     entry["annotations"][0].update(segmentation=runs, iscrowd=1)
@@ -385,7 +390,7 @@ def test_whole_numbers_may_be_written_as_floats(root):
 
 
 def perfect(data):
-    """What a detector finds that finds the annotations, and its AP."""
+    """Return the detections of a perfect detector and their AP."""
     from mmengine.structures import InstanceData
 
     metric = CocoMetric(data.annotations, data.category_ids, with_masks=False)
@@ -436,16 +441,16 @@ UNUSABLE = [
 ]
 
 
-def said(monkeypatch, data):
+def check_files_log(monkeypatch, data):
     notes = []
-    monkeypatch.setattr("datamodules.layouts.coco_checks.say", notes.append)
+    monkeypatch.setattr("datamodules.layouts.coco_checks.log", notes.append)
     data.setup()
     return notes
 
 
 @pytest.mark.parametrize("change", UNUSABLE)
-def test_unusable_boxes_are_not_learnt_and_count_as_missed(root, change, monkeypatch):
-    """What the message says is what happens, and an option leaves them out of both."""
+def test_unusable_boxes_are_untrained_and_count_as_missed(root, change, monkeypatch):
+    """Training and AP agree with the message, and an option excludes the boxes from both."""
     entry = content()
     entry["annotations"] += [annotation(i, 10) for i in range(16)]
     unusable = [annotation(i, 11, **change) for i in (500, 501)]
@@ -455,11 +460,11 @@ def test_unusable_boxes_are_not_learnt_and_count_as_missed(root, change, monkeyp
     found = {}
     for skip in (False, True):
         data = module(root, skip_unusable_boxes=skip)
-        notes = said(monkeypatch, data)
+        notes = check_files_log(monkeypatch, data)
         for note, split in zip(notes, ("train2017", "val2017"), strict=True):
             assert "2 of 23 boxes" in note
             assert f"instances_{split}.json" in note
-            assert "500, 501; they are left out" in note
+            assert "500, 501; they are excluded" in note
             counted = "count as missed in evaluation unless found, as in pycocotools" in note
             assert counted is not skip
             assert "data.skip_unusable_boxes=true" in note
@@ -488,11 +493,11 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
     data = module(root)
     with pytest.MonkeyPatch.context() as patch:
         notes = []
-        patch.setattr("datamodules.layouts.coco_checks.say", notes.append)
+        patch.setattr("datamodules.layouts.coco_checks.log", notes.append)
         data.setup()
     assert len(notes) == 1
     assert "2 of 26 boxes" in notes[0]
-    assert "500, 501; they are left out" in notes[0]
+    assert "500, 501; they are excluded" in notes[0]
     counts = [
         len(sample.gt_instances)
         for batch in data.train_dataloader()
@@ -503,12 +508,12 @@ def test_few_degenerate_boxes_are_dropped(root, capsys):
 
 
 @pytest.mark.parametrize("change", [{"bbox": [float("nan"), 5, 9, 5]}, {"area": float("nan")}])
-def test_boxes_that_are_not_numbers_are_not_evaluated(root, change, monkeypatch):
+def test_nan_boxes_are_not_evaluated(root, change, monkeypatch):
     entry = content()
     entry["annotations"] += [annotation(i, 10) for i in range(16)]
     entry["annotations"].append(annotation(500, 11, **change))
     save(root, entry)
-    (note,) = said(monkeypatch, data := module(root))
+    (note,) = check_files_log(monkeypatch, data := module(root))
     assert "1 of 21 boxes" in note
     samples = [s for batch in data.train_dataloader() for s in batch["data_samples"]]
     assert sum(len(sample.gt_instances) for sample in samples) == 20
@@ -520,7 +525,7 @@ def test_boxes_that_are_not_numbers_are_not_evaluated(root, change, monkeypatch)
     assert perfect(data)[1] == pytest.approx(1)
 
 
-def test_mmdet_leaves_out_what_is_called_unusable(root, monkeypatch):
+def test_mmdet_drops_the_unusable_boxes(root, monkeypatch):
     generator = np.random.default_rng(0)
     entry = content()
     values = [-30, -10, -1, 0, 0.5, 1, 20, 39.5, 60]
@@ -530,15 +535,15 @@ def test_mmdet_leaves_out_what_is_called_unusable(root, monkeypatch):
     ]
     save(root, entry)
     data = module(root, skip_unusable_boxes=True, with_mask=False)
-    monkeypatch.setattr("datamodules.dense.coco.marked", lambda content, unusable: content)
-    (note, *_) = said(monkeypatch, data)
+    monkeypatch.setattr("datamodules.dense.coco.mark_ignored", lambda content, unusable: content)
+    (note, *_) = check_files_log(monkeypatch, data)
     infos = [data.dataset("train").dataset.get_data_info(i) for i in range(4)]
     kept = sum(not one["ignore_flag"] for info in infos for one in info["instances"])
     assert 10 < kept < 100
     assert note.startswith(f"{200 - kept} of 400 boxes")
 
 
-def test_many_unusable_boxes_are_refused_unless_skipped(root, monkeypatch):
+def test_many_unusable_boxes_are_rejected_unless_skipped(root, monkeypatch):
     entry = content()
     entry["annotations"] += [annotation(i, 10, area=0, segmentation=[]) for i in range(4)]
     for split in ("train2017", "val2017"):
@@ -550,7 +555,7 @@ def test_many_unusable_boxes_are_refused_unless_skipped(root, monkeypatch):
     assert perfect(data)[1] == pytest.approx(1)
     marked = [{**one, "ignore": 1} for one in entry["annotations"]]
     save(root, {**entry, "annotations": marked})
-    with pytest.raises(ValueError, match=r"no image of .* is left .* 4 images 4 have no box"):
+    with pytest.raises(ValueError, match=r"zero images left .* 4 images 4 lack a box"):
         module(root, skip_unusable_boxes=True).setup()
     for one in marked:
         one["segmentation"] = SQUARE
@@ -558,7 +563,7 @@ def test_many_unusable_boxes_are_refused_unless_skipped(root, monkeypatch):
     save(root, {**entry, "annotations": marked}, "val2017")
     data = module(root, skip_unusable_boxes=True)
     data.setup()
-    with pytest.raises(ValueError, match="no annotations left without 8 of 8 validation boxes"):
+    with pytest.raises(ValueError, match="no annotations without 8 of 8 validation boxes"):
         _ = data.annotations
 
 
@@ -577,11 +582,11 @@ def test_unusable_boxes_of_other_classes_are_not_counted(root, monkeypatch):
     entry = content()
     entry["annotations"] += [annotation(i, 10, area=0) for i in range(9)]
     save(root, entry)
-    assert not said(monkeypatch, module(root, classes=["dog"]))
+    assert not check_files_log(monkeypatch, module(root, classes=["dog"]))
 
 
 @pytest.mark.parametrize("name", ["1.jpg", "./1.jpg", "..//train2017/./1.jpg"])
-def test_a_photograph_has_one_id(root, name):
+def test_a_file_has_one_id(root, name):
     save(root, changed(["images", 2, "file_name"], name))
     with pytest.raises(ValueError, match=r"1\.jpg \(ids 11 and 12\); keep one entry"):
         module(root).setup()
@@ -591,10 +596,10 @@ def test_category_names(root):
     with pytest.raises(ValueError, match=r"\['bird', 'cat'\].*\['cat', 'dog'\].*file: \['bird'\]"):
         module(root, classes=["bird", "cat"]).setup()
     save(root, {**content(), "categories": [{"id": 3, "name": "cat"}, {"id": 8, "name": "fox"}]})
-    with pytest.raises(ValueError, match=r"differ in their categories.*\['dog', 'fox'\]"):
+    with pytest.raises(ValueError, match=r"must have the same categories.*\['dog', 'fox'\]"):
         module(root).setup()
     save(root, {**content(), "categories": CATEGORIES[::-1]})
-    with pytest.raises(ValueError, match="order of them"):
+    with pytest.raises(ValueError, match="same order"):
         module(root).setup()
 
 
@@ -610,9 +615,11 @@ def test_missing_files(root, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^6 images .*lost4\.jpg, \.\.\. \(6 in all\)"):
         module(root).setup()
     (root / "annotations/instances_train2017.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no annotation file .*data.train_annotations"):
+    with pytest.raises(
+        FileNotFoundError, match=r"annotation file .* does not exist; set data.train_annotations"
+    ):
         module(root).setup()
-    with pytest.raises(FileNotFoundError, match=r"no folder .*elsewhere"):
+    with pytest.raises(FileNotFoundError, match=r"folder .*elsewhere does not exist"):
         module(root, train_images="elsewhere").setup()
 
 
@@ -638,11 +645,11 @@ def test_annotated_size_must_be_the_images(root):
 
 
 def test_options_are_checked(root):
-    with pytest.raises(ValueError, match=r"data\.scale="):
+    with pytest.raises(ValueError, match=r"data\.scale must be one positive"):
         module(root, scale=(1, 2, 3))
-    with pytest.raises(ValueError, match=r"data\.flip=2"):
+    with pytest.raises(ValueError, match=r"data\.flip must be a probability from 0 to 1, got 2"):
         module(root, flip=2)
-    with pytest.raises(ValueError, match=r"data\.scale_jitter=\[2.0, 1.0\]"):
+    with pytest.raises(ValueError, match=r"data\.scale_jitter must be two .* got \[2.0, 1.0\]"):
         module(root, scale_jitter=(2.0, 1.0))
     with pytest.raises(ValueError, match=r"data\.train_crops=true resizes crops to one of"):
         module(root, train_crops=True)
@@ -650,7 +657,7 @@ def test_options_are_checked(root):
         module(root, scale_jitter=(1.0, 2.0), train_sizes=[(90, 60)])
 
 
-def test_images_in_both_splits_and_small_ones_are_said(root, caplog):
+def test_shared_and_small_images_are_logged(root, caplog):
     entry = content()
     entry["images"][3].update(width=31, height=60)
     save(root, entry)
@@ -661,14 +668,14 @@ def test_images_in_both_splits_and_small_ones_are_said(root, caplog):
     with caplog.at_level("INFO"):
         data.check_files()
     assert [record.message for record in caplog.records][1:] == [
-        "1 of 4 training images have a side below 32 pixels and are left out; validation keeps "
+        "1 of 4 training images have a side below 32 pixels and are excluded; validation keeps "
         "such images",
-        f"4 of 4 validation images are training images, too, which raises AP: "
+        f"4 of 4 validation images are also training images, which raises AP: "
         f"{root}/train2017/0.jpg, {root}/train2017/1.jpg, ... (4 in all)",
     ]
 
 
-def test_crowds_are_said_and_are_no_truth_alone(root):
+def test_crowds_are_logged_and_are_not_ground_truth(root):
     entry = content()
     for one in entry["annotations"][1:]:
         one["iscrowd"] = 1
@@ -677,8 +684,8 @@ def test_crowds_are_said_and_are_no_truth_alone(root):
     data = module(root)
     data.setup()
     assert data.notices({}) == [
-        "3 of 4 training boxes are crowds (iscrowd=1) and are not learnt",
-        "3 of 4 validation boxes are crowds (iscrowd=1) and do not count in AP",
+        "3 of 4 training boxes are crowds (iscrowd=1) and are excluded from training",
+        "3 of 4 validation boxes are crowds (iscrowd=1) and are ignored in AP",
         "1 of 2 classes do not occur in validation: dog",
     ]
     samples = [s for batch in data.train_dataloader() for s in batch["data_samples"]]
@@ -689,14 +696,16 @@ def test_crowds_are_said_and_are_no_truth_alone(root):
     save(root, entry, "val2017")
     data = module(root)
     data.setup()
-    with pytest.raises(ValueError, match="has no box of cat, dog in AP: its images can be pred"):
+    with pytest.raises(
+        ValueError, match="has no box of cat, dog in AP: its images can only be pred"
+    ):
         _ = data.annotations
     save(root, entry)
-    with pytest.raises(ValueError, match=r"no image of .* is left .* 4 images 4 have no box"):
+    with pytest.raises(ValueError, match=r"zero images left .* 4 images 4 lack a box"):
         module(root).setup()
 
 
-def test_what_may_not_be_meant_is_said(root, caplog):
+def test_unintended_data_are_logged(root, caplog):
     train, val = content(), content()
     train["annotations"] = train["annotations"][:3]
     val["annotations"] = [entry for entry in val["annotations"] if entry["category_id"] == 8]
@@ -708,12 +717,12 @@ def test_what_may_not_be_meant_is_said(root, caplog):
     with caplog.at_level("INFO"):
         data.check_files()
     assert [record.message for record in caplog.records][1:] == [
-        "1 of 4 training images have no box of these classes and are left out",
+        "1 of 4 training images lack boxes of these classes and are excluded",
         "1 of 2 classes do not occur in validation: cat",
     ]
 
 
-def test_images_that_are_turned_are_counted(root, caplog):
+def test_rotated_images_are_counted(root, caplog):
     exif = Image.Exif()
     exif[0x0112] = 3
     Image.new("RGB", (60, 40)).save(root / "val2017/1.jpg", exif=exif)
@@ -721,5 +730,5 @@ def test_images_that_are_turned_are_counted(root, caplog):
     data.setup()
     with caplog.at_level("INFO"):
         data.check_files()
-    assert "1 of 8 images are turned by their EXIF data (" in caplog.text
-    assert "val2017/1.jpg), and boxes must fit the turned images" in caplog.text
+    assert "1 of 8 images are rotated by their EXIF data (" in caplog.text
+    assert "val2017/1.jpg), and boxes must fit the rotated images" in caplog.text

@@ -1,4 +1,4 @@
-"""The 15 corruptions: parameters seen in their effects, determinism, copies of folders."""
+"""The 15 corruptions: effects of the parameters, determinism, copies of folders."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_image
 
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import CORRUPTIONS, KINDS, SEVERITIES, blur, corrupt, digital, weather
-from datamodules.images.corrupted_copies import Copy, write_copy
+from datamodules.images.corrupted_copies import CopyOptions, write_copy
 from tests.numbered import NATURAL, TEXT, write_folders
 from tools.corrupt import main
 
@@ -46,7 +46,7 @@ def test_every_kind(photo, kind):
         far.append(np.abs(image - clean).mean())
     assert min(far) > 1
     if kind not in ("elastic_transform", "glass_blur", "frost", "snow"):
-        # The published severities of these four are not in order of the pixels' differences.
+        # The pixels' differences of these four are not ordered by the published severity.
         assert far == sorted(far)
     random = kind not in ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate",
                           "jpeg_compression")  # fmt: skip
@@ -82,7 +82,7 @@ def test_defocus_by_opencv(photo):
 
 
 def test_elastic_by_opencv(photo):
-    """Its affine part, with shifts so small that nothing of them is left."""
+    """The affine part, with negligible shifts."""
     cv2 = pytest.importorskip("cv2")
     pixels = np.asarray(photo) / 255
     reach = 0.1 * digital.UNIT
@@ -92,7 +92,7 @@ def test_elastic_by_opencv(photo):
     matrix = cv2.getAffineTransform(corners.astype(np.float32), moved.astype(np.float32))
     theirs = cv2.warpAffine(pixels, matrix, (SIDE, SIDE), borderMode=cv2.BORDER_REFLECT_101)
     ours = digital.elastic(pixels, (0, 0.01, 0.1), np.random.default_rng(5))
-    assert np.abs(theirs - ours).mean() < 2e-3  # OpenCV interpolates by 32nds of a pixel
+    assert np.abs(theirs - ours).mean() < 2e-3  # OpenCV interpolates in 32nds of a pixel
 
 
 def test_blur_by_loops(photo):
@@ -101,17 +101,17 @@ def test_blur_by_loops(photo):
         radius, sigma = 6, 3.0
         weights = np.exp(-(np.arange(13) ** 2) / (2 * sigma**2))
         weights /= weights.sum()
-        turned = np.deg2rad(angle)
+        radians = np.deg2rad(angle)
         for y, x in ((40, 50), (0, 0), (SIDE - 1, 3)):
             expected = sum(
                 weight * pixels[
-                    np.clip(y + int(np.ceil(step * np.sin(turned) - 0.5)), 0, SIDE - 1),
-                    np.clip(x + int(np.ceil(step * np.cos(turned) - 0.5)), 0, SIDE - 1),
+                    np.clip(y + int(np.ceil(step * np.sin(radians) - 0.5)), 0, SIDE - 1),
+                    np.clip(x + int(np.ceil(step * np.cos(radians) - 0.5)), 0, SIDE - 1),
                 ]
                 for step, weight in enumerate(weights)
             )  # fmt: skip
-            assert np.allclose(blur.along(pixels, radius, sigma, angle)[y, x], expected)
-    # Zooming leaves the middle of a symmetric image where it is.
+            assert np.allclose(blur.average_along(pixels, radius, sigma, angle)[y, x], expected)
+    # Zooming keeps the middle of a symmetric image in place.
     line = np.zeros((65, 65, 3))
     line[:, 32] = 1
     assert blur.zoom(line, (1.31, 0.03), np.random.default_rng(0))[:, 32].min() > 0.3
@@ -166,7 +166,7 @@ def test_weather_and_digital():
 
 
 def replay(monkeypatch, rng):
-    """Let numpy's global functions draw from a generator: two codes then have the same numbers."""
+    """Make numpy's global functions draw from a generator, so two implementations share numbers."""
     for name in ("normal", "uniform", "poisson"):
         monkeypatch.setattr(np.random, name, getattr(rng, name))
 
@@ -174,30 +174,30 @@ def replay(monkeypatch, rng):
 @pytest.mark.parametrize("severity", SEVERITIES)
 @pytest.mark.parametrize("kind", PACKAGED)
 def test_equals_the_imagecorruptions_package(photo, kind, severity, monkeypatch):
-    """Left out are kinds in which the package is not ImageNet-C's code.
+    """Kinds in which the package differs from ImageNet-C's code are left out.
 
-    It enlarges pixelated images by nearest pixels, has other parameters for elastic_transform and
-    resizes frost; impulse_noise and glass_blur draw from generators of their own. It does not trim
-    enlarged flakes to the middle: a side of 180 is a multiple of all its factors.
+    It enlarges pixelated images by nearest neighbour, has other values for elastic_transform and
+    resizes frost; impulse_noise and glass_blur have their own generators. Enlarged flakes stay
+    untrimmed there: a side of 180 is a multiple of all its factors.
     """
     package = pytest.importorskip("imagecorruptions.corruptions")
     photo = photo.resize((180, 180)) if kind == "snow" else photo
     replay(monkeypatch, np.random.default_rng(7))
     theirs = np.asarray(getattr(package, kind)(photo, severity), dtype=float)
     ours = made(photo, kind, severity, seed=7)
-    tolerance = 1.5 if kind == "snow" else 1.01  # the package rounds flakes; both cut off to bytes
+    tolerance = 1.5 if kind == "snow" else 1.01  # the package rounds flakes; both truncate to bytes
     assert np.abs(np.floor(theirs) - ours).max() <= tolerance
     assert np.abs(np.floor(theirs) - ours).mean() < 0.3
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_elastic_by_scikit_image(photo, severity):
-    """The shifts of ImageNet-C's code: smooth noise of a deviation and size in 244ths."""
+    """The shifts of ImageNet-C's code: smooth noise with deviation and size in 244ths."""
     filters = pytest.importorskip("skimage.filters")
     pixels = np.asarray(photo) / 255
     size, sigma, _ = (244 * share for share in CORRUPTIONS["elastic_transform"][1][severity - 1])
     rng = np.random.default_rng(3)
-    rng.uniform(size=(3, 2))  # the affine map's, which has no range here
+    rng.uniform(size=(3, 2))  # the draws of the affine map, of range 0 here
     noise = (rng.uniform(-1, 1, (SIDE, SIDE)) for _ in range(2))
     dx, dy = (size * filters.gaussian(one, sigma, mode="reflect", truncate=3) for one in noise)
     x, y, z = np.meshgrid(np.arange(SIDE), np.arange(SIDE), np.arange(3))
@@ -208,10 +208,12 @@ def test_elastic_by_scikit_image(photo, severity):
     assert np.abs(theirs - ours).max() < 1e-6
 
 
-def test_what_cannot_be_corrupted(photo):
-    with pytest.raises(ValueError, match="no corruption 'rain' of severity 1: kinds are gaussian"):
+def test_invalid_arguments_are_rejected(photo):
+    with pytest.raises(
+        ValueError, match="unknown corruption 'rain' of severity 1: kinds are gaussian"
+    ):
         made(photo, "rain", 1)
-    with pytest.raises(ValueError, match="no corruption 'fog' of severity 6"):
+    with pytest.raises(ValueError, match="unknown corruption 'fog' of severity 6"):
         made(photo, "fog", 6)
     with pytest.raises(ValueError, match="square images"):
         made(photo.crop((0, 0, 10, 20)), "fog", 1)
@@ -252,8 +254,8 @@ def test_copies(folder, capsys):
     assert {name.split("/")[0] for name in other if other[name] != first[name]} == {"fog"}
 
 
-def test_a_copy_that_was_broken_off_goes_on(folder):
-    out, how = folder / "c", Copy(kinds=("fog",), size=32, resize=32)
+def test_an_interrupted_copy_continues(folder):
+    out, how = folder / "c", CopyOptions(kinds=("fog",), size=32, resize=32)
     write_copy(folder / "set", out, how)
     before = digests(out)
     for name in list(before)[::2]:
@@ -264,34 +266,36 @@ def test_a_copy_that_was_broken_off_goes_on(folder):
     assert not list(out.rglob(".*"))
 
 
-def test_what_no_copy_is_made_of(folder, capsys):
-    def said(*arguments):
+def test_uncopyable_folders_are_rejected(folder, capsys):
+    def error_of(*arguments):
         assert main(list(arguments)) == 2
         return capsys.readouterr().err
 
     root, out = f"root={folder}/set", f"out={folder}/c"
-    assert "out=FOLDER is missing" in said(root)
-    assert "no corruption rain; there are gaussian_noise" in said(root, out, "kinds=rain")
-    assert "severities are 1 to 5" in said(root, out, "severities=6")
-    assert "is below size" in said(root, out, "size=32", "resize=30")
-    assert "is no folder" in said(f"root={folder}/absent", out)
-    assert "no class folders" in said(f"root={folder}/set/val/cat", out)
-    assert "lies in the folder" in said(root, f"out={folder}/set/val/c")
-    assert "must have 224 pixels" in said(root, out, f"frost={folder}/set/val/cat")
-    write_copy(folder / "set", folder / "c2", Copy(kinds=("fog",), size=32, resize=32))
-    assert "made otherwise (kinds, " in said(root, f"out={folder}/c2", "size=32")
-    assert "not empty" in said(root, f"out={folder}/set")
+    assert "out=FOLDER is missing" in error_of(root)
+    assert "unknown corruption rain; choose from gaussian_noise" in error_of(
+        root, out, "kinds=rain"
+    )
+    assert "severities are 1 to 5" in error_of(root, out, "severities=6")
+    assert "must be at least size" in error_of(root, out, "size=32", "resize=30")
+    assert "is not a folder" in error_of(f"root={folder}/absent", out)
+    assert "must hold class folders" in error_of(f"root={folder}/set/val/cat", out)
+    assert "lies in the folder" in error_of(root, f"out={folder}/set/val/c")
+    assert "need at least 224 pixels" in error_of(root, out, f"frost={folder}/set/val/cat")
+    write_copy(folder / "set", folder / "c2", CopyOptions(kinds=("fog",), size=32, resize=32))
+    assert "with other options (kinds, " in error_of(root, f"out={folder}/c2", "size=32")
+    assert "other files than a corrupted copy" in error_of(root, f"out={folder}/set")
     (folder / "set/val/cat/0.png").write_bytes(b"no image")
-    assert "0.png is not an image" in said(root, f"out={folder}/c3", "size=32", "workers=1")
+    assert "0.png is not an image" in error_of(root, f"out={folder}/c3", "size=32", "workers=1")
 
 
-def test_a_copy_has_nested_images_and_is_read_in_either_order(tmp_path, caplog):
+def test_copies_keep_nested_images_and_class_orders(tmp_path, caplog):
     write_folders(tmp_path / "data", val="valid")
     nested = tmp_path / "data/valid/3/close"
     nested.mkdir()
     grey(9).save(nested / "1.jfif")
     (tmp_path / "data/valid/3/notes.txt").write_text("x")
-    how = Copy(kinds=("brightness",), severities=(1,), size=SIDE // 2, resize=SIDE // 2)
+    how = CopyOptions(kinds=("brightness",), severities=(1,), size=SIDE // 2, resize=SIDE // 2)
     with caplog.at_level("INFO"):
         assert write_copy(tmp_path / "data", tmp_path / "copy", how) == 13
     assert "1 file is skipped because of its ending: 1 .txt" in caplog.text

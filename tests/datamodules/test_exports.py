@@ -1,4 +1,4 @@
-"""Exports of annotation tools, written by their own packages, read as they come out of the tool."""
+"""Exports of annotation tools, written by the tools' own packages."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from datamodules.layouts.box_exports import open_export
 from tasks.detection.coco_metric import CocoMetric
 from tests.datamodules.exported import draw, stem, truth, unpack
 
-# Name in ``exports``, value of data.layout, with outlines, the splits it has.
+# Name in ``exports``, value of data.layout, splits.
 BOXES = (
     ("cvat_images", "cvat", ("the export",)),
     ("cvat_voc", "cvat", ("default",)),
@@ -31,6 +31,8 @@ BOXES = (
     ("label_studio_coco", "label_studio", ("the export",)),
     ("label_studio_yolo", "label_studio", ("the export",)),
     ("labelme", "labelme", ("the export",)),
+    ("darknet_roboflow", "roboflow", ("train", "valid")),
+    ("fiftyone_coco", "fiftyone", ("train", "validation")),
 )
 OUTLINES = (
     ("cvat_images_outlines", "cvat", ("the export",)),
@@ -41,6 +43,7 @@ OUTLINES = (
     ("label_studio_coco_outlines", "label_studio", ("the export",)),
     ("label_studio_yolo_outlines", "label_studio", ("the export",)),
     ("labelme_outlines", "labelme", ("the export",)),
+    ("fiftyone_coco_outlines", "fiftyone", ("the export",)),
 )
 CASES = [(*case, False) for case in BOXES] + [(*case, True) for case in OUTLINES]
 
@@ -51,18 +54,18 @@ def module(root, **options):
 
 
 def objects(content):
-    """Class, box, area and outline of each object, by image."""
+    """Return class, box, area and outline of each object, by image."""
     names = {one["id"]: one["name"] for one in content["categories"]}
     images = {one["id"]: stem(one["file_name"]) for one in content["images"]}
     found = {image: [] for image in images.values()}
     for one in content["annotations"]:
-        numbers = [*one["bbox"], *(one["segmentation"] or [[]])[0]]
+        numbers = [*one["bbox"], *(one.get("segmentation") or [[]])[0]]
         found[images[one["image_id"]]].append((names[one["category_id"]], numbers))
     return {image: sorted(rows) for image, rows in found.items()}
 
 
 def detections(content, outlines):
-    """Boxes, and masks, near the annotated ones, and some that are wrong, by image and class."""
+    """Return boxes and masks near the annotations, some wrong, by image and class."""
     generator = np.random.default_rng(0)
     names = {one["id"]: one["name"] for one in content["categories"]}
     sizes = {one["id"]: (one["height"], one["width"]) for one in content["images"]}
@@ -109,7 +112,7 @@ def test_an_export_is_recognised_and_has_the_ap_of_the_same_annotations_in_coco(
     found, expected = {}, {}
     for split in splits:
         content = export.parts[split]().content
-        same = {"valid": "val"}.get(split, split) if len(splits) > 1 else "all"
+        same = {"valid": "val", "validation": "val"}.get(split, split) if len(splits) > 1 else "all"
         found |= objects(content)
         expected |= objects(truth(outlines, same))
         rows = detections(truth(outlines, same), outlines)
@@ -124,14 +127,14 @@ def test_an_export_is_recognised_and_has_the_ap_of_the_same_annotations_in_coco(
             assert ours == pytest.approx(reference, abs=0.01)
 
 
-def test_the_supercategory_that_no_box_uses_is_left_out_and_named(tmp_path, caplog):
+def test_an_unused_supercategory_is_skipped_and_logged(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     root = unpack("roboflow_coco", tmp_path)
     data = module(root)
     data.setup()
     assert data.class_names == ("dog", "cat", "bird")
     assert data.category_ids == (1, 2, 3)
-    assert "Category 0, 'pets', is left out" in caplog.text
+    assert "Category 0, 'pets', is skipped" in caplog.text
     file = root / "train/_annotations.coco.json"
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
@@ -141,7 +144,7 @@ def test_the_supercategory_that_no_box_uses_is_left_out_and_named(tmp_path, capl
     assert used.class_names == ("pets", "dog", "cat", "bird")
 
 
-def test_a_single_split_lends_images_for_validation(tmp_path, caplog):
+def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     root = unpack("labelme", tmp_path)
     names = []
@@ -160,7 +163,9 @@ def test_another_split_validates(tmp_path):
     data = module(root, val_split="test")
     data.setup()
     assert {stem(one["file_name"]) for one in data.annotations["images"]} == {"e", "f"}
-    with pytest.raises(ValueError, match=r"no split val.*data.val_split=<one of test, train>"):
+    with pytest.raises(
+        ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"
+    ):
         module(root, val_split="val").setup()
 
 
@@ -217,7 +222,7 @@ def test_faults_are_named(tmp_path, name, file, old, new, message):
 def test_other_formats_are_named_and_rejected(tmp_path, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
-    with pytest.raises(ValueError, match=f"{message}.*not read; export COCO or YOLO"):
+    with pytest.raises(ValueError, match=f"{message}.*unsupported; export COCO or YOLO"):
         module(tmp_path).setup()
 
 

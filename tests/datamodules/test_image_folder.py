@@ -20,8 +20,10 @@ from datamodules import (
     PaperAugmentation,
     base,
 )
-from datamodules.files import IMAGE_SUFFIXES, decode, headers, images_at, load_rgb
-from datamodules.files.class_order import in_order, natural_key
+from datamodules.files import headers
+from datamodules.files.class_order import natural_key, sort_classes
+from datamodules.files.decoding import decode, load_rgb
+from datamodules.files.folders import IMAGE_SUFFIXES, find_images
 from datamodules.images.transforms import augment_ops, guarded_posterize
 from tests.numbered import write_folders
 from tests.threads import in_threads
@@ -72,7 +74,7 @@ def test_samples_do_not_depend_on_workers(root):
     assert torch.equal(train(0), train(2))
 
 
-def test_repeated_images_are_augmented_anew(root):
+def test_repeated_images_are_augmented_differently(root):
     data = module(root, batch_size=6, repeated_augmentation=3)
     data.setup()
     (batch,) = data.train_dataloader()
@@ -113,13 +115,13 @@ def test_root_is_needed(tmp_path):
         module(None).setup()
     with pytest.raises(FileNotFoundError, match="absent is not a folder"):
         module(tmp_path / "absent").setup()
-    with pytest.raises(FileNotFoundError, match=r"train; an image folder has train/<class>"):
+    with pytest.raises(FileNotFoundError, match=r"train does not exist; .* train/<class>"):
         module(tmp_path).setup()
 
 
 def test_missing_val_folder(root):
     shutil.rmtree(root / "val")
-    with pytest.raises(FileNotFoundError, match="val; an image folder has"):
+    with pytest.raises(FileNotFoundError, match="val does not exist; an image folder has"):
         module(root).setup()
 
 
@@ -148,7 +150,7 @@ def test_empty_class_folders(root):
 def test_class_absent_in_val(root):
     shutil.rmtree(root / "val/n01")
     data = module(root)
-    with pytest.warns(UserWarning, match="no images of n01"):
+    with pytest.warns(UserWarning, match="lacks images of n01"):
         data.setup()
     assert [batch["label"].tolist() for batch in data.val_dataloader()] == [[1, 1], [1]]
 
@@ -193,26 +195,26 @@ def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
     assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
 
 
-def test_threads_refuse_truncated_files_where_a_library_accepts_them(tmp_path, monkeypatch):
+def test_threads_reject_truncated_files_despite_a_tolerant_library(tmp_path, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     noisy = np.random.default_rng(0).integers(0, 255, (400, 400, 3), dtype=np.uint8)
     Image.fromarray(noisy).save(tmp_path / "whole.png")
     content = (tmp_path / "whole.png").read_bytes()
     (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
 
-    def refused(name):
+    def is_rejected(name):
         try:
             decode(tmp_path / name)
         except ValueError as error:
             return "is truncated or damaged" in str(error)
         return False
 
-    for name, found in in_threads(refused, ["half.png", "whole.png", "whole.png"]):
+    for name, found in in_threads(is_rejected, ["half.png", "whole.png", "whole.png"]):
         assert found == (name == "half.png")
     assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
-def test_huge_images_are_refused(tmp_path, monkeypatch):
+def test_huge_images_are_rejected(tmp_path, monkeypatch):
     picture(size=(100, 100)).save(tmp_path / "huge.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(ValueError, match=r"huge\.png has more than .* pixels"):
@@ -236,8 +238,8 @@ def test_decoding_rules(tmp_path):
     assert rgb(frames[0], "x.gif", save_all=True, append_images=frames[1:])[2] > 245
     assert load_rgb(tmp_path / "x.gif", upright=False).mode == "RGB"
     assert rgb(Image.fromarray(np.zeros((4, 4), np.uint16))) == (0, 0, 0)
-    for kind in (np.uint16, np.int32):  # bytes in wider numbers
-        with pytest.raises(ValueError, match=r"16 bits .* no value above 250: .* black; save it"):
+    for kind in (np.uint16, np.int32):  # 8-bit values in wider types
+        with pytest.raises(ValueError, match=r"16 bits .* largest value is 250, .* black; save it"):
             rgb(Image.fromarray(np.full((4, 4), 250, kind)), "x.tiff")
     with pytest.raises(ValueError, match="floating-point"):
         rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
@@ -247,9 +249,9 @@ def test_exif_orientation(tmp_path):
     image = picture(size=(40, 30))
     exif = image.getexif()
     exif[274] = 6
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    assert load_rgb(tmp_path / "turned.jpg", upright=False).size == (40, 30)
-    assert load_rgb(tmp_path / "turned.jpg", upright=True).size == (30, 40)
+    image.save(tmp_path / "rotated.jpg", exif=exif)
+    assert load_rgb(tmp_path / "rotated.jpg", upright=False).size == (40, 30)
+    assert load_rgb(tmp_path / "rotated.jpg", upright=True).size == (30, 40)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (700, 3)])
@@ -274,7 +276,7 @@ def test_predict(root, tmp_path):
     default = module(root)
     default.setup()
     assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
-    with pytest.raises(FileNotFoundError, match="neither an image nor a folder"):
+    with pytest.raises(FileNotFoundError, match="must be an image or a folder"):
         module(root, predict_path=tmp_path / "nothing").setup()
     nested = module(root, predict_path=root / "val")
     nested.setup()
@@ -336,7 +338,7 @@ def test_light_augmentation_keeps_digits_unmirrored():
         assert tensor[0, 32, 56] > tensor[0, 32, 8]
 
 
-def test_files_are_checked_as_far_as_the_time_goes(root, caplog, monkeypatch):
+def test_file_checks_stop_at_the_time_limit(root, caplog, monkeypatch):
     data = module(root)
     data.setup()
     with caplog.at_level("INFO"):
@@ -352,20 +354,20 @@ def test_files_are_checked_as_far_as_the_time_goes(root, caplog, monkeypatch):
         assert "6 of 6 validation images, 2 of 6 training images" in caplog.text
 
 
-def test_what_follows_the_end_of_an_image_is_no_fault(root):
+def test_data_after_an_images_end_are_allowed(root):
     path = root / "val/n01/1.JPEG"
     path.write_bytes(noisy_jpeg() + b"a note")
-    assert headers.check_header(path) == (64, 64)
+    assert headers.read_header(path)[:2] == (64, 64)
     path.write_bytes(noisy_jpeg() + bytes(headers.TAIL))  # looks cut off, so it is decoded
-    assert headers.check_header(path) == (64, 64)
+    assert headers.read_header(path)[:2] == (64, 64)
 
 
-def test_headers_are_turned_like_images(tmp_path):
+def test_headers_are_rotated_like_images(tmp_path):
     exif = Image.Exif()
     exif[headers.ORIENTATION] = 6
     picture(size=(40, 30)).save(tmp_path / "a.jpg", exif=exif)
-    assert headers.check_header(tmp_path / "a.jpg") == (40, 30)
-    assert headers.check_header(tmp_path / "a.jpg", upright=True) == (30, 40)
+    assert headers.read_header(tmp_path / "a.jpg")[:2] == (40, 30)
+    assert headers.read_header(tmp_path / "a.jpg", upright=True)[:2] == (30, 40)
 
 
 @pytest.mark.parametrize(("share", "each"), [(1.0, 3), (0.5, 2), (0.3, 1), (0.01, 1)])
@@ -380,7 +382,7 @@ def test_a_share_takes_the_first_training_images_of_each_class(root, share, each
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5])
-def test_a_share_of_nothing_or_more_than_all_is_refused(root, share):
+def test_shares_outside_0_to_1_are_rejected(root, share):
     with pytest.raises(ValueError, match=r"data\.train_share must be above 0 and at most 1"):
         module(root, train_share=share)
 
@@ -388,8 +390,8 @@ def test_a_share_of_nothing_or_more_than_all_is_refused(root, share):
 # Nested and unusual files
 
 
-def said(caplog, root, **options):
-    """The data module, and what it logs."""
+def build_log(caplog, root, **options):
+    """Return the datamodule and its log."""
     data = module(root, **options)
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -397,14 +399,14 @@ def said(caplog, root, **options):
     return data, caplog.text
 
 
-def test_images_in_sub_folders_are_of_the_outermost_class_as_in_torchvision(root, caplog):
-    assert "sub-folders" not in said(caplog, root)[1]
+def test_nested_images_have_the_outermost_class(root, caplog):
+    assert "sub-folders" not in build_log(caplog, root)[1]
     (root / "train/n01/close/blurred").mkdir(parents=True)
     (root / "train/n01/.thumbnails").mkdir()
     for name in ("close/a.JPEG", "close/blurred/b.JPEG", ".thumbnails/c.JPEG"):
         picture().save(root / "train/n01" / name)
-    (root / "train/n01/close/again").symlink_to(root / "train/n01")  # leads to itself for ever
-    data, lines = said(caplog, root)
+    (root / "train/n01/close/again").symlink_to(root / "train/n01")  # an endless loop
+    data, lines = build_log(caplog, root)
     train = data.dataset("train")
     found = {train.describe(i): int(train[0, i]["label"]) for i in range(len(train))}
     shutil.rmtree(root / "train/n01/.thumbnails")
@@ -412,7 +414,7 @@ def test_images_in_sub_folders_are_of_the_outermost_class_as_in_torchvision(root
     reference = torchvision.datasets.ImageFolder(root / "train")
     assert found == dict(reference.samples)
     assert "2 images are in sub-folders (n01/close/a.JPEG, n01/close/blurred/b.JPEG)" in lines
-    assert "timm names classes by the innermost folder" in lines
+    assert "timm labels by the innermost folder" in lines
 
 
 def test_every_ending_is_read(root, tmp_path):
@@ -431,13 +433,13 @@ def test_skipped_files_are_counted_by_their_endings(root, caplog):
     for name in ("a.txt", "b.TXT", "c.heic", "README", ".d.jpg", ".DS_Store"):
         (root / "train/n01" / name).write_bytes(b"x")
     picture().save(root / "train/stray.png")
-    data, lines = said(caplog, root)
+    data, lines = build_log(caplog, root)
     assert data.sizes() == {"train": 6, "val": 6}
     assert f"{root}/train: 5 files are skipped because of their endings: 2 .txt, 1 " in lines
     assert all(f"1 {kind}" in lines for kind in (".heic", "no ending", "hidden"))
-    assert f"{root}/train: 1 image is skipped, in no class folder: stray.png" in lines
+    assert f"{root}/train: 1 image is skipped, outside any class folder: stray.png" in lines
     with caplog.at_level("INFO"):
-        assert len(images_at(root / "train/n01")) == 3
+        assert len(find_images(root / "train/n01")) == 3
     assert f"{root}/train/n01: 5 files are skipped" in caplog.text
 
 
@@ -452,6 +454,17 @@ def test_the_validation_folder_may_have_another_name(root, name):
         module(root).setup()
 
 
+def test_unlabelled_images_of_fiftyone_are_skipped(root, caplog):
+    """FiftyOne's ImageClassificationDirectoryTree has class folders and ``_unlabeled``."""
+    for split in ("train", "val"):
+        (root / split / "_unlabeled").mkdir()
+        picture().save(root / split / "_unlabeled/new.jpg")
+    data, lines = build_log(caplog, root)
+    assert data.sizes() == {"train": 6, "val": 6}
+    assert "_unlabeled" not in data.class_names
+    assert f"{root}/train/_unlabeled is skipped: FiftyOne stores" in lines
+
+
 # The order of classes
 
 
@@ -460,21 +473,21 @@ def test_the_validation_folder_may_have_another_name(root, name):
     [[str(number) for number in range(1, 13)], ["Zebra", "ant", "Cat"], ["a10b2", "a10b10", "a9"],
      ["x1", "1x", "x"], ["n02", "n01"]],
 )  # fmt: skip
-def test_the_natural_order_is_timms(names):
-    assert in_order(names, "natural") == sorted(names, key=timm.utils.misc.natural_key)
-    assert in_order(names, "text") == sorted(names)
+def test_natural_order_equals_timms(names):
+    assert sort_classes(names, "natural") == sorted(names, key=timm.utils.misc.natural_key)
+    assert sort_classes(names, "text") == sorted(names)
     assert [natural_key(name)[0] for name in names] == [
         timm.utils.misc.natural_key(name) for name in names
     ]
 
 
-def test_names_that_are_equal_to_timm_have_an_order():
-    assert in_order(["1", "01", "001"], "natural") == ["001", "01", "1"]
-    assert in_order(["x²", "x1"], "natural") == ["x1", "x²"]
+def test_names_that_timm_ties_are_ordered():
+    assert sort_classes(["1", "01", "001"], "natural") == ["001", "01", "1"]
+    assert sort_classes(["x²", "x1"], "natural") == ["x1", "x²"]
 
 
 @pytest.mark.parametrize("kind", [ImageFolderDataModule, ClassFoldersDataModule])
-def test_folders_are_numbered_as_torchvision_or_timm_does(kind, tmp_path):
+def test_folders_are_numbered_like_torchvision_or_timm(kind, tmp_path):
     write_folders(tmp_path)
     reader = ReaderImageFolder(str(tmp_path / "val"))
     for order, theirs in (

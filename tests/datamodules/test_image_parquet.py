@@ -1,4 +1,4 @@
-"""Parquet shards give what class folders give, in any order and in any process."""
+"""Parquet shards equal class folders, in any order and process."""
 
 import pickle
 from pathlib import Path
@@ -11,8 +11,8 @@ from timm.data import ImageNetInfo
 
 from datamodules import ImageFolderDataModule, ImageParquetDataModule
 from datamodules.images.image_parquet import find_shards
-from datamodules.images.numbered_classes import refuse_unlisted
-from datamodules.images.synsets import SYNSETS, as_synsets, file_name
+from datamodules.images.numbered_classes import check_listed
+from datamodules.images.synsets import SYNSETS, file_name, to_synsets
 from tests.stand_ins import write_classes, write_parquet
 
 pytest.importorskip("datasets")
@@ -54,22 +54,22 @@ def test_equal_to_class_folders(folders, shards):
     assert ours.dataset("train").describe(7) == f"{shards}/data/train-00001-of-00002.parquet, row 1"
 
 
-def test_processes_read_the_one_copy(shards):
+def test_processes_share_one_copy(shards):
     alone = module(ImageParquetDataModule, shards)
     expected = [batch["image"] for batch in alone.train_dataloader()]
     data = module(ImageParquetDataModule, shards, num_workers=2)
-    data.dataset("train")[0, 0]  # the file is open before the loader's processes begin
+    data.dataset("train")[0, 0]  # opens the file before the loader's processes start
     found = [batch["image"] for batch in data.train_dataloader()]
     assert len(found) == len(expected) == 4
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    # Where processes are spawned they are handed the place of the copy and not the images.
+    # Spawned processes get the path of the copy instead of the images.
     images = data.dataset("train").dataset
     table = images.table
     assert len(pickle.dumps(table)) < 5000 < table.data.nbytes
     assert table.cache_files
 
 
-def test_a_stopped_epoch_goes_on_where_it_was(shards):
+def test_a_stopped_epoch_resumes_exactly(shards):
     whole = [
         b["sample_id"].tolist() for b in module(ImageParquetDataModule, shards).train_dataloader()
     ]
@@ -78,15 +78,15 @@ def test_a_stopped_epoch_goes_on_where_it_was(shards):
     assert [b["sample_id"].tolist() for b in resumed.train_dataloader()] == whole[2:]
 
 
-def test_names_of_imagenet_are_its_synsets():
+def test_imagenets_names_become_synsets():
     info = ImageNetInfo()
     names = [info.label_name_to_description(synset) for synset in SYNSETS]
-    assert as_synsets([name.upper() for name in names]) == SYNSETS
-    assert as_synsets(names[::-1]) == tuple(names[::-1])
-    assert as_synsets(["cat", "dog"]) == ("cat", "dog")
+    assert to_synsets([name.upper() for name in names]) == SYNSETS
+    assert to_synsets(names[::-1]) == tuple(names[::-1])
+    assert to_synsets(["cat", "dog"]) == ("cat", "dog")
 
 
-def test_shards_lie_where_others_put_them(shards, tmp_path):
+def test_common_places_of_shards(shards, tmp_path):
     plain = tmp_path / "plain"
     (plain / "train").mkdir(parents=True)
     for path in sorted((shards / "data").glob("train-*")):
@@ -99,15 +99,15 @@ def test_shards_lie_where_others_put_them(shards, tmp_path):
     assert module(ImageParquetDataModule, plain).sizes() == {"train": 12, "val": 6}
 
 
-def test_columns_may_have_other_names(folders, tmp_path):
+def test_column_names_are_options(folders, tmp_path):
     root = tmp_path / "cifar"
     write_parquet(folders, root, None, columns=("img", "fine_label"))
-    with pytest.raises(ValueError, match=r"columns img, fine_label and no 'image'.*image_column="):
+    with pytest.raises(ValueError, match=r"columns img, fine_label and not 'image'.*image_column="):
         module(ImageParquetDataModule, root)
     options = {"image_column": "img", "label_column": "fine_label"}
     data = module(ImageParquetDataModule, root, **options)
-    assert data.class_names == ("0", "1", "2")  # numbers, where the shards name none
-    with pytest.raises(ValueError, match="holds int64, and not bytes and path"):
+    assert data.class_names == ("0", "1", "2")  # numbers, as the shards lack names
+    with pytest.raises(ValueError, match=r"must hold bytes and path .* got int64"):
         module(ImageParquetDataModule, root, image_column="fine_label", label_column="img")
 
 
@@ -125,18 +125,18 @@ def spoil(path):
     ("change", "message"),
     [
         (lambda data: (data / "train-00000-of-00002.parquet").unlink(),
-         "1 of 2 shards are missing in .*data, the first of them train-00000-of-00002.parquet"),
+         "1 of 2 shards are missing in .*data, the first is train-00000-of-00002.parquet"),
         (lambda data: cut(data / "train-00001-of-00002.parquet"),
-         "train-00001-of-00002.parquet is no whole parquet file"),
+         "train-00001-of-00002.parquet is not a whole parquet file"),
         (lambda data: spoil(data / "validation-00000-of-00002.parquet"),
-         "the shards of .*data cannot be copied"),
+         "cannot copy the shards of .*data"),
         (lambda data: (data / "train-00000-of-00002.parquet").write_bytes(b""),
-         "train-00000-of-00002.parquet is no whole parquet file"),
+         "train-00000-of-00002.parquet is not a whole parquet file"),
         (lambda data: [path.unlink() for path in data.glob("val*")],
-         "has no validation-\\*.parquet; pass the folder that holds"),
+         "lacks validation-\\*.parquet; pass the folder that holds"),
     ],
 )  # fmt: skip
-def test_shards_that_are_not_whole(shards, change, message):
+def test_incomplete_shards_are_rejected(shards, change, message):
     change(shards / "data")
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         module(ImageParquetDataModule, shards)
@@ -146,9 +146,9 @@ def test_shards_that_are_not_whole(shards, change, message):
 @pytest.mark.parametrize(
     ("labels", "names", "message"),
     [
-        ([0, -1], None, "must hold numbers of classes from 0 on; found a label -1"),
+        ([0, -1], None, "must hold class numbers from 0 on; found a label -1"),
         ([-1, -1], CLASSES, "found a label -1"),
-        (["cat", "dog"], None, "must hold numbers of classes from 0 on; found object"),
+        (["cat", "dog"], None, "must hold class numbers from 0 on; found object"),
         ([0.0, 1.5], None, "'label' must be an integer in row 1, got 1.5"),
         (
             [0, 9],
@@ -158,23 +158,23 @@ def test_shards_that_are_not_whole(shards, change, message):
         ([0.0, float("nan")], None, "'label' must be an integer in row 1, got nan"),
     ],
 )
-def test_labels_that_are_none(folders, tmp_path, labels, names, message):
+def test_invalid_labels_are_rejected(folders, tmp_path, labels, names, message):
     write_parquet(folders, tmp_path / "bad", names, labels=labels)
     with pytest.raises(ValueError, match=message):
         module(ImageParquetDataModule, tmp_path / "bad")
 
 
-def test_classes_without_images_are_said(folders, tmp_path):
+def test_classes_without_images_are_logged(folders, tmp_path):
     write_parquet(folders, tmp_path / "few", [*CLASSES, "owl"], labels=[0, 1])
-    with pytest.warns(UserWarning, match="no training images of fox, owl"):
+    with pytest.warns(UserWarning, match="lacks training images of fox, owl"):
         data = module(ImageParquetDataModule, tmp_path / "few")
     assert data.class_names == (*CLASSES, "owl")
 
 
-def test_labels_of_validation_alone_are_refused(tmp_path):
+def test_labels_missing_in_training_are_rejected(tmp_path):
     labels = {"train": np.array([0, 1, 2]), "val": np.array([0, 3])}
     with pytest.raises(ValueError, match=r"x: validation has .* training lacks: 3; name them$"):
-        refuse_unlisted(Path("x"), labels, "name them")
+        check_listed(Path("x"), labels, "name them")
 
 
 def test_labels_may_be_floats(folders, tmp_path):
@@ -185,18 +185,20 @@ def test_labels_may_be_floats(folders, tmp_path):
     assert labels.tolist() == [1, 0] * (len(labels) // 2) + [1] * (len(labels) % 2)
 
 
-def test_an_image_that_is_none(folders, tmp_path):
+def test_invalid_images_are_rejected(folders, tmp_path):
     (folders / "val" / "cat" / "0.JPEG").write_bytes(b"x")
     write_parquet(folders, tmp_path / "shards", CLASSES)
     data = module(ImageParquetDataModule, tmp_path / "shards")
-    with pytest.raises(ValueError, match=r"validation-00000-of-00002.parquet, row 0 is no image"):
+    with pytest.raises(
+        ValueError, match=r"validation-00000-of-00002.parquet, row 0 is not an image"
+    ):
         data.dataset("val")[0, 0]
     with pytest.raises(ValueError, match=r"3 classes but data.num_classes is 1000"):
         module(ImageParquetDataModule, tmp_path / "shards", num_classes=1000)
 
 
 def test_a_share_has_the_images_of_class_folders(tmp_path, caplog):
-    """Names and images as Hugging Face has them, and their order as it may be."""
+    """Names and images as on Hugging Face, in a different order."""
     synsets = ("n01440764", "n01443537")
     for split in ("train", "val"):
         for synset in synsets:
@@ -227,19 +229,17 @@ def test_a_share_has_the_images_of_class_folders(tmp_path, caplog):
             data = module(ImageParquetDataModule, root, train_share=0.5)
         train = data.dataset("train").dataset
         assert len(train) == 6
-        assert ("have no file names: not the same images as of class folders" in caplog.text) != (
-            named
-        )
+        assert ("lack file names; class folders would give other images" in caplog.text) != (named)
         if named:
             assert {file_name(name) for name in (train.file_names()[i] for i in train.rows)} == (
                 expected
             )
-            assert "such as n01440764_10.JPEG: the same as of class folders" in caplog.text
+            assert "such as n01440764_10.JPEG, as class folders" in caplog.text
         assert data.dataset("train").describe(0).endswith(f"row {train.rows[0]}")
 
 
-def _written(root, column, meta=None):
-    """Shards whose image column is given, with metadata as datasets writes them."""
+def write_shards(root, column, meta=None):
+    """Write shards with a given image column and datasets' metadata."""
     root.mkdir(parents=True)
     for split in ("train", "validation"):
         table = pa.table({"image": column, "label": pa.array([0, 1])})
@@ -260,9 +260,9 @@ METADATA = [
 
 
 @pytest.mark.parametrize("meta", METADATA)
-def test_metadata_of_other_types(tmp_path, meta):
+def test_other_metadata_types_are_rejected(tmp_path, meta):
     pixels = pa.array([{"bytes": b"x", "path": "a"}] * 2)
-    root = _written(tmp_path / "shards", pixels, meta)
+    root = write_shards(tmp_path / "shards", pixels, meta)
     with pytest.raises(ValueError, match=str(root)) as caught:
         module(ImageParquetDataModule, root)
     assert "\n" not in str(caught.value)
@@ -275,12 +275,12 @@ def test_metadata_of_other_types(tmp_path, meta):
         ({"bytes": b"x", "path": 3}, "'path' in the column 'image' must hold string values"),
     ],
 )
-def test_images_of_other_types(tmp_path, row, message):
+def test_other_image_types_are_rejected(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
-        module(ImageParquetDataModule, _written(tmp_path / "shards", pa.array([row] * 2)))
+        module(ImageParquetDataModule, write_shards(tmp_path / "shards", pa.array([row] * 2)))
 
 
-def test_a_label_that_no_set_has(folders, tmp_path):
+def test_huge_labels_are_rejected(folders, tmp_path):
     write_parquet(folders, tmp_path / "huge", labels=[0, 10**12])
-    with pytest.raises(ValueError, match=r"holds the label 1000000000000, and 1,000,000 classes"):
+    with pytest.raises(ValueError, match=r"the label 1000000000000; at most 1,000,000 classes"):
         module(ImageParquetDataModule, tmp_path / "huge")

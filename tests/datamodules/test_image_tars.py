@@ -1,4 +1,4 @@
-"""Tar files give what class folders give, in any order and in any process."""
+"""Tar files equal class folders, in any order and process."""
 
 import io
 import json
@@ -13,10 +13,10 @@ from PIL import Image
 from datamodules import ImageFolderDataModule, ImageTarsDataModule
 from datamodules.images import tar_shards
 from datamodules.images.robustness_sets import SYNSETS
-from datamodules.images.tar_index import members, read
+from datamodules.images.tar_index import list_members, read_member
 from datamodules.images.tar_shards import KEY
 
-CLASSES = ("10", "2", "cat")  # timm alone would put 2 before 10
+CLASSES = ("10", "2", "cat")  # timm alone sorts 2 before 10
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def by_class(folders, target, split):
 
 
 def nested(folders, target, split):
-    """As ImageNet's own archive: a tar file of tar files of the classes."""
+    """Like ImageNet's own archive: a tar file of one tar file per class."""
     by_class(folders, target, split)
     with tarfile.open(target / f"{split}.tar", "w") as tar:
         for path in sorted((target / split).iterdir()):
@@ -104,17 +104,17 @@ def test_processes_do_not_share_files(folders, tmp_path):
     expected = [batch["image"] for batch in alone.train_dataloader()]
     data = module(ImageTarsDataModule, tmp_path, num_workers=2)
     dataset = data.dataset("train")
-    dataset[0, 0], dataset[0, 5]  # files are open before the loader's processes begin
+    dataset[0, 0], dataset[0, 5]  # opens files before the loader's processes start
     found = [batch["image"] for batch in data.train_dataloader()]
     assert len(found) == len(expected) == 4
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert dataset[0, 3]["sample_id"] == 3
 
 
-def test_what_is_refused(folders, tmp_path):
+def test_invalid_archives_are_rejected(folders, tmp_path):
     with pytest.raises(ValueError, match=r"data=imagenet_tar data.root="):
         module(ImageTarsDataModule, None)
-    with pytest.raises(FileNotFoundError, match="no tar files of train; it needs"):
+    with pytest.raises(FileNotFoundError, match="lacks plain tar files of train; it needs"):
         module(ImageTarsDataModule, folders)
     target = tmp_path / "tars"
     target.mkdir()
@@ -132,7 +132,7 @@ def test_what_is_refused(folders, tmp_path):
     rewrite("dog/0.png", b"x")
     with pytest.raises(ValueError, match="classes that training lacks: dog"):
         module(ImageTarsDataModule, target)
-    for content, message in ((b"x", "is no image"), (b"", "is empty")):
+    for content, message in ((b"x", "is not an image"), (b"", "is empty")):
         rewrite("cat/0.png", content)
         data = module(ImageTarsDataModule, target)
         with pytest.raises(ValueError, match=rf"val.tar/cat/0.png {message}"):
@@ -142,14 +142,14 @@ def test_what_is_refused(folders, tmp_path):
     with pytest.raises(ValueError, match=r"cat/0.png is truncated or damaged"):
         module(ImageTarsDataModule, target).dataset("val")[0, 0]
     rewrite("readme.txt", b"x")
-    with pytest.raises(ValueError, match="no images in its tar files"):
+    with pytest.raises(ValueError, match="its tar files of val lack images"):
         module(ImageTarsDataModule, target)
     (target / "val.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(ValueError, match="a tar file is damaged"):
         module(ImageTarsDataModule, target)
 
 
-def test_label_maps_are_of_class_folders(folders, tmp_path):
+def test_label_maps_need_class_folders(folders, tmp_path):
     for split in ("train", "val"):
         in_one(folders, tmp_path, split)
     data = module(ImageTarsDataModule, tmp_path, token_labels=str(tmp_path))
@@ -158,7 +158,7 @@ def test_label_maps_are_of_class_folders(folders, tmp_path):
 
 
 def pack(file, content):
-    """A tar file of these members: text, json's objects, or images by their number."""
+    """Write a tar file of these members: text, json objects, or images by number."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
         for name, value in content.items():
@@ -181,7 +181,7 @@ def encoded(name, value):
 
 
 def shard(labels, start=0, ending="jpg"):
-    """Samples of WebDataset; an image's red is ten times its label."""
+    """Write samples of WebDataset; an image's red is ten times its label."""
     content = {}
     for number, label in enumerate(labels, start):
         content |= {f"{number:06d}.{ending}": 10 * label, f"{number:06d}.cls": f"{label}\n"}
@@ -189,7 +189,7 @@ def shard(labels, start=0, ending="jpg"):
 
 
 def webdataset(root, **more):
-    """Two numbered shards to train and one to validate, of the classes 0 to 11."""
+    """Write two numbered shards to train and one to validate, of classes 0 to 11."""
     pack(root / "train/train-000000.tar", shard(range(6)))
     pack(root / "train/train-000001.tar", shard(range(6, 12)))
     pack(root / "val/val-000000.tar", shard(range(12), ending="png"))
@@ -199,13 +199,13 @@ def webdataset(root, **more):
 
 
 def labels_by_red(data, split):
-    """The label of each image, by what its red says that it should be."""
+    """Return each image's label and the label that its red encodes."""
     dataset = data.dataset(split)
     images = dataset.dataset
     reds = []
     for index in range(len(dataset)):
         offset, size = images.places[index].tolist()
-        content = read(images.archives[images.archive[index]], offset, size)
+        content = read_member(images.archives[images.archive[index]], offset, size)
         reds.append(round(Image.open(io.BytesIO(content)).getpixel((0, 0))[0] / 10))
     return dict(zip(reds, [int(dataset[0, i]["label"]) for i in range(len(dataset))], strict=True))
 
@@ -242,18 +242,20 @@ def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
         })  # fmt: skip
     with caplog.at_level("INFO"):
         assert module(ImageTarsDataModule, tmp_path).class_names == ("a", "b")
-    assert "have .json members (label, text); data.label_key=<field> takes" in caplog.text
+    assert (
+        "have .json members (label, text); pass data.label_key=<field> to use those" in caplog.text
+    )
     (tmp_path / "classnames.txt").write_text("cat\ndog\nfox\n")
     data = module(ImageTarsDataModule, tmp_path, label_key="label")
     assert data.class_names == ("cat", "dog", "fox")
     assert data.dataset("train").dataset.labels.tolist() == [0, 1, 2, 1]
-    with pytest.raises(ValueError, match="no field 'class'; it has: label, text"):
+    with pytest.raises(ValueError, match="lacks the field 'class'; it has: label, text"):
         module(ImageTarsDataModule, tmp_path, label_key="class")
     (tmp_path / "classnames.txt").write_text("cat\nfox\nowl\n")
     with pytest.raises(ValueError, match=r"3\.jpg has the label 'dog'; classnames\.txt lists 3 cl"):
         module(ImageTarsDataModule, tmp_path, label_key="label")
     pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": 0, "text": "x"}})
-    with pytest.raises(ValueError, match=r"name the field .* data\.label_key=.* has: label, text"):
+    with pytest.raises(ValueError, match=r"pass data\.label_key=.* one of: label, text"):
         module(ImageTarsDataModule, tmp_path)
     pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": True}})
     with pytest.raises(
@@ -271,19 +273,19 @@ def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
         ({"0.json": {"a.b": "0"}, "1.json": {"a.b": "+1"}}, "a.b"),
     ],
 )
-def test_whole_numbers_and_fields_of_fields_are_labels(content, key, tmp_path):
+def test_integers_and_nested_fields_are_labels(content, key, tmp_path):
     for split in ("train", "val"):
         pack(tmp_path / split / "000000.TAR", {"0.jpg": 0, "1.jpg": 10} | content)
     data = module(ImageTarsDataModule, tmp_path, label_key=key)
     assert data.dataset("train").dataset.labels.tolist() == [0, 1]
 
 
-def test_fields_of_a_field_are_named(tmp_path):
+def test_nested_fields_are_named(tmp_path):
     for split in ("train", "val"):
         pack(tmp_path / split / "0.tar", {"0.jpg": 0, "0.json": {"a": {"b": 0, "c": 1}}})
     with pytest.raises(ValueError, match=r"data\.label_key=a\.<field> with one of: b, c"):
         module(ImageTarsDataModule, tmp_path, label_key="a")
-    with pytest.raises(ValueError, match=r"no field 'a\.d'; it has: b, c"):
+    with pytest.raises(ValueError, match=r"lacks the field 'a\.d'; it has: b, c"):
         module(ImageTarsDataModule, tmp_path, label_key="a.d")
 
 
@@ -292,7 +294,7 @@ def test_compressed_shards_are_named(name, tmp_path):
     packed = tmp_path / name.format("train")
     packed.parent.mkdir(exist_ok=True)
     packed.write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"only compressed ones \(.*\): unpack them"):
+    with pytest.raises(FileNotFoundError, match=r"and has compressed ones \(.*\): unpack them"):
         module(ImageTarsDataModule, tmp_path)
     pack(packed.with_name("train-1.tar"), OK)
     with pytest.raises(ValueError, match=r"plain and compressed tar files of train \(.*\); unpack"):
@@ -311,12 +313,12 @@ OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"2.jpg": 1}, r"sample '2': it has no \.cls member \(\.jpg\); write one, or pass data"),
-        ({"2.cls": "1"}, r"sample '2': it has no image \(\.cls\)"),
-        ({"2.heic": "x", "2.cls": "1"}, r"sample '2': it has no image \(\.heic, \.cls\)"),
+        ({"2.jpg": 1}, r"sample '2': it lacks a \.cls member \(\.jpg\); write one, or pass data"),
+        ({"2.cls": "1"}, r"sample '2': it lacks an image \(\.cls\)"),
+        ({"2.heic": "x", "2.cls": "1"}, r"sample '2': it lacks an image \(\.heic, \.cls\)"),
         ({"2.jpg": 1, "2.png": 1, "2.cls": "1"}, r"several images \(\.jpg, \.png, \.cls\)"),
         ({"a.2.jpg": 1, "a.2.cls": "1"}, r"keys end at the first dot of a file name"),
-        ({"2.jpg": 1, "2.cls.txt": "1"}, r"no \.cls member \(\.jpg, \.cls\.txt\)"),
+        ({"2.jpg": 1, "2.cls.txt": "1"}, r"lacks a \.cls member \(\.jpg, \.cls\.txt\)"),
         ({"2.jpg": 1, "2.JPG": 1, "2.cls": "1"}, r"sample '2' has 2 members \.jpg; keep one"),
         ({"2.jpg": 1, "2.cls": ""}, r"its \.cls must hold the number of a class; got b''"),
         ({"2.jpg": 1, "2.cls": b"\xff\xfe1"}, r"its \.cls must hold the number of a class"),
@@ -326,7 +328,7 @@ OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
         ({"2.jpg": 1, "2.cls": "9"}, r"labels go up to 9, but training has only 3 of them; list"),
     ],
 )  # fmt: skip
-def test_samples_that_are_not_webdatasets_are_refused(content, message, tmp_path):
+def test_broken_samples_are_rejected(content, message, tmp_path):
     pack(tmp_path / "train/000000.tar", OK | content)
     pack(tmp_path / "val/000000.tar", OK)
     with pytest.raises(ValueError, match=message):
@@ -334,20 +336,20 @@ def test_samples_that_are_not_webdatasets_are_refused(content, message, tmp_path
 
 
 @pytest.mark.parametrize("names", ["a\nb", "a\nb\n\nc", "a\nb\nb", ""])
-def test_lists_of_names_that_do_not_fit_are_refused(names, tmp_path):
+def test_wrong_lists_of_names_are_rejected(names, tmp_path):
     for split in ("train", "val"):
         pack(tmp_path / split / "000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
     (tmp_path / "classnames.txt").write_text(names)
-    with pytest.raises(ValueError, match=r"classnames\.txt (lists 2|must have one name per class)"):
+    with pytest.raises(ValueError, match=r"classnames\.txt (lists 2|must have one name per line)"):
         module(ImageTarsDataModule, tmp_path)
 
 
-def test_gaps_and_labels_of_validation_alone_are_said(tmp_path):
+def test_gaps_and_labels_missing_in_training_are_reported(tmp_path):
     pack(tmp_path / "train/000000.tar", OK | {"2.jpg": 30, "2.cls": "3"})
     pack(tmp_path / "val/000000.tar", OK)
-    with pytest.warns(UserWarning, match="no training images of 2") as warned:
+    with pytest.warns(UserWarning, match="lacks training images of 2") as warned:
         data = module(ImageTarsDataModule, tmp_path)
-    assert any("no validation images of 2, 3" in str(one.message) for one in warned)
+    assert any("lacks validation images of 2, 3" in str(one.message) for one in warned)
     assert data.class_names == ("0", "1", "2", "3")
     pack(tmp_path / "val/000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
     with pytest.raises(ValueError, match="validation has labels that training lacks: 2; list all"):
@@ -367,8 +369,8 @@ def test_gaps_and_labels_of_validation_alone_are_said(tmp_path):
         ("train/chunk0.tar", "val/chunk0.tar"),
     ],
 )
-def test_neither_layout_is_refused(train, val, tmp_path):
-    """Numbered shards of images alone: their names are no classes."""
+def test_unlabelled_shards_are_rejected(train, val, tmp_path):
+    """Numbered shards of images: their names are not classes."""
     for file in (train, val):
         pack(tmp_path / file, {"0.jpg": 1, "1.jpg": 2})
         other = file.replace("00000.tar", "00001.tar").replace("00.tar", "01.tar")
@@ -394,14 +396,14 @@ def test_layouts_are_not_mixed(tmp_path):
     with pytest.raises(ValueError, match="has images without a class"):
         module(ImageTarsDataModule, tmp_path)
     pack(tmp_path / "validation/000000.tar", OK)
-    with pytest.raises(ValueError, match="tar files of val and of validation, both"):
+    with pytest.raises(ValueError, match="tar files of val and of validation, all"):
         module(ImageTarsDataModule, tmp_path)
 
 
-def test_missing_shards_are_said(tmp_path):
+def test_missing_shards_are_reported(tmp_path):
     webdataset(tmp_path)
     pack(tmp_path / "train/train-000004.tar", shard(range(3)))
-    with pytest.warns(UserWarning, match=r"between others: train-000002\.tar, train-000003\.tar"):
+    with pytest.warns(UserWarning, match=r"in its numbering: train-000002\.tar, train-000003\.tar"):
         module(ImageTarsDataModule, tmp_path)
 
 
@@ -420,7 +422,7 @@ def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
     assert all(torch.isfinite(batch["image"]).all() for batch in data.val_dataloader())
 
 
-def test_tar_files_that_lose_members_are_refused(folders, tmp_path):
+def test_damaged_tar_files_are_rejected(folders, tmp_path):
     for split in ("train", "val"):
         in_one(folders, tmp_path, split)
     whole = (tmp_path / "train.tar").read_bytes()
@@ -428,10 +430,10 @@ def test_tar_files_that_lose_members_are_refused(folders, tmp_path):
     damaged = bytearray(whole)
     damaged[second[1] : second[1] + 100] = b"x" * 100
     for content, message in (
-        (bytes(damaged), "more follows after its end"),  # tarfile stops there in silence
-        (whole[: second[3]], "ends without a mark of its end"),
+        (bytes(damaged), "data follow its end mark"),  # tarfile stops there silently
+        (whole[: second[3]], "its end mark is missing"),
         (whole[: second[3] - 512], "damaged"),
-        (whole + whole, "more follows after its end"),
+        (whole + whole, "data follow its end mark"),
         (b"\x1f\x8b" + whole, "is compressed; unpack it"),
     ):
         (tmp_path / "train.tar").write_bytes(content)
@@ -439,7 +441,7 @@ def test_tar_files_that_lose_members_are_refused(folders, tmp_path):
             module(ImageTarsDataModule, tmp_path)
 
 
-def test_hard_links_stand_for_their_file(tmp_path):
+def test_hard_links_yield_their_target(tmp_path):
     file = tmp_path / "x.tar"
     with tarfile.open(file, "w") as tar:
         member = tarfile.TarInfo("a.jpg")
@@ -448,12 +450,12 @@ def test_hard_links_stand_for_their_file(tmp_path):
         link = tarfile.TarInfo("b.jpg")
         link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
         tar.addfile(link)
-    assert [(m.name, read(str(file), m.offset, m.size)) for m in members(file)] == [
+    assert [(m.name, read_member(str(file), m.offset, m.size)) for m in list_members(file)] == [
         ("a.jpg", b"abc"), ("b.jpg", b"abc"),
     ]  # fmt: skip
 
 
-def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
+def test_the_index_of_a_large_file_is_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
     root = webdataset(tmp_path / "data")
@@ -466,7 +468,7 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"archive": 3}', '{"archive": "x", "names": ["a"]}'])
-def test_a_damaged_index_is_made_again(text, tmp_path, monkeypatch):
+def test_a_damaged_index_is_rebuilt(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
     webdataset(tmp_path / "data")
@@ -480,7 +482,7 @@ def test_a_damaged_index_is_made_again(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "d.e/a.b.jpg", "d/a", "a.tar.gz", "x/y/z.cls"])
-def test_keys_are_webdatasets(name):
+def test_keys_equal_webdatasets(name):
     """Source: webdataset/tariterators.py, base_plus_ext."""
     theirs = re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", name)
     ours = KEY.fullmatch(name)

@@ -41,7 +41,7 @@ def test_labels_follow_the_category_ids(root):
     assert len(list(data.train_dataloader())) == 2
 
 
-def test_ids_may_be_floats_and_shared_images_are_said(root):
+def test_ids_may_be_floats_and_shared_images_are_logged(root):
     def floats(content):
         for kind in ("images", "categories", "annotations"):
             for one in content[kind]:
@@ -60,10 +60,10 @@ def test_ids_may_be_floats_and_shared_images_are_said(root):
         lambda c: c["images"][0].update(file_name=files["train"]["images"][3]["file_name"]),
     )
     (line,) = module(root).notices({})
-    assert line.startswith("1 of 6 validation images are training images, too")
+    assert line.startswith("1 of 6 validation images are also training images")
 
 
-def test_names_that_are_not_unique_give_way_to_ids(root):
+def test_ids_replace_duplicate_names(root):
     def same(content):
         for category in content["categories"]:
             category["name"] = "hidden"
@@ -73,7 +73,7 @@ def test_names_that_are_not_unique_give_way_to_ids(root):
     assert module(root).class_names == ("2", "7", "10")
 
 
-def test_wrong_files_are_refused(root):
+def test_wrong_files_are_rejected(root):
     with pytest.raises(ValueError, match=r"3 categories but data.num_classes is 1010"):
         module(root, num_classes=1010)
     good = (root / "val2019.json").read_text()
@@ -82,12 +82,12 @@ def test_wrong_files_are_refused(root):
         module(root)
     (root / "val2019.json").write_text(good)
     for edit, message in (
-        (lambda c: c.pop("annotations"), "has no list 'annotations'; iNaturalist's files need"),
+        (lambda c: c.pop("annotations"), "lacks the list 'annotations'; iNaturalist's files need"),
         (lambda c: c["annotations"].pop(), "one annotation of a known category: 1071"),
         (lambda c: c["annotations"].append(c["annotations"][0]), "some have two"),
         (lambda c: c["annotations"][0].update(category_id=3), "known category: 1020"),
         (lambda c: c["categories"][0].update(name="Aves strix"), "have different categories"),
-        (lambda c: c["images"][0].update(file_name="../x.jpg"), "outside of its folder"),
+        (lambda c: c["images"][0].update(file_name="../x.jpg"), "outside its folder"),
         (lambda c: c["images"][0].update(file_name="train_val2019/x.jpg"),
          "1 images of the json file do not exist: train_val2019/x.jpg"),
     ):  # fmt: skip
@@ -100,8 +100,8 @@ def test_wrong_files_are_refused(root):
         (lambda c: c["categories"][2].update(id=7.5), r"categories\[2\]: id must .* got 7\.5$"),
         (lambda c: c["annotations"][3].update(image_id=True), r"\[3\]: image_id must .* True$"),
         (lambda c: c["annotations"][0].update(category_id="2"), r'\[0\]: category_id .* got "2"$'),
-        (lambda c: c["images"].append(c["images"][0]), "duplicates among the ids of images: 1020"),
-        (lambda c: c["categories"].append(c["categories"][0]), "the ids of categories: 2"),
+        (lambda c: c["images"].append(c["images"][0]), "duplicate ids of images: 1020"),
+        (lambda c: c["categories"].append(c["categories"][0]), "duplicate ids of categories: 2"),
         (lambda c: c["images"][1].update(file_name=f"./{c['images'][0]['file_name']}"),
          r"under two image ids: \./train_val2019/Some/2/1020\.jpg \(ids 1020 and 1021\)"),
     ):  # fmt: skip
@@ -110,5 +110,5 @@ def test_wrong_files_are_refused(root):
             module(root)
         (root / "val2019.json").write_text(good)
     (root / "train2019.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no file .*train2019\.json"):
+    with pytest.raises(FileNotFoundError, match=r"train2019\.json does not exist"):
         module(root)

@@ -1,4 +1,4 @@
-"""What would take all memory or never end is refused before it is begun."""
+"""Inputs that would fill the memory or never end are rejected early."""
 
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,23 @@ from datamodules import (
 from datamodules.dense.bgr import load_bgr
 from datamodules.dense.coco import CocoDataModule
 from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
-from datamodules.files import decode, images_at, list_folders, list_images, refuse_system_folder
+from datamodules.files.decoding import decode
+from datamodules.files.folders import find_images, list_folders, list_images, reject_system_folder
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from datamodules.images.transforms import BoundedResize
 from datamodules.loading import memory
-from datamodules.loading.memory import in_bytes, machine_memory, refuse_larger
+from datamodules.loading.memory import check_fits_memory, format_bytes, machine_memory
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """A machine of 4 GB."""
+    """Return a machine of 4 GB."""
     monkeypatch.setattr(memory, "machine_memory", lambda: 4 * 10**9)
 
 
-def test_sizes_in_words(monkeypatch, tmp_path):
-    found = [in_bytes(size) for size in (0, 999, 1000, 25_340_000_000, 3.22e14, 10**18)]
+def test_formatted_sizes(monkeypatch, tmp_path):
+    found = [format_bytes(size) for size in (0, 999, 1000, 25_340_000_000, 3.22e14, 10**18)]
     assert found == ["0 bytes", "999 bytes", "1.0 KB", "25.3 GB", "322 TB", "1,000 PB"]
     total = machine_memory()
     assert total > 10**8
@@ -46,12 +47,12 @@ def test_sizes_in_words(monkeypatch, tmp_path):
     machine_memory.cache_clear()
 
 
-def test_what_is_larger_than_memory_is_refused(small):
-    refuse_larger("a batch", 4 * 10**9, "lower it")
+def test_sizes_above_memory_are_rejected(small):
+    check_fits_memory("a batch", 4 * 10**9, "lower it")
     with pytest.raises(
-        ValueError, match=r"^a batch takes 5\.0 TB, and this machine has 4\.0 GB .*; lower it$"
+        ValueError, match=r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
     ):
-        refuse_larger("a batch", 5 * 10**12, "lower it")
+        check_fits_memory("a batch", 5 * 10**12, "lower it")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_what_is_larger_than_memory_is_refused(small):
         (SegmentationFolderDataModule, {"test_scales": [1.0, 50.0]}, "25,600x102,400"),
     ],
 )
-def test_batches_larger_than_memory(small, kind, options, message):
+def test_batches_above_memory_are_rejected(small, kind, options, message):
     with pytest.raises(ValueError, match=f"a batch of .*{message}"):
         kind("/data", **options)
     kind("/data", batch_size=2)
@@ -81,22 +82,22 @@ def test_batches_larger_than_memory(small, kind, options, message):
         (SampleTransfer, {"train_per_class": 10**7}),
     ],
 )
-def test_sample_data_have_a_size(kind, options):
-    with pytest.raises(ValueError, match=r"sample pictures of .* and 10\.0 GB are the most"):
+def test_sample_data_are_limited(kind, options):
+    with pytest.raises(ValueError, match=r"sample images of .* at most 10\.0 GB are allowed"):
         kind(**options)
 
 
 @pytest.mark.parametrize("place", ["/", "/proc", "/proc/self/fd", "/proc/1/task", "/sys/class"])
-def test_folders_of_the_system(place, tmp_path):
+def test_system_folders_are_rejected(place, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(place)
-    for call in (refuse_system_folder, list_images, list_folders, images_at):
+    for call in (reject_system_folder, list_images, list_folders, find_images):
         for folder in (Path(place), link):
             with pytest.raises(ValueError, match=f"{folder} is a folder of the operating system"):
                 call(folder)
     with pytest.raises(ValueError, match="is a folder of the operating system"):
         SampleClassification(place).prepare_data()
-    refuse_system_folder(tmp_path)
+    reject_system_folder(tmp_path)
 
 
 def test_links_into_the_system_are_not_followed(tmp_path):
@@ -118,14 +119,14 @@ def torchvisions(size, crop):
 @pytest.mark.parametrize(
     "size", [(300, 200), (200, 301), (1, 1), (500, 3), (3, 2001), (300, 1), (1, 400)]
 )
-def test_other_images_than_thin_ones_are_resized_as_by_torchvision(size):
+def test_ordinary_images_are_resized_like_torchvision(size):
     made = PaperAugmentation().eval(224)
     ours, theirs = transforms.Compose(made.transforms[:2]), torchvisions(248, 224)
     assert ours(noise(*size)).tobytes() == theirs(noise(*size)).tobytes()
 
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 20_000), (30_000, 9), (1_999, 301)])
-def test_of_thin_images_only_the_crop_is_made(size, monkeypatch):
+def test_thin_images_compute_only_the_crop(size, monkeypatch):
     crop = (28, 20)
     expected = np.asarray(torchvisions(32, crop)(noise(*size)), np.int64)
     monkeypatch.setattr("datamodules.images.transforms.MAX_PIXELS", 5_000)
@@ -141,11 +142,11 @@ READERS = [decode, read_header, read_pixels, partial(load_bgr, upright=True)]
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_large_images_are_refused_by_their_headers(tmp_path, read, monkeypatch):
+def test_large_images_are_rejected_by_their_headers(tmp_path, read, monkeypatch):
     path = tmp_path / "large.png"
     Image.new("L", (20_000, 20_000)).save(path, compress_level=1)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("it is decoded"))
-    for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages lift Pillow's limit
+    for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages raise Pillow's limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(ValueError, match=rf"{path} has more than 178,956,970 pixels"):
             read(path)

@@ -1,4 +1,4 @@
-"""Masks of all kinds of files: the labels are the numbers, or the colours, that a file stores."""
+"""Masks in all file formats: labels are the stored numbers or colours."""
 
 import struct
 import zlib
@@ -10,11 +10,11 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataModule
-from datamodules.files import load_rgb
-from datamodules.files.headers import check_header
+from datamodules.files.decoding import load_rgb
+from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from tasks.engine.drawing import label_map, open_upright
-from tests.segmentation_sets import SIZE, folder, ready, said, truths, voc
+from tests.segmentation_sets import SIZE, folder, logged_lines, ready, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte
 GREY, RGB, PALETTE, GREY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6
@@ -26,14 +26,14 @@ BITS = (b"sBIT", b"\x01")
 
 
 def packed(row, depth):
-    """Samples of a row in bytes, the highest bits first."""
+    """Return samples of a row as bytes, highest bits first."""
     bits = "".join(f"{int(value):0{depth}b}" for value in np.ravel(row))
     bits += "0" * (-len(bits) % 8)
     return int(bits, 2).to_bytes(len(bits) // 8, "big")
 
 
 def png(path, values, depth, kind=GREY, *, interlaced=False, chunks=()):
-    """Write a PNG by its specification; Pillow's writer has no grey of 2 and 4 bits."""
+    """Write a PNG by its specification; Pillow's writer lacks grey of 2 and 4 bits."""
     values = np.asarray(values)
     lines = [
         b"\0" + packed(row, depth)
@@ -105,7 +105,7 @@ def test_values_of_a_tiff_are_its_labels(tmp_path, bits, photometric, order):
     assert np.array_equal(read_pixels(tmp_path / "m.tif"), labels(bits))
 
 
-def test_alpha_that_hides_nothing_is_dropped(tmp_path):
+def test_opaque_alpha_is_dropped(tmp_path):
     grey = np.stack([labels(8), np.full((HEIGHT, WIDTH), 255)], -1)
     png(tmp_path / "la.png", grey, 8, GREY_ALPHA)
     assert np.array_equal(read_pixels(tmp_path / "la.png"), labels(8))
@@ -130,7 +130,7 @@ def two_pages(path):
 
 
 def palette_of_four_bits(path):
-    """A BMP of 4 bits with the greys 0 to 15, which Pillow takes for one of 8 bits."""
+    """Write a 4-bit BMP with greys 0 to 15, which Pillow reads as 8-bit."""
     rows = b"".join(packed(row, 4).ljust(8, b"\0") for row in labels(4)[::-1])
     colours = b"".join(bytes([i, i, i, 0]) for i in range(16))
     info = struct.pack("<IiiHHIIiiII", 40, WIDTH, HEIGHT, 1, 4, 0, len(rows), 0, 0, 16, 0)
@@ -149,12 +149,12 @@ UNREADABLE = {
     "has pixels of mode F": lambda p: Image.fromarray(np.ones((9, 9), np.float32)).save(p),
     r"has 16 bits per channel .* save labels as": lambda p: png(p, labels(8, 3), 16, RGB),
     r"has 16 bits per channel and": lambda p: png(p, labels(8, 2), 16, GREY_ALPHA),
-    r"has \d+ pixels that are not opaque": lambda p: png(p, labels(8, 2), 8, GREY_ALPHA),
+    r"has \d+ transparent pixels": lambda p: png(p, labels(8, 2), 8, GREY_ALPHA),
 }
 
 
 @pytest.mark.parametrize("message", UNREADABLE)
-def test_masks_that_could_be_misread_are_refused(tmp_path, message):
+def test_ambiguous_masks_are_rejected(tmp_path, message):
     path = tmp_path / ("m.tif" if {"pages", "F"} & {*message.split()} else "m.png")
     UNREADABLE[message](path)
     with pytest.raises(ValueError, match=rf"{path.name} {message}"):
@@ -162,7 +162,7 @@ def test_masks_that_could_be_misread_are_refused(tmp_path, message):
 
 
 def masks(root, write, suffix="png"):
-    """Replace the masks of a folder set, one after the other."""
+    """Replace the masks of a folder dataset, one after the other."""
     for number, path in enumerate(sorted(root.glob("masks/*/*.png"))):
         path.unlink()
         write(path.with_suffix(f".{suffix}"), number)
@@ -184,11 +184,11 @@ def test_labels_beyond_8_bits_are_named(tmp_path, order):
     data = ready(SegmentationFolderDataModule, tmp_path)
     assert {int(found.max()) for found in truths(data).values()} == {2}
     tiff(tmp_path / "masks/val/1.tif", np.full(SIZE, 256), 16, order)  # its low byte is a label
-    with pytest.raises(ValueError, match=r"1\.tif holds labels \[256\], but 3 classes are lab"):
+    with pytest.raises(ValueError, match=r"1\.tif has labels \[256\], but 3 classes are lab"):
         data.check_files()
     png(tmp_path / "masks/val/1.png", np.full(SIZE, 65535), 16)
     (tmp_path / "masks/val/1.tif").unlink()
-    with pytest.raises(ValueError, match=r"1\.png holds labels \[65535\]"):
+    with pytest.raises(ValueError, match=r"1\.png has labels \[65535\]"):
         ready(SegmentationFolderDataModule, tmp_path).check_files()
 
 
@@ -234,7 +234,7 @@ COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]])
 
 
 def coloured(root, palette=COLOURS, **options):
-    """Masks whose colours are the labels 0, 1, 2 and, white, what does not count."""
+    """Write masks with colours for labels 0, 1, 2 and white for ignored pixels."""
     truth = np.random.default_rng(3).choice([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], SIZE)
     masks(folder(root), lambda path, _: png(path, palette[truth], 8, RGB))
     given = {"colors": palette[:3].tolist(), "ignored_colors": palette[3:].tolist()}
@@ -258,7 +258,7 @@ def test_predicted_label_maps_are_read_back(tmp_path):
     written = label_map(truth.astype(np.uint8), data.category_ids, data.metainfo["palette"])
     for path in sorted(tmp_path.glob("masks/*/*.png")):
         written.save(path)
-    for again in (options, {}):  # by the colours, and by the numbers
+    for again in (options, {}):  # by colours and by numbers
         for found in truths(ready(SegmentationFolderDataModule, tmp_path, **again)).values():
             assert np.array_equal(found, truth)
 
@@ -270,7 +270,7 @@ def test_masks_in_colours_name_the_option(tmp_path):
     typed = "data.colors=[[0,0,0],[128,0,0],[0,128,0]] data.ignored_colors=[[255,255,255]]"
     assert f"pass {typed} in the order of the 3 classes" in str(caught.value)
     png(tmp_path / "masks/val/1.png", np.full((*SIZE, 3), (9, 8, 7)), 8, RGB)
-    with pytest.raises(ValueError, match=r"1\.png holds 1 colour that .* lack: \[\[9,8,7\]\]$"):
+    with pytest.raises(ValueError, match=r"1\.png has 1 colour that .* lack: \[\[9,8,7\]\]$"):
         ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
     png(tmp_path / "masks/val/1.png", np.zeros(SIZE), 16)
     with pytest.raises(ValueError, match=r"1\.png has grey values of uint16, but data\.colors"):
@@ -282,7 +282,7 @@ def test_smoothed_colours_are_too_many(tmp_path):
     noise = np.random.default_rng(0).integers(0, 9, (*SIZE, 3))
     noise[:20] = COLOURS[1]
     png(tmp_path / "masks/val/0.png", noise, 8, RGB)
-    message = r"data\.colors=\[.*\[128,0,0\].*\] in the .*; so many come of JPEG or smoothed edges"
+    message = r"data\.colors=\[.*\[128,0,0\].*\] in the .*; so many colours come from JPEG"
     with pytest.raises(ValueError, match=message) as caught:
         ready(SegmentationFolderDataModule, tmp_path)
     assert "ignored_colors" not in str(caught.value)
@@ -297,11 +297,11 @@ def test_smoothed_colours_are_too_many(tmp_path):
         ({"colors": [[0, 0, 1], [0, 0, 300]]}, r"data\.colors\[1\] must be red, .*\[0, 0, 300\]"),
         ({"colors": [[0, 0, 0.5]]}, r"data\.colors\[0\]\[2\] must be an integer, got 0\.5"),
         ({"colors": ["#000"]}, r'data\.colors\[0\] must be red, .*, got "#000"'),
-        ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors is for masks in colours"),
+        ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors needs masks in colours"),
         ({"values": [1, 2, 3]}, r"pass data\.colors and data\.ignored_colors alone"),
     ],
 )
-def test_wrong_colours_are_refused(tmp_path, options, message):
+def test_wrong_colours_are_rejected(tmp_path, options, message):
     _, given = coloured(tmp_path)
     given = given if "values" in options else {}
     with pytest.raises(ValueError, match=message):
@@ -311,9 +311,12 @@ def test_wrong_colours_are_refused(tmp_path, options, message):
 def test_other_labels_name_the_option(tmp_path):
     masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
     for options, message in (
-        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; if .*, pass data\.values with one"),
+        (
+            {},
+            r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values",
+        ),
         ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
-        ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; masks of 1 bit hold 0 and 1"),
+        ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; 1-bit masks have 0 and 1"),
     ):
         with pytest.raises(ValueError, match=message):
             ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
@@ -325,21 +328,19 @@ def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
     data = ready(SegmentationFolderDataModule, tmp_path)
     for found in truths(data).values():
         assert np.array_equal(found, values)
-    (line,) = said(data, caplog)
+    (line,) = logged_lines(data, caplog)
     example = tmp_path / "masks/train/0.png"
-    assert line == (
-        f"Read as grey values: masks in RGB whose channels are equal, such as {example}"
-    )
+    assert line == (f"Read as grey values: RGB masks with three equal channels, such as {example}")
 
 
-def save_turned(pixels, path, orientation):
+def save_rotated(pixels, path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(pixels.astype(np.uint8)).save(path, exif=exif)
 
 
-def of_turned(root, orientation, *, size=SIZE, suffix="png"):
-    """A set whose first image of validation has an orientation, and labels that show."""
+def make_rotated(root, orientation, *, size=SIZE, suffix="png"):
+    """Write a dataset with an orientation in its first validation image and visible labels."""
     folder(root)
     shown = np.zeros((*size, 3))
     shown[: size[0] // 4, : size[1] // 3] = 200
@@ -347,34 +348,35 @@ def of_turned(root, orientation, *, size=SIZE, suffix="png"):
     stored = np.rot90(shown, 2) if orientation == 3 else stored
     place = root / f"images/val/0.{suffix}"
     (root / "images/val/0.tif").unlink()
-    save_turned(stored, place, orientation)
+    save_rotated(stored, place, orientation)
     png(root / "masks/val/0.png", shown[..., 0] // 200, 2)
     return shown
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "tif"])
 @pytest.mark.parametrize(("orientation", "size"), [(3, SIZE), (6, SIZE), (8, SIZE), (6, (40, 40))])
-def test_turned_images_and_their_masks(tmp_path, caplog, orientation, size, suffix):
-    shown = of_turned(tmp_path, orientation, size=size, suffix=suffix)
+def test_rotated_images_and_their_masks(tmp_path, caplog, orientation, size, suffix):
+    shown = make_rotated(tmp_path, orientation, size=size, suffix=suffix)
     image = tmp_path / f"images/val/0.{suffix}"
-    assert check_header(image, upright=True) == shown.shape[1::-1]
+    assert read_header(image, upright=True)[:2] == shown.shape[1::-1]
     assert np.abs(np.asarray(load_rgb(image, upright=True)) - shown).max() < 30
     assert np.abs(np.asarray(open_upright(image).convert("RGB")) - shown).max() < 30
     data = ready(SegmentationFolderDataModule, tmp_path, scale=size[::-1])
     (first, *_) = data.val_dataloader()
     pixels, sample = first["inputs"][0], first["data_samples"][0]
     assert ((pixels[0] > 100) == (sample.gt_sem_seg.data[0] == 1)).all()
-    (line, *_) = [line for line in said(data, caplog) if "EXIF" in line]
+    (line, *_) = [line for line in logged_lines(data, caplog) if "EXIF" in line]
     assert line.startswith(
-        f"1 of 4 images are turned by their EXIF data, and their masks are not ({image})"
+        f"1 of 4 images are rotated by their EXIF data, but their masks are stored upright "
+        f"({image})"
     )
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
-def test_turned_tiffs_of_one_channel(tmp_path, orientation):
-    """Pillow scrambles them where it is given their names."""
-    save_turned(labels(8), tmp_path / "x.png", orientation)
-    save_turned(labels(8), tmp_path / "x.tif", orientation)
+def test_rotated_tiffs_of_one_channel(tmp_path, orientation):
+    """Pillow scrambles them when given their names."""
+    save_rotated(labels(8), tmp_path / "x.png", orientation)
+    save_rotated(labels(8), tmp_path / "x.tif", orientation)
     readers = (lambda path: load_rgb(path, upright=True).convert("L"), open_upright, read_pixels)
     names = ("x.png", "x.tif")
     (expected, *found) = [np.asarray(read(tmp_path / name)) for read in readers for name in names]
@@ -382,19 +384,19 @@ def test_turned_tiffs_of_one_channel(tmp_path, orientation):
 
 
 @pytest.mark.parametrize("size", [SIZE, (40, 40)])
-def test_masks_are_turned_as_their_own_exif_data_say(tmp_path, caplog, size):
-    shown = of_turned(tmp_path, 6, size=size)
-    save_turned(np.rot90(shown[..., 0] // 200), tmp_path / "masks/val/0.png", 6)
+def test_masks_are_rotated_by_their_own_exif_data(tmp_path, caplog, size):
+    shown = make_rotated(tmp_path, 6, size=size)
+    save_rotated(np.rot90(shown[..., 0] // 200), tmp_path / "masks/val/0.png", 6)
     data = ready(SegmentationFolderDataModule, tmp_path)
     found = truths(data)[str(tmp_path / "images/val/0.png")]
     assert np.array_equal(found, shown[..., 0] // 200)
-    assert not [line for line in said(data, caplog) if "EXIF" in line]
+    assert not [line for line in logged_lines(data, caplog) if "EXIF" in line]
 
 
-def test_masks_of_the_pixels_as_stored_are_refused(tmp_path):
-    shown = of_turned(tmp_path, 6)
+def test_masks_of_unrotated_pixels_are_rejected(tmp_path):
+    shown = make_rotated(tmp_path, 6)
     png(tmp_path / "masks/val/0.png", np.rot90(shown[..., 0] // 200), 2)
     data = ready(SegmentationFolderDataModule, tmp_path)
     for read in (data.check_files, lambda: list(data.val_dataloader())):
-        with pytest.raises(ValueError, match=r"turned by its EXIF data: .*exiftool -Orientation="):
+        with pytest.raises(ValueError, match=r"rotated by its EXIF data: .*exiftool -Orientation="):
             read()

@@ -1,4 +1,4 @@
-"""Names of files and classes as other systems write them: encodings, accents, backslashes."""
+"""Names of files and classes from other systems: encodings, accents, backslashes."""
 
 import json
 import tarfile
@@ -32,7 +32,7 @@ def classes(root, names, count=4):
             Image.new("RGB", (8, 8), (place, number, 9)).save(root / name / f"{number}.png")
 
 
-def opened(kind, root, **options):
+def decoded_images(kind, root, **options):
     data = kind(root, image_size=32, batch_size=2, num_workers=0, **options)
     data.setup()
     for split in ("train", "val"):
@@ -43,24 +43,24 @@ def opened(kind, root, **options):
 def test_class_folders_of_two_systems(tmp_path):
     classes(tmp_path / "train", ["café", "zèbre", "dog"])
     classes(tmp_path / "val", [nfd("zèbre"), nfd("café"), "dog"])
-    data = opened(ImageFolderDataModule, tmp_path)
+    data = decoded_images(ImageFolderDataModule, tmp_path)
     assert data.class_names == ("café", "dog", "zèbre")
     labels = [data.dataset("val").dataset.labels[index] for index in range(12)]
     assert labels == [0] * 4 + [1] * 4 + [2] * 4
     check_classes({"class_names": [nfd("café"), "dog", "zèbre"]}, data.class_names, "last.ckpt")
 
 
-def test_one_class_in_two_spellings_is_refused(tmp_path):
+def test_one_class_in_two_spellings_is_rejected(tmp_path):
     classes(tmp_path, ["café", nfd("café"), "dog"])
     with pytest.raises(ValueError, match=r"two folders of the same name.*: café; move all"):
-        opened(ClassFoldersDataModule, tmp_path)
+        decoded_images(ClassFoldersDataModule, tmp_path)
 
 
 def test_the_drawn_images_do_not_depend_on_accents(tmp_path):
     for form, name in (("a", "café"), ("b", nfd("café"))):
         classes(tmp_path / form, [name, "dog"], 20)
     drawn = [
-        opened(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
+        decoded_images(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
         for form in "ab"
     ]
     plain = [[name.decode().rpartition("/")[2] for name in names] for names in drawn]
@@ -72,7 +72,7 @@ def test_tar_files_of_two_systems(tmp_path):
         classes(tmp_path / "images" / split, [name, "dog"])
         with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
             tar.add(tmp_path / "images" / split, ".")
-    assert opened(ImageTarsDataModule, tmp_path).class_names == ("café", "dog")
+    assert decoded_images(ImageTarsDataModule, tmp_path).class_names == ("café", "dog")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
@@ -144,5 +144,5 @@ def test_inaturalist_files_of_other_systems(tmp_path, encoding):
         for image in content["images"]:
             image["file_name"] = ".\\" + image["file_name"].replace("/", "\\")
         file.write_bytes(json.dumps(content).encode(encoding))
-    data = opened(INaturalist2019DataModule, tmp_path, num_classes=None)
+    data = decoded_images(INaturalist2019DataModule, tmp_path, num_classes=None)
     assert len(data.dataset("train")) == 6

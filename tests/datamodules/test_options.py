@@ -5,7 +5,7 @@ import yaml
 
 from tests.runs import CONFIGS
 
-# What says where a set's files are, or how a sample is made.
+# Options that locate a dataset's files or generate samples.
 OF_FOLDERS = {"num_classes", "train_share", "class_order", "token_labels", "token_boxes"}
 SPLIT = {"val_share", "split_seed", "val_split"}
 SHARDS = {"cache_dir", "image_column", "label_column", "label_key"}

@@ -1,4 +1,4 @@
-"""ImageNet's robustness sets on disk: classes, columns, and what makes one incomplete."""
+"""ImageNet's robustness datasets on disk: classes, columns and completeness."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 
 from datamodules import LightAugmentation, PaperAugmentation, RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.images.robustness_sets import SYNSETS, subset_of
+from datamodules.images.robustness_sets import SYNSETS, subset_classes
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 
 DIGITS = ("eight", "five", "one")
@@ -22,7 +22,7 @@ def module(root, *sets, **options):
 def test_classes_are_the_published_ones():
     assert len(SYNSETS) == 1000
     assert list(SYNSETS) == sorted(SYNSETS)
-    a, r = set(subset_of("imagenet_a")), set(subset_of("imagenet_r"))
+    a, r = set(subset_classes("imagenet_a")), set(subset_classes("imagenet_r"))
     assert (len(a), len(r), len(a & r)) == (200, 200, 86)
 
 
@@ -32,16 +32,16 @@ def test_labels_and_columns_of_200_classes(tmp_path, name):
     data = module(tmp_path / "set", name)
     (part,) = data.parts
     assert data.class_names == SYNSETS
-    assert part.columns == part.labels == subset_of(name)
+    assert part.columns == part.labels == subset_classes(name)
     assert [file.split("/")[0] for file in part.files] == [SYNSETS[i] for i in part.labels]
     assert data.dataset("val")[0, 3]["label"] == part.labels[3]
-    with pytest.raises(ValueError, match=r"200 images instead of (7,500|30,000); restore it"):
+    with pytest.raises(ValueError, match=r"200 images instead of (7,500|30,000); restore them"):
         module(tmp_path / "set", name, published_counts=True)
     shutil.rmtree(tmp_path / "set" / SYNSETS[part.labels[5]])
     with pytest.raises(ValueError, match=rf"no images of 1 classes: {SYNSETS[part.labels[5]]}"):
         module(tmp_path / "set", name)
     write_classes(tmp_path / "set", ["n00000000"])
-    with pytest.raises(ValueError, match=r"none of the 200 classes of .*: n00000000"):
+    with pytest.raises(ValueError, match=r"not among the 200 classes of .*: n00000000"):
         module(tmp_path / "set", name)
 
 
@@ -53,7 +53,7 @@ def test_v2_is_read_by_number(tmp_path):
     assert part.files[10].startswith("10/")
     assert not part.columns
     (tmp_path / "1000").mkdir()
-    with pytest.raises(ValueError, match=r"none of ImageNetV2's, which are called 0 to 999: 1000"):
+    with pytest.raises(ValueError, match=r"other than ImageNetV2's 0 to 999: 1000"):
         module(tmp_path, "imagenet_v2")
 
 
@@ -76,7 +76,7 @@ def test_c_has_75_parts(tmp_path, grouped, caplog):
     assert set(names.values()) == {16}
 
 
-def test_c_that_lacks_something(tmp_path):
+def test_incomplete_c(tmp_path):
     write_c(tmp_path, DIGITS)
     shutil.rmtree(tmp_path / "fog/3")
     data = module(tmp_path, "imagenet_c")
@@ -85,7 +85,7 @@ def test_c_that_lacks_something(tmp_path):
     (tmp_path / "snow/1/one/0.JPEG").unlink()
     lacks = module(tmp_path, "imagenet_c").found["imagenet_c"].lacks
     assert lacks == ("no imagenet_c/fog/3", "imagenet_c/snow/1 has 2 images instead of 3")
-    with pytest.raises(ValueError, match=r"holds no <kind>/<severity>/<class>/"):
+    with pytest.raises(ValueError, match=r"lacks <kind>/<severity>/<class>/"):
         module(tmp_path / "fog", "imagenet_c")
 
 
@@ -99,7 +99,7 @@ def test_c_of_imagenet_counts_its_images(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_sets_that_are_there(tmp_path, caplog):
+def test_all_existing_sets(tmp_path, caplog):
     write_subset(tmp_path / "imagenet-a", "imagenet_a")
     write_subset(tmp_path / "far", "imagenet_r")
     write_classes(tmp_path / "imagenet/val", SYNSETS)
@@ -114,15 +114,15 @@ def test_all_sets_that_are_there(tmp_path, caplog):
     assert data.absent == ("imagenet_c", "imagenet_v2")
     assert "imagenet_sketch is incomplete: no images of 997 classes" in caplog.text
     clean = data.parts[3]
-    assert clean.labels == clean.columns == subset_of("imagenet_a")
+    assert clean.labels == clean.columns == subset_classes("imagenet_a")
     assert clean.files[0] == f"{SYNSETS[clean.labels[0]]}/0.JPEG"
     assert data.sizes() == {"imagenet": 1000, "imagenet_a": 200, "imagenet_r": 200}
 
 
-def test_what_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds none of the sets: no folder imagenet or"):
+def test_wrong_folders_are_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must hold one of the folders imagenet or"):
         module(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"data.roots.imagenet_a=/absent is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"data.roots.imagenet_a=/absent is not a folder"):
         module(tmp_path, roots={"imagenet_a": "/absent"})
     with pytest.raises(ValueError, match="name sets of imagenet, imagenet_c"):
         module(tmp_path, "imagenet_z")
@@ -138,7 +138,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_preprocessing(tmp_path):
-    """The crop is the sets' own; ImageNet-C's files go in as they are."""
+    """The crop is the datasets' own; ImageNet-C's files stay as stored."""
     write_c(tmp_path / "imagenet-c", SYNSETS[:2])
     write_subset(tmp_path / "imagenet-a", "imagenet_a")
 

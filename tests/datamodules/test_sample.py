@@ -1,4 +1,4 @@
-"""The generated sets: the same bytes again, splits that share nothing, truth on the digits."""
+"""The generated datasets: reproducible bytes, disjoint splits, correct annotations."""
 
 import hashlib
 import json
@@ -15,10 +15,11 @@ from PIL import Image
 
 from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
 from datamodules.files.cache import sample_folder
+from datamodules.layouts.outlines import run_lengths
 from datamodules.sample import datamodules as sample_module
-from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, material
-from datamodules.sample.outline_shapes import bounding_box, encode_mask, run_lengths
-from datamodules.sample.scenes import scenes, semantic_mask
+from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, load_material
+from datamodules.sample.outline_shapes import bounding_box, encode_mask
+from datamodules.sample.scenes import generate_scenes, semantic_mask
 
 SMALL = {
     SampleClassification: {"train_copies": 2, "val_copies": 1, "digits_per_class": 6},
@@ -60,7 +61,7 @@ def test_same_seed_same_bytes(kind, cache, tmp_path):
 
 
 def test_splits_share_nothing():
-    train, val = material("train"), material("val")
+    train, val = load_material("train"), load_material("val")
     assert len(train.digits) == 1400
     assert len(val.digits) == 397
     shared = {digit.tobytes() for digit in train.digits} & {digit.tobytes() for digit in val.digits}
@@ -93,7 +94,7 @@ def test_real_datamodules_read_them(kind, names, cache):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_datasets_travel_to_spawned_processes(kind, cache):
+def test_datasets_pickle_to_spawned_processes(kind, cache):
     if kind in DENSE:
         pytest.importorskip("mmdet")
         pytest.importorskip("mmseg")
@@ -105,7 +106,7 @@ def test_datasets_travel_to_spawned_processes(kind, cache):
         assert set(copy[(0, 1)]) == set(data.dataset(split)[(0, 1)])
 
 
-@pytest.mark.slow  # test_architecture reads the same off the imports
+@pytest.mark.slow  # test_architecture checks the same from the imports
 def test_importing_the_datamodules_loads_no_toolkit():
     code = "import sys, datamodules; print({'mmcv', 'mmdet', 'mmengine', 'mmseg'} & {*sys.modules})"
     loaded = subprocess.run(
@@ -114,7 +115,7 @@ def test_importing_the_datamodules_loads_no_toolkit():
     assert loaded.stdout.strip() == "set()"
 
 
-def test_toolkits_are_asked_for_late(cache, monkeypatch):
+def test_toolkits_are_imported_late(cache, monkeypatch):
     for kind, package in ((SampleDetection, "mmdet"), (SampleSegmentation, "mmseg")):
         monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
         with pytest.raises(ImportError, match=rf"needs {package}.*`make install`"):
@@ -125,7 +126,7 @@ def test_defaults(monkeypatch, tmp_path):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
     data = SampleClassification(digits_per_class=2, train_copies=1)
     notes = []
-    monkeypatch.setattr(sample_module, "say", notes.append)
+    monkeypatch.setattr(sample_module, "log", notes.append)
     data.setup()
     data.setup()
     assert data.root.parent == tmp_path
@@ -178,7 +179,7 @@ def test_concurrent_generation_happens_once(tmp_path):
 
 def test_digits_contrast_with_their_background():
     luma = np.array([0.299, 0.587, 0.114])
-    for scene in scenes("val", 20, 128, 0):
+    for scene in generate_scenes("val", 20, 128, 0):
         pixels = np.asarray(scene.image, dtype=float) @ luma / 255
         for mask in scene.masks:
             left, top, width, height = bounding_box(mask)
@@ -197,7 +198,7 @@ def test_colours_stand_out():
 
 def test_digit_alpha_is_tight():
     rng = np.random.default_rng(0)
-    for digit in material("train").digits[:50]:
+    for digit in load_material("train").digits[:50]:
         alpha = digit_alpha(rng, digit, 40)
         assert alpha.shape[0] == 40
         assert alpha.max() == 1
@@ -207,7 +208,7 @@ def test_digit_alpha_is_tight():
 
 def test_scenes_hold_separate_digits_of_several_sizes():
     heights = []
-    for scene in scenes("train", 30, 160, 0):
+    for scene in generate_scenes("train", 30, 160, 0):
         assert 1 <= len(scene.labels) == len(scene.masks) <= 8
         assert scene.masks.sum(axis=0).max() == 1
         heights += [bounding_box(mask)[3] for mask in scene.masks]
@@ -216,7 +217,7 @@ def test_scenes_hold_separate_digits_of_several_sizes():
 
 
 def test_a_longer_set_starts_with_the_shorter_one():
-    short, long = list(scenes("val", 2, 96, 3)), list(scenes("val", 4, 96, 3))
+    short, long = list(generate_scenes("val", 2, 96, 3)), list(generate_scenes("val", 4, 96, 3))
     assert short[1].image.tobytes() == long[1].image.tobytes()
 
 
@@ -230,7 +231,7 @@ def test_annotations_are_the_visible_pixels(cache):
     assert kinds == {list, dict}
     api = coco.COCO(str(file))
     entries = iter(annotations)
-    for scene in scenes("train", 6, 128, 0):
+    for scene in generate_scenes("train", 6, 128, 0):
         for mask, label in zip(scene.masks, scene.labels, strict=True):
             entry = next(entries)
             assert np.array_equal(api.annToMask(entry).astype(bool), mask)
@@ -245,7 +246,7 @@ def test_masks_are_encoded_exactly():
     rng = np.random.default_rng(0)
     for share in (0.1, 0.3, 0.5, 0.9, 1.0):
         mask = rng.random((12, 9)) < share
-        for encoded in (encode_mask(mask), {"size": [12, 9], "counts": run_lengths(mask)}):
+        for encoded in (encode_mask(mask), run_lengths(mask)):
             runs = mask_api.frPyObjects(encoded, 12, 9)
             decoded = mask_api.decode(mask_api.merge(runs) if isinstance(runs, list) else runs)
             assert np.array_equal(decoded.astype(bool), mask)
@@ -259,7 +260,7 @@ def test_masks_are_encoded_exactly():
 def test_semantic_masks(cache):
     data = small(SampleSegmentation, cache)
     data.prepare_data()
-    for index, scene in enumerate(scenes("train", 6, 128, 0), start=1):
+    for index, scene in enumerate(generate_scenes("train", 6, 128, 0), start=1):
         name = f"ADE_train_{index:08d}"
         mask = Image.open(data.root / "annotations/training" / f"{name}.png")
         labels = np.asarray(mask)
@@ -273,18 +274,18 @@ def test_semantic_masks(cache):
         assert not (digit[:, 1:] & photo[:, :-1]).any()
 
 
-def test_detection_batches_hold_the_truth(cache):
+def test_detection_batches_match_the_annotations(cache):
     pytest.importorskip("mmdet")
     data = small(SampleDetection, cache)
     data.setup()
     batch = next(iter(data.val_dataloader()))
-    scene = next(scenes("val", 1, 128, 0))
+    scene = next(generate_scenes("val", 1, 128, 0))
     truth = batch["data_samples"][0].gt_instances
     assert truth.labels.tolist() == list(scene.labels)
     assert np.array_equal(truth.masks.masks.astype(bool), scene.masks)
 
 
-def test_classes_are_what_is_shown(cache):
+def test_classes_match_the_images(cache):
     data = small(SampleClassification, cache, augmentation=None, image_size=32)
     data.setup()
     assert len(data.dataset("train")) == 120
@@ -292,7 +293,7 @@ def test_classes_are_what_is_shown(cache):
     assert len(val) == 60
     for i in range(60):
         number = int(val.describe(i).rsplit("/")[-1].split("_")[0])
-        assert val[(0, i)]["label"] == material("val").labels[number]
+        assert val[(0, i)]["label"] == load_material("val").labels[number]
 
 
 def test_transfer_classes_are_balanced(cache):

@@ -1,4 +1,4 @@
-"""Order, shares and randomness of samples."""
+"""Order, shares and random numbers of samples."""
 
 import random
 
@@ -8,11 +8,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from datamodules.base import BaseDataModule
+from datamodules.images.base import ImageDataModule
 from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
 
 
 class Noise:
-    """Samples that consist of what the global generators give."""
+    """Samples made of the global generators' numbers."""
 
     def __len__(self):
         return 11
@@ -25,7 +26,6 @@ class Noise:
 
 class NoiseModule(BaseDataModule):
     def build(self):
-        self.class_names = ("noise",)
         data = self.seeded(torch.utils.data.Subset(Noise(), range(10)), lambda i: f"noise{i}.jpg")
         return {"train": data, "val": data}
 
@@ -59,14 +59,14 @@ def test_epoch_sampler_orders():
     assert [index for _, index in first] != [index for _, index in second]
 
 
-def test_an_order_that_is_fixed_is_that_of_the_first_epoch():
+def test_fixed_order_repeats_the_first_epoch():
     sampler = EpochSampler(20, 3, fixed=True)
     epochs = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
         epochs.append(list(sampler))
     assert [index for _, index in epochs[0]] == [index for _, index in epochs[2]]
-    assert {epoch for epoch, _ in epochs[2]} == {2}  # augmentation is another one
+    assert {epoch for epoch, _ in epochs[2]} == {2}  # augmentation differs
     assert epochs[0] == list(EpochSampler(20, 3))
 
 
@@ -80,7 +80,7 @@ def test_epoch_sampler_offset_counts_once():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_repeats_come_in_a_row_on_as_many_ranks_and_differ(world_size):
+def test_repeats_are_spread_over_ranks_and_differ(world_size):
     samplers = [
         EpochSampler(12, 5, repeats=3, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -90,7 +90,7 @@ def test_repeats_come_in_a_row_on_as_many_ranks_and_differ(world_size):
     order = [key for turn in zip(*shares, strict=True) for key in turn]
     once = [index for _, index in EpochSampler(12, 5)]
     assert [index for _, index in order] == [index for index in once[:4] for _ in range(3)]
-    assert len(set(order)) == 12  # no two with the same random numbers
+    assert len(set(order)) == 12  # all with different random numbers
     samplers[0].set_epoch(1)
     assert not {number for number, _ in samplers[0]} & {number for number, _ in order}
     samplers[0].set_epoch(0)
@@ -100,7 +100,7 @@ def test_repeats_come_in_a_row_on_as_many_ranks_and_differ(world_size):
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_keys_are_those_of_the_formula(repeats):
-    """Repetition r of epoch e is number e * repeats + r, so that no number comes twice."""
+    """Repetition r of epoch e has the unique number e * repeats + r."""
     sampler, numbers = EpochSampler(12, 5, repeats=repeats), []
     for epoch in range(6):
         sampler.set_epoch(epoch)
@@ -119,7 +119,7 @@ def test_eval_sampler_sees_each_sample_once(world_size):
     assert sum(len(share) for share in shares) == 10
 
 
-def test_a_rank_beyond_the_samples_gets_one_to_keep_step():
+def test_surplus_ranks_get_one_sample():
     assert [list(EvalSampler(2, rank=rank, world_size=4)) for rank in range(4)] == [
         [(0, 0)], [(0, 1)], [(0, 0)], [(0, 0)],
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_samples_depend_on_key_only():
     assert SeededDataset(Noise(), 8, str)[(0, 4)].tolist() != fourth
 
 
-def test_global_generators_are_left_alone():
+def test_global_generators_are_restored():
     def draw():
         return random.random(), np.random.rand(), torch.rand(()).item()
 
@@ -154,7 +154,7 @@ def test_global_generators_are_left_alone():
     assert draw() == expected
 
 
-def test_a_batch_at_once_is_its_samples():
+def test_a_batch_equals_its_samples():
     data = SeededDataset(Noise(), 0, str)
     keys = [(0, 1), (0, 3), (2, 1), (0, 1)]
     batch = [sample.tolist() for sample in data.__getitems__(keys)]
@@ -228,7 +228,7 @@ def test_misuse_is_explained():
         NoiseModule("unused", batch_size=1, num_workers=-1)
     module = NoiseModule("unused", batch_size=1)
     with pytest.raises(ValueError, match=r"setup\(\)"):
-        module.num_classes  # noqa: B018
+        ImageDataModule("unused", batch_size=1).num_classes  # noqa: B018
     with pytest.raises(ValueError, match=r"setup\(\)"):
         module.train_dataloader()
 

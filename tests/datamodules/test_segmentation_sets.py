@@ -1,4 +1,4 @@
-"""Cityscapes, Pascal VOC and any folder of masks: labels as mmseg's, and a message for faults."""
+"""Cityscapes, Pascal VOC and folders of masks: labels as in mmseg, messages for faults."""
 
 import shutil
 from pathlib import Path
@@ -19,8 +19,8 @@ MAKERS = {
 }
 
 
-def mmsegs(dataset):
-    """What mmseg's own dataset and reader make of the same folder."""
+def read_with_mmseg(dataset):
+    """Return the labels that mmseg's own dataset and reader give for the same folder."""
     from mmseg.datasets.transforms import LoadAnnotations
 
     infos = [dataset.get_data_info(index) for index in range(len(dataset))]
@@ -58,7 +58,7 @@ def test_cityscapes_labels_equal_mmsegs(tmp_path, kinds):
         data_prefix={"img_path": "leftImg8bit/val", "seg_map_path": "gtFine/val"},
         pipeline=[],
     )
-    check_same(truths(data), mmsegs(theirs))
+    check_same(truths(data), read_with_mmseg(theirs))
 
 
 def test_voc_labels_equal_mmsegs(tmp_path):
@@ -67,17 +67,17 @@ def test_voc_labels_equal_mmsegs(tmp_path):
     data = ready(VOCDataModule, voc(tmp_path / "VOCdevkit/VOC2012").parent.parent)
     assert data.class_names[:2] == ("background", "aeroplane")
     names = [data.dataset("train").describe(index)[-5] for index in range(3)]
-    assert names == ["2", "0", "1"]  # as they are listed
+    assert names == ["2", "0", "1"]  # in the list's order
     theirs = PascalVOCDataset(
         data_root=str(tmp_path / "VOCdevkit/VOC2012"),
         ann_file="ImageSets/Segmentation/val.txt",
         data_prefix={"img_path": "JPEGImages", "seg_map_path": "SegmentationClass"},
         pipeline=[],
     )
-    check_same(truths(data), mmsegs(theirs))
+    check_same(truths(data), read_with_mmseg(theirs))
 
 
-def test_folder_with_values_of_its_own(tmp_path):
+def test_folder_with_custom_values(tmp_path):
     folder(tmp_path, values=(10, 20, 30, 40, 255))
     data = ready(SegmentationFolderDataModule, tmp_path, values=[20, 10, 30], ignored=[40])
     for path, labels in truths(data).items():
@@ -108,7 +108,7 @@ def test_missing_folders(kind, tmp_path):
         SegmentationFolderDataModule: "masks/val",
     }[kind]
     shutil.rmtree(root / masks)
-    with pytest.raises(FileNotFoundError, match=rf"^no folder .*{masks}; .* has "):
+    with pytest.raises(FileNotFoundError, match=rf"^folder .*{masks} does not exist; "):
         ready(kind, root)
 
 
@@ -143,7 +143,7 @@ def test_wrong_masks_are_named(kind, tmp_path):
     root = MAKERS[kind](tmp_path)
     path = val_mask(kind, root)
     save(path, np.full(SIZE, 77))
-    with pytest.raises(ValueError, match=rf"{path.name} holds labels \[77\], but {MEANINGS[kind]}"):
+    with pytest.raises(ValueError, match=rf"{path.name} has labels \[77\], but {MEANINGS[kind]}"):
         ready(kind, root).check_files()
     save(path, np.zeros((9, 60)))
     with pytest.raises(ValueError, match=rf"{path.name} is \(9, 60\) \(height, width\), but its"):
@@ -152,13 +152,15 @@ def test_wrong_masks_are_named(kind, tmp_path):
 
 def test_lists_of_voc(tmp_path):
     root = voc(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no list .*trainaug\.txt; pass data\.train_list="):
+    with pytest.raises(
+        FileNotFoundError, match=r"list .*trainaug\.txt does not exist; pass data\.train_list="
+    ):
         ready(VOCDataModule, root, train_list="trainaug")
     (root / "ImageSets/Segmentation/train.txt").write_text("2007_0\n2007_0\n")
     with pytest.raises(ValueError, match=r"lists images twice: 2007_0"):
         ready(VOCDataModule, root)
     (root / "ImageSets/Segmentation/train.txt").write_text("\n")
-    with pytest.raises(ValueError, match="lists no image"):
+    with pytest.raises(ValueError, match="must list images"):
         ready(VOCDataModule, root)
 
 
@@ -173,12 +175,14 @@ def test_classes_of_a_folder(tmp_path):
     with pytest.raises(ValueError, match=r"data\.ignored=\[300\] must be numbers from 0 to 255"):
         module(kind, root, ignored=[300])
     (root / "class_names.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"class_names\.txt; write one name a line"):
+    with pytest.raises(
+        FileNotFoundError, match=r"class_names\.txt does not exist; write one class name per line"
+    ):
         ready(kind, root)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_prediction_needs_no_data(kind):
+def test_prediction_works_without_data(kind):
     data = module(kind, None)
     data.predict_only(("a", "b"))
     assert data.class_names == ("a", "b")

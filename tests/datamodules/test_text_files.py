@@ -13,26 +13,26 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
 
 
 @pytest.fixture
-def said(monkeypatch):
+def logged(monkeypatch):
     lines = []
-    monkeypatch.setattr(text_files, "say", lines.append)
+    monkeypatch.setattr(text_files, "log", lines.append)
     return lines
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_lists_in_any_encoding(tmp_path, said, encoding, end):
+def test_lists_in_any_encoding(tmp_path, logged, encoding, end):
     file = tmp_path / "names.txt"
     file.write_bytes((end.join(NAMES) + end * 2).encode(encoding))
     assert read_lines(file) == NAMES
-    assert len(said) == (encoding == "latin-1")
+    assert len(logged) == (encoding == "latin-1")
 
 
-def test_latin1_is_said_with_its_line(tmp_path, said):
+def test_latin1_is_logged_with_its_line(tmp_path, logged):
     file = tmp_path / "names.txt"
     file.write_bytes(b"cat\n" + b"x" * 50 + b" caf\xe9 \x80\ndog\n")
     assert read_lines(file)[1].endswith("café €")
-    (line,) = said
+    (line,) = logged
     assert str(file) in line
     assert "Latin-1 (line 2: xxxxxxxxxxxxxxxx café €)" in line
 
@@ -44,7 +44,7 @@ def test_names_are_composed_and_lines_end_at_newlines_only(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_json_in_any_encoding(tmp_path, encoding, said):
+def test_json_in_any_encoding(tmp_path, encoding, logged):
     file = tmp_path / "a.json"
     file.write_bytes('{"names": ["café", "cat"]}'.encode(encoding))
     assert read_json(file) == {"names": ["café", "cat"]}
@@ -71,7 +71,7 @@ def test_faults_of_json(tmp_path, content, message):
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_csv(tmp_path, encoding, delimiter, said):
+def test_csv(tmp_path, encoding, delimiter, logged):
     file = tmp_path / "a.csv"
     rows = [["filename", " café"], ['"a ""b"", c"', "1"], ["", ""], ["d", " 0 "]]
     file.write_bytes("\r\n".join(delimiter.join(row) for row in rows).encode(encoding))
@@ -102,7 +102,7 @@ def test_long_fields_of_csv(tmp_path):
     assert len(read_csv(file)[0]["b"]) == 200_000
 
 
-def test_only_plain_files_are_read(tmp_path):
+def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, error in (("pipe", ValueError), ("", ValueError), ("none", FileNotFoundError)):
         with pytest.raises(error, match=str(tmp_path / name)):
@@ -148,7 +148,7 @@ def test_accents_in_names_of_files(tmp_path):
     for given in (NAMES, NFD):
         assert [names.find(f"été/{name}") for name in given] == expected
     assert names.on_disk("été/cafe") == "été/cafe"
-    (tmp_path / folder / NAMES[0]).touch()  # both spellings are there
+    (tmp_path / folder / NAMES[0]).touch()  # both spellings exist
     names = FolderNames(tmp_path)
     assert names.find(f"été/{NAMES[0]}") == f"{folder}/{NAMES[0]}"
     assert names.find(f"été/{NFD[0]}") == f"{folder}/{NFD[0]}"
@@ -160,5 +160,5 @@ def test_accents_in_names_of_files(tmp_path):
 def test_a_yaml_file_of_yolo_without_end_is_named(text, tmp_path):
     file = tmp_path / "data.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"data\.yaml (repeats parts|is not valid YAML)"):
+    with pytest.raises(ValueError, match=r"data\.yaml (has YAML aliases|is not valid YAML)"):
         describe_yaml(file)

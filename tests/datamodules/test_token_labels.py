@@ -1,6 +1,7 @@
-"""Label maps follow their images, and what is wrong with them is said by its file."""
+"""Label maps follow their images, and errors name their file."""
 
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,19 +11,20 @@ from PIL import Image
 from timm.data import auto_augment
 from torchvision.transforms.functional import to_tensor
 
+from datamodules.images import token_labels
 from datamodules.images.class_folders import ClassFoldersDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
-from datamodules.images.token_labels import MOVES, LabelledTransform, moved
+from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
-from heads.place_scores import place_scores
+from heads.dense_logits import dense_logits
 from tools.annotate import main
 
 SIDE, CLASSES = 8, 3
 NEAREST = {"resample": Image.Resampling.NEAREST, "fillcolor": 0}
 
 
-def as_map(image):
-    """The pixels of a grey image as the scores of a label map, and their numbers as its classes."""
+def to_map(image):
+    """Return a label map with a grey image's pixels as scores and their numbers as classes."""
     pixels = torch.from_numpy(np.array(image)).float()
     return torch.stack([pixels, torch.arange(pixels.numel()).view_as(pixels).float()])[:, None]
 
@@ -39,7 +41,7 @@ def test_a_map_moves_as_pillow_moves_the_image(function, values, size):
     image = Image.fromarray(pixels)
     operation = getattr(auto_augment, function)
     expected = np.array(operation(image, values, **NEAREST))
-    got = moved(as_map(image), MOVES[operation](*size, values))[0, 0].numpy()
+    got = move_map(to_map(image), MOVES[operation](*size, values))[0, 0].numpy()
     assert (got == expected).mean() > 0.97  # Pillow rounds its coefficients
 
 
@@ -58,8 +60,8 @@ def shown(seed, transform, image, label_map):
 
 
 @pytest.mark.parametrize("policy", [None, "rand-m9-mstd0.5-inc1"])
-def test_the_box_of_the_moved_map_is_what_the_crop_shows(policy):
-    """Where the image is white at one place, the map's class is there after all changes."""
+def test_the_maps_box_equals_the_crop(policy):
+    """A white spot in the image keeps the map's class after all changes."""
     augmentation = PaperAugmentation(
         auto_augment=policy, color_jitter=0.0, random_erasing=0.0, crop_scale=(0.3, 0.9),
         mean=(0, 0, 0), std=(1, 1, 1),
@@ -86,7 +88,7 @@ def test_the_box_of_the_moved_map_is_what_the_crop_shows(policy):
     assert np.mean(agreements) > 0.93
 
 
-def test_released_boxes_have_rows_and_columns_exchanged():
+def test_released_boxes_swap_rows_and_columns():
     image, label_map = Image.new("RGB", (40, 60)), torch.zeros(2, 5, 6, 6)
     boxes = []
     for kind in ("image", "released"):
@@ -100,7 +102,7 @@ def test_released_boxes_have_rows_and_columns_exchanged():
 @pytest.mark.parametrize(
     "augmentation", [LightAugmentation(), PaperAugmentation(auto_augment="augmix-m5-w4-d2")]
 )
-def test_changes_that_cannot_be_followed_are_refused(augmentation):
+def test_unsupported_augmentations_are_rejected(augmentation):
     with pytest.raises(ValueError, match=r"pass data\.augmentation\._target_=.*PaperAugmentation"):
         LabelledTransform(augmentation, 32, "maps")
 
@@ -151,43 +153,56 @@ def check(made):
     made.check_files()
 
 
-def test_what_is_wrong_with_the_maps_is_said(root, tmp_path):
+def test_wrong_maps_are_rejected(root, tmp_path):
     maps = write_maps(tmp_path / "maps", root)
     (maps / "b" / "1.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"1 label maps are missing in .*: b/1\.pt; make"):
         check(data(root, maps))
     write_maps(maps, root)
     (maps / "a" / "0.pt").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"a/0\.pt is no label map"):
+    with pytest.raises(ValueError, match=r"a/0\.pt is not a label map"):
         check(data(root, maps))
     write_maps(maps, root)
-    for wrong, said in (
+    for wrong, message in (
         (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
         (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
-        (torch.full((2, 2, 6, 6), 4.0), r"names the classes 4 to 4, and the data have 3"),
-        (torch.full((2, 2, 6, 6), torch.nan), "names the classes nan to nan"),
-        (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is no label map: .*float8_e4m3fn"),
-        (torch.empty(2, 2, 6, 6, device="meta"), "is no label map"),
-        (torch.zeros(2, 2, 6, 6).to_sparse(), "is no label map: it must hold one dense"),
-        (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is no label map"),
-        (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is no label"),
-        (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is no label map"),
+        (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
+        (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
+        (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
+        (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
+        (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
+        (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is not a label map"),
+        (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is not a label"),
+        (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is not a label map"),
     ):
         torch.save(wrong, maps / "c" / "1.pt")
         made = data(root, maps)
         made.setup()
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             list(made.train_dataloader())
-    with pytest.raises(FileNotFoundError, match=r"no folder .*none; data\.token_labels="):
+    with pytest.raises(
+        FileNotFoundError, match=r"folder .*none does not exist; data\.token_labels="
+    ):
         check(data(root, tmp_path / "none"))
     gone = data(root, tmp_path / "none")
-    gone.setup()  # an evaluation of the run needs no label maps
+    gone.setup()  # evaluation works without label maps
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4
     with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
         data(root, maps, token_boxes="yx")
 
 
-def test_a_recipe_that_asks_for_maps_is_refused_in_training_alone(root):
+def test_maps_that_unpack_beyond_the_limit_are_rejected(root, tmp_path, monkeypatch):
+    maps = write_maps(tmp_path / "maps", root)
+    monkeypatch.setattr(token_labels, "MOST_BYTES", 10_000)
+    check(data(root, maps))
+    with zipfile.ZipFile(maps / "a/0.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(20_000))
+    assert (maps / "a/0.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
+        check(data(root, maps))
+
+
+def test_recipes_with_required_maps_stop_only_training(root):
     made = data(root, "required")
     made.setup()
     assert next(iter(made.val_dataloader()))["image"].ndim == 4
@@ -197,18 +212,21 @@ def test_a_recipe_that_asks_for_maps_is_refused_in_training_alone(root):
 
 @pytest.fixture
 def small(tmp_path):
-    """Weights of timm's smallest network for the three classes."""
+    """Return weights of timm's smallest network for the three classes."""
     torch.save(
         timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), tmp_path / "s.pth"
     )
     return tmp_path / "s.pth"
 
 
-def test_maps_that_the_command_makes_train(root, small, tmp_path, capsys):
+def test_maps_of_the_command_train(root, small, tmp_path, capsys):
     out = tmp_path / "maps"
     typed = [f"root={root}", f"out={out}", "teacher=test_resnet", f"checkpoint={small}", "top=2"]
     assert main(typed) == 0
-    assert "6 label maps of test_resnet at 160 pixels made, 0 were there" in capsys.readouterr().out
+    assert (
+        "6 label maps of test_resnet at 160 pixels written, 0 existed already"
+        in capsys.readouterr().out
+    )
     label_map = torch.load(out / "b" / "1.pt")
     assert label_map.shape == (2, 2, 5, 5)
     assert label_map.dtype == torch.float16
@@ -218,7 +236,7 @@ def test_maps_that_the_command_makes_train(root, small, tmp_path, capsys):
     own = network.pretrained_cfg
     pixels = to_tensor(image).sub(torch.tensor(own["mean"])[:, None, None])
     pixels = pixels.div(torch.tensor(own["std"])[:, None, None])
-    best = place_scores(network, pixels[None])[0].topk(2, 0)
+    best = dense_logits(network, pixels[None])[0].topk(2, 0)
     torch.testing.assert_close(label_map[0].float(), best.values, rtol=2e-3, atol=2e-3)
     assert torch.equal(label_map[1].long(), best.indices)
     (out / "a" / "0.pt").unlink()
@@ -229,19 +247,19 @@ def test_maps_that_the_command_makes_train(root, small, tmp_path, capsys):
     assert next(iter(made.train_dataloader()))["token_scores"].shape == (4, 2, 5, 5)
 
 
-def test_what_no_maps_are_made_of(root, small, tmp_path, capsys):
-    def said(*typed):
+def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
+    def error_of(*typed):
         assert main([f"out={tmp_path / 'maps'}", *typed]) == 2
         return capsys.readouterr().err
 
     teacher = ("teacher=test_resnet", f"checkpoint={small}")
-    assert "annotate.py: root=FOLDER is missing" in said(*teacher)
-    assert "teacher=NAME is missing" in said(f"root={root}")
-    assert "no folder nowhere; pass root= one" in said("root=nowhere", *teacher)
-    assert "no teacher called 'resnt'" in said(f"root={root}", "teacher=resnt")
-    assert "top=5 is more than the 3 classes" in said(f"root={root}", *teacher)
+    assert "annotate.py: root=FOLDER is missing" in error_of(*teacher)
+    assert "teacher=NAME or checkpoint=<run folder> is missing" in error_of(f"root={root}")
+    assert "folder nowhere does not exist; pass root= one" in error_of("root=nowhere", *teacher)
+    assert "no teacher called 'resnt'" in error_of(f"root={root}", "teacher=resnt")
+    assert "top=5 is more than the 3 classes" in error_of(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
-    assert "has a/0.jpg and a/0.png, whose label maps" in said(f"root={root}", *teacher)
+    assert "has a/0.jpg and a/0.png, whose label maps" in error_of(f"root={root}", *teacher)
     assert not (tmp_path / "maps").exists()
 
 

@@ -1,4 +1,4 @@
-"""Transforms of images for classification: the numbers of torchvision and timm."""
+"""Transforms of images for classification: equal to torchvision's and timm's."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_all_256_values_are_those_of_torchvision():
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4-d2", None])
-def test_the_papers_images_are_timms(image, policy):
+def test_paper_images_equal_timms(image, policy):
     ours = PaperAugmentation(auto_augment=policy, random_erasing=1.0)
     theirs = create_transform(
         32, is_training=True, auto_augment=policy, color_jitter=0.4, re_prob=1.0, re_mode="pixel",
@@ -54,7 +54,7 @@ def test_the_papers_images_are_timms(image, policy):
 
 
 @pytest.mark.parametrize("made", [PaperAugmentation(), LightAugmentation()])
-def test_transforms_are_written_as_torchvision_does(made):
+def test_transforms_print_like_torchvisions(made):
     for transform in (made.train(32), made.eval(32)):
         (written,) = (line for line in repr(transform).splitlines() if "ToNormalised" in line)
         assert written.strip() == f"ToNormalised(mean={[*MEAN]}, std={[*STD]})"

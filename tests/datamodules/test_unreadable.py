@@ -1,4 +1,4 @@
-"""A broken file does not lose the predictions of the others; thin images are refused by name."""
+"""Predictions continue after a broken file; thin images are rejected by name."""
 
 from pathlib import Path
 
@@ -8,19 +8,24 @@ from PIL import Image
 from torch import nn
 
 from datamodules import ClassFoldersDataModule, SegmentationFolderDataModule
-from datamodules.dense.toolkit_data import StrictImage, refuse_thin
-from datamodules.images.corrupted_copies import Copy, write_copy
+from datamodules.dense.toolkit_data import StrictImage, check_not_thin
+from datamodules.images.corrupted_copies import CopyOptions, write_copy
 from datamodules.loading.sampling import Unreadable
-from tasks.engine.prediction import UNREADABLE, Prediction
+from tasks.classification.family import FAMILY
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import UNREADABLE
 
 LONG = "é" * 125 + "x"  # 251 bytes
 
 
-class Names(Prediction):
-    """A task that answers the names of images."""
+class Names(BaseTask):
+    """A task that returns the names of images."""
 
-    ema = None
+    family = FAMILY
     is_spare = False
+
+    def __init__(self):
+        super().__init__(nn.Linear(1, 1))
 
     def describe(self, batch, datamodule):
         return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]
@@ -42,7 +47,7 @@ def module(images, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_others_than_the_broken_images_are_predicted(images, workers):
+def test_intact_images_are_predicted(images, workers):
     data = module(images, batch_size=2, num_workers=workers)
     batches = list(data.predict_dataloader())
     assert [len(batch.get("image", ())) for batch in batches] == [1, 1, 1]
@@ -89,10 +94,10 @@ def test_in_python_a_broken_image_is_an_error(images):
 def test_thin_images(tmp_path, size, scale, fits):
     mmcv = pytest.importorskip("mmcv")
     if fits:
-        refuse_thin("x.png", size, scale)
+        check_not_thin("x.png", size, scale)
     else:
         with pytest.raises(ValueError, match=rf"^x\.png is {size[0]}x{size[1]} pixels, too thin"):
-            refuse_thin("x.png", size, scale)
+            check_not_thin("x.png", size, scale)
     assert fits == (min(mmcv.rescale_size(size, scale)) > 0)
 
 
@@ -116,5 +121,5 @@ def test_names_of_255_bytes_are_copied(images):
     for ending in ("png", "jpg", "bmp"):
         pixels = np.full((8, 8, 3), 99, np.uint8)
         Image.fromarray(pixels).save(images / "root/a" / f"{LONG}.{ending}")
-    assert write_copy(images / "root", images / "out", Copy(("fog",), (1,), 8, 8)) == 3
+    assert write_copy(images / "root", images / "out", CopyOptions(("fog",), (1,), 8, 8)) == 3
     assert len(list((images / "out/fog/1/a").iterdir())) == 3

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 
-from heads.frozen.features import Draw, Features
+from heads.frozen.features import Features, SolveOptions
 from heads.frozen.few_shot import STRENGTHS, FewShot
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.logistic import COARSE, Logistic, best_decade
@@ -15,7 +15,7 @@ from heads.frozen.neighbours import Neighbours, vote
 
 
 def clusters(count, classes=4, dim=6, seed=0, noise=1.0, offset=3.0):
-    """Overlapping clouds, off the origin and of unequal scales."""
+    """Return overlapping clouds, off-centre and with unequal scales."""
     drawn = torch.Generator().manual_seed(100)  # the same clouds for every split
     centres = torch.randn(classes, dim, generator=drawn)
     scales = torch.linspace(0.5, 4, dim)
@@ -33,19 +33,19 @@ def top1(classify, test):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_logistic_regression_ends_where_the_gradient_is_zero(classes):
+def test_logistic_regression_has_zero_gradient(classes):
     """The loss by its formula: C times the sum of cross entropies, plus half the squared weights.
 
-    In scikit-learn's two-class form one logit has all of the weight, whose L2 is another.
+    In scikit-learn's two-class form one logit has all the weight, which changes the L2 term.
     """
     train, test = clusters(200, classes), clusters(100, classes, seed=1)
     c = 0.3
-    solved = Logistic(c=c, max_iter=5000).solve(train, test, classes, Draw())
+    solved = Logistic(c=c, max_iter=5000).solve(train, test, classes, SolveOptions())
     assert solved.metrics["top1_lbfgs"] == pytest.approx(top1(solved.classify, test))
     assert solved.headline["top1"] == "top1_lbfgs"
     assert ("top5_lbfgs" in solved.metrics) is False
     assert solved.metrics["lbfgs_c"] == c
-    # The classifier is affine, so that its weights can be read from what it gives.
+    # The classifier is affine, so its outputs reveal its weights.
     mean, std = train.values.double().mean(0), train.values.double().std(0, correction=0)
     standard = (train.values.double() - mean) / std
     probes = torch.cat([torch.zeros(1, 6), torch.eye(6)]).double() * std + mean
@@ -66,35 +66,35 @@ def test_logistic_regression_ends_where_the_gradient_is_zero(classes):
 def test_the_strength_of_l2_is_found_by_halving():
     asked = []
 
-    def judged(decade):
+    def accuracy_of_decade(decade):
         asked.append(decade)
         return -abs(decade - 1.3)
 
-    assert best_decade(judged) == 1.25
+    assert best_decade(accuracy_of_decade) == 1.25
     assert asked[:7] == list(COARSE)
     assert len(asked) == len(set(asked)) <= 15
-    assert best_decade(lambda decade: 50.0) == -6.0  # of equals the strongest
+    assert best_decade(lambda decade: 50.0) == -6.0  # ties go to the strongest
     assert best_decade(lambda decade: decade) == 6.0
 
 
-def test_the_strength_is_chosen_on_images_that_are_held_out():
-    """With labels that say nothing, the training images alone would ask for none."""
+def test_the_strength_is_chosen_on_held_out_images():
+    """With random labels, the training images alone would choose the weakest regularisation."""
     train = clusters(120)
     drawn = torch.Generator().manual_seed(3)
     noise, order = torch.randn(120, 60, generator=drawn), torch.randperm(120, generator=drawn)
     noisy = Features(torch.cat([train.values, noise], 1), train.labels[order])
     test = Features(torch.randn(40, 66, generator=drawn), torch.arange(40) % 4)
     method = Logistic(held_out=0.3)
-    assert method.solve(noisy, test, 4, Draw()).metrics["lbfgs_c"] < 1
+    assert method.solve(noisy, test, 4, SolveOptions()).metrics["lbfgs_c"] < 1
     clear, other = clusters(120, noise=0.2), clusters(80, seed=5, noise=0.2)
-    found = Logistic().solve(clear, other, 4, Draw()).metrics
+    found = Logistic().solve(clear, other, 4, SolveOptions()).metrics
     assert found["top1_lbfgs"] > 90
-    assert found == Logistic().solve(clear, other, 4, Draw()).metrics
+    assert found == Logistic().solve(clear, other, 4, SolveOptions()).metrics
 
 
 def test_five_best_classes_are_counted():
     train, test = clusters(140, 7, noise=6.0), clusters(70, 7, seed=1, noise=6.0)
-    solved = Logistic(c=1.0).solve(train, test, 7, Draw())
+    solved = Logistic(c=1.0).solve(train, test, 7, SolveOptions())
     best = solved.classify(test.values).topk(5).indices
     among = (best == test.labels[:, None]).any(1).double().mean()
     assert solved.metrics["top5_lbfgs"] == pytest.approx(100 * float(among))
@@ -118,15 +118,17 @@ def test_each_class_holds_out_its_share_but_keeps_an_image(images, share, held_o
 
 def test_a_class_without_training_images_is_never_chosen():
     train, test = clusters(60, 4), clusters(40, 4, seed=1)
-    few = train.part(train.labels != 2)
-    solved = Logistic(c=1.0).solve(few, test, 4, Draw())
+    few = train.select(train.labels != 2)
+    solved = Logistic(c=1.0).solve(few, test, 4, SolveOptions())
     assert 2 not in solved.classify(test.values).argmax(1).tolist()
     assert set(solved.classify(test.values).argmax(1).tolist()) == {0, 1, 3}
 
 
-def test_a_fit_that_did_not_converge_is_said():
-    (remark,) = Logistic(c=1e4, max_iter=2).solve(clusters(60), clusters(40), 4, Draw()).remarks
-    assert "had not converged after 2 iterations" in remark
+def test_an_unconverged_fit_is_reported():
+    (remark,) = (
+        Logistic(c=1e4, max_iter=2).solve(clusters(60), clusters(40), 4, SolveOptions()).remarks
+    )
+    assert "did not converge in 2 iterations" in remark
 
 
 # Neighbours
@@ -134,7 +136,7 @@ def test_a_fit_that_did_not_converge_is_said():
 
 def test_votes_are_those_of_scikit_learn():
     train, test = clusters(150, offset=0.5), clusters(90, seed=1, offset=0.5)
-    solved = Neighbours((3, 20, 50)).solve(train, test, 4, Draw())
+    solved = Neighbours((3, 20, 50)).solve(train, test, 4, SolveOptions())
     for count in (3, 20, 50):
         other = KNeighborsClassifier(
             count, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07)
@@ -158,7 +160,7 @@ def test_a_vote_by_hand():
 
 
 def plain_ridge(values, labels, classes):
-    """Least squares to -1 and 1 with each image left out in turn, by solving it anew."""
+    """Least squares to -1 and 1 by solving once per left-out image."""
     values = (values - values.mean(0)) / values.std(0)
     targets = np.where(np.eye(classes)[labels] > 0, 1.0, -1.0)
 
@@ -183,7 +185,7 @@ def plain_ridge(values, labels, classes):
 @pytest.mark.parametrize("classes", [2, 4])
 def test_least_squares_are_those_of_the_formula(classes):
     train, test = clusters(5 * classes, classes), clusters(80, classes, seed=1)
-    solved = FewShot(shots=(5,), draws=1).solve(train, test, classes, Draw())
+    solved = FewShot(shots=(5,), draws=1).solve(train, test, classes, SolveOptions())
     values = train.values.double().numpy()
     weight, bias = plain_ridge(values, train.labels.numpy(), classes)
     scaled = (test.values.double().numpy() - values.mean(0)) / values.std(0)
@@ -195,37 +197,46 @@ def test_least_squares_are_those_of_the_formula(classes):
 
 def test_draws_are_seeded_and_averaged():
     train, test = clusters(120), clusters(80, seed=1)
-    found = FewShot((1, 5), 4).solve(train, test, 4, Draw(seed=3)).metrics
+    found = FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics
     assert set(found) == {"top1_1shot", "top1_1shot_std", "top1_5shot", "top1_5shot_std"}
-    assert found == FewShot((1, 5), 4).solve(train, test, 4, Draw(seed=3)).metrics
-    assert found != FewShot((1, 5), 4).solve(train, test, 4, Draw(seed=4)).metrics
+    assert found == FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics
+    assert found != FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=4)).metrics
     assert found["top1_1shot_std"] > 0
     assert found["top1_1shot"] < found["top1_5shot"]
-    # The images of one shot do not depend on how many shots are asked for besides.
-    assert FewShot((1,), 4).solve(train, test, 4, Draw(seed=3)).metrics["top1_1shot"] == (
+    # The images of one shot are the same whatever other shots are in use.
+    assert FewShot((1,), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics["top1_1shot"] == (
         pytest.approx(found["top1_1shot"])
     )
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [
-        (lambda t: Neighbours((10, 200)).solve(t, t, 4, Draw()), r"than the 40 training images"),
-        (lambda t: FewShot((1, 11)).solve(t, t, 4, Draw()), r"fewer than 11 training images, cla"),
-        (lambda t: Logistic().solve(t.part(torch.arange(4)), t, 4, Draw()), "head.logistic.c=1"),
+        (
+            lambda t: Neighbours((10, 200)).solve(t, t, 4, SolveOptions()),
+            r"exceeds the 40 training images",
+        ),
+        (
+            lambda t: FewShot((1, 11)).solve(t, t, 4, SolveOptions()),
+            r"fewer than 11 training images, such as cla",
+        ),
+        (
+            lambda t: Logistic().solve(t.select(torch.arange(4)), t, 4, SolveOptions()),
+            "head.logistic.c=1",
+        ),
         (lambda t: Logistic(c=0.0), "above 0 or null"),
-        (lambda t: Logistic(held_out=1.0), "not between 0 and 1"),
+        (lambda t: Logistic(held_out=1.0), "must be between 0 and 1"),
         (lambda t: Logistic(max_iter=0), "at least 1"),
         (lambda t: Neighbours(()), "from 1 on"),
         (lambda t: Neighbours(temperature=0.0), "above 0"),
         (lambda t: FewShot((0,)), "from 1 on"),
         (lambda t: FewShot(draws=0), "at least 1"),
-        (lambda t: FrozenFeatures(torch.nn.Identity(), 4), "evaluates nothing"),
+        (lambda t: FrozenFeatures(torch.nn.Identity(), 4), "needs a method"),
         (lambda t: FrozenFeatures(torch.nn.Identity(), 4, knn={"k": 3}), r"no option head.knn.k"),
     ],
 )
-def test_what_is_refused(method, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_rejected(method, message):
+    with pytest.raises(ValueError, match=message):
         method(clusters(40))
 
 
@@ -236,7 +247,7 @@ def test_a_frozen_backbone_stays_as_it_is():
     assert not any(module.training for module in head.modules())
     assert not any(parameter.requires_grad for parameter in head.parameters())
     train, test = clusters(40), clusters(20, seed=1)
-    metrics, remarks = head.solve(train, test, Draw())
+    metrics, remarks = head.solve(train, test, SolveOptions())
     assert list(metrics) == ["top1", "top1_knn3", "top1_2shot", "top1_2shot_std"]
     assert metrics["top1"] == metrics["top1_knn3"]
     assert remarks == ()

@@ -26,7 +26,7 @@ SMALL = "poolformer_s12_afbo"
 
 @pytest.fixture
 def on_meta(monkeypatch):
-    """No initialisation, which takes means of weights that meta tensors have none of."""
+    """Skip initialisation, which reads values that meta tensors lack."""
     pytest.importorskip("mmengine")
     monkeypatch.setattr("mmengine.model.BaseModule.init_weights", lambda module: None)
     with torch.device("meta"):
@@ -35,7 +35,7 @@ def on_meta(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Scenes of 64 pixels that the model sees at 96, by task."""
+    """Return scenes of 64 pixels, resized to 96, by task."""
 
     @functools.cache
     def make(task):
@@ -54,7 +54,7 @@ def data(tmp_path_factory):
 
 
 def check_trains(head, data, steps=2):
-    """Train a few steps, predict at the original size; the weights that got no gradient."""
+    """Train a few steps and predict; return the weights without gradient."""
     (task,) = head["_tasks_"]
     torch.manual_seed(0)
     source = data(task)
@@ -115,8 +115,8 @@ def test_another_head_of_a_toolkit_is_one_file(text, data):
     assert not check_trains(yaml.safe_load(text), data, steps=1)
 
 
-def test_what_a_head_changes_stays_as_it_was_given():
-    """So that the same configuration builds a second model."""
+def test_changes_leave_the_given_config_unchanged():
+    """The same configuration must build a second model."""
     pytest.importorskip("mmseg")
     changes = {"decode_head": {"_delete_": True, "type": "FCNHead"}}
     given = copy.deepcopy(changes)
@@ -124,7 +124,7 @@ def test_what_a_head_changes_stays_as_it_was_given():
     assert changes == given
 
 
-def test_a_config_from_elsewhere_is_no_base(tmp_path):
+def test_foreign_configs_are_rejected(tmp_path):
     pytest.importorskip("mmdet")
     (tmp_path / "own.py").write_text("raise AssertionError('this was run')")
     for base in (
@@ -133,39 +133,39 @@ def test_a_config_from_elsewhere_is_no_base(tmp_path):
         "fcos/no",
     ):
         head = yaml.safe_load(FCOS) | {"base": base}
-        with pytest.raises(ValueError, match="mmdet ships no model config"):
+        with pytest.raises(ValueError, match="mmdet lacks the model config"):
             model_of(head, short(SMALL, dense=True), 10)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"_base_": "x.py"}, "head.model: _base_ is refused"),
-        ({"bbox_head": {"init_cfg": {"checkpoint": "x"}}}, "head.model: checkpoint is refused"),
-        ({"bbox_head": {"type": "os.system"}}, "type=os.system is refused"),
-        ({"bbox_head": {"type": "mmdet.nothing"}}, "type=mmdet.nothing is refused"),
+        ({"_base_": "x.py"}, "head.model: _base_ is rejected"),
+        ({"bbox_head": {"init_cfg": {"checkpoint": "x"}}}, "head.model: checkpoint is rejected"),
+        ({"bbox_head": {"type": "os.system"}}, "type=os.system is rejected"),
+        ({"bbox_head": {"type": "mmdet.nothing"}}, "type=mmdet.nothing is rejected"),
     ],
 )
-def test_changes_name_nothing_from_elsewhere(changes, message):
+def test_foreign_keys_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         model_of(read("retinanet") | {"model": changes}, short(SMALL, dense=True), 10)
 
 
-def test_a_detector_without_anchors_has_no_scale_of_them():
-    with pytest.raises(ValueError, match=r"head.anchor_scale=4 is for detectors with anchors"):
+def test_anchor_scale_needs_anchors():
+    with pytest.raises(ValueError, match=r"head.anchor_scale=4 needs a detector with anchors"):
         model_of(read("dino"), short(SMALL, dense=True), 10, anchor_scale=4)
 
 
-def test_a_detr_with_more_queries_than_places_says_so(data):
+def test_a_detr_with_too_many_queries_raises(data):
     model = model_of(HEADS["dino"], short("resnet18", dense=True), 10, num_proposals=500)
     (batch, *_) = data("detection").train_dataloader()
-    with pytest.raises(ValueError, match=r"fewer places than the 500 queries .*num_proposals"):
+    with pytest.raises(ValueError, match=r"fewer positions than the 500 queries .*num_proposals"):
         model.loss(batch)
 
 
 @torch.no_grad()
 def test_a_detr_of_few_queries_predicts(data):
-    """MMDetection's 300 detections of an image are more than 20 queries and 10 classes give."""
+    """MMDetection's 300 detections per image exceed 20 queries times 10 classes."""
     model = model_of(HEADS["dino"], short("resnet18", dense=True), 10, num_proposals=20).eval()
     assert model.model.test_cfg.max_per_img == 200
     (batch, *_) = data("detection").val_dataloader()
@@ -175,9 +175,9 @@ def test_a_detr_of_few_queries_predicts(data):
     }
 
 
-def test_a_head_that_reads_no_pyramid_is_refused():
+def test_heads_without_a_pyramid_are_rejected():
     head = yaml.safe_load(FCOS) | {"base": "faster-rcnn_r50-caffe-c4"}
-    with pytest.raises(ValueError, match=r"reads maps .* name such a config as head.base"):
+    with pytest.raises(ValueError, match=r"reads maps .* pass a config as head.base"):
         model_of(head, short(SMALL, dense=True), 10)
 
 
@@ -220,12 +220,12 @@ def test_detr_reads_three_maps(on_meta):
     assert all("backbone.norm0." in name for name in frozen)
 
 
-def test_no_object_has_a_weight_whatever_the_classes(on_meta):
+def test_no_object_keeps_its_weight_for_any_classes(on_meta):
     head = model_of(HEADS["mask2former"], create_backbone(SMALL, dense=True), 7).model.decode_head
     assert head.class_weight == [1.0] * 7 + [0.1]
 
 
-# FFNet_seg: specs of the two forms are those of the paper's App. F.1 and its authors' configs.
+# FFNet_seg: both forms follow the paper's App. F.1 and the authors' configs.
 
 FORMS = {
     "ade20k": (150, {}, 68_476_566, 67_231_574),
@@ -245,7 +245,7 @@ def test_ffnet_seg_has_the_parameters_of_its_forms(form, fused, on_meta):
 
 
 def lively(module):
-    """A decoder in which every part matters, in double precision."""
+    """Return a decoder with non-trivial weights everywhere, in double precision."""
     generator = torch.Generator().manual_seed(0)
     module = module.double()
     for name, tensor in module.state_dict().items():
@@ -262,7 +262,7 @@ def lively(module):
 
 @torch.no_grad()
 def test_ffnet_seg_decoder_is_its_equations_and_fuses():
-    """Written once more from the paper's App. F.1 and the authors' order of operations."""
+    """Written again from the paper's App. F.1 and the authors' order of operations."""
     widths = (6, 10, 12)
     options = {"width": 8, "depth": 2, "expansion": 3}
     decoder = lively(FFNetSegDecoder(widths, 16, **options))
@@ -296,7 +296,7 @@ def test_ffnet_seg_decoder_is_its_equations_and_fuses():
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_trained_ffnet_seg_loads_into_its_fused_form():
-    """Backbone and head, out of the checkpoint of a task; there is no way back."""
+    """Backbone and head from a task's checkpoint; the reverse is an error."""
     head = HEADS["ffnet_seg"]
     small = head["model"]["decode_head"] | {"width": 16, "depth": 1, "channels": 32}
 
@@ -336,7 +336,7 @@ def test_drop_path_of_the_decoder_rises():
 
 @pytest.mark.slow
 def test_threads_build_models_of_both_toolkits():
-    """The toolkits look up what they build in one registry for the process."""
+    """The toolkits' registries share one default scope per process."""
     short("resnet18", dense=True)
 
     def losses(name):

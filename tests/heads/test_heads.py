@@ -63,7 +63,7 @@ def test_weights_of_another_number_of_classes(tmp_path):
 
 def test_weights_without_a_classifier(tmp_path):
     torch.save(classifier().backbone.state_dict(), tmp_path / "bare.pth")
-    with pytest.raises(ValueError, match=r"holds no classifier.*backbone\.pretrained"):
+    with pytest.raises(ValueError, match=r"holds a backbone without .*backbone\.pretrained"):
         classifier().load_weights(tmp_path / "bare.pth")
 
 
@@ -95,7 +95,7 @@ def test_probe_trains_the_classifier_alone(name):
 
 
 class NormedBackbone(Backbone):
-    """A small backbone with running statistics, which none of the registered hosts has."""
+    """A small backbone with running statistics, which all registered hosts lack."""
 
     feature_info = (FeatureInfo(4, 4),)
     num_features = 4

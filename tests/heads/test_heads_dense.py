@@ -1,4 +1,4 @@
-"""Heads of the toolkits: the backbone inside, losses, predictions, options."""
+"""Toolkit heads: the backbone inside, losses, predictions, options."""
 
 import functools
 import importlib.util
@@ -15,7 +15,7 @@ from tests.families import short
 SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
 NUM_CLASSES = {**dict.fromkeys(DETECTORS, 10), **dict.fromkeys(SEGMENTORS, 11)}
-# What keeps a second stage small; one-stage detectors take and ignore it.
+# Options for a small second stage; one-stage detectors ignore them.
 FEW = {"num_rois": 16, "num_proposals": 30}
 
 
@@ -24,8 +24,8 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def data_of(head, cache):
-    """Scenes of 64 pixels that the model sees at 96."""
+def make_data(head, cache):
+    """Return scenes of 64 pixels, resized to 96."""
     kind = SampleDetection if head in DETECTORS else SampleSegmentation
     options = {} if head in DETECTORS else {"crop_size": 96}
     data = kind(
@@ -45,7 +45,7 @@ def build(head, backbone=None, **options):
 
 @functools.cache
 def built(head, backbone_name=SMALLEST):
-    """A model, and its backbone's weights from before it was built."""
+    """Return a model, and its backbone's weights from before."""
     torch.manual_seed(0)
     backbone = short(backbone_name, dense=True)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
@@ -53,7 +53,7 @@ def built(head, backbone_name=SMALLEST):
 
 
 @pytest.mark.parametrize("head", ADAPTERS)
-def test_backbone_goes_in_as_it_is(head):
+def test_the_backbone_is_used_unchanged(head):
     model, before = built(head)
     inside = {
         key.removeprefix("model.backbone."): value
@@ -70,7 +70,7 @@ def test_number_of_classes_everywhere(head):
     counts = {
         name: module.num_classes
         for name, module in model.model.named_modules()
-        # An RPN tells objects from background, whatever the classes.
+        # An RPN separates objects from background for any classes.
         if hasattr(module, "num_classes") and name != "rpn_head"
     }
     expected = {"mask_rcnn": 2, "retinanet": 1, "cascade_mask_rcnn": 6, "upernet": 3}[head]
@@ -79,11 +79,11 @@ def test_number_of_classes_everywhere(head):
 
 
 def train_once(head, backbone, cache):
-    """A model with the gradients of one batch."""
+    """Return a model with the gradients of one batch."""
     model, _ = built(head, backbone)
     model.train().zero_grad()
     torch.manual_seed(0)
-    losses = model.loss(next(iter(data_of(head, cache).train_dataloader())))
+    losses = model.loss(next(iter(make_data(head, cache).train_dataloader())))
     assert all(value.ndim == 0 and value.isfinite() for value in losses.values())
     torch.stack([value for name, value in losses.items() if "loss" in name]).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
@@ -117,7 +117,7 @@ def test_retinanet_trains_all_but_the_map_it_does_not_read(cache):
 
 
 def untrained(model):
-    """Parameters that wait for a gradient and got none, which DDP does not allow."""
+    """Return parameters that require a gradient and got none, which DDP forbids."""
     named = model.named_parameters()
     return [name for name, p in named if p.requires_grad and p.grad is None]
 
@@ -134,7 +134,7 @@ def untrained(model):
 def test_predictions_have_the_original_size(head, cache):
     model, _ = built(head)
     model.eval()
-    (batch,) = data_of(head, cache).val_dataloader()
+    (batch,) = make_data(head, cache).val_dataloader()
     assert [tuple(image.shape) for image in batch["inputs"]] == [(3, 96, 96)] * 2
     with torch.no_grad():
         samples = model.predict(batch)
@@ -155,7 +155,7 @@ def test_predictions_have_the_original_size(head, cache):
 def test_segmentor_predicts_images_of_several_sizes(cache):
     model, _ = built("upernet")
     model.eval()
-    (batch,) = data_of("upernet", cache).val_dataloader()
+    (batch,) = make_data("upernet", cache).val_dataloader()
     first, second = batch["inputs"]
     with torch.no_grad():
         uneven = model.predict({**batch, "inputs": [first, second[:, :70]]})
@@ -216,26 +216,26 @@ def test_options_reach_the_models():
 @pytest.mark.parametrize("head", ADAPTERS)
 @pytest.mark.parametrize("key", ["absent", "backbone.absent", "neck.absent.deeper", "neck.9"])
 def test_unknown_option(head, key):
-    with pytest.raises(ValueError, match=rf"model config has no '{key}' there, but .*backbone, "):
+    with pytest.raises(ValueError, match=rf"model config lacks '{key}'; known here: .*backbone, "):
         build(head, options={key: 1})
 
 
 @pytest.mark.parametrize("index", ["3", 3])  # as typed with dots and as a key in braces
 def test_unknown_item_of_a_list(index):
-    with pytest.raises(ValueError, match="model config has no '3' there, but 0, 1, 2"):
+    with pytest.raises(ValueError, match="model config lacks '3'; known here: 0, 1, 2"):
         build("cascade_mask_rcnn", options={"roi_head.bbox_head": {index: {"num_classes": 2}}})
 
 
 @pytest.mark.parametrize("make", [build_detector, build_segmentor])
 def test_unknown_head(make):
-    with pytest.raises(ValueError, match=r"called 'yolo'; known: (mask_rcnn, .*|upernet)"):
+    with pytest.raises(ValueError, match=r"unknown .* 'yolo'; choose from (mask_rcnn, .*|upernet)"):
         make(create_backbone(SMALLEST, dense=True), 10, name="yolo")
 
 
 def test_config_that_the_toolkit_does_not_ship(monkeypatch):
     pytest.importorskip("mmdet")
     monkeypatch.setitem(DETECTORS, "mask_rcnn", "mask-rcnn_r51")
-    with pytest.raises(ValueError, match=r"ships no model config 'mask-rcnn_r51'; it has .*fpn"):
+    with pytest.raises(ValueError, match=r"lacks the model config 'mask-rcnn_r51'; it has .*fpn"):
         build("mask_rcnn")
 
 
@@ -255,5 +255,5 @@ def test_backbone_without_a_pyramid(make, name):
 def test_missing_toolkit(make, task, package, monkeypatch):
     backbone = create_backbone(SMALLEST, dense=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=rf"task={task} needs {package}; run: make install"):
+    with pytest.raises(ValueError, match=rf"task={task} needs {package}; type make install"):
         make(backbone, 10)

@@ -1,4 +1,4 @@
-"""torchvision's operators under mmcv's names: equal to the compiled ones, only in their place."""
+"""torchvision's operators under mmcv's names equal mmcv's compiled ones and yield to them."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ pytest.importorskip("mmcv")
 import mmcv._ext
 
 ROOT = Path(__file__).resolve().parents[2]
-# Sums in another order, of terms that cancel: another processor gives as different ones.
+# Terms that cancel, summed in another order; other processors differ as much.
 LOOSE = {"rtol": 1e-3, "atol": 1e-4}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -31,7 +31,7 @@ def recorded():
 
 
 def check(found, recorded, tolerance):
-    """Equal to the recorded values, but where this torch orders equal scores in another way."""
+    """Compare with the recorded values; this torch may order equal scores differently."""
     other_order = {
         name.rpartition("/")[0]
         for name, value in found.items()
@@ -99,7 +99,7 @@ def test_softmax_focal_loss_is_its_formula(weighted):
 
     torch.manual_seed(0)
     logits = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
-    labels = torch.arange(30) % 6 - 1  # below 0 is left out
+    labels = torch.arange(30) % 6 - 1  # labels below 0 are excluded
     weight = torch.rand(5, dtype=torch.float64) if weighted else None
     ours = softmax_focal_loss(logits, labels, 2.0, 0.25, weight, "sum")
     chance = logits.softmax(1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
@@ -118,7 +118,7 @@ def test_deformable_attention_is_mmcvs_plain_form():
     shapes = torch.tensor([[6, 7], [3, 4]])
     starts = torch.tensor([0, 42])
     value = torch.randn(2, 54, 2, 4, dtype=torch.float64)
-    places = 1.4 * torch.rand(2, 5, 2, 2, 3, 2, dtype=torch.float64) - 0.2  # some are outside
+    places = 1.4 * torch.rand(2, 5, 2, 2, 3, 2, dtype=torch.float64) - 0.2  # some lie outside
     weights = torch.rand(2, 5, 2, 2, 3, dtype=torch.float64)
     inputs = [tensor.requires_grad_() for tensor in (value, places, weights)]
     expected = plain(value, shapes, places, weights)
@@ -155,7 +155,7 @@ def test_half_precision_is_computed_in_single(dtype):
 
 
 @only_ours
-def test_another_operator_is_refused_by_name():
+def test_other_operators_raise_with_their_name():
     from mmcv.ops import RoIAlign, RoIPool
 
     maps, regions = torch.rand(1, 2, 8, 8), torch.tensor([[0, 1.0, 1, 5, 5]])
@@ -165,7 +165,7 @@ def test_another_operator_is_refused_by_name():
         RoIAlign(2, pool_mode="max")(maps, regions)
 
 
-def test_the_toolkits_can_ask_what_the_operators_are():
+def test_the_toolkits_report_the_operators():
     from mmcv.ops import get_compiler_version, get_compiling_cuda_version
     from mmcv.utils import collect_env
 
@@ -174,15 +174,15 @@ def test_the_toolkits_can_ask_what_the_operators_are():
     assert collect_env()["MMCV"]
 
 
-def in_a_process(code, *paths):
-    """What a program prints, with the checkout and other folders on its path."""
+def run_in_process(code, *paths):
+    """Return the output of a program with the checkout and other folders on its path."""
     path = f"sys.path[:0] = {[*map(str, paths), str(ROOT)]!r}"
     command = [sys.executable, "-c", f"import sys\n{path}\n{code}"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return run.stdout.split()
 
 
-def a_package(folder, *, compiled):
+def write_package(folder, *, compiled):
     (folder / "mmcv").mkdir()
     (folder / "mmcv" / "__init__.py").touch()
     if compiled:
@@ -190,9 +190,11 @@ def a_package(folder, *, compiled):
     return folder
 
 
-def test_compiled_operators_are_left_alone(tmp_path):
+def test_compiled_operators_take_precedence(tmp_path):
     code = "import heads, mmcv._ext\nprint(mmcv._ext.__file__)"
-    assert in_a_process(code, a_package(tmp_path, compiled=True)) == [f"{tmp_path}/mmcv/_ext.py"]
+    assert run_in_process(code, write_package(tmp_path, compiled=True)) == [
+        f"{tmp_path}/mmcv/_ext.py"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -200,12 +202,12 @@ def test_compiled_operators_are_left_alone(tmp_path):
 )
 def test_an_mmcv_without_operators_finds_ours(first, tmp_path):
     code = f"import {first}, importlib.util\nprint(importlib.util.find_spec('mmcv._ext').origin)"
-    found = in_a_process(code, a_package(tmp_path, compiled=False))
+    found = run_in_process(code, write_package(tmp_path, compiled=False))
     assert found == [f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"]
 
 
 def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
-    a_package(tmp_path, compiled=False)
+    write_package(tmp_path, compiled=False)
     (tmp_path / "beside.py").write_text("name = 'beside'")
     script = tmp_path / "train.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""An image of a batch gets the prediction that it gets alone, whatever the others' sizes."""
+"""Predictions of an image are the same alone and in a batch of any sizes."""
 
 import copy
 
@@ -16,12 +16,12 @@ WINDOWS = {"test_crop": 48, "test_stride": 32}
 
 def batches(name, batch_size, **options):
     data = serving_data(task_of(name), batch_size, **options)
-    data.take(pictures())
+    data.set_predict_inputs(pictures())
     return list(data.predict_dataloader())
 
 
 def figures(sample):
-    """What is found in an image, as tensors."""
+    """Return the findings of an image as tensors."""
     if "seg_logits" in sample:
         return {"logits": sample.seg_logits.data}
     return {key: torch.as_tensor(value) for key, value in sample.pred_instances.items()}
@@ -35,7 +35,7 @@ def check_same(together, alone):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert len(value) > 9
-            # A batch of one is equal to the bit; one of several rounds products in another way.
+            # A batch of one is bit-equal; larger batches round products differently.
             exact = {"rtol": 0, "atol": 0} if number in (1, 3) else {"rtol": 1e-4, "atol": 1e-4}
             torch.testing.assert_close(found[key], value, **exact)
 
@@ -43,7 +43,7 @@ def check_same(together, alone):
 @pytest.mark.parametrize("name", rest_slow(DENSE, QUICK))
 @torch.no_grad()
 def test_a_batch_of_several_sizes(name, one_thread):
-    """Each prediction is that of the toolkit's own test step for a batch of one."""
+    """Each prediction equals the toolkit's own test step for a batch of one."""
     model = small_model(name)
     (batch,) = batches(name, len(SIZES))
     alone = [sample for one in batches(name, 1) for sample in model.model.test_step(one)]
@@ -68,7 +68,7 @@ def test_windows_over_several_sizes(name, one_thread):
     first, *others = batches(name, 1)
     alone = [s for one in (copy.deepcopy(first), *others) for s in model.predict(one)]
     check_same(model.predict(batch), alone)
-    # The toolkit's own, of an image that needs no padding: Mask2Former's head takes none.
+    # The toolkit's own windows for an image that fits them: Mask2Former's head rejects padding.
     model.model.data_preprocessor.test_cfg = None
     (found,) = model.model.test_step(first)
     assert torch.equal(found.seg_logits.data, alone[0].seg_logits.data)

@@ -1,4 +1,4 @@
-"""Labels of tokens against RoIAlign written out, and what LVT learns from them."""
+"""Token labels against a written-out RoIAlign, and LVT's losses on them."""
 
 import math
 
@@ -8,9 +8,9 @@ import torch
 
 from backbones import create_backbone
 from backbones.hosts.lvt.mix_token import draw_box, own_share
+from heads.dense_logits import dense_logits
 from heads.linear import LinearClassifier
 from heads.losses import Targets, classification_losses
-from heads.place_scores import place_scores
 from heads.token_label_maps import token_labels
 from tasks.classification.task import ClassificationTask
 from tests.families import short
@@ -28,7 +28,7 @@ def maps(count=2, side=6, top=3):
 
 
 def bilinear(grid, y, x):
-    """The value at a point of a map (K, h, w), 0 beyond one place outside of it."""
+    """Return the value at a point of a map (K, h, w), 0 more than one cell outside."""
     height, width = grid.shape[1:]
     if not (-1 <= y <= height and -1 <= x <= width):
         return torch.zeros(len(grid), dtype=grid.dtype)
@@ -42,7 +42,7 @@ def bilinear(grid, y, x):
 
 
 def cut_out(grid, box, size):
-    """Means of points that are at most a place apart, in each of size x size parts of a box."""
+    """Return means of points at most one cell apart, in size x size parts of a box."""
     left, top, right, bottom = box
     steps = [max(bottom - top, 1) / size, max(right - left, 1) / size]
     counts = [math.ceil(step) for step in steps]
@@ -80,7 +80,7 @@ def lvt():
     return LinearClassifier(create_backbone("lvt_r1"), CLASSES, label_smoothing=0.1).double()
 
 
-def test_the_class_token_and_all_others_learn_from_token_labels(lvt):
+def test_all_tokens_learn_from_token_labels(lvt):
     images = torch.randn(2, 3, 64, 96, dtype=torch.float64)
     shares = torch.rand(2, CLASSES, 1 + 6, dtype=torch.float64).softmax(1)
     lvt.train()
@@ -103,11 +103,11 @@ def test_the_class_token_and_all_others_learn_from_token_labels(lvt):
     torch.testing.assert_close(losses["loss_cls"], first + 0.5 * each)
 
 
-def test_other_numbers_of_tokens_and_networks_are_refused(lvt):
+def test_wrong_token_counts_and_networks_are_rejected(lvt):
     lvt.train()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     batch = {"image": images, "label": torch.tensor([1, 4])}
-    with pytest.raises(ValueError, match="6 token labels an image for 4 tokens"):
+    with pytest.raises(ValueError, match="6 token labels per image do not match 4 tokens"):
         lvt.loss(batch | {"token_labels": torch.zeros(2, CLASSES, 7)})
     plain = LinearClassifier(create_backbone("lvt_r1", class_blocks=False), CLASSES)
     targets = Targets(batch["label"], token_labels=torch.zeros(2, CLASSES, 5))
@@ -134,7 +134,7 @@ def test_a_task_makes_labels_of_as_many_tokens_as_its_network_has(lvt):
     task.prepare_training(Labelled())
 
 
-def test_a_task_that_cannot_use_token_labels_is_refused_before_training(lvt):
+def test_tasks_without_token_labels_stop_before_training(lvt):
     mixup = {"mixup_alpha": 0.8, "label_smoothing": 0.0}
     mixed = ClassificationTask(lvt, NAMES, **RECIPE, mixup=mixup)
     with pytest.raises(ValueError, match=r"pass task\.mixup=null"):
@@ -146,33 +146,33 @@ def test_a_task_that_cannot_use_token_labels_is_refused_before_training(lvt):
 
 @pytest.mark.parametrize("name", ["lvt_r1", "convnext_t", "visionllama_s", "resnet18", "deit_t",
                                   "poolformer_s12", "lvt_r1 plain"])  # fmt: skip
-def test_what_is_said_of_the_places(name):
-    """Of one place it is what is said of the image, and other places have no part in it."""
+def test_logits_per_position(name):
+    """One position gives the image's logits and ignores other positions."""
     name, _, plain = name.partition(" ")
     options = {"class_blocks": False} if plain else {}
     backbone = short(name) if not plain else create_backbone(name, **options)
     network = LinearClassifier(backbone, CLASSES).eval()
     stride = network.backbone.feature_info[-1].stride
     images = torch.randn(2, 3, 64, 96)
-    scores = place_scores(network, images)
+    scores = dense_logits(network, images)
     assert scores.shape == (2, CLASSES, 64 // stride, 96 // stride)
-    if name == "resnet18" or plain:  # the mean comes behind all but a linear
+    if name == "resnet18" or plain:  # only a linear layer follows the mean
         torch.testing.assert_close(scores.mean((2, 3)), network(images), rtol=1e-4, atol=1e-4)
     elif name == "lvt_r1":
         tokens = scores.amax((2, 3))
         own = network.classifier.outputs(network.backbone.features(images))[0]
         torch.testing.assert_close(own + 0.5 * tokens, network(images), rtol=1e-4, atol=1e-4)
     elif name != "deit_t":
-        single = place_scores(network, images[:, :, :32, :32])
+        single = dense_logits(network, images[:, :, :32, :32])
         expected = network(images[:, :, :32, :32])
         torch.testing.assert_close(single[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
-def test_what_networks_of_timm_say_of_places(name):
+def test_logits_per_position_of_timm_networks(name):
     network = timm.create_model(name, num_classes=CLASSES).eval()
     images = torch.randn(2, 3, 160, 160)
-    scores = place_scores(network, images)
+    scores = dense_logits(network, images)
     assert scores.shape[:2] == (2, CLASSES)
     assert scores.shape[2] == scores.shape[3] > 1
     if name in ("test_resnet", "test_efficientnet"):

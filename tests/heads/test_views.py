@@ -1,4 +1,4 @@
-"""Several views of an image, and windows that slide over it, against the toolkits' own."""
+"""Several views of an image and sliding windows, against the toolkits' own."""
 
 import copy
 
@@ -91,11 +91,14 @@ def test_windows_slide_as_mmsegs_do(cache):
     ("options", "message"),
     [
         ({"test_stride": 32}, r"pass head\.test_crop"),
-        ({"test_crop": 32, "test_stride": 33}, "would leave gaps"),
-        ({"test_crop": [1, 2, 3]}, r"head\.test_crop=\[1, 2, 3\] is no size"),
+        ({"test_crop": 32, "test_stride": 33}, "leaves gaps"),
+        (
+            {"test_crop": [1, 2, 3]},
+            r"head\.test_crop must be one positive number or \[height,width\], got \[1, 2, 3\]",
+        ),
     ],
 )
-def test_windows_that_cannot_be_are_refused(options, message):
+def test_invalid_windows_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         segmentor(**options)
 
@@ -114,7 +117,7 @@ def test_detectors_merge_views_as_mmdets_does(cache):
     from mmengine import ConfigDict
 
     data, model = scenes(SampleDetection, cache, eval_batch_size=2, **VIEWS), detector("retinanet")
-    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else nothing is found
+    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # otherwise detections are empty
     merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=model.model)
     for batch in data.test_dataloader():
         ours = model.predict(copy.deepcopy(batch))
@@ -126,13 +129,13 @@ def test_detectors_merge_views_as_mmdets_does(cache):
                 assert torch.equal(one.pred_instances[key], other.pred_instances[key])
 
 
-def test_masks_of_views_are_refused(cache):
+def test_views_of_masks_are_rejected(cache):
     data = scenes(SampleDetection, cache, **VIEWS)
-    with pytest.raises(ValueError, match=r"merges the boxes of several views, not their masks"):
+    with pytest.raises(ValueError, match=r"merges only the boxes of several views, not masks"):
         detector("mask_rcnn").predict(next(iter(data.test_dataloader())))
 
 
-def test_pictures_to_predict_are_seen_as_in_tests(cache, tmp_path):
+def test_predicted_images_get_the_views_of_tests(cache, tmp_path):
     from PIL import Image
 
     for number, size in enumerate([(60, 40), (30, 80)]):
@@ -146,6 +149,6 @@ def test_pictures_to_predict_are_seen_as_in_tests(cache, tmp_path):
     assert torch.is_tensor(data.preview_batch(2)["inputs"][0])
 
 
-def test_factors_that_cannot_be_are_refused(cache):
+def test_invalid_factors_are_rejected(cache):
     with pytest.raises(ValueError, match=r"data\.test_scales=\[0\.0\] must be factors above 0"):
         SampleDetection(cache, test_scales=[0])

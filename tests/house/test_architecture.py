@@ -231,26 +231,29 @@ def test_rooms_form_no_cycle():
 
 # ---- the rooms inside backbones/
 
-DOOR = {"__init__", "base", "registry", "factory", "rooms", "mm", "timm_models"}
+DOOR = {"__init__", "base", "registry", "factory", "replace", "rooms", "mm", "timm_models"}
 # What each room, or module at the door, may know of the package. Nobody knows "analysis".
 ROOMS = {
     "options": {"options"},
-    "layers": {"layers", "options", "base"},
-    "kernels": {"kernels", "layers"},
+    "replace": set(),
+    "layers": {"layers", "options", "base", "replace"},
+    # Fast forms know what they are forms of; nothing but the factory knows them.
+    "fast": {"fast", "hosts", "mixers", "layers", "base", "replace", "rooms"},
     "parameters": {"parameters", "base"},
-    "base": {"layers", "parameters"},
+    "base": {"layers", "parameters", "replace"},
     "rooms": set(),
     "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
-    "factory": {"base", "checkpoints", "options", "registry"},
-    "mixers": {"mixers", "kernels", "layers", "base", "options", "registry", "rooms"},
-    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry", "rooms"},
+    "factory": {"base", "checkpoints", "fast", "options", "registry"},
+    "mixers": {"mixers", "layers", "base", "options", "registry", "rooms"},
+    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
+    | {"replace", "rooms"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
     # For users: they know the package by what it gives to all, besides what their toolkits ask.
-    "mm": {"", "base", "checkpoints", "parameters"},
-    "timm_models": {"", "checkpoints", "hosts", "base"},
+    "mm": {"", "base", "checkpoints", "parameters", "replace"},
+    "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
 }
 # General parts know no host: of base/ the type of a mixer, to put it into another layout.
 FOR_LAYERS = {"Mixer", "PointwiseMixer"}
@@ -311,6 +314,9 @@ def test_walls_inside_backbones_stand(name):
         ("mixers/a.py", "from backbones.hosts.deit import DeiT"),
         ("mixers/afbo/a.py", "def f():\n    from backbones.factory import create_mixer"),
         ("mixers/a.py", "from backbones.checkpoints.keys import rename"),
+        ("mixers/a.py", "def f():\n    from backbones.fast import is_available"),
+        ("hosts/a.py", "from backbones.fast.cpu.linear import linear"),
+        ("layers/a.py", "import backbones.fast"),
         ("mixers/a.py", "from backbones.analysis.counting import count_macs"),
         ("hosts/a.py", "from backbones.analysis.counting import count_macs"),
         ("hosts/a.py", "from backbones import create_backbone"),

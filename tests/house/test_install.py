@@ -97,10 +97,10 @@ case "$*" in
         mkdir -p $site/mixerlab-0.1.0.dist-info
         [[ "$*" != *--no-cache-dir* ]] || rm -f stale ;;
     *"import heads"*) [ ! -e stale ] ;;
-    *kernels.build*)
+    *fast.build*)
         echo "operators: $(cat operators 2>&1)"
-        mkdir -p backbones/kernels/compiled
-        [ -e operators ] && cp --remove-destination operators backbones/kernels/compiled/a.so ;;
+        mkdir -p backbones/fast/cpu/compiled
+        [ -e operators ] && cp --remove-destination operators backbones/fast/cpu/compiled/a.so ;;
 esac
 """)
     path.chmod(0o755)
@@ -115,7 +115,7 @@ class Machine:
         self.bin.mkdir()
         for name in ("pyproject.toml", "constraints.txt", "Makefile", "tools/install.sh"):
             shutil.copy(ROOT / name, self.root / name)
-        sources = Path("backbones/kernels/csrc")
+        sources = Path("backbones/fast/cpu/csrc")
         shutil.copytree(ROOT / sources, self.root / sources)
         for name in COMMANDS:
             if found := shutil.which(name):
@@ -165,12 +165,14 @@ def assert_stops(run, *words):
 
 def test_install_stops_without_python(machine):
     (machine.bin / "python3.11").unlink()
-    assert_stops(machine.install(), "Python 3.11 (or", "is missing", "apt-get install python3.11")
+    assert_stops(
+        machine.install(), "Python 3.11, 3.12 or 3.13 is missing", "apt-get install python3.11"
+    )
 
 
 def test_install_stops_at_another_python(machine):
     machine.add("python3.14", "exit 1")
-    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 is no Python 3.11")
+    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 must be Python 3.11")
 
 
 def test_install_takes_the_python_it_is_given(machine):
@@ -187,7 +189,7 @@ def test_install_stops_without_venv_module(machine):
 
 def test_install_stops_without_room(machine):
     machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
-    assert_stops(machine.install(), "needs 9 GB free", "there are 3")
+    assert_stops(machine.install(), "has 3 GB free, but 9 GB are needed")
 
 
 def test_operators_that_cannot_be_compiled_stop_nothing(machine):
@@ -195,11 +197,11 @@ def test_operators_that_cannot_be_compiled_stop_nothing(machine):
     assert done.returncode == 0, done.stderr
     assert "      operators: " in done.stdout
     assert "Installed in" in done.stdout
-    assert "kernels.build --portable" not in machine.calls.read_text()
-    source = next((machine.root / "backbones/kernels/csrc").glob("*.cpp"))
+    assert "fast.build --portable" not in machine.calls.read_text()
+    source = next((machine.root / "backbones/fast/cpu/csrc").glob("*.cpp"))
     source.write_text("// changed")
     assert machine.install(PORTABLE="1").returncode == 0
-    assert "kernels.build --portable" in machine.calls.read_text()
+    assert "fast.build --portable" in machine.calls.read_text()
 
 
 def test_second_install_does_nothing(machine):
@@ -217,7 +219,7 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     """It installs no package again, and compiles again only where something else may come of it."""
     (machine.root / "operators").write_text("library")
     assert machine.install().returncode == 0
-    library = machine.root / "backbones/kernels/compiled/a.so"
+    library = machine.root / "backbones/fast/cpu/compiled/a.so"
     environment = {"CXX": "other"} if change == "CXX" else {}
     if change in ("deleted", "replaced"):
         library.unlink()
@@ -228,8 +230,8 @@ def test_install_compiles_operators_that_are_missing(machine, change):
     again = machine.install(**environment)
     assert again.returncode == 0, again.stderr
     assert "up to date" in again.stdout
-    assert ("kernels.build" in machine.calls.read_text()) == (change != "nothing")
-    assert ("looking for the mixers' operators" in again.stdout) == (change != "nothing")
+    assert ("fast.build" in machine.calls.read_text()) == (change != "nothing")
+    assert ("compiling the mixers' operators if needed" in again.stdout) == (change != "nothing")
     assert not machine.pip_calls()
     assert library.is_file()
     assert machine.install(**environment).returncode == 0
@@ -264,7 +266,7 @@ def test_a_compiled_mmcv_from_the_cache_that_does_not_load_is_replaced(machine):
     (machine.root / "stale").touch()
     run = machine.install()
     assert run.returncode == 0, run.stderr
-    assert "compiled operators" in run.stdout
+    assert "compiled for another torch" in run.stdout
     (again,) = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
     assert "--no-cache-dir" in again
 
@@ -284,21 +286,21 @@ def test_doctor_tells_missing_from_untested():
 
 
 def test_doctor_lists_every_requirement_once():
-    names = [row.name for row in packages.packages()]
+    names = [row.name for row in packages.list_packages()]
     assert len(names) == len(set(names))
     assert set(names) == {packages.normalise(requirement.name) for requirement in REQUIREMENTS}
 
 
 def test_doctor_finds_classification_usable_without_the_mm_packages():
-    rows = packages.packages(lambda name: None if name.startswith("onedl") else PINS[name])
-    found = [checks.check_operators(checks.NOTHING_PROBED, versions())]
+    rows = packages.list_packages(lambda name: None if name.startswith("onedl") else PINS[name])
+    found = [checks.check_operators(checks.EMPTY_PROBE, versions())]
     assert doctor.core_is_fine(rows, found)
-    text = doctor.as_text(rows, found)
-    assert "Classification and transfer can run; detection and segmentation need" in text
+    text = doctor.format_report(rows, found)
+    assert "Can run: classification, transfer. Need the above: detection, segmentation." in text
 
 
 def test_doctor_needs_the_core():
-    rows = packages.packages(lambda name: None if name == "lightning" else PINS[name])
+    rows = packages.list_packages(lambda name: None if name == "lightning" else PINS[name])
     assert not doctor.core_is_fine(rows, [])
 
 
@@ -319,10 +321,10 @@ def test_doctor_refuses_a_torchvision_of_another_torch():
 
 def test_doctor_finds_the_original_packages():
     installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
-    found = checks.check_originals(installed)
+    found = checks.check_overwritten(installed)
     assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
     assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
-    assert checks.check_originals(versions(onedl_mmcv="2.3.6")) == []
+    assert checks.check_overwritten(versions(onedl_mmcv="2.3.6")) == []
 
 
 @pytest.mark.parametrize(
@@ -364,14 +366,14 @@ def test_doctor_finds_the_operators_of_this_installation():
 
 
 def test_doctor_tells_a_broken_file_from_a_broken_installation():
-    probed = {**checks.NOTHING_PROBED, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
-    rows = packages.packages(PINS.get)
+    probed = {**checks.EMPTY_PROBE, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
+    rows = packages.list_packages(PINS.get)
     check = checks.check_files(probed, versions(timm="1.0"))
     assert (check.level, check.text) == ("problem", probed["broken"])
-    assert "Nothing can run before the file above is mended." in doctor.as_text(rows, [check])
+    assert "Nothing can run until the file above is fixed." in doctor.format_report(rows, [check])
     assert checks.check_files(probed, versions()).level == "note"
-    check = checks.check_files(checks.NOTHING_PROBED, versions(timm="1.0"))
-    assert (check.level, check.text) == ("note", "not tried: torch is missing")
+    check = checks.check_files(checks.EMPTY_PROBE, versions(timm="1.0"))
+    assert (check.level, check.text) == ("note", "not checked: torch is missing")
 
 
 def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):

@@ -11,7 +11,7 @@ from backbones import list_backbones
 from tests.families import rest_slow
 from tools.config import overrides
 from tools.config import run_config as run_config
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -22,14 +22,14 @@ DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", README)
 
 @pytest.fixture(autouse=True, scope="module")
 def _backbones():
-    register()
+    register_groups()
 
 
 @pytest.mark.parametrize("command", rest_slow([*RUNS, *DATA], [*RUNS[::3], *DATA[::3]]))
 def test_commands_compose(command):
     parts = shlex.split(command, comments=True)
     if "-m" in parts:
-        assert overrides.swept_keys(overrides.prepare(parts))
+        assert overrides.swept_keys(overrides.process_arguments(parts))
         return
     typed = [part for part in parts if not part.startswith("-")]
     assert run_config.compose_config(typed)["task_name"]

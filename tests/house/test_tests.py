@@ -1,4 +1,4 @@
-"""What the tests themselves keep to: helpers stand in modules of their own, draws miss nothing."""
+"""Rules for the tests: helpers live in their own modules, and draws cover everything."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
 )
-def test_no_test_is_imported_and_no_private_table_of_the_registry_read(path):
+def test_imports_avoid_tests_and_private_registry_tables(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -28,7 +28,7 @@ def test_no_test_is_imported_and_no_private_table_of_the_registry_read(path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_draw_has_every_host_and_every_channel_mixer(seed):
+def test_a_draw_covers_hosts_and_channel_mixers(seed):
     pairs = [look_up(name) for name in drawn(seed)]
     assert sorted(host.name for host, _ in pairs) == sorted(list_hosts())
     assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
@@ -37,7 +37,7 @@ def test_a_draw_has_every_host_and_every_channel_mixer(seed):
 
 
 @pytest.mark.parametrize("targets", [("a", "b"), ("a", "b", "c", "d")], ids=len)
-def test_turns_have_every_host_every_mixer_and_every_target(targets):
+def test_turns_cover_hosts_mixers_and_targets(targets):
     cases = by_turns(*targets)
     assert len(cases) == len(set(cases)) == len(list_hosts()) + (len(targets) - 1) * len(SMALLEST)
     pairs = [look_up(name) for _, name in cases]
@@ -47,14 +47,14 @@ def test_turns_have_every_host_every_mixer_and_every_target(targets):
         assert {target for target, name in cases if look_up(name)[0].name == host} == {*targets}
 
 
-def test_every_mixer_is_taken_once():
+def test_each_mixer_appears_once():
     pairs = [look_up(name) for name in each_mixer("deit_t")]
     mixers = [mixer for _, mixer in pairs]
     assert sorted(mixers) == sorted({mixer for _, mixer in map(look_up, list_backbones())} - {None})
     assert all(host.name == "deit_t" for host, mixer in pairs if mixer.startswith("afbo"))
 
 
-def test_a_sparse_draw_has_every_mixer_and_the_first_host_of_each_file():
+def test_a_sparse_draw_covers_mixers_and_host_files():
     pairs = [look_up(name) for name in sparse(3)]
     assert {host.name for host, _ in pairs} >= set(SMALLEST)
     assert {mixer for _, mixer in pairs} == {look_up(name)[1] for name in drawn(3)}

@@ -193,7 +193,7 @@ def detector_cases(*heads):
 
 def together(model, batch):
     """The toolkit's prediction of a batch that it pads to one size, as it was recorded."""
-    return model.model(**model._prepared(batch, training=False), mode="predict")
+    return model.model(**model._prepare(batch, training=False), mode="predict")
 
 
 def detector(head):

@@ -16,7 +16,7 @@ from datamodules.sample.drawn_images import write_image_folder
 from tests.runs import composed, run_shared, summary
 from tests.stand_ins import write_classes
 from tools.config import automatic
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.run import main
 
 OWN = {"classification": "folder", "transfer": "folder", "detection": "coco",
@@ -27,7 +27,7 @@ BATCHED = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
 
 @pytest.fixture(autouse=True, scope="module")
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 class Listed(BaseDataModule):
@@ -42,8 +42,8 @@ def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=Fal
     """The config after the choice, for a training set of so many images."""
     config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
     config["backbone"]["pretrained"] = pretrained
-    data = Listed(images, val_images, automatic.fixed(config)["data"]["batch_size"])
-    automatic.choose(config, data, backbone)
+    data = Listed(images, val_images, automatic.apply_fixed_schedule(config)["data"]["batch_size"])
+    automatic.choose_values(config, data, backbone)
     assert data.batch_size == config["data"]["batch_size"]
     return config
 

@@ -7,7 +7,7 @@ import torch
 
 from backbones import create_backbone
 from datamodules.sample.datamodules import SampleTransfer
-from heads.frozen.features import Draw, Features
+from heads.frozen.features import Features, SolveOptions
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
 from tests.runs import arguments, command, refused, run_here, summary
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_features(weights, sample_cache, tmp_path, caps
     for given, expected in zip(taken, (train, test), strict=True):
         torch.testing.assert_close(given.values, expected.values)
         assert torch.equal(given.labels, expected.labels)
-    metrics = Neighbours((10, 20)).solve(train, test, 100, Draw()).metrics
+    metrics = Neighbours((10, 20)).solve(train, test, 100, SolveOptions()).metrics
     assert {name: found[name] for name in metrics} == pytest.approx(dict(metrics))
     assert found["top1"] == found["top1_lbfgs"]
     assert {"top5", "top1_1shot", "top1_1shot_std"} < set(found)

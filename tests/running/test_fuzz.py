@@ -21,7 +21,7 @@ from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
 from tools.config import overrides
 from tools.config import run_config as run_config
-from tools.config.config_checks import resolved
+from tools.config.config_checks import resolve_config
 
 SEED = 7
 COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
@@ -69,8 +69,8 @@ def test_words(count, capsys):
         words = [word() for _ in range(chance.choice([1, 1, 2]))]
 
         def read(words=words):
-            given = overrides.read(words)
-            config = resolved(run_config.job_config(given.overrides, given.config))
+            given = overrides.read_command(words)
+            config = resolve_config(run_config.job_config(given.overrides, given.config))
             check_options(config)
 
         try:

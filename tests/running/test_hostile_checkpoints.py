@@ -17,7 +17,7 @@ from tasks.engine.checkpoint_files import AtomicCheckpointIO, open_own
 from tasks.engine.optim import build_optimizer
 from tasks.engine.resume_checks import check_continues
 from tests.running.tiny import tiny_task
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -33,7 +33,7 @@ def task_of():
 def trained(sample_cache, tmp_path_factory):
     """What last.ckpt of a run holds, and the options of its trainer."""
     folder = tmp_path_factory.mktemp("trained")
-    register()
+    register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer)
     options |= {"max_epochs": 9, "max_steps": 3, "limit_train_batches": 2, "limit_val_batches": 1}
     lightning.seed_everything(0, verbose=False)
@@ -43,7 +43,7 @@ def trained(sample_cache, tmp_path_factory):
     )  # fmt: skip
     data.setup()
     task = task_of()
-    trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+    trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
     trainers.fit(trainer, task, data)
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True), options
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from datamodules.files.cache import sample_folder
-from datamodules.loading.shared_memory import check_shared_memory
+from datamodules.loading.memory import check_shared_memory
 from tasks.engine.loggers import TensorBoardLog
 from tasks.engine.saved_config import read_config
 from tests.running.tiny import tiny_task
 from tools.analyses.elements import picture
-from tools.cli.errors import sentence
+from tools.cli.errors import user_message
 from tools.comparing.run_records import read_run
 from tools.runs import folder as run_folder
 from tools.runs import lock, report
@@ -121,7 +121,7 @@ def test_what_is_in_the_place_of_a_result_costs_that_result_only(name, closing, 
     put(folder / name, "file" if name == "preview" else "folder")
     with pytest.raises(OSError, match=name) as caught:
         close()
-    assert sentence(caught.value) == str(caught.value)
+    assert user_message(caught.value) == str(caught.value)
     assert {path.name for path in folder.iterdir()} == WRITTEN
     assert "top1" in capsys.readouterr().out
     for other in ("curves.png", "classes.csv", "summary.json"):
@@ -178,7 +178,7 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
         raise OSError(number, os.strerror(number))
 
     check_shared_memory("data.num_workers=0")
-    monkeypatch.setattr("datamodules.loading.shared_memory.multiprocessing.Lock", refuse)
+    monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
 

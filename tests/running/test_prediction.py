@@ -169,7 +169,7 @@ def test_prediction_without_input_takes_the_validation_images(trained, tmp_path,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "the input {} is neither an image nor a folder of images"),
+        ("nothing", "the input {} must be an image or a folder of images"),
         ("empty", "no images in the input {}; known endings"),
         ("broken.jpg", "{} is truncated or damaged"),
         ("text.png", "{} is not an image, whatever its name says"),
@@ -233,7 +233,7 @@ def test_what_cannot_be_loaded(trained, tmp_path):
 def test_loaded_tasks_are_for_evaluation(shared_network):
     assert not shared_network.training
     assert not any(p.requires_grad for p in shared_network.parameters())
-    with pytest.raises(ValueError, match="there are no images to predict"):
+    with pytest.raises(ValueError, match="the list of images to predict is empty"):
         shared_network.predict([])
 
 

@@ -76,11 +76,15 @@ def test_trainers_that_fit_what_was_started(values, options, environment):
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, TWO, "srun started 1 process, but"),
         ({**SRUN, "ENVIRONMENT": "BATCH"}, TWO, "start 2 processes with srun"),
         ({}, TWO | {"sync_batchnorm": True}, "trainer.sync_batchnorm=false"),
-        ({}, TWO | {"devices": [0, 0]}, "pass trainer.devices=2 or another number from 1 on"),
-        ({}, ONE | {"devices": [0, "a"]}, "trainer.devices=[0, 'a'] is no number of CPU processes"),
-        ({}, TWO | {"devices": 0}, "trainer.devices=0 is no number of CPU processes"),
-        ({}, TWO | {"devices": -1}, "trainer.devices=-1 is no number of CPU processes"),
-        ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp shards over GPUs"),
+        ({}, TWO | {"devices": [0, 0]}, "pass trainer.devices=2 or another number from 1 up"),
+        (
+            {},
+            ONE | {"devices": [0, "a"]},
+            "trainer.devices=[0, 'a'] must be a number of CPU processes",
+        ),
+        ({}, TWO | {"devices": 0}, "trainer.devices=0 must be a number of CPU processes"),
+        ({}, TWO | {"devices": -1}, "trainer.devices=-1 must be a number of CPU processes"),
+        ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
     ],
 )
 def test_trainers_that_do_not_fit_are_refused_by_the_first_process(
@@ -98,18 +102,18 @@ def test_trainers_that_do_not_fit_are_refused_by_the_first_process(
 
 def test_a_list_of_devices_is_as_many_processes_without_a_gpu(monkeypatch):
     check_trainer(TWO | {"devices": [0, 1]})
-    assert processes.for_this_machine(TWO | {"devices": [0, 1]})["devices"] == 2
+    assert processes.resolve_devices(TWO | {"devices": [0, 1]})["devices"] == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     on_gpus = TWO | {"accelerator": "gpu", "devices": [0, 1]}
-    assert processes.for_this_machine(on_gpus) == on_gpus
+    assert processes.resolve_devices(on_gpus) == on_gpus
 
 
 def test_devices_are_counted_as_lightning_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
-        assert processes.device_count(ONE | {"accelerator": "gpu", "devices": given}) == count
-    assert processes.device_count(ONE | {"devices": "auto"}) == 1
+        assert processes.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
+    assert processes.count_devices(ONE | {"devices": "auto"}) == 1
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_those_that_it_had():

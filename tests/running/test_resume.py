@@ -15,7 +15,7 @@ from tasks.engine import checkpoint_files as checkpoint_io
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tasks.engine.loggers import read_rows
 from tests.running.tiny import tiny_task
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -42,7 +42,7 @@ class KillAt(Callback):
 
 @pytest.fixture(scope="module")
 def options():
-    register()
+    register_groups()
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 
@@ -60,7 +60,7 @@ def train(sample_cache, options, tmp_path):
         task = tiny_task(schedule={"name": "cosine", "warmup": 0.5})
         chosen = {**options, "max_epochs": 3, "limit_val_batches": 2, **given}
         trainer = trainers.make_trainer(
-            chosen, folder, task.monitor, training=True, checkpoint_every=every
+            chosen, folder, task.monitor, task.mode, training=True, checkpoint_every=every
         )
         if kill is not None:
             trainer.callbacks.insert(0, KillAt(*kill))

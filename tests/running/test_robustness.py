@@ -11,7 +11,7 @@ import yaml
 from backbones import create_backbone
 from datamodules import RobustnessDataModule
 from datamodules.corruptions import KINDS
-from datamodules.images.corrupted_copies import NOTE, Copy, write_copy
+from datamodules.images.corrupted_copies import NOTE, CopyOptions, write_copy
 from datamodules.images.robustness_sets import SYNSETS
 from heads.linear import LinearClassifier
 from tasks.classification.corruption_error import ALEXNET, corruption_errors, mean_corruption_error
@@ -19,8 +19,8 @@ from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 from tools.comparing.paper_figures import compared
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 from tools.papers.experiments import find_experiment
 from tools.runs import robustness_mode as robustness
 from tools.runs.report import beside_paper
@@ -31,7 +31,7 @@ PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.79836
 
 @pytest.fixture(autouse=True, scope="module")
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 def as_errors(table, factor=1.0):
@@ -245,7 +245,7 @@ def test_sets_that_are_not_the_published_ones_do_not_compare(tmp_path):
     assert "parameters instead of" in why_not(count=params - 990 * 769)
     (tmp_path / "sets" / "imagenet-c").mkdir()
     (tmp_path / "sets" / "imagenet-c" / NOTE).write_text("{}")
-    assert "a copy that tools/corrupt.py made" in why_not()
+    assert "a copy made by tools/corrupt.py" in why_not()
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
     def data(*more):
         from tools.config.run_config import job_config
 
-        return resolved(job_config([*base, *more]))
+        return resolve_config(job_config([*base, *more]))
 
     config = data()
     assert config["data"]["image_size"] == config["backbone"]["img_size"] == 160
@@ -316,7 +316,7 @@ def corrupted(trained, sample_cache, tmp_path):
             shutil.copy(image, tmp_path / "few" / name.name)
 
     def copied(**options):
-        write_copy(tmp_path / "few", tmp_path / "c", Copy(size=64, resize=64, **options))
+        write_copy(tmp_path / "few", tmp_path / "c", CopyOptions(size=64, resize=64, **options))
         return tmp_path / "c"
 
     return copied

@@ -116,7 +116,7 @@ class TestWorkers:
     @pytest.fixture
     def worker(self):
         """A worker that hangs, and the iterator that it loads for."""
-        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.become_worker)
+        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.init_worker)
         iterator = iter(loader)
         (worker,) = workers._alive()
         assert next(iterator).item() == worker.pid
@@ -134,7 +134,7 @@ class TestWorkers:
 
     def test_workers_are_forked_within_jobs_of_joblib(self, monkeypatch):
         monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none=False: "loky")
-        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.become_worker)
+        loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.init_worker)
         assert next(iter(loader)).item() != os.getpid()
         assert loader.multiprocessing_context.get_start_method() == "fork"
         workers.end_workers()

@@ -25,7 +25,7 @@ from tasks.engine.signals import STOP, RunStopped
 from tests.families import rest_slow
 from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_task
 from tests.runs import same
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -88,7 +88,7 @@ class SignalAt(Callback):
 
 @pytest.fixture(scope="module")
 def default_trainer():
-    register()
+    register_groups()
     return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
 
 
@@ -128,7 +128,7 @@ class TestTraining:
             own = {name: options.pop(name) for name in TASK & options.keys()}
             task = tiny_task(**usual | own)
             options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
-            trainer = trainers.make_trainer(options, folder, task.monitor, training=True)
+            trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
             trainer.callbacks[:0] = extra
             with contextlib.suppress(RunStopped), STOP.listening():
                 start = find_start(folder, None, task, options) if resume else None

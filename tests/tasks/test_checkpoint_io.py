@@ -112,7 +112,7 @@ def test_evaluation_and_loading_refuse_a_flipped_bit_too(tmp_path):
     raw = bytearray(target.read_bytes())
     raw[len(raw) // 2] ^= 1
     target.write_bytes(raw)
-    with pytest.raises(ValueError, match="is damaged: its checksum is not that of its content"):
+    with pytest.raises(ValueError, match="is damaged: its checksum differs from its content"):
         open_checkpoint(target)
 
 

@@ -7,13 +7,15 @@ import logging
 import pytest
 import torch
 
-from backbones import create_mixer, list_mixers
+from backbones import create_mixer
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.fast import fast
 from tasks.engine import compilation
 from tasks.engine.compilation import MAX_SHAPES, check_compiler, compile_blocks
-from tests.families import SMALLEST, rest_slow, short
+from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
+from tests.forms import FORMS
 from tests.runs import arguments, composed, run_here
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.runs import components as parts
 
 TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that inductor writes
@@ -58,10 +60,10 @@ def test_every_block_of_a_host_is_one_graph(name):
     )
 
 
-@pytest.mark.parametrize("name", rest_slow(list_mixers(), ["afbo", "posmlp"]))
-def test_every_mixer_is_one_graph(name):
+@pytest.mark.parametrize(("name", "form"), rest_slow_pairs(FORMS, [("afbo", fast)]))
+def test_every_mixer_is_one_graph(name, form):
     torch._dynamo.reset()
-    mixer = create_mixer(name, 64, grid=(8, 8)).double()
+    mixer = form(create_mixer(name, 64, grid=(8, 8))).double()
     # Pooling has no parameters.
     x = torch.randn(2, 8, 8, 64, dtype=torch.float64, requires_grad=True)
     compiled = torch.compile(mixer, dynamic=False, **TRACED)
@@ -158,7 +160,7 @@ def test_a_machine_that_cannot_compile_is_told(monkeypatch):
 
 
 def test_runs_are_not_compiled_by_default():
-    register()
+    register_groups()
     assert composed()["trainer"]["compile"] is False
 
 

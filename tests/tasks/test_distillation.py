@@ -17,13 +17,13 @@ from torch import nn
 from backbones import create_backbone
 from backbones.base import Backbone, FeatureInfo
 from datamodules import SampleClassification
-from heads.distillation import Distillation, Taught
+from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
 from tasks.engine.optim import build_optimizer
 from tests.runs import RECIPE, arguments, composed, refused, same
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -160,7 +160,7 @@ def test_the_teacher_follows_the_precision_of_the_images():
 @pytest.mark.parametrize("head", [LinearClassifier, LinearProbe])
 def test_all_heads_of_classes_can_be_taught(head):
     model = head(Toy(), 10).train()
-    taught = Taught(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
+    taught = TeacherLogits(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
     plain = {"image": batch()["image"].float(), "label": batch()["label"]}
     losses = model.loss({**plain, "taught": taught})
     torch.testing.assert_close(2 * losses["loss_cls"], model.loss(plain)["loss_cls"])
@@ -221,7 +221,7 @@ def test_a_backbone_of_ours_from_a_file(tmp_path):
 @pytest.fixture
 def run(tmp_path, sample_cache):
     """A run folder as a training leaves it, of the host that is quickest to build."""
-    register()
+    register_groups()
     config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
     config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     folder = tmp_path / "run"
@@ -313,7 +313,7 @@ def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_pa
 
 def test_an_evaluation_needs_no_teacher(tmp_path):
     """Its options are those of the run's config, and its file may be gone."""
-    register()
+    register_groups()
     weights = tmp_path / "student.pth"
     weights.write_bytes(b"")
     gone = str(tmp_path / "gone.pth")
@@ -343,7 +343,7 @@ class Killed(BaseException):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, file, tmp_path):
-    register()
+    register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
     options |= {"max_epochs": 2, "limit_val_batches": 1}
 
@@ -362,7 +362,7 @@ def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, fil
             distillation={"type": "hard", "teacher": SMALL, "checkpoint": str(file)},
         )  # fmt: skip
         trainer = trainers.make_trainer(
-            options, folder, task.monitor, training=True, checkpoint_every=None
+            options, folder, task.monitor, task.mode, training=True, checkpoint_every=None
         )
         if stop is not None:
             trainer.callbacks.insert(0, Stop(stop))

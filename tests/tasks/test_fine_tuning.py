@@ -11,15 +11,25 @@ from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
 from tasks.engine.loading import build_task
 from tests.runs import composed
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 
 NAMES = tuple("abcde")
-DATA = SimpleNamespace(num_classes=5, class_names=NAMES, category_ids=(), other_orders={})
+
+
+def data(names):
+    """What a data module of these classes states."""
+    return SimpleNamespace(
+        head_arguments={"num_classes": len(names)}, task_arguments={"class_names": names},
+        category_ids=(), other_orders={},
+    )  # fmt: skip
+
+
+DATA = data(NAMES)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +83,10 @@ def test_checkpoints_say_by_what_options_their_network_was_built(tmp_path):
 
 def test_a_classifier_that_cannot_stay_is_refused(trained):
     _, path = trained
-    others = SimpleNamespace(**{**vars(DATA), "class_names": tuple("abcdx")})
+    others = data(tuple("abcdx"))
     with pytest.raises(ValueError, match="pass data with the classes of the checkpoint"):
         task(str(path), "keep_classifier=true", data=others)
-    few = SimpleNamespace(**{**vars(DATA), "num_classes": 3, "class_names": tuple("abc")})
+    few = data(tuple("abc"))
     with pytest.raises(ValueError, match="5 classes, and the data have 3"):
         task(str(path), "keep_classifier=true", data=few)
     with pytest.raises(ValueError, match=r"keep_classifier=true is for head=linear"):

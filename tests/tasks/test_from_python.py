@@ -93,7 +93,7 @@ def test_a_plain_checkpoint_opens_without_a_run_folder(example):
     assert again.model.backbone.record == task.model.backbone.record
     with pytest.raises(ValueError, match="is of a ClassificationTask, not of a SegmentationTask"):
         SegmentationTask.load_from_checkpoint(path)
-    with pytest.raises(ValueError, match="pass model and class_names as well for others"):
+    with pytest.raises(ValueError, match="pass the model and all other arguments of the class"):
         ClassificationTask.load_from_checkpoint(path, ema=None)
 
 
@@ -153,7 +153,7 @@ def test_a_detector_needs_a_datamodule(tmp_path):
     ],
 )
 def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
-    with pytest.raises(ValueError, match=f"{said}; a batch is a dictionary: "):
+    with pytest.raises(ValueError, match=f"{said}; a batch for classification is a dictionary "):
         ClassificationTask(Own(), NAMES).on_before_batch_transfer(batch, 0)
 
 

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from backbones.options import check_arguments, whole_arguments
-from tasks.engine.instantiate import TARGETS, allowed_targets, build, with_whole_numbers
+from tasks.engine.instantiate import allowed_targets, build, with_whole_numbers
 from tests.runs import CONFIGS
 
+GROUPS = ("data", "data.augmentation", "head", "task")
 FOLDER = "datamodules.images.image_folder.ImageFolderDataModule"
 
 
@@ -52,7 +53,7 @@ class TestBuild:
             content = yaml.safe_load(path.read_text())
             own = path.parent.name if "_target_" in content else ""  # of group head
             collect(own, content)
-        allowed = {group: set(allowed_targets(group)) for group in ("data", *TARGETS)}
+        allowed = {group: set(allowed_targets(group)) for group in GROUPS}
         assert named == allowed
         for target in {target for targets in allowed.values() for target in targets}:
             module, _, name = target.rpartition(".")

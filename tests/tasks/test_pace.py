@@ -7,11 +7,14 @@ import torch
 from torch import nn
 
 from datamodules import SampleClassification
+from tasks.classification.family import FAMILY
 from tasks.engine import pace
 from tasks.engine.callbacks import ProgressLines
 from tests.runs import RECIPE
 from tools.runs import report
 from tools.runs import run_facts as run_facts
+
+TASK = SimpleNamespace(family=FAMILY)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0
     trainer = SimpleNamespace(
         global_step=0, estimated_stepping_batches=steps, world_size=world_size, max_steps=-1
     )
-    measured.on_train_start(trainer, None)
+    measured.on_train_start(trainer, TASK)
     measured.on_train_epoch_start(trainer, None)
     for index, duration in enumerate(seconds):
         clock[0] += duration / 4

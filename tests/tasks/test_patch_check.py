@@ -23,7 +23,7 @@ from tasks.engine.exact_resume import random_state
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT
 from tests.runs import arguments, run_here
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
@@ -355,7 +355,7 @@ def test_compiled_blocks_are_not_compiled_for_it(deit):
 @pytest.fixture
 def train(sample_cache, tmp_path, deit, one_thread):
     """Two epochs of two batches of 32 pixels."""
-    register()
+    register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer)
 
     def train(folder, mixer=LinearAttention, *, resume=False, head=LinearClassifier, check=True,
@@ -375,7 +375,7 @@ def train(sample_cache, tmp_path, deit, one_thread):
         )  # fmt: skip
         chosen = {**options, "max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
         chosen |= given
-        trainer = trainers.make_trainer(chosen, folder, task.monitor, training=True)
+        trainer = trainers.make_trainer(chosen, folder, task.monitor, task.mode, training=True)
         start = find_start(folder, None, task, chosen) if resume else None
         trainers.fit(trainer, task, data, start=start)
         return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

@@ -13,8 +13,8 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from tasks.classification.task import ClassificationTask
-from tasks.engine.base import BaseTask
 from tasks.engine.batch_norm import share_statistics
+from tasks.engine.classes import ClassesTask
 from tasks.engine.ema import WeightEMA
 from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
@@ -22,9 +22,9 @@ from tests.runs import RECIPE
 
 def test_tasks_refuse_bad_recipes_at_once():
     with pytest.raises(ValueError, match=r"optimizer\.name"):
-        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "optimizer": {"name": "lionn", "lr": 1}})
+        ClassesTask(nn.Linear(2, 2), "ab", **{**RECIPE, "optimizer": {"name": "lionn", "lr": 1}})
     with pytest.raises(ValueError, match=r"schedule\.name"):
-        BaseTask(nn.Linear(2, 2), "ab", **{**RECIPE, "schedule": {"name": "stairs"}})
+        ClassesTask(nn.Linear(2, 2), "ab", **{**RECIPE, "schedule": {"name": "stairs"}})
 
 
 def test_mixup_mixes_images_and_labels():
@@ -168,7 +168,7 @@ def test_loss_that_is_not_finite(value):
         def loss(self, batch):
             return {"loss_a": self.weight.sum(), "loss_b": torch.tensor(value)}
 
-    task = BaseTask(Broken(2, 2), "ab", **RECIPE)
+    task = ClassesTask(Broken(2, 2), "ab", **RECIPE)
     with pytest.raises(ValueError, match=rf"the loss is {value} at step 0.*optimizer\.lr"):
         task.training_step({"image": torch.zeros(1)}, 0)
 
@@ -176,7 +176,7 @@ def test_loss_that_is_not_finite(value):
 def test_a_rate_is_held_to_the_top_rate_of_the_batch():
     optimizer = {"name": "sgd", "lr": 0.1, "reference_batch": 8}
     schedule = {"name": "poly", "min_lr": 0.2}
-    task = BaseTask(nn.Linear(2, 2), "ab", optimizer=optimizer, schedule=schedule)
+    task = ClassesTask(nn.Linear(2, 2), "ab", optimizer=optimizer, schedule=schedule)
     task.check_training(None, 16)
     with pytest.raises(ValueError, match=r"min_lr=0\.2 must be .* which is 0\.1 for this batch"):
         task.check_training(None, 8)
@@ -187,7 +187,7 @@ def test_a_batch_norm_with_one_value_names_the_batch_size():
         def loss(self, batch):
             return {"loss": self(batch["image"]).sum()}
 
-    task = BaseTask(Normed(2), "ab", **RECIPE)
+    task = ClassesTask(Normed(2), "ab", **RECIPE)
     with pytest.raises(ValueError, match=r"the batch is of 1; pass data\.batch_size=2 or more"):
         task.training_step({"image": torch.zeros(1, 2)}, 0)
 

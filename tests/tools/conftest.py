@@ -1,11 +1,11 @@
-"""What tests of several tools read."""
+"""Fixtures for tests of several tools."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory, sample_cache):
-    """The folder of a run that ended with its report."""
+    """Folder of a finished run with its report."""
     from tests.runs import arguments, run_shared
 
     output = tmp_path_factory.mktemp("reported")

@@ -1,4 +1,4 @@
-"""tools/analyse.py: from checkpoints to pictures and tables, and what it refuses."""
+"""tools/analyse.py: from checkpoints to figures and tables, and its errors."""
 
 import csv
 import io
@@ -56,14 +56,14 @@ def pictures(tmp_path):
 
 @pytest.fixture
 def released(tmp_path):
-    """A checkpoint of a short classifier that lies in no run folder."""
+    """Checkpoint of a short classifier outside of run folders."""
     path = tmp_path / "deit.pth"
     torch.manual_seed(0)
     torch.save(LinearClassifier(create_backbone("deit_t"), 7).state_dict(), path)
     return path
 
 
-def refused(arguments, capsys):
+def error_text(arguments, capsys):
     assert analyse.main(arguments) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("analyse.py: ")
@@ -84,18 +84,18 @@ def test_the_table_has_a_line_for_each_file(capsys):
         assert all(f"{key}={value}" in own for key, value in one.options.items())
 
 
-def test_what_is_refused(capsys, pictures, released):
-    assert "did you mean" in refused(["entrpy"], capsys)
-    assert "say what to analyse" in refused(["cam"], capsys)
-    assert "cannot use 'bims=3'" in refused(["entropy", "backbone=deit_t", "bims=3"], capsys)
-    assert "no run folder" in refused(["cam", f"ckpt={released}"], capsys)
-    alone = refused(["entropy", "backbone=deit_t"], capsys)
-    assert "say which images" in alone
+def test_wrong_arguments(capsys, pictures, released):
+    assert "did you mean" in error_text(["entrpy"], capsys)
+    assert "backbone=NAME is missing" in error_text(["cam"], capsys)
+    assert "cannot use 'bims=3'" in error_text(["entropy", "backbone=deit_t", "bims=3"], capsys)
+    assert "is not in a run folder" in error_text(["cam", f"ckpt={released}"], capsys)
+    alone = error_text(["entropy", "backbone=deit_t"], capsys)
+    assert "pass its images" in alone
     typed = ["backbone=resnet18", f"input={pictures}"]
-    assert "no classifier" in refused(["cam", *typed], capsys)
+    assert "lacks an image classifier" in error_text(["cam", *typed], capsys)
     for name in ("activations", "relations", "mappings", "attention"):
-        assert "resnet18" in refused([name, *typed], capsys) or name == "activations"
-    assert "known classes" in refused(
+        assert "resnet18" in error_text([name, *typed], capsys) or name == "activations"
+    assert "labelled images" in error_text(
         ["errors", f"ckpt={released}", "backbone=deit_t", f"input={pictures}"], capsys
     )
 
@@ -125,9 +125,7 @@ def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
     assert all(0 <= float(row["probability"]) <= 1 for row in found)
 
 
-def test_maps_that_nothing_speaks_for_have_no_peak(
-    tmp_path, pictures, released, monkeypatch, capsys
-):
+def test_empty_maps_have_no_peak(tmp_path, pictures, released, monkeypatch, capsys):
     def empty(model, backbone, images, classes, **options):
         maps = torch.zeros(len(images), 4, 4)
         maps[1, 2, 3] = 1
@@ -138,19 +136,19 @@ def test_maps_that_nothing_speaks_for_have_no_peak(
     assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
     found = rows(tmp_path / "out" / "cam.csv")
     assert [bool(row["peak_row"]) for row in found] == [False, True, False]
-    note = "speaks for the class in 2 of 3 images, whose maps are empty: 0.png, 2.png"
-    assert f"nothing at blocks.11.norm1 of deit {note}" in capsys.readouterr().err
+    note = "does not support the class in 2 of 3 images; their maps are empty: 0.png, 2.png"
+    assert f"blocks.11.norm1 of deit {note}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["relations", "mappings"])
-def test_analyses_of_weights_need_no_images(name, tmp_path):
+def test_analyses_of_weights_run_without_images(name, tmp_path):
     backbone = "gmlp_ti" if name == "relations" else "edgevit_xxs"
     assert analyse.main([name, f"backbone={backbone}", f"out={tmp_path}"]) == 0
     assert {path.suffix for path in tmp_path.iterdir()} == ENDINGS
 
 
 def test_relations_of_any_token():
-    """The row of the sum at the token is that of its parts; smaller windows lack the token."""
+    """The row of the sum at the token equals that of its parts; smaller windows lack the token."""
     backbone = build_short("posmlp_t", token_mixer="lrpe_m")
     backbone.name = "posmlp"
     subject = types.SimpleNamespace(backbone=backbone, label="posmlp", size=(224, 224), config=None)
@@ -172,7 +170,7 @@ def test_relations_of_any_token():
     images = [axis.images[0].get_array() for axis in found.figures["matrices"].axes if axis.images]
     assert [image.shape for image in images] == 6 * [(196, 196)]
     (note,) = found.notes
-    assert "2 of 8 layers are not drawn, as their windows have no token 150" in note
+    assert "2 of 8 layers are not drawn, because their windows lack token 150" in note
     for text in ("196", "-1", "centre"):
         with pytest.raises(ValueError, match="from 0 to 195"):
             relations.analyse([subject], {**options, "token": text})
@@ -220,8 +218,8 @@ def detections(*rows):
     ]
 
 
-def test_the_breakdown_of_a_detectors_errors_by_hand():
-    """One kind of false positive, surer than the right box, costs half until it is forgiven."""
+def test_breakdown_of_detection_errors_by_hand():
+    """One kind of false positive with a higher score than the true box halves the precision."""
     pytest.importorskip("pycocotools")
     own, near, other, nothing = (0, 0, 40, 40), (60, 0, 30, 30), (0, 60, 30, 30), (60, 60, 30, 30)
     truth = coco((1, own), (2, near), (3, other))
@@ -244,7 +242,7 @@ def test_the_breakdown_of_a_detectors_errors_by_hand():
                 name,
             )
     assert set(precision_curves(coco((1, own)), [], [5])) == {1}
-    # A set restricted to one class knows no other objects.
+    # A dataset restricted to one class ignores other objects.
     found = detections((0.9, 1, near), right)
     (alone,) = precision_curves(truth, found, [5], [1]).values()
     assert alone[KINDS.index("Oth")].tolist() == pytest.approx([0.5] * 101)
@@ -263,7 +261,7 @@ def test_analyses_of_a_run(reported, tmp_path):
     assert all(len(row["top_keys"].split()) == 5 for row in keys)
 
 
-def test_a_foreign_classifier_on_numbered_folders_is_warned_of(tmp_path):
+def test_a_foreign_classifier_on_numbered_folders_warns(tmp_path):
     data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
     subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity())
     subject.data = data
@@ -292,13 +290,13 @@ def test_a_confusion_matrix_has_numbers_names_and_a_scale(classes, numbered, mon
     numbers = [int(text.get_text()) for text in matrix.texts]
     assert numbers == ([count for count in counts.flatten().tolist() if count] if numbered else [])
     figure.draw_without_rendering()
-    assert not labels.overlap(matrix.texts)
-    assert not labels.overlap(matrix.get_yticklabels())
+    assert not labels.texts_overlap(matrix.texts)
+    assert not labels.texts_overlap(matrix.get_yticklabels())
     assert matrix.get_xticklabels()[0].get_text() == "class 0"
     matplotlib.pyplot.close(figure)
 
 
-def test_confusions_are_complete_in_a_file():
+def test_the_confusion_file_is_complete():
     subject, counts, _ = confusions(12, 300)
     heading, *lines = csv.reader(io.StringIO(errors._table(subject, counts)))
     assert heading == ["net: right class", *(f"class {label}" for label in range(12)), "images"]
@@ -307,7 +305,7 @@ def test_confusions_are_complete_in_a_file():
     assert [int(line[-1]) for line in lines] == counts.sum(1).tolist()
 
 
-def test_a_map_of_few_cells_shows_them():
+def test_a_coarse_map_keeps_its_cells():
     map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
     drawn = pictures_of.as_drawn(map_, (64, 96))
     assert (drawn[:32, :48] == 0).all()
@@ -318,7 +316,7 @@ def test_a_map_of_few_cells_shows_them():
     assert pictures_of.as_drawn(torch.ones(1, 1), (8, 8)).shape == (8, 8)
 
 
-def test_each_row_of_maps_has_a_scale_of_its_colours():
+def test_each_row_of_maps_has_a_colour_bar():
     panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
     figure = pictures_of.panel_grid({"net": panels, "other": panels})
     assert len(figure.axes) == 2 * 4 + 2

@@ -1,4 +1,4 @@
-"""What pixels count for a class: against sums, a class whose evidence is one quadrant, formulas."""
+"""Attributions of pixels against sums, formulas, and a class whose evidence is one quadrant."""
 
 import csv
 
@@ -20,7 +20,7 @@ pytest.importorskip("captum")
 
 
 class Quadrants(nn.Module):
-    """Class k is the sum of the squares of quadrant k, row by row."""
+    """The logit of class k is the sum of the squares of quadrant k, row by row."""
 
     def forward(self, x):
         height, width = x.shape[2] // 2, x.shape[3] // 2
@@ -37,7 +37,7 @@ def test_a_class_whose_evidence_is_one_quadrant(method):
     assert found.shape == (2, 16, 24)
     inside = torch.zeros(2, 16, 24, dtype=torch.bool)
     inside[0, :8, 12:] = inside[1, 8:, :12] = True
-    if method == "occlusion":  # windows of 4 pixels reach 2 over the edge
+    if method == "occlusion":  # windows of 4 pixels extend 2 over the edge
         inside[0, :10, 10:] = inside[1, 6:, :14] = True
     assert not found[~inside].any()
     assert found[inside].abs().mean() > 0.1
@@ -70,7 +70,7 @@ def test_attributions_by_their_formulas():
 
 
 def test_integrated_gradients_are_complete():
-    """They sum to the difference of the logits of the image and of the plain one."""
+    """They sum to the difference between the logits of the image and the plain image."""
     torch.manual_seed(0)
     model = LinearClassifier(short("deit_t"), 5).double().eval()
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_integrated_gradients_are_complete():
 
 
 @pytest.mark.parametrize("method", ["smoothgrad", "gradient_shap"])
-def test_noise_is_that_of_an_image_alone_and_leaves_the_generators_alone(method):
+def test_noise_is_independent_of_the_batch_and_of_other_generators(method):
     x, classes = images(8, 8, batch=3), torch.tensor([0, 1, 2])
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     found = attributions(Quadrants(), x, classes, method=method, steps=4)
@@ -98,11 +98,11 @@ def test_noise_is_that_of_an_image_alone_and_leaves_the_generators_alone(method)
         assert torch.equal(alone[0], found[number])
 
 
-def test_what_attributions_refuse(monkeypatch):
+def test_attributions_reject_wrong_options(monkeypatch):
     x, classes = images(8, 8), torch.tensor([0])
     with pytest.raises(ValueError, match="salency is not one of integrated_gradients"):
         attributions(Quadrants(), x, classes, method="salency")
-    with pytest.raises(ValueError, match="window=9 is larger than the images of 8x8"):
+    with pytest.raises(ValueError, match=r"window=9 is larger than the images \(8x8\)"):
         attributions(Quadrants(), x, classes, method="occlusion", window=9)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install .*'\.\[attributions\]'"):
@@ -127,4 +127,4 @@ def test_the_command(tmp_path, capsys):
     assert analyse.main(["attributions", *network, "class=7", f"out={out}"]) == 2
     assert "classes 0 to 6, got 7" in capsys.readouterr().err
     assert analyse.main(["attributions", "backbone=deit_t", *network[2:], f"out={out}"]) == 2
-    assert "no classifier" in capsys.readouterr().err
+    assert "lacks an image classifier" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark's command line and its output; no test looks at how long anything took."""
+"""Arguments and output of benchmark.py; no test depends on speed."""
 
 import csv
 import functools
@@ -27,13 +27,13 @@ TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false", "format=json")
 
 
-def printed(capsys, *arguments):
+def run_benchmark(capsys, *arguments):
     assert benchmark.main(arguments) == 0
     return capsys.readouterr().out
 
 
-def refused(capsys, *arguments):
-    """The one line that a command ends with."""
+def error_line(capsys, *arguments):
+    """Return the one line that a command prints before it fails."""
     assert benchmark.main(arguments) == 2
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "freed memory" not in line]
@@ -45,21 +45,21 @@ def refused(capsys, *arguments):
 
 @pytest.fixture
 def stub_networks(monkeypatch):
-    """Networks of one layer in place of the real ones; remembers which were built."""
+    """Replace networks by single layers, and record which were built."""
     built = []
 
     def build(network, options):
-        built.append(networks.label(network))
+        built.append(networks.network_label(network))
         return torch.nn.Conv2d(3, 2, 3)
 
-    monkeypatch.setattr(networks, "build", build)
+    monkeypatch.setattr(networks, "build_network", build)
     return built
 
 
 @pytest.mark.slow
 def test_mixers_of_a_host_against_its_ffn(capsys):
     arguments = ("host=deit_t", "mixer=glu,afbo", "train=true", "format=json", *TINY)
-    records = json.loads(printed(capsys, "mixers", *arguments))
+    records = json.loads(run_benchmark(capsys, "mixers", *arguments))
     assert [list(record) for record in records] == [KEYS] * 6
     names = ["deit_t", "deit_t_glu", "deit_t_afbo"]
     assert [record["backbone"] for record in records] == names * 2
@@ -80,19 +80,19 @@ def test_mixers_of_a_host_against_its_ffn(capsys):
 
 def test_a_network_has_a_ratio_with_itself(capsys):
     arguments = ("backbone=deit_t_glu backbone.mixer.act=gelu,deit_t_glu", "format=csv", *TINY)
-    rows = list(csv.DictReader(io.StringIO(printed(capsys, "backbones", *arguments))))
+    rows = list(csv.DictReader(io.StringIO(run_benchmark(capsys, "backbones", *arguments))))
     assert [row["backbone"] for row in rows] == ["deit_t_glu backbone.mixer.act=gelu", "deit_t_glu"]
     assert all(float(row["ratio"]) > 0 and row["paper_ratio"] == "" for row in rows)
 
 
 def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_networks, monkeypatch):
-    """The step number i of a round takes i seconds; one size stands after the other."""
+    """Step number i of a round takes i seconds; sizes are adjacent."""
     monkeypatch.setattr(
         timing, "interleave", lambda steps, *_: [[i + 1.0] * 2 for i in range(len(steps))]
     )
     picture = tmp_path / "growth.png"
     words = ("backbone=deit_t,swin_t", "image_size=64,128", f"out={picture}", "format=json")
-    records = json.loads(printed(capsys, "backbones", *words, *TINY[:2], TINY[3]))
+    records = json.loads(run_benchmark(capsys, "backbones", *words, *TINY[:2], TINY[3]))
     found = [(one["backbone"], one["image_size"], one["ms"], one["growth"]) for one in records]
     assert found == [
         ("deit_t", "64x64", 2000, 1.0), ("swin_t", "64x64", 3000, 1.0),
@@ -102,14 +102,14 @@ def test_growth_is_time_per_pixel_over_the_first_size(capsys, tmp_path, stub_net
     assert Image.open(picture).size[0] > 1000
 
 
-def test_processor_time_leaves_out_what_a_step_waits_for():
+def test_processor_time_excludes_waiting():
     seconds = timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu", "process")
     assert max(seconds[0]) < 0.01
     assert min(timing.interleave([functools.partial(time.sleep, 0.02)], 2, "cpu")[0]) >= 0.02
 
 
 class Widths(torch.nn.Module):
-    """Stands for networks of one class that differ."""
+    """Networks of one class that differ in width."""
 
     def __init__(self, backbone, num_classes):
         super().__init__()
@@ -133,14 +133,14 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
     monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
     options = {"compile": "true", "device": "cpu"}
     with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
-        models = [networks.build((width, {}), options) for width in (1, 2, 3, 4)]
+        models = [networks.build_network((width, {}), options) for width in (1, 2, 3, 4)]
         for model in (*models, *models):
             model(torch.ones(3, model.linear.in_features))
     assert len(graphs) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_steps_are_what_they_are_called(dtype):
+def test_forward_and_training_steps(dtype):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     images = torch.randn(2, 3, 8, 8)
     seen = []
@@ -156,11 +156,11 @@ def test_steps_are_what_they_are_called(dtype):
     assert seen[1][2] == precision
     for key, parameter in model.named_parameters():
         assert parameter.dtype == torch.float32
-        if dtype == "float32":  # gradients of one step, not of all so far
+        if dtype == "float32":  # gradients of one step, not accumulated
             torch.testing.assert_close(parameter.grad, first[key], rtol=1e-4, atol=1e-5)
 
 
-def test_memory_is_that_of_the_highest_moment():
+def test_memory_is_the_peak():
     there = torch.ones(1000)
 
     def step():
@@ -169,19 +169,22 @@ def test_memory_is_that_of_the_highest_moment():
         three = there[:100] + there[:100]
         return two, three
 
-    assert memory.peak_bytes(step, "cpu") == 6000
-    assert memory.peak_bytes(lambda: there.add_(there), "cpu") == 0
+    assert memory.measure_peak(step, "cpu") == 6000
+    assert memory.measure_peak(lambda: there.add_(there), "cpu") == 0
 
 
-def test_training_counts_what_the_backward_pass_keeps():
+def test_training_memory_includes_the_backward_pass():
     model, images = torch.nn.Conv2d(3, 4, 1, bias=False), torch.randn(1, 3, 100, 100)
     step = timing.make_step(model, images, "training", torch.float32)
-    peak = memory.peak_bytes(step, "cpu")
-    # The convolution's output and, backward, what its square and mean make of it.
+    peak = memory.measure_peak(step, "cpu")
+    # The convolution's output and, backward, the results of its square and mean.
     assert 2 * 160_000 <= peak <= 5 * 160_000 + 1000
     model.zero_grad()
-    assert memory.peak_bytes(step, "cpu") == peak
-    assert memory.peaks_of([step, step], [model], "cpu") == [peak, peak]  # no gradients between
+    assert memory.measure_peak(step, "cpu") == peak
+    assert memory.measure_peaks([step, step], [model], "cpu") == [
+        peak,
+        peak,
+    ]  # gradients are removed in between
 
 
 def test_every_round_times_every_step_once_in_its_own_order():
@@ -198,7 +201,7 @@ def test_every_round_times_every_step_once_in_its_own_order():
 
 def test_ratio_is_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
-    found = benchmark.record(
+    found = benchmark.make_record(
         [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})], 1, seconds, "training", "64x96", 4
     )
     assert found["backbone"] == "deit_t backbone.mixer.drop=0.5"
@@ -209,26 +212,26 @@ def test_ratio_is_taken_round_by_round():
 
 
 def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
-    table = printed(capsys, "mixers", "host=deit_t,swin_t", *TINY).splitlines()
+    table = run_benchmark(capsys, "mixers", "host=deit_t,swin_t", *TINY).splitlines()
     pairs = [[name for name in list_backbones(f"{host}_*")] for host in ("deit_t", "swin_t")]
     expected = [name for host, own in zip(("deit_t", "swin_t"), pairs, strict=True)
                 for name in (host, *own)]  # fmt: skip
     assert "swin_t_scheme_12" in expected
     assert "deit_t_scheme_12" not in expected
     assert sorted(line.split()[0] for line in table[1:]) == sorted(expected)
-    assert len(stub_networks) == len(expected) + 2  # a baseline for each host
+    assert len(stub_networks) == len(expected) + 2  # one baseline per host
     assert table[0].split() == " ".join(COLUMNS[key][0] for key in KEYS).split()
 
 
-def test_patterns_leave_out_what_does_not_fit(capsys, stub_networks):
-    printed(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
+def test_patterns_skip_pairs_that_do_not_fit(capsys, stub_networks):
+    run_benchmark(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
     swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
     assert stub_networks == ["deit_t", "deit_t", *swin]
 
 
 def test_options_and_baseline_of_backbones(capsys, stub_networks):
     several = "backbone=deit_t_afbo backbone.mixer.g2=6,deit_t"
-    text = printed(
+    text = run_benchmark(
         capsys,
         "backbones",
         several,
@@ -240,7 +243,7 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
     )
     assert stub_networks == [
         "deit_t_glu",
-        "deit_t_glu",  # once more, whose ratio shows the noise
+        "deit_t_glu",  # repeated, so its ratio shows the noise
         "deit_t_afbo backbone.drop_path_rate=0.1 backbone.mixer.g2=6",
         "deit_t backbone.drop_path_rate=0.1",
     ]
@@ -248,8 +251,8 @@ def test_options_and_baseline_of_backbones(capsys, stub_networks):
 
 
 def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
-    ratio, host = networks.paper_ratio, ("deit_t", {})
-    # Table 1 says G = 2 of what is the default here; Table 7 has other groups.
+    ratio, host = networks.find_paper_ratio, ("deit_t", {})
+    # Table 1 writes G = 2 for today's default; Table 7 has other groups.
     assert ratio(("deit_t_group_ffn", {}), host) == pytest.approx(13.1 / 11.4)
     assert ratio(("deit_t_group_ffn", {"mixer": {"groups": 4}}), host) == pytest.approx(15.5 / 11.4)
     assert ratio(("deit_t_afbo", {"mixer": {"g2": 6}}), host) == pytest.approx(13.7 / 11.4)
@@ -260,9 +263,9 @@ def test_papers_ratios_are_matched_by_what_differs_from_the_defaults():
     assert ratio(host, host) is None
 
 
-def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
+def test_image_sizes_are_interleaved(capsys, stub_networks):
     sizes = ("image_size=64,64x96", "batch=1,2", "format=json", "rounds=2", "keep_memory=false")
-    records = json.loads(printed(capsys, "backbones", "backbone=deit_t", *sizes))
+    records = json.loads(run_benchmark(capsys, "backbones", "backbone=deit_t", *sizes))
     shown = [(record["image_size"], record["batch"]) for record in records]
     assert shown == [("64x64", 1), ("64x64", 2), ("64x96", 1), ("64x96", 2)]
     assert stub_networks == ["deit_t", "deit_t"]  # built once for all sizes
@@ -283,19 +286,19 @@ def test_every_image_size_is_timed_in_turn(capsys, stub_networks):
     ids=lambda value: value[0],
 )  # fmt: skip
 def test_ready_comparisons(capsys, stub_networks, arguments, built):
-    records = json.loads(printed(capsys, "backbones", *arguments, "format=json", *TINY))
+    records = json.loads(run_benchmark(capsys, "backbones", *arguments, "format=json", *TINY))
     assert stub_networks == built
     shown = [name for index, name in enumerate(built) if index % 3]
     assert [record["backbone"] for record in records] == shown
 
 
 @pytest.mark.parametrize("name", ["ffnet", "posmlp", "sbm"])
-def test_both_forms_of_a_comparison_are_what_they_are_called(name):
-    (_, one, other), *_ = networks.comparison_runs(name, "")
+def test_forms_of_ready_comparisons(name):
+    (_, one, other), *_ = networks.select_comparison_runs(name, "")
     with torch.device("meta"):
         models = [create_backbone(network, **options) for network, options in (one, other)]
     shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in models]
-    # PosMLP's forms differ in what is kept between passes only, the others in their parameters.
+    # PosMLP's forms differ only in what is cached between passes, the others in their parameters.
     assert (shapes[0] == shapes[1]) == (name == "posmlp")
 
 
@@ -306,7 +309,7 @@ def test_token_mixers_over_maps(capsys):
         "batch=1,2",
         "train=true",
     )
-    records = json.loads(printed(capsys, "tokens", *arguments, *TINY_MAPS))
+    records = json.loads(run_benchmark(capsys, "tokens", *arguments, *TINY_MAPS))
     assert [list(record) for record in records] == [TOKEN_KEYS] * 24
     names = ["sbm backbone.token_mixer.rank=2", "attention", "pooling"]
     shown = [(record["mixer"], record["grid"]) for record in records[:6]]
@@ -329,7 +332,7 @@ def test_token_mixers_over_maps(capsys):
     ],
 )
 def test_baseline_of_token_mixers(typed, baseline):
-    first, *others = token_mixers.mixer_list(typed)
+    first, *others = token_mixers.read_mixers(typed)
     assert first == baseline
     assert baseline in others  # its ratio shows the noise
     names = [name for name, options in others if (name, options) != baseline or not options]
@@ -342,20 +345,20 @@ def test_cost_per_token_is_taken_round_by_round():
     linear = [[2.0, 4.0, 8.0], [8.0, 16.0, 32.0]]
     table = [[base, own] for base, own in zip(baseline, linear, strict=True)]
     mixers = [("attention", {}), ("sbm", {})]
-    small, large = token_mixers.table_records(mixers, grids, table, "forward", batch=2)
+    small, large = token_mixers.summarise(mixers, grids, table, "forward", batch=2)
     assert (small["ratio"], large["ratio"]) == (4, 1)
     assert (small["growth"], large["growth"]) == (1, 1)
     assert small["us_per_token"] == large["us_per_token"] == pytest.approx(4 / 4 / 2 * 1e6)
     quadratic = [[base, base] for base in baseline]
-    *_, large = token_mixers.table_records(mixers, grids, quadratic, "forward", batch=1)
+    *_, large = token_mixers.summarise(mixers, grids, quadratic, "forward", batch=1)
     assert large["growth"] == 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mixer"], "say first what to time: mixers, backbones, tokens"),
-        (["host=deit_t"], "say first what to time"),
+        (["mixer"], "the first argument must be one of mixers, backbones, tokens"),
+        (["host=deit_t"], "the first argument must be one of"),
         (["mixers", "hosts=deit_t"], "did you mean host=?"),
         (["mixers", "backbone=deit_t"], "arguments are key=value, with the keys host, mixer, "),
         (["backbones", "backbone=deit_t", "host=deit_t"], "with the keys backbone, baseline, "),
@@ -363,9 +366,12 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "host=deit_t_afbo"], "no host called 'deit_t_afbo'"),
         (["mixers", "mixer=afob"], "no channel mixer called 'afob'; did you mean afbo"),
         (["mixers", "host=deit_t", "mixer=scheme_12"], "scheme_12 does not serve deit_t, because"),
-        (["backbones"], "say which: backbone=NAME,NAME, or one of compare=ffnet, posmlp, sbm"),
+        (
+            ["backbones"],
+            "backbone= is missing: pass backbone=NAME,NAME or compare=ffnet|posmlp|sbm",
+        ),
         (["backbones", "compare=gmlp"], "compare must be one of ffnet, posmlp, sbm; got 'gmlp'"),
-        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare has its own baseline"),
+        (["backbones", "compare=sbm", "baseline=sbm_s"], "compare= has its own baseline"),
         (
             ["backbones", "compare=ffnet", "backbone=swin_t"],
             "no option of swin_t called 'backbone.fused",
@@ -384,14 +390,14 @@ def test_cost_per_token_is_taken_round_by_round():
         ),
         (["tokens", "mixer=sbm", "backbone.token_mixer.rank=0"], "rank"),
         (["tokens", "mixer=sbm", "baseline=x"], "'x'"),
-        (["tokens", "grid=14,x"], "grid must be 14 or 14x28, or several with commas; got 'x'"),
+        (["tokens", "grid=14,x"], "several separated by commas, up to 16,384; got 'x'"),
         (["tokens", "dim=0"], "dim must be a whole number from 1 up; got '0'"),
         (["tokens", "image_size=224"], "cannot use 'image_size=224'"),
         (["backbones", "backbone=deit_x"], "no backbone called 'deit_x'; did you mean deit_"),
         (["backbones", "backbone=deit_t", "baseline=swin"], "no backbone called 'swin'"),
         (
             ["backbones", "backbone=deit_t mixer"],
-            "cannot use 'mixer'; an option of a backbone is typed",
+            "cannot use 'mixer'; options of a backbone are typed",
         ),
         (["backbones", "backbone=deit_t foo=1"], "no option of deit_t called 'foo'"),
         (["backbones", "backbone=deit_t_afbo mixer.g2=1"], "did you mean backbone.mixer.g2"),
@@ -408,8 +414,8 @@ def test_cost_per_token_is_taken_round_by_round():
             ["backbones", "backbone=deit_t", "out=growth"],
             "out must end in .png, .pdf, .svg; got 'growth'",
         ),
-        (["backbones", "backbone=deit_t", "out=no/g.png"], "there is no folder no; make it"),
-        (["backbones", "backbone=deit_t", "out=g.png"], "give two at least: image_size=224,448"),
+        (["backbones", "backbone=deit_t", "out=no/g.png"], "the folder no is missing; create it"),
+        (["backbones", "backbone=deit_t", "out=g.png"], "pass two or more: image_size=224,448"),
         (["mixers", "out=g.png"], "cannot use 'out=g.png'"),
         (["mixers", "batch=0"], "batch must be a whole number from 1 up; got '0'"),
         (["mixers", "batch=1,"], "batch must be a whole number from 1 up; got ''"),
@@ -421,21 +427,21 @@ def test_cost_per_token_is_taken_round_by_round():
         (["mixers", "train=yes"], "train must be one of false, true; got 'yes'"),
         (["mixers", "compile=1"], "compile must be one of false, true; got '1'"),
         (["mixers", "cuda_graphs=1"], "cuda_graphs must be one of false, true; got '1'"),
-        (["tokens", "cuda_graphs=true"], "records what a GPU does; pass device=cuda as well"),
+        (["tokens", "cuda_graphs=true"], "needs a GPU; pass device=cuda too"),
         (["mixers", "format=yaml"], "format must be one of table, json, csv; got 'yaml'"),
     ],
     ids=str,
 )
 def test_wrong_arguments_end_with_one_line(capsys, arguments, message):
-    assert message in refused(capsys, *arguments, "keep_memory=false")
+    assert message in error_line(capsys, *arguments, "keep_memory=false")
 
 
-def test_device_without_driver_is_refused(capsys, monkeypatch):
+def test_a_missing_gpu_raises(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "device=cuda needs a GPU" in refused(capsys, "mixers", "device=cuda")
+    assert "device=cuda needs a GPU" in error_line(capsys, "mixers", "device=cuda")
 
 
-def test_kept_memory_is_asked_for_and_told(capsys, monkeypatch, stub_networks):
+def test_keep_memory_is_applied_and_printed(capsys, monkeypatch, stub_networks):
     asked = []
     monkeypatch.setattr(timing, "keep_freed_memory", lambda: asked.append(True) or True)
     for value, said in (("true", "freed memory kept"), ("false", "freed memory returned")):

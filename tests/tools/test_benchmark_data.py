@@ -1,4 +1,4 @@
-"""Image pipelines against others on the same files: what they read, never how fast."""
+"""Image pipelines against others on the same files: their content, not their speed."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 
 @pytest.fixture
 def small(monkeypatch):
-    """Sample pictures that are made in a second."""
+    """Sample pictures that are generated within a second."""
     monkeypatch.setattr(pipelines, "PHOTOGRAPH", 64)
     monkeypatch.setattr(pipelines, "SCENE", 128)
 
@@ -39,9 +39,9 @@ def test_both_pipelines_are_in_the_table(small, capsys, task, other):
 
 @pytest.mark.slow
 def test_timms_batches_are_like_ours(small):
-    ours = pipelines.datamodule("classification", None, 3)
+    ours, name, load = pipelines.class_folders(None, 3)
     ours.setup()
-    name, theirs = pipelines.counterpart("classification", ours)
+    theirs = load(ours)
     assert name == "timm"
     images, labels = next(iter(theirs))
     batch = next(iter(ours.train_dataloader()))
@@ -49,17 +49,17 @@ def test_timms_batches_are_like_ours(small):
     assert images.dtype == batch["image"].dtype == torch.float32
     assert labels.max() < ours.num_classes
     assert len(theirs.dataset) == len(ours.dataset("train"))
-    # Timm's own posterize ends a loader whenever it draws 0 bits.
+    # Timm's own posterize raises whenever it draws 0 bits.
     operations = [op.aug_fn for op in augment_ops(theirs.dataset.transform)]
     assert guarded_posterize in operations
     assert posterize not in operations
 
 
 def test_the_toolkit_reads_the_masks_that_we_read(small):
-    """Without chance in the pipelines, pixel by pixel."""
-    ours = pipelines.datamodule("segmentation", None, 2)
+    """Compare pixel by pixel, without randomness in the pipelines."""
+    ours, _, load = pipelines.ade20k(None, 2)
     ours.setup()
-    _, theirs = pipelines.counterpart("segmentation", ours)
+    theirs = load(ours)
     own = ours.dataset("train").dataset
     assert len(theirs.dataset) == len(own)
     strict = {StrictImage, StrictMask, Packed}
@@ -76,17 +76,17 @@ def test_the_toolkit_reads_the_masks_that_we_read(small):
 
 
 @pytest.mark.slow
-def test_each_epoch_has_other_images(small):
-    """What one draw of random numbers happens to cost would otherwise count again and again."""
-    ours = pipelines.datamodule("classification", None, 100)
+def test_each_epoch_has_other_random_numbers(small):
+    """Otherwise the cost of one random draw would be measured again and again."""
+    ours, _, _ = pipelines.class_folders(None, 100)
     ours.setup()
     loader = ours.train_dataloader()
-    batches = itertools.islice(pipelines.endless(loader), len(loader) + 1)
+    batches = itertools.islice(pipelines.repeat_batches(loader), len(loader) + 1)
     first, *_, again = (batch["image"] for batch in batches)
     assert not torch.equal(first, again)
-    assert torch.equal(first, next(iter(pipelines.endless(loader)))["image"])
+    assert torch.equal(first, next(iter(pipelines.repeat_batches(loader)))["image"])
 
 
-def test_a_task_without_images_of_its_own_is_refused(capsys):
+def test_a_task_without_an_image_pipeline_is_rejected(capsys):
     assert benchmark.main(["data", "task=transfer"]) == 2
     assert "task must be one of classification, detection" in capsys.readouterr().err

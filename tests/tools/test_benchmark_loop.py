@@ -1,4 +1,4 @@
-"""A run's steps against bare ones: what is timed, on small networks; never how long it took."""
+"""Steps of run.py against a plain loop on small networks: what is timed, not how long it takes."""
 
 import copy
 import json
@@ -9,8 +9,8 @@ import torch
 from tools import benchmark
 from tools.bench import loop
 from tools.bench.timing import CLOCKS
-from tools.config.config_checks import resolved
-from tools.config.overrides import read
+from tools.config.config_checks import resolve_config
+from tools.config.overrides import read_command
 from tools.config.run_config import job_config
 from tools.runs.components import build_parts
 
@@ -19,7 +19,7 @@ SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",
          "++data.digits_per_class=4")  # fmt: skip
 
 
-@pytest.mark.slow  # its steps are those of the test below
+@pytest.mark.slow  # the test below checks the steps
 def test_both_loops_are_in_the_table(capsys):
     typed = ["loop", "backbone=resnet18", "rounds=3", "format=json", "keep_memory=false", *SMALL]
     assert benchmark.main(typed) == 0
@@ -33,16 +33,16 @@ def test_both_loops_are_in_the_table(capsys):
 
 @pytest.mark.slow
 def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch):
-    """Step for step the same weights from the same images, so neither leaves anything out."""
+    """Both reach the same weights from the same images after each step."""
     monkeypatch.setattr(loop, "OTHER_EPOCH", 0)
     typed = [
         "task=classification", "backbone=resnet18", "trainer=cpu", "logger=csv",
         f"trainer.max_epochs={loop.ENDLESS}", *SMALL,
     ]  # fmt: skip
-    command = read(typed)
-    config = resolved(job_config(command.overrides, command.config))
+    command = read_command(typed)
+    config = resolve_config(job_config(command.overrides, command.config))
     parts = build_parts(config, tmp_path, resumed=False)
-    turns = loop.Turns(copy.deepcopy(parts.task), 3, CLOCKS["process"])
+    turns = loop.PlainSteps(copy.deepcopy(parts.task), 3, CLOCKS["process"])
     parts.engine.callbacks.append(turns)
     with pytest.raises(loop.EnoughRounds):
         parts.engine.fit(parts.task, datamodule=parts.datamodule)
@@ -56,12 +56,12 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["task=detektion"], "there is no task called"),
+        (["task=detektion"], "unknown task"),
         (["roundz=3"], "roundz"),
         (["clock=sun"], "clock must be one of wall, process"),
         (["rounds=1"], "rounds must be a whole number from 2 up"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, typed, said):
+def test_mistakes_are_one_line(capsys, typed, said):
     assert benchmark.main(["loop", *typed]) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The catalogue of names says what the registry says, and sees at once what changes."""
+"""The catalogue equals the registry, and notices changes at once."""
 
 import json
 import os
@@ -35,12 +35,12 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def read(cache):
-    """A catalogue as another process reads it."""
-    catalogue.refreshed()
+    """Read the catalogue as another process does."""
+    catalogue.load_catalogue()
     return catalogue.Catalogue(**json.loads(cache.read_text())["catalogue"])
 
 
-def test_what_is_read_is_what_is_registered(read):
+def test_the_catalogue_equals_the_registry(read):
     assert read.list_backbones() == list_backbones()
     assert read.list_backbones("swin_?_afbo*") == list_backbones("swin_?_afbo*")
     assert list(read.hosts) == list_hosts()
@@ -62,7 +62,7 @@ def plain(options):
 
 
 @pytest.mark.parametrize("name", [*UNKNOWN, *unfit_pairs()])
-def test_a_name_that_there_is_not_is_refused_in_the_words_of_the_registry(read, name):
+def test_unknown_names_have_the_registrys_message(read, name):
     with pytest.raises(ValueError, match="there is no") as ours:
         read.schema(name)
     with pytest.raises(ValueError, match="there is no") as of_registry:
@@ -70,34 +70,34 @@ def test_a_name_that_there_is_not_is_refused_in_the_words_of_the_registry(read, 
     assert str(ours.value) == str(of_registry.value)
 
 
-def test_a_mixer_that_is_not_there_is_refused(read):
+def test_an_unknown_mixer_is_rejected(read):
     with pytest.raises(ValueError, match="did you mean afbo"):
         read.mixer("afbbo")
 
 
-def test_registrations_of_this_process_are_known(registering):
+def test_registrations_in_this_process_are_included(registering):
     assert "swin_t_unheard_of" not in catalogue.catalogue().backbones
     register_mixer("unheard_of", kind="channel", source="A test.")(find_mixer("ffn").build)
     assert catalogue.catalogue().schema("swin_t_unheard_of")["mixer"]["hidden_ratio"] is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"fingerprint": 1}', '{"catalogue": {}}'])
-def test_a_damaged_file_is_written_anew(cache, content):
-    catalogue.refreshed()
+def test_a_damaged_cache_is_rebuilt(cache, content):
+    catalogue.load_catalogue()
     whole = cache.read_text()
     cache.write_text(content)
-    catalogue.refreshed()
+    catalogue.load_catalogue()
     assert cache.read_text() == whole
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
 
 
-def test_without_a_place_for_it_the_registry_answers(tmp_path, monkeypatch):
+def test_without_a_writable_cache_the_registry_is_read(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "file"))
-    assert catalogue.refreshed().list_backbones() == list_backbones()
+    assert catalogue.load_catalogue().list_backbones() == list_backbones()
 
 
-def test_the_fingerprint_tells_every_change(tmp_path, monkeypatch):
+def test_the_fingerprint_changes_with_every_file(tmp_path, monkeypatch):
     package = tmp_path / "backbones"
     package.mkdir()
     monkeypatch.setattr(catalogue, "PACKAGE", package)
@@ -117,7 +117,7 @@ def test_the_fingerprint_tells_every_change(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_new_file_is_seen_by_the_next_command(tmp_path):
-    """And what is removed is gone again."""
+    """Removed files disappear as well."""
     for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""The lists of images that exports write for MMPretrain."""
+"""Lists of images that exports write for MMPretrain."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from tools.exports.class_lists import write_annotations, write_names
 
 
-def test_hidden_files_are_left_out_and_empty_splits_are_refused(tmp_path):
+def test_hidden_files_are_skipped_and_empty_splits_rejected(tmp_path):
     (tmp_path / "export").mkdir()
     write_names(tmp_path / "export", ["2", "10"])
     script = write_annotations(tmp_path / "export", [".jpg"])

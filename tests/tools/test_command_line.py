@@ -1,4 +1,4 @@
-"""Help, sweeps, and which errors are one line."""
+"""Help, sweeps, and one-line errors."""
 
 import dataclasses
 import re
@@ -15,24 +15,24 @@ from tools.config import overrides
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(capsys):
+def test_bugs_keep_their_traceback(capsys):
     with pytest.raises(ZeroDivisionError), one_line_errors():
         1 / 0  # noqa: B018
     with pytest.raises(ValueError, match="not ours"), one_line_errors():
         raise ValueError("not ours")
 
 
-def test_a_message_of_ours_is_found_below_errors_of_libraries(capsys):
+def test_our_message_is_found_below_errors_of_libraries(tmp_path, capsys):
     def library():
         try:
-            checkpoint_file("/nowhere")
+            checkpoint_file(tmp_path / "nowhere")
         except ValueError as error:
             raise RuntimeError("the library gave up") from error
 
     with pytest.raises(SystemExit) as ended, one_line_errors():
         library()
     assert ended.value.code == 2
-    assert "no checkpoint or run folder at /nowhere" in capsys.readouterr().err
+    assert f"no checkpoint or run folder at {tmp_path}/nowhere" in capsys.readouterr().err
 
 
 def test_full_disk_is_one_line(capsys):
@@ -44,7 +44,7 @@ def test_full_disk_is_one_line(capsys):
 
 
 def test_help_fits_a_screen():
-    text = run_help.help_on(run_help.subject_of(["--help"]))
+    text = run_help.help_text(run_help.help_words(["--help"]))
     lines = text.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
@@ -65,46 +65,52 @@ def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
     hosts = [*known.hosts, *(f"a{n}_new_host" for n in range(30))]
     grown = dataclasses.replace(known, mixers={**known.mixers, **new}, hosts=hosts)
     monkeypatch.setattr(run_help, "catalogue", lambda: grown)
-    choices = run_help._choices
+    choices = run_help._group_files
     more = [(f"new{n}", "") for n in range(50)]
-    monkeypatch.setattr(run_help, "_choices", lambda group: choices(group) + more)
-    lines = run_help.screen().splitlines()
+    monkeypatch.setattr(run_help, "_group_files", lambda group: choices(group) + more)
+    lines = run_help.overview().splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     said = re.findall(r"\.\.\. and (\d+)\s+more:\s+--help\s+(\w+)", "\n".join(lines))
-    assert [subject for _, subject in said] == [*run_help.groups(), "backbone", "mixer", "mixer"]
+    assert [subject for _, subject in said] == [
+        *run_help.list_groups(),
+        "backbone",
+        "mixer",
+        "mixer",
+    ]
 
 
 def test_names_left_out_of_a_line_are_counted():
     names = [f"name_{letter}" for letter in "abcdefgh"] + [f"other{n}" for n in range(20)]
-    whole = run_help._bounded("list ", names, 9, "data")
+    whole = run_help._fit_lines("list ", names, 9, "data")
     assert "more" not in whole
-    cut = run_help._bounded("list ", names, 1, "data")
+    cut = run_help._fit_lines("list ", names, 1, "data")
     assert cut == ("list name_{a,b,c,d,e,f,g,h}, other0, other1, other2, other3, other4, "
                    "... and 15 more: --help data")  # fmt: skip
 
 
-def test_help_on_a_subject_says_all_of_it():
-    assert run_help.help_on(["backbone"]).split() == list_backbones()
+def test_help_on_a_subject_is_complete():
+    assert run_help.help_text(["backbone"]).split() == list_backbones()
     recipes = {path.stem for path in (run_help.CONFIGS / "recipe").glob("*.yaml")}
-    said = run_help.help_on(["recipe"])
+    said = run_help.help_text(["recipe"])
     assert {line.split()[0] for line in said.splitlines() if line[0] != " "} == recipes
     assert "300 epochs, 1e-3 for 1024 images" in said
     for name in list_mixers():
-        assert f"\n  {name} " in run_help.help_on(["mixer"])
-    config = run_help.help_on(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
+        assert f"\n  {name} " in run_help.help_text(["mixer"])
+    config = run_help.help_text(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
     assert "seed: 7" in config
     assert "task_name: detection" in config
     with pytest.raises(
-        ValueError, match="no help on 'optimizr'; there is on backbone, mixer, experiment, task"
+        ValueError,
+        match="unknown subject 'optimizr' of --help; known: backbone, mixer, experiment, task",
     ):
-        run_help.help_on(["optimizr"])
-    assert run_help.subject_of(["task=detection", "seed=1"]) is None
-    assert run_help.subject_of(["task=detection", "-h"]) == ["task=detection"]
+        run_help.help_text(["optimizr"])
+    assert run_help.help_words(["task=detection", "seed=1"]) is None
+    assert run_help.help_words(["task=detection", "-h"]) == ["task=detection"]
 
 
 @pytest.mark.slow
-def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_path):
+def test_a_sweep_has_a_folder_per_run_and_continues_after_a_failure(tmp_path):
     typed = arguments("classification", tmp_path, "trainer.limit_train_batches=1")
     typed = [a for a in typed if not a.startswith(("backbone=", "data.batch_size="))]
     typed += ["backbone=deit_t,poolformer_s12", "data.batch_size=0,8"]
@@ -127,11 +133,11 @@ def test_sweep_gives_each_run_its_folder_and_goes_on_after_one_that_fails(tmp_pa
 def test_names_in_a_sweep_are_checked_before_its_first_run(tmp_path):
     typed = arguments("classification", tmp_path, backbone="deit_t,poolformer_s21")
     with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
-        overrides.prepare(["-m", *typed])
+        overrides.process_arguments(["-m", *typed])
 
 
 def test_sweep_of_several_values_names_each_run():
-    jobs = overrides._jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
+    jobs = overrides._expand_jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
     assert [sorted(job) for job in jobs] == [
         ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],
         ["backbone=b", "seed=0", "x=1"], ["backbone=b", "seed=1", "x=1"],
@@ -139,6 +145,6 @@ def test_sweep_of_several_values_names_each_run():
 
 
 @pytest.mark.parametrize("key", ["data.root", "ckpt", "output_dir"])
-def test_a_path_that_is_no_utf_8_is_refused(key):
-    with pytest.raises(ValueError, match=r"xff' is no UTF-8 text.* another name"):
-        overrides.prepare([f"{key}=/data/\udcff"])
+def test_a_path_that_is_not_utf_8_is_rejected(key):
+    with pytest.raises(ValueError, match=r"xff' must be UTF-8.* another name"):
+        overrides.process_arguments([f"{key}=/data/\udcff"])

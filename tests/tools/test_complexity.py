@@ -1,4 +1,4 @@
-"""Counting rules on operations with known counts and on known networks, and the command."""
+"""Counting rules on single operations and on known networks, and complexity.py itself."""
 
 import csv
 import io
@@ -20,7 +20,8 @@ from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
 from heads.linear import LinearClassifier
 from tools import complexity
-from tools.papers.dense_counts import CLASSES, dense_parts
+from tools.complexity import COUNTED
+from tools.papers.dense_counts import count_dense_parts
 from tools.papers.published import list_papers, load_rows
 
 SCRIPT = Path(complexity.__file__)
@@ -85,7 +86,7 @@ def test_rules_on_operations(name):
 
 
 class Function(nn.Module):
-    """A function of the images; its parameter is there for fvcore."""
+    """A function of the images as a module; fvcore needs its parameter."""
 
     def __init__(self, function):
         super().__init__()
@@ -99,8 +100,8 @@ def zeros(x, *shape):
     return x.new_zeros(shape)
 
 
-def turned(x, axes, *, norm=None, size=None):
-    """A global filter: to the half spectrum, a complex product, and back."""
+def filter_spectrum(x, axes, *, norm=None, size=None):
+    """A global filter: half spectrum, complex product, and back."""
     spectrum = torch.fft.rfftn(x, s=size, dim=axes, norm=norm)
     return torch.fft.irfftn(spectrum * spectrum.conj(), s=size, dim=axes, norm=norm)
 
@@ -114,8 +115,8 @@ SPECTRA = {
     "padded": (lambda x: torch.fft.rfft(x, n=32), 24 * 32 * 5),
     "complex_2d": (lambda x: torch.fft.fft2(x), 2 * 3 * 64 * 6),
     "and_back": (lambda x: torch.fft.ifft2(torch.fft.fft2(x)), 4 * 3 * 64 * 6),
-    "global_filter": (lambda x: turned(x, (-2, -1)), 2 * 3 * 64 * 6 + 4 * COMPLEX),
-    "filter_of_rows": (lambda x: turned(x, (-1,)), 2 * 24 * 8 * 3 + 4 * COMPLEX),
+    "global_filter": (lambda x: filter_spectrum(x, (-2, -1)), 2 * 3 * 64 * 6 + 4 * COMPLEX),
+    "filter_of_rows": (lambda x: filter_spectrum(x, (-1,)), 2 * 24 * 8 * 3 + 4 * COMPLEX),
     "by_real": (lambda x: torch.fft.rfft2(x) * x[..., :5], 3 * 64 * 6),
     "matrix": (
         lambda x: (x + 0j) @ zeros(x + 0j, 8, 7),
@@ -216,12 +217,12 @@ def test_own_operators_count_by_their_formula_or_are_named(monkeypatch):
 
 
 def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcomer):
-    """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows, too."""
+    """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows too."""
     newcomer("fourier_filter")
     counted = {}
     for size in ("224", "96", "96x160"):
         arguments = ("backbone=deit_t_fourier_filter", f"image_size={size}", "format=json")
-        (counted[size],) = json.loads(printed(capsys, *arguments))
+        (counted[size],) = json.loads(run_complexity(capsys, *arguments))
     change = counted["224"]["params"] - counted["96"]["params"]
     assert change == 192 * (12 * 2 * (14 * 8 - 6 * 4) + 14 * 14 - 6 * 6)
     oblong = counted["96x160"]["params"] - counted["96"]["params"]
@@ -233,13 +234,13 @@ def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcom
     assert counted["224"]["macs_g"] * 1e9 == pytest.approx(spectra + attention + rest, abs=1)
 
 
-def test_size_is_height_and_width():
+def test_image_size_is_height_by_width():
     conv = nn.Conv2d(3, 1, (2, 1), stride=(2, 1))
     assert count_macs(conv, (4, 6)) == 2 * 6 * 6
 
 
-def test_counts_do_not_depend_on_how_a_run_computes():
-    """Torch resizes by products where a run is deterministic and no CPU's tensor comes in."""
+def test_counts_are_independent_of_deterministic_mode():
+    """Torch resizes by products in deterministic runs off the CPU."""
 
     def resize(images):
         return F.interpolate(images, size=(16, 16), mode="bilinear", align_corners=False)
@@ -252,7 +253,7 @@ def test_counts_do_not_depend_on_how_a_run_computes():
         torch.use_deterministic_algorithms(False)
 
 
-def test_counting_leaves_the_model_alone():
+def test_counting_leaves_the_model_unchanged():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
     model[2].eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -305,7 +306,7 @@ def test_fvcore_absent(monkeypatch):
 def test_rules_on_hosts(name, macs, torchprofile):
     model = classifier(name)
     assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
-    # 1e-5: the class token alone passes DeiT's last norm, PoolFormer's norm sees the whole map.
+    # 1e-5: only the class token passes DeiT's last norm, but PoolFormer's norm sees the whole map.
     assert count_macs(model, rule="torchprofile") / 1e9 == pytest.approx(torchprofile, rel=3e-5)
 
 
@@ -345,7 +346,7 @@ def command(*arguments, **options):
     )
 
 
-def printed(capsys, *arguments):
+def run_complexity(capsys, *arguments):
     assert complexity.main(arguments) == 0
     return capsys.readouterr().out
 
@@ -376,14 +377,14 @@ def test_command_runs_from_any_directory(tmp_path):
 
 @pytest.mark.slow
 def test_table_is_aligned(capsys):
-    lines = printed(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
+    lines = run_complexity(capsys, "backbone=deit_t_c*,poolformer_s12,deit_t").splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == [*list_backbones("deit_t_c*"), "poolformer_s12", "deit_t"]
     assert len({len(line) for line in lines}) == 1
 
 
 def test_json(capsys):
-    records = json.loads(printed(capsys, "backbone=swin_t_ffn,deit_t_afbo", "format=json"))
+    records = json.loads(run_complexity(capsys, "backbone=swin_t_ffn,deit_t_afbo", "format=json"))
     assert records == [
         {
             "backbone": "swin_t_ffn",
@@ -397,15 +398,15 @@ def test_json(capsys):
 
 def test_image_size_and_rule(capsys):
     arguments = ("backbone=poolformer_s12", "format=json", "rule=torchprofile")
-    (small,) = json.loads(printed(capsys, *arguments, "image_size=128"))
-    (wide,) = json.loads(printed(capsys, *arguments, "image_size=128x512"))
+    (small,) = json.loads(run_complexity(capsys, *arguments, "image_size=128"))
+    (wide,) = json.loads(run_complexity(capsys, *arguments, "image_size=128x512"))
     assert wide["macs_g"] == pytest.approx(4 * small["macs_g"], rel=1e-3)
     assert wide["params"] == small["params"] == 11915176
 
 
 @pytest.mark.slow
 def test_paper_as_csv(capsys):
-    text = printed(
+    text = run_complexity(
         capsys, "paper=afbo", "backbone=deit_t,deit_t_afbo,poolformer_s36*", "format=csv"
     )
     every = list(csv.DictReader(io.StringIO(text)))
@@ -438,7 +439,9 @@ def test_paper_as_csv(capsys):
 
 
 def test_paper_as_table(capsys):
-    header, *lines = printed(capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu").splitlines()
+    header, *lines = run_complexity(
+        capsys, "paper=afbo", "backbone=deit_t_glu,deit_t_swiglu"
+    ).splitlines()
     assert header.split("  ")[0] == "backbone"
     assert len(lines) == 2
     assert all("agrees" in line and "5,720,488" in line for line in lines)
@@ -448,24 +451,24 @@ def test_digits_of_the_paper_are_printed(capsys):
     """PosMLP's table prints 5.10 G, and SBM's whole millions."""
     for paper, backbone, table, digits in (("posmlp", "posmlp_t_sgu", 3, "5.10"),
                                            ("iffn", "deit_t_iffn", 2, "5.00")):  # fmt: skip
-        _, line = printed(
+        _, line = run_complexity(
             capsys, f"paper={paper}", f"table={table}", f"backbone={backbone}"
         ).splitlines()[:2]
         assert f" {digits} " in line
 
 
-def test_a_cause_is_not_given_for_another_count(capsys):
+def test_causes_only_apply_to_the_published_count(capsys):
     typed = ("paper=posmlp", "table=2", "backbone=gmlp_b", "format=json")
-    (own,) = json.loads(printed(capsys, *typed))
-    (other,) = json.loads(printed(capsys, *typed, "image_size=256"))
+    (own,) = json.loads(run_complexity(capsys, *typed))
+    (other,) = json.loads(run_complexity(capsys, *typed, "image_size=256"))
     assert own["verdict"] == "differs by -0.08 G: counting by fvcore"
     assert "DIFFERS by +" in other["verdict"]
     assert "counting" not in other["verdict"]
 
 
 @pytest.mark.slow
-def test_rows_of_all_tasks_say_what_to_type(capsys):
-    text = printed(capsys, "paper=iffn", "table=7", "format=json")
+def test_rows_of_all_tasks_name_their_experiment(capsys):
+    text = run_complexity(capsys, "paper=iffn", "table=7", "format=json")
     plain, mixed = json.loads(text)
     assert (plain["experiment"], mixed["experiment"]) == ("iffn_t7_swin_t", "iffn_t7_swin_t_iffn")
     assert (mixed["head"], mixed["reported_metric"]) == ("mask_rcnn", "46.0 box AP")
@@ -473,14 +476,16 @@ def test_rows_of_all_tasks_say_what_to_type(capsys):
     assert mixed["residual_flops_g"] == pytest.approx(3.0628, abs=5e-5)
     assert mixed["verdict"] == "DIFFERS by +3.06 G"
     (row,) = json.loads(
-        printed(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
+        run_complexity(capsys, "paper=afbo", "table=9", "backbone=deit_t_afbo", "format=json")
     )[:1]
     assert row["experiment"] == "afbo_t9_deit_t_afbo_sm_none"
     assert row["macs_g"] > 1
 
 
 def test_rows_judged_by_their_change_show_it(capsys):
-    header, line = printed(capsys, "paper=afbo", "backbone=poolformer_s24_afbo").splitlines()[:2]
+    header, line = run_complexity(
+        capsys, "paper=afbo", "backbone=poolformer_s24_afbo"
+    ).splitlines()[:2]
     assert header.split("  ")[0] == "backbone"
     assert header.count("paper change") == 2
     # Reported, its change, ours, and their difference: of parameters, then of FLOPs.
@@ -491,10 +496,10 @@ def test_rows_judged_by_their_change_show_it(capsys):
 @pytest.mark.parametrize(
     "arguments", [("backbone=deit_t",), ("paper=afbo", "backbone=deit_t,deit_t_glu")]
 )
-def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
+def test_the_terminal_table_shows_every_figure(capsys, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    text = re.sub(r"\x1b\[[\d;]*m", "", printed(capsys, *arguments))
+    text = re.sub(r"\x1b\[[\d;]*m", "", run_complexity(capsys, *arguments))
     assert "5,717,416" in text
     assert "1.2537" in text
     assert ("5.72" in text) != ("+0.02" in text)
@@ -513,19 +518,22 @@ def test_terminal_table_loses_no_figure(capsys, monkeypatch, arguments):
         ("--rule=macs", "arguments are key=value"),
         ("rule=flops", "rule must be one of macs, fvcore, torchprofile; got 'flops'"),
         ("format=yaml", "format must be one of table, json, csv; got 'yaml'"),
-        ("image_size=big", "image_size must be 224 or 800x1280, from 64 up (32 with patch_size)"),
-        ("image_size=31", "from 64 up (32 with patch_size); got '31'"),
+        ("image_size=big", "must be 224 or 800x1280, between 64 (32 with patch_size) and 16,384"),
+        ("image_size=31", "between 64 (32 with patch_size) and 16,384; got '31'"),
         ("image_size=224x", "got '224x'"),
         ("paper=afob", "paper must be one of afbo"),
         ("backbone=swin_x", "no backbone called 'swin_x'; did you mean swin_t"),
         ("table=3", "table=3 needs a paper"),
         ("backbone=vgg*", "no backbone matches 'vgg*'"),
         ("backbone=deit_t,,swin_t", "no backbone called ''"),
-        ("head=mask_rcnn", "head=mask_rcnn needs its task: pass task=detection"),
+        ("head=mask_rcnn", "head=mask_rcnn needs a task: pass task=detection"),
         ("task=transfer", "task must be one of classification, detection, segmentation"),
         ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),
-        ("backbone.dense=true", "is refused: counted is the classification network"),
-        ("backbone.pretrained=true", "is refused: weights change nothing"),
+        (
+            "backbone.dense=true",
+            "leave backbone.dense=true out: the classification network is counted",
+        ),
+        ("backbone.pretrained=true", "leave backbone.pretrained=true out: weights do not change"),
     ],
 )
 def test_wrong_arguments_end_with_one_line(capsys, argument, message):
@@ -544,7 +552,7 @@ def test_wrong_argument_of_the_script_has_no_traceback():
 
 def test_an_ablation_is_counted_from_the_command_line(capsys):
     typed = ("backbone=deit_t_afbo", "backbone.mixer.g1=2", "backbone.mixer.g2=4,6")
-    records = json.loads(printed(capsys, *typed, "format=json"))
+    records = json.loads(run_complexity(capsys, *typed, "format=json"))
     (row,) = (row for row in load_rows("afbo") if row.options == {"mixer": {"g1": 2, "g2": 6}})
     assert [record["backbone"] for record in records] == [
         "deit_t_afbo backbone.mixer.g1=2 backbone.mixer.g2=4",
@@ -560,7 +568,7 @@ def test_papers_rows_have_options_of_their_own(capsys):
 
 def test_backbone_without_rows(capsys):
     assert complexity.main(["paper=afbo", "backbone=swin_s_glu"]) == 2
-    assert "paper=afbo has no row for backbone=swin_s_glu" in capsys.readouterr().err
+    assert "backbone=swin_s_glu is not in paper=afbo" in capsys.readouterr().err
 
 
 def test_choices_are_those_of_the_package():
@@ -579,11 +587,11 @@ def _toolkits():
         pytest.importorskip(toolkit)
 
 
-def counted(row):
+def count_row(row):
     typed = {key: value for key, value in row.options.items() if key != "fused"}
-    return dense_parts(
+    return count_dense_parts(
         row.backbone, json.dumps(typed), row.task, row.head, json.dumps(dict(row.head_options)),
-        row.classes or CLASSES[row.task], tuple(row.counted_at), row.rule,
+        row.classes or COUNTED[row.task].targets["num_classes"], tuple(row.counted_at), row.rule,
     )  # fmt: skip
 
 
@@ -606,14 +614,14 @@ QUICK = ("ffnet_t3_ffnet_seg_ade20k",)
 )
 @pytest.mark.usefixtures("_toolkits")
 def test_dense_rows_are_exact(row):
-    parts = counted(row)
+    parts = count_row(row)
     assert sum(params for _, params, _ in parts) == row.params
     assert sum(macs for *_, macs in parts) == row.exact_macs
 
 
 @pytest.mark.usefixtures("_toolkits")
 def test_ffnets_segmentors_count_what_the_paper_prints():
-    """By an independent count with a replica of UPerHead, and one of FFNet_seg."""
+    """An independent count with replicas of UPerHead and FFNet_seg."""
     rows = load_rows("ffnet", "segmentation")
     assert [row.macs for row in rows] == pytest.approx(
         [941.6, 1009.1, 1157.3, 74.57, 572.64], abs=0.051
@@ -624,7 +632,7 @@ def test_ffnets_segmentors_count_what_the_paper_prints():
 def test_second_stage_is_counted_as_mmdetection_does(capsys):
     """1000 boxes through two linear layers, 100 through the masks' convolutions."""
     typed = ("task=detection", "backbone=resnet18", "image_size=256x320", "format=json")
-    records = json.loads(printed(capsys, *typed))
+    records = json.loads(run_complexity(capsys, *typed))
     found = {record["part"]: record["macs_g"] for record in records}
     assert list(found) == ["backbone", "neck", "rpn head", "bbox head", "mask head", "whole"]
     linear = 1000 * (256 * 49 * 1024 + 1024 * 1024 + 1024 * (81 + 320))
@@ -637,16 +645,19 @@ def test_second_stage_is_counted_as_mmdetection_does(capsys):
 
 
 @pytest.mark.usefixtures("_toolkits")
-def test_an_auxiliary_head_counts_parameters_alone(capsys):
+def test_an_auxiliary_head_only_counts_parameters(capsys):
     typed = ("task=segmentation", "backbone=resnet18", "image_size=64", "format=json")
-    found = {record["part"]: record for record in json.loads(printed(capsys, *typed))}
+    found = {record["part"]: record for record in json.loads(run_complexity(capsys, *typed))}
     auxiliary = found["auxiliary head (training)"]
     assert auxiliary["macs_g"] == 0 < auxiliary["params"]
 
 
-def test_a_head_of_another_task_is_refused(capsys):
+def test_a_head_of_another_task_is_rejected(capsys):
     assert complexity.main(["task=detection", "head=upernet", "backbone=deit_t"]) == 2
-    assert "task=detection has no head=upernet; it has cascade_mask_rcnn" in capsys.readouterr().err
+    assert (
+        "head=upernet is not for task=detection; pass one of cascade_mask_rcnn"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow  # a DETR runs with values
@@ -654,7 +665,7 @@ def test_a_head_of_another_task_is_refused(capsys):
 @pytest.mark.parametrize(("task", "head"), [("detection", "dino"), ("segmentation", "mask2former")])
 def test_heads_with_queries_are_counted(task, head):
     small, large = (
-        dense_parts("resnet18", "{}", task, head, "{}", 10, (size, size), "macs")
+        count_dense_parts("resnet18", "{}", task, head, "{}", 10, (size, size), "macs")
         for size in (256, 512)
     )
     assert [part[:2] for part in small] == [part[:2] for part in large]

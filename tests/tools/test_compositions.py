@@ -1,4 +1,4 @@
-"""How often Hydra composes for a command, and what ``--cfg job`` shows."""
+"""Number of Hydra compositions per command, and the output of ``--cfg job``."""
 
 import sys
 
@@ -12,7 +12,7 @@ from tools import run as command
 
 @pytest.fixture
 def compositions(monkeypatch):
-    """The overrides of every composition."""
+    """Record the overrides of every composition."""
     original, counted = ConfigLoaderImpl.load_configuration, []
 
     def load_configuration(loader, config_name, overrides, *args, **options):
@@ -25,12 +25,12 @@ def compositions(monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The configs of the runs that a command begins."""
+    """Record the configs of the runs that a command starts."""
     begun = []
     monkeypatch.setattr(command, "run", lambda config, swept=None: begun.append(config))
     monkeypatch.setattr(sys, "argv", ["run.py"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
-    monkeypatch.setattr(command.logging, "basicConfig", lambda **_: None)  # pytest's stays
+    monkeypatch.setattr(command.logging, "basicConfig", lambda **_: None)  # keeps pytest's
     monkeypatch.setattr("hydra.core.utils.configure_log", lambda *_: None)
     return begun
 
@@ -42,7 +42,7 @@ def typed(monkeypatch, *arguments):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """What is left of a training, as far as an evaluation asks for it."""
+    """The part of a run folder that an evaluation needs."""
     config = composed("task=detection", "backbone=swin_t_afbo", "head=retinanet")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.ckpt").touch()
@@ -74,11 +74,11 @@ def test_runs_of_a_sweep_are_composed_for_the_check_and_where_they_run(
     swept = ["-m", "backbone=swin_t,deit_t", f"output_dir={tmp_path}"]
     assert typed(monkeypatch, *swept) == 0
     assert [run["backbone"]["name"] for run in runs] == ["swin_t", "deit_t"]
-    # Hydra composes besides what says where and by which launcher the runs are to be.
+    # Hydra also composes its own options: the folder and launcher of the runs.
     assert len(compositions) == 2 + 1 + 2
     compositions.clear()
     assert typed(monkeypatch, "-m", "seed=0,1", f"output_dir={tmp_path}") == 0
-    assert len(compositions) == 1 + 1 + 2  # all seeds are checked by one
+    assert len(compositions) == 1 + 1 + 2  # one composition checks all seeds
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["-c", "job"], ["--cfg=job", "--resolve"]])

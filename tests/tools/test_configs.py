@@ -1,4 +1,4 @@
-"""Every config file composes, names parts of ours that take its options, and says what for."""
+"""Every config file composes, names our parts with valid options, and lists its tasks."""
 
 import inspect
 import re
@@ -17,14 +17,14 @@ from tests.families import rest_slow
 from tests.runs import CONFIGS, composed, options
 from tools.cli.errors import one_line_errors
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import fixed
-from tools.config.lazy_groups import register
+from tools.config.automatic import apply_fixed_schedule
+from tools.config.lazy_groups import register_groups
 
 TASKS = ("classification", "detection", "segmentation", "transfer")
 
 
-def fitting(group, task):
-    """Options of a group that say they are for a task."""
+def fitting_options(group, task):
+    """Return the options of a group that list a task."""
     found = []
     for name in options(group):
         content = read_yaml(CONFIGS / group / f"{name}.yaml")
@@ -35,12 +35,12 @@ def fitting(group, task):
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
-def check(config):
-    """Every part takes the options that the config has for it."""
-    config = fixed(config)  # own sets leave values to their size
+def check_config(config):
+    """Check that every part accepts the options of the config."""
+    config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
     given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
              "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
     for group, names in given.items():
@@ -65,7 +65,7 @@ def check(config):
     check_arguments(learning_rate_factor, config["schedule"], "schedule")
     check_arguments(create_backbone, config["backbone"], "backbone")
     learning_rate_factor(10, 10, **config["schedule"])
-    # What is chosen by names of parameters is for the recipe's own networks, see test_recipes.
+    # Parameter names are only checked for the recipe's own networks, in test_recipes.
     named = {"layer_decay": None, "layers": None, "groups": None}
     build_optimizer(torch.nn.Linear(2, 2), **{**config["optimizer"], **named})
 
@@ -77,8 +77,8 @@ def locate(target):
 
 @pytest.mark.parametrize("task", rest_slow(TASKS, ("classification", "segmentation")))
 def test_every_head_and_dataset_of_a_task(task):
-    """Each once, by turns."""
-    heads, data = fitting("head", task), fitting("data", task)
+    """Each at least once."""
+    heads, data = fitting_options("head", task), fitting_options("data", task)
     assert heads
     assert len(data) > 1
     for index in range(max(len(heads), len(data))):
@@ -88,26 +88,28 @@ def test_every_head_and_dataset_of_a_task(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_every_head_with_every_dataset_of_a_task(task):
-    for head in fitting("head", task):
-        for name in fitting("data", task):
+    for head in fitting_options("head", task):
+        for name in fitting_options("data", task):
             check_together(task, head, name)
 
 
 def check_together(task, head, name):
-    # The sample sets give options to their tasks' default head; others are as they are.
-    check(composed(f"task={task}", f"head={head}", f"data={name}"))
+    # The sample datasets set options of their task's default head; others keep theirs.
+    check_config(composed(f"task={task}", f"head={head}", f"data={name}"))
 
 
 def test_every_head_and_dataset_is_for_some_task():
     for group in ("head", "data"):
-        assert {name for task in TASKS for name in fitting(group, task)} == set(options(group))
+        assert {name for task in TASKS for name in fitting_options(group, task)} == set(
+            options(group)
+        )
     assert set(options("task")) == set(TASKS)
 
 
 @pytest.mark.parametrize("protocol", options("protocol"))
 def test_every_protocol(protocol):
     config = composed("task=transfer", f"protocol={protocol}")
-    check(config)
+    check_config(config)
     assert config["protocol"] == protocol
 
 
@@ -122,12 +124,12 @@ def test_linear_probing_scales_its_rate_by_the_batch(data):
 def test_the_long_recipe_of_the_sample_data():
     for task in ("detection", "segmentation"):
         longer, plain = composed(f"task={task}", "recipe=sample_long"), composed(f"task={task}")
-        check(longer)
+        check_config(longer)
         assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
 
 
 @pytest.mark.parametrize("data", ["folder", "inaturalist2019"])
-def test_recipes_of_imagenet_serve_what_is_like_it(data):
+def test_recipes_of_imagenet_fit_data_like_it(data):
     config = composed(f"data={data}", "recipe=deit", "backbone=deit_t")
     assert "_like_" not in config["data"]
     assert config["data"]["repeated_augmentation"] == 3
@@ -139,7 +141,7 @@ def test_recipes_of_imagenet_serve_what_is_like_it(data):
     ("experiment", "task"),
     [("afbo_t2_deit_t_afbo", "classification"), ("afbo_t4_swin_t_mask_rcnn", "detection")],
 )
-def test_an_experiment_takes_its_recipe_to_other_data(experiment, task):
+def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
     config = composed(f"experiment={experiment}", f"data=sample_{task}", "trainer=cpu")
     own = composed(f"experiment={experiment}", "data.root=/data", "trainer=cpu")
     assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
@@ -150,12 +152,12 @@ def test_an_experiment_takes_its_recipe_to_other_data(experiment, task):
 
 
 PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
-# Where neither recipe nor paper has a drop path for some size, one is passed.
+# A drop path is passed where neither recipe nor paper gives one for the size.
 DROP_PATH = "backbone.drop_path_rate=0.1"
 
 
 def with_recipe(recipe, backbone, *overrides):
-    """The config of a recipe with its own data and task."""
+    """Compose the config of a recipe with its own data and task."""
     base, name = {}, recipe
     while not {"_tasks_", "_data_"} <= base.keys():
         content = read_yaml(CONFIGS / "recipe" / f"{name}.yaml")
@@ -167,13 +169,13 @@ def with_recipe(recipe, backbone, *overrides):
 
 @pytest.mark.parametrize("recipe", rest_slow(PAPER_RECIPES, PAPER_RECIPES[::2]))
 def test_every_recipe(recipe):
-    """With a backbone of its host, or any other while that host is not there."""
+    """With a backbone of its host, or any other if that host is missing."""
     family = re.split("_(?:coco|ade20k|cityscapes|cifar100)", recipe)[0]
     hosts = [name for name in list_hosts() if name.startswith(f"{family}_")]
     name = hosts[min(1, len(hosts) - 1)] if hosts else "deit_t"
     own = [DROP_PATH] if recipe in ("hiremlp", "visionllama") or not hosts else []
     config = with_recipe(recipe, name, *own)
-    check(config)
+    check_config(config)
     assert "recipe" not in config
     if config["task_name"] == "classification":
         build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)
@@ -217,7 +219,7 @@ def test_every_recipe(recipe):
         ("hiremlp_ade20k", "swin_t", {"optimizer.lr": 1.2e-4, "schedule.name": "poly"}),
     ],
 )  # fmt: skip
-def test_recipes_say_what_the_papers_do(recipe, backbone, expected):
+def test_recipes_equal_the_papers(recipe, backbone, expected):
     config = with_recipe(recipe, backbone)
     for option, value in expected.items():
         node = config
@@ -232,17 +234,17 @@ def test_a_rate_may_depend_on_the_head(head, rate):
     assert config["optimizer"]["lr"] == rate
 
 
-def test_what_is_typed_wins_over_a_recipe():
+def test_typed_options_override_a_recipe():
     config = with_recipe("swin", "deit_t", "backbone.drop_path_rate=0.4", "task.ema={decay: 0.9}")
     assert config["backbone"]["drop_path_rate"] == 0.4
     assert config["task"]["ema"] == {"decay": 0.9}
 
 
-def test_a_recipe_without_a_value_for_a_host_says_so(capsys):
+def test_a_recipe_without_a_value_for_a_host_raises(capsys):
     with pytest.raises(SystemExit), one_line_errors():
         with_recipe("swin", "deit_t")
     assert capsys.readouterr().err == (
-        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b and not for "
+        "error: this recipe gives backbone.drop_path_rate for swin_t, swin_s, swin_b, but not for "
         "deit_t; pass backbone.drop_path_rate=<value>\n"
     )
 
@@ -273,8 +275,8 @@ def test_options_of_a_mixer_reach_the_backbone():
     assert sizes[0] != sizes[1]
 
 
-def test_no_config_file_has_lines_nobody_reads():
-    """Every yaml begins with a comment that says what it is, but for the heads' option lists."""
+def test_config_files_have_no_unread_lines():
+    """Every yaml begins with a comment about its purpose, except the heads' option lists."""
     for path in CONFIGS.rglob("*.yaml"):
         if path.parent.name == "head":
             continue

@@ -1,4 +1,4 @@
-"""What is said of errors that the machine or another process causes."""
+"""Messages for errors that the machine or another process causes."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from datamodules.files import load_rgb
-from datamodules.files.headers import check_header
+from datamodules.files.headers import read_header
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
@@ -17,19 +17,19 @@ from tools.runs.outcome import read_failure, recording_failure
 SAID = {
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
     "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "lower data.num_workers",
-    "The server socket has failed to bind. EADDRINUSE": "the port by which",
-    "[enforce fail] DefaultCPUAllocator: can't allocate memory": "the memory of this machine",
+    "The server socket has failed to bind. EADDRINUSE": "the port through which",
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory": "this machine has too little",
 }
 
 
 @pytest.mark.parametrize("text", SAID)
-def test_what_a_library_says_is_put_into_a_sentence(text, capsys):
+def test_errors_of_libraries_become_one_sentence(text, capsys):
     with pytest.raises(SystemExit), one_line_errors():
         raise RuntimeError(text)
     assert SAID[text] in capsys.readouterr().err
 
 
-def test_a_worker_that_ends_while_a_checkpoint_is_written_is_what_is_said(tmp_path, capsys):
+def test_a_worker_that_ends_during_a_checkpoint_is_reported(tmp_path, capsys):
     class Killed:
         def __reduce__(self):
             raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
@@ -41,7 +41,7 @@ def test_a_worker_that_ends_while_a_checkpoint_is_written_is_what_is_said(tmp_pa
 
 
 @pytest.mark.parametrize("what", [ConnectionResetError, EOFError, FileNotFoundError])
-def test_a_worker_may_end_while_a_batch_is_taken_from_it(what, capsys):
+def test_a_worker_that_ends_during_a_batch_is_reported(what, capsys):
     class Gone:
         def detach(self):
             raise what
@@ -53,9 +53,9 @@ def test_a_worker_may_end_while_a_batch_is_taken_from_it(what, capsys):
         Gone().detach()
 
 
-@pytest.mark.parametrize("read", [check_header, lambda path: load_rgb(path, upright=True)])
-def test_a_pipe_is_no_image(read, tmp_path):
-    """To open one would wait for ever."""
+@pytest.mark.parametrize("read", [read_header, lambda path: load_rgb(path, upright=True)])
+def test_a_pipe_is_rejected_as_an_image(read, tmp_path):
+    """Opening a pipe would block forever."""
     os.mkfifo(tmp_path / "a.jpg")
     with pytest.raises(ValueError, match="it is a pipe, device or folder"):
         read(tmp_path / "a.jpg")
@@ -75,14 +75,14 @@ class FullDisk:
 @pytest.mark.parametrize(
     "content", [b"", b"a: [", b"\xff\xfe", b"x: !!python/name:os.system", b"[1]", b"[" * 5000]
 )
-def test_a_broken_config_is_said_where_a_run_is_resumed_or_listed(content, tmp_path):
+def test_a_broken_config_is_reported_when_a_run_is_resumed_or_listed(content, tmp_path):
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.yaml (cannot be read|is damaged).*; restore it"):
         differences(tmp_path, {})
     assert read_run(tmp_path).status == "unreadable"
 
 
-def test_a_failure_that_names_a_file_in_no_utf_8_is_noted(tmp_path):
+def test_a_failure_with_a_file_name_that_is_not_utf_8_is_noted(tmp_path):
     with pytest.raises(ValueError, match="is broken"), recording_failure(tmp_path):
         raise ValueError("/data/\udcff.jpg is broken")
     assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"

@@ -1,4 +1,4 @@
-"""What class maps of dense tasks explain: scores of pixels and boxes, held against plain sums."""
+"""Evidence of dense tasks for class maps: scores of pixels and boxes against plain sums."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ INSIDE = [(6, 8), (4, 5)]  # the second image is padded
 
 
 def test_the_evidence_of_a_segmentor_by_a_plain_sum():
-    """The logit of a class at the pixels where it is the greatest, padding left out."""
+    """The sum of a class's logit over the pixels where it is the largest, without padding."""
     logits = tokens(2, 3, 6, 8).requires_grad_()
     seen = []
 
@@ -43,7 +43,7 @@ def test_the_evidence_of_a_segmentor_by_a_plain_sum():
     taken[1, 4:], taken[1, :, 5:], taken[0] = False, False, False
     assert torch.equal(slopes[:, 2], taken.double())
     assert not slopes[:, :2].any()
-    with pytest.raises(ValueError, match="3 logits a pixel for 2 classes"):
+    with pytest.raises(ValueError, match="3 logits per pixel for 2 classes"):
         _of_segmentor(model, images(6, 8, batch=2), INSIDE, 2)
 
 
@@ -74,7 +74,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
     target = targets.SemanticSegmentationTarget(int(chosen), mask)
     layer = backbone.get_submodule(backbone.block_names()[-1])
     seen = []
-    # For the class and against it: where one of the two maps is empty, the other is not.
+    # For the class and against it: if one of the two maps is empty, the other is not.
     for sign in (1, -1):
         with cams.GradCAM(model=Logits(), target_layers=[layer]) as cam:
             signed = [lambda output, sign=sign: sign * target(output)]
@@ -85,7 +85,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
         )  # fmt: skip
         seen.append(float(ours.max()))
         assert bool(theirs.any()) == (seen[-1] > 0)
-        # Theirs go from 0 to 1.
+        # Theirs range from 0 to 1.
         ours = (ours - ours.min()) / (ours.max() - ours.min()).clamp(min=1e-12)
         ours = torch.nn.functional.interpolate(ours[:, None].float(), x.shape[2:], mode="bilinear")
         assert (ours[:, 0] - theirs).abs().mean() < 0.02
@@ -94,7 +94,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
 
 @pytest.mark.parametrize("name", ["retinanet", pytest.param("mask_rcnn", marks=pytest.mark.slow)])
 def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
-    """Also where MMDetection detaches the scores from the maps that they are read from."""
+    """Also where MMDetection detaches the scores from the maps."""
     pytest.importorskip("mmdet")
     from heads.toolkits.detectors import build_detector
 
@@ -140,6 +140,6 @@ def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
     status = analyse.main(["landscape", run, "points=2", "iterations=1", "images=2"])
     if task == "detection":
         assert status == 2
-        assert "draws boxes" in capsys.readouterr().err
+        assert "matches boxes" in capsys.readouterr().err
     else:
         assert status == 0

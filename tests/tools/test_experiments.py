@@ -1,4 +1,4 @@
-"""Every row with a metric is an experiment: its name, its training, its model, its comparison."""
+"""Every row with a metric is an experiment: its name, training, model and comparison."""
 
 import json
 import re
@@ -15,18 +15,19 @@ from datamodules.sample.datamodules import (
     SampleSegmentation,
     SampleTransfer,
 )
+from tasks.classification.family import FAMILY
 from tasks.engine.instantiate import build
 from tasks.engine.loading import check_options
 from tasks.engine.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.cli import processes
 from tools.cli.yaml_files import LOADER, read_yaml
-from tools.comparing.paper_figures import IMAGENET, compared, measured_on
+from tools.comparing.paper_figures import compared, measured_on
 from tools.config import changed_rows, overrides
-from tools.config import experiment_words as group
+from tools.config import experiment_configs as group
 from tools.config import help as run_help
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 from tools.config.run_config import job_config
 from tools.papers import published
 from tools.papers.experiments import describe, experiments, find_experiment
@@ -37,13 +38,13 @@ ROWS = experiments()
 RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
 CLASSES = {"classification": 1000, "detection": 80, "segmentation": 150, "transfer": 100}
 TOOLKIT = {"detection": "mmdet", "segmentation": "mmseg"}
-# Of each kind of training one row.
+# One row of each kind of training.
 KINDS = {
     (r.task, r.head, r.train.recipe, r.train.protocol, json.dumps(r.train.overrides)): name
     for name in reversed(RUNNABLE)
     if (r := ROWS[name])
 }
-# Of each task and head a small one.
+# A small one of each task and head.
 MODELS = (
     "afbo_t7_deit_t_afbo_g1_2_g2_6",
     "posmlp_t4_posmlp_t_groups_4_8_16_32",
@@ -58,7 +59,7 @@ MODELS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _experiments_are_options():
-    register()
+    register_groups()
 
 
 def others_slow(names, *fast):
@@ -70,15 +71,15 @@ def test_rows_are_read_only_where_an_experiment_is_typed(monkeypatch):
     monkeypatch.setattr(published, "read_yaml", lambda path: read.append(path) or read_yaml(path))
     experiments.cache_clear()
     for typed in (["task=detection"], ["recipe=deit", "data=imagenet", "data.root=/data"]):
-        command = overrides.read(typed)
-        resolved(job_config(command.overrides, command.config))
+        command = overrides.read_command(typed)
+        resolve_config(job_config(command.overrides, command.config))
     assert not read
-    overrides.read(["experiment=afbo_t2_deit_t_afbo", "data.root=/data"])
+    overrides.read_command(["experiment=afbo_t2_deit_t_afbo", "data.root=/data"])
     assert len(read) == len(list_papers())
 
 
 def test_every_row_with_a_metric_has_a_name_of_its_own():
-    """Counted in the files themselves, which no code of ours has read."""
+    """The rows are counted in the files themselves."""
     counted = 0
     for paper in list_papers():
         text = (CONFIGS / "published" / f"{paper}.yaml").read_text()
@@ -114,16 +115,16 @@ def test_names_can_be_guessed(paper, table, backbone, names):
     [("afbo_deit_t_afbo", "afbo_t1_deit_t_afbo"), ("ffnet_1", "ffnet_t1_ffnet_1"),
      ("afbo_t2_deit_t_abfo", "afbo_t2_deit_t_afbo"), ("iffn_t7_swint_iffn", "iffn_t7_swin_t_iffn")],
 )  # fmt: skip
-def test_a_misspelt_name_is_answered_with_the_nearest(typed, nearest, capsys):
+def test_a_misspelt_name_suggests_the_nearest(typed, nearest, capsys):
     ended = run_here([f"experiment={typed}"], capsys)
     assert ended.status == 2
-    assert re.match(rf"error: there is no experiment called '{typed}'; did you mean ", ended.err)
+    assert re.match(rf"error: unknown experiment '{typed}'; did you mean ", ended.err)
     assert nearest in ended.err
     assert ended.err.count("\n") == 1
 
 
 def test_help_lists_all_with_what_the_paper_reports():
-    said = run_help.help_on(["experiment"]).splitlines()
+    said = run_help.help_text(["experiment"]).splitlines()
     assert {line.split()[0] for line in said if line[0] != " "} == set(ROWS)
     assert f"{'afbo_t2_deit_t_afbo':52} 74.6 % top-1 (AFBO Table 2)" in said
     assert describe(ROWS["iffn_t7_swin_t"]) == "46.0 box AP"
@@ -131,7 +132,7 @@ def test_help_lists_all_with_what_the_paper_reports():
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in RUNNABLE])
-def test_a_row_that_cannot_run_says_why(name, capsys):
+def test_a_row_that_cannot_run_gives_the_reason(name, capsys):
     reason = ROWS[name].train.cannot_run
     ended = run_here([f"experiment={name}", "data.root=/data"], capsys)
     assert ended.status == 2
@@ -139,14 +140,16 @@ def test_a_row_that_cannot_run_says_why(name, capsys):
     assert len(reason) > 30
 
 
-def test_a_pattern_leaves_out_what_cannot_run():
-    prepared = overrides.prepare(["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"])
+def test_a_pattern_skips_rows_that_cannot_run():
+    prepared = overrides.process_arguments(
+        ["-m", "experiment=posmlp_t2_posmlp_t*", "data.root=/data"]
+    )
     names = prepared[1].partition("=")[2].split(",")
     assert names == ["posmlp_t2_posmlp_t"]
     assert find_experiment("posmlp_t2_posmlp_t_384").train.cannot_run
 
 
-def test_what_a_row_names_exists():
+def test_names_in_rows_exist():
     for name in RUNNABLE:
         train = ROWS[name].train
         assert train.data in options("data"), name
@@ -154,7 +157,7 @@ def test_what_a_row_names_exists():
         assert train.trainer in options("trainer"), name
 
 
-def test_what_a_row_starts_from_is_its_own_backbone_on_imagenet():
+def test_rows_start_from_their_own_backbone_on_imagenet():
     for name in RUNNABLE:
         row, start = ROWS[name], ROWS[name].train.start
         dense = row.task != "classification" and not row.backbone.startswith("resnet")
@@ -168,7 +171,7 @@ def test_what_a_row_starts_from_is_its_own_backbone_on_imagenet():
             assert f"backbone={row.backbone}" in start.split()
 
 
-def test_the_weights_that_a_row_starts_from_are_asked_for(capsys):
+def test_rows_require_the_weights_they_start_from(capsys):
     ended = run_here(["experiment=iffn_t7_swin_t_iffn", "data.root=/data", "trainer=cpu"], capsys)
     assert ended.status == 2
     assert "starts from trained weights" in ended.err
@@ -209,13 +212,15 @@ def test_every_model_has_the_parameters_of_its_row(name):
         )
     count = count_parameters(model)
     if row.task == "transfer":
-        count += (1000 - 100) * (backbone.num_features + 1)  # counted is the ImageNet network
+        count += (1000 - 100) * (
+            backbone.num_features + 1
+        )  # the count is for ImageNet's 1000 classes
     if not row.options.get("fused"):
         assert count == row.params
 
 
 def test_the_settings_that_papers_state():
-    """One of each kind that a table's own overrides make."""
+    """One of each kind of a table's overrides."""
     half = composed("experiment=posmlp_t1_posmlp_t_sgu", "data.root=/data")
     assert (half["data"]["train_share"], half["optimizer"]["lr"]) == (0.5, 1.6e-3)
     assert (half["trainer"]["max_epochs"], half["schedule"]["cooldown"]) == (130, 10)
@@ -225,7 +230,7 @@ def test_the_settings_that_papers_state():
     distillation = taught["task"]["distillation"]
     assert (distillation["type"], distillation["alpha"]) == ("hard", 0.5)
     assert distillation["teacher"] == "regnety_160.deit_in1k"
-    assert distillation["image_size"] is None  # the authors' teacher sees the 256 pixels
+    assert distillation["image_size"] is None  # the authors' teacher sees 256 pixels
     larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
     assert (larger["optimizer"]["lr"], larger["schedule"]["name"]) == (5e-6, "constant")
     assert larger["backbone"]["img_size"] == 384
@@ -236,7 +241,7 @@ def test_the_settings_that_papers_state():
 
 
 def test_the_settings_of_dense_rows_are_those_of_the_specs():
-    """Optimiser, schedule, drop path, crops, decay of layers and heads, as the specs state them."""
+    """Optimiser, schedule, drop path, crops, decay of layers and heads, as in the papers."""
     cascade = composed("experiment=ffnet_t2_ffnet_4", "data.root=/data")
     assert cascade["head"]["name"] == "cascade_mask_rcnn_4conv"
     assert cascade["task"]["ema"] == {"decay": 0.9999}
@@ -273,7 +278,7 @@ OTHER = {
     "detection": "sample_detection",
     "segmentation": "segmentation_folder",
 }
-# What is published nowhere, by row.
+# Unpublished settings, by row.
 MISSING = {
     "posmlp_t2_posmlp_t_384": "recipe=deit_384",
     "posmlp_t2_posmlp_b": "backbone.drop_path_rate=0.3",
@@ -292,7 +297,7 @@ CHANGES = {
     "few batches": lambda row: ["trainer.limit_train_batches=3", *REAL],
     "random weights": lambda row: ["data.root=/data", "backbone.pretrained=null"],
 }
-# One of each task and of what is special: a half of ImageNet, label maps, a teacher, 384 pixels,
+# One of each task, and special ones: half of ImageNet, label maps, a teacher, 384 pixels,
 # long cool-downs, probing, frozen layers, SyncBN, windows.
 DRAW = (
     "afbo_t2_lvt_r2", "posmlp_t1_posmlp_t_sgu", "ffnet_t1_ffnet_1_distilled",
@@ -301,16 +306,16 @@ DRAW = (
 )  # fmt: skip
 
 
-def prepared(name, *typed):
-    """The config of a command, checked as a run checks it before it builds anything."""
-    given = overrides.read([f"experiment={name}", *typed])
-    config = resolved(job_config(given.overrides, given.config))
+def prepare_config(name, *typed):
+    """Compose and check a command's config, as a run does before it builds anything."""
+    given = overrides.read_command([f"experiment={name}", *typed])
+    config = resolve_config(job_config(given.overrides, given.config))
     check_options(config)
     return config
 
 
-def checked(config):
-    """A config whose data can be made, and whose schedule, on one device, gives rates."""
+def check_built(config):
+    """Check that a config's data can be built, and that its schedule gives rates on one device."""
     build(config, "data", seed=0, predict_path=None)
     optimizer, trainer = config["optimizer"], config["trainer"]
     if trainer["devices"] == 1:
@@ -325,7 +330,7 @@ def checked(config):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", others_slow(KINDS.values(), *DRAW[::3]))
 def test_a_row_with_changes_composes(name, change):
-    config = checked(prepared(name, *CHANGES[change](ROWS[name])))
+    config = check_built(prepare_config(name, *CHANGES[change](ROWS[name])))
     assert config["paper"]["experiment"] == name
     if "sample" in change:
         assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (1, "auto")
@@ -333,7 +338,9 @@ def test_a_row_with_changes_composes(name, change):
 
 @pytest.mark.parametrize("name", DRAW)
 def test_each_special_row_trains_on_sample_data(name):
-    config = checked(prepared(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2"))
+    config = check_built(
+        prepare_config(name, f"data={SAMPLE[ROWS[name].task]}", "trainer.max_epochs=2")
+    )
     assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
     assert config["backbone"]["pretrained"] in (None, False)
     assert config["data"].get("token_labels") is None
@@ -342,12 +349,12 @@ def test_each_special_row_trains_on_sample_data(name):
 @pytest.mark.parametrize("change", ["sample", "one epoch", "steps", "few batches"])
 @pytest.mark.parametrize("name", MISSING)
 def test_a_row_that_lacks_a_setting_runs_with_it(name, change):
-    config = checked(prepared(name, MISSING[name], *CHANGES[change](ROWS[name])))
+    config = check_built(prepare_config(name, MISSING[name], *CHANGES[change](ROWS[name])))
     assert config["data"]["image_size"] == ROWS[name].image_size
     if name == "posmlp_t2_posmlp_b":
         assert config["backbone"]["drop_path_rate"] == 0.3
     with pytest.raises(ValueError, match="cannot run"):
-        prepared(name, *CHANGES[change](ROWS[name]))
+        prepare_config(name, *CHANGES[change](ROWS[name]))
 
 
 def test_rows_that_lack_a_setting_are_all_tried():
@@ -355,21 +362,25 @@ def test_rows_that_lack_a_setting_are_all_tried():
     for name, typed in MISSING.items():
         assert typed.partition("=")[0] in ROWS[name].train.needs
     typed = ["-m", "experiment=posmlp_t2_posmlp_*", MISSING["posmlp_t2_posmlp_b"], "data.root=/d"]
-    assert "posmlp_t2_posmlp_b" in overrides.prepare(typed)[1].partition("=")[2].split(",")
+    assert "posmlp_t2_posmlp_b" in overrides.process_arguments(typed)[1].partition("=")[2].split(
+        ","
+    )
 
 
 def test_a_shorter_warm_up_is_in_proportion(caplog):
     caplog.set_level("INFO")
-    config = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=3", "data.root=/data")
-    own = prepared("afbo_t2_poolformer_s12", "data.root=/data")
+    config = prepare_config("afbo_t2_poolformer_s12", "trainer.max_epochs=3", "data.root=/data")
+    own = prepare_config("afbo_t2_poolformer_s12", "data.root=/data")
     assert (own["schedule"]["warmup"], own["schedule"]["cooldown"]) == (5, 10)
     share = 3 / own["trainer"]["max_epochs"]
     assert config["schedule"]["warmup"] == pytest.approx(5 * share, abs=1e-4)
     assert config["schedule"]["cooldown"] == pytest.approx(10 * share, abs=1e-4)
     assert "schedule.warmup=0.0484 and schedule.cooldown=0.0968, in proportion" in caplog.text
-    longer = prepared("afbo_t2_poolformer_s12", "trainer.max_epochs=30", "data.root=/data")
+    longer = prepare_config("afbo_t2_poolformer_s12", "trainer.max_epochs=30", "data.root=/data")
     assert longer["schedule"] == own["schedule"]
-    typed = prepared("afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d")
+    typed = prepare_config(
+        "afbo_t2_deit_t", "trainer.max_epochs=3", "schedule.warmup=1", "data.root=/d"
+    )
     assert typed["schedule"]["warmup"] == 1
 
 
@@ -378,10 +389,10 @@ def test_a_shorter_warm_up_is_in_proportion(caplog):
     [(-1, 1, 1, 1e-6 * 96 / 512), (1, 8, 1, 1e-6 * 96 / 512), ("auto", 1, 1, 1e-6 * 96 / 512),
      (-1, 8, 1, 1e-6), (-1, 2, 4, 1e-6), ([0], 1, 1, 1e-6 * 96 / 512)],
 )  # fmt: skip
-def test_the_first_rate_of_a_row_follows_the_batch_of_the_devices_there_are(
+def test_the_first_rate_of_a_row_follows_the_number_of_devices(
     devices, gpus, nodes, rate, monkeypatch
 ):
-    """SBM's fine-tuning begins at 1e-6, which one GPU's share of the rate would lie below."""
+    """SBM's fine-tuning starts at 1e-6, above the peak rate for one GPU's batch."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(processes, "_has_gpu", lambda options: True)
@@ -397,27 +408,29 @@ def test_the_first_rate_of_a_row_follows_the_batch_of_the_devices_there_are(
     assert len(lines) == (2 if rate < 1e-6 else 0)
     total = 96 * nodes * (gpus if devices in (-1, "auto") else 1)
     options = {"name": "cosine", "warmup": 5, **config["schedule"]}
-    learning_rate_factor(1000, 10, lr=scaled_lr(5e-6, 512, total), **options)  # accepts them
+    learning_rate_factor(1000, 10, lr=scaled_lr(5e-6, 512, total), **options)  # does not raise
 
 
-def test_what_does_not_fit_other_data_is_left_out_and_named(caplog):
+def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):
     caplog.set_level("INFO")
-    half = prepared("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
+    half = prepare_config("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
     assert "train_share" not in half["data"]
-    assert "data.train_share=0.5 is left out, which is of data=imagenet" in caplog.text
-    labelled = prepared("afbo_t2_lvt_r2", "data=sample_classification")
+    assert "data.train_share=0.5 is left out: it belongs to data=imagenet" in caplog.text
+    labelled = prepare_config("afbo_t2_lvt_r2", "data=sample_classification")
     assert labelled["data"]["token_labels"] is None
-    assert "data.token_labels=null, since the label maps are of the row's own images" in caplog.text
-    own = prepared("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
-    # The row's augmentation, without what that of the sample data alone has.
+    assert (
+        "data.token_labels=null, because the label maps belong to the row's images" in caplog.text
+    )
+    own = prepare_config("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
+    # The row's augmentation without options that only the sample data's has.
     assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
-    dense = prepared("iffn_t7_swin_t_iffn", "data=sample_detection")
+    dense = prepare_config("iffn_t7_swin_t_iffn", "data=sample_detection")
     assert dense["backbone"]["pretrained"] is False
-    assert "starts from random weights on other data than the row's" in caplog.text
-    assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's, which stays
+    assert "starts from random weights, because the data differs from the row's" in caplog.text
+    assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's value is kept
 
 
-def test_a_recipe_for_other_data_is_refused_without_an_experiment(capsys):
+def test_a_recipe_for_other_data_needs_an_experiment(capsys):
     ended = run_here(["recipe=deit", "backbone=deit_t", "data=cifar100", "data.root=/d"], capsys)
     assert ended.status == 2
     assert "this recipe is made for data=imagenet" in ended.err
@@ -434,7 +447,7 @@ def summary(name, images=50000, **metrics):
     }
 
 
-def test_a_run_of_a_row_is_shown_beside_the_paper():
+def test_a_run_of_a_row_is_compared_with_the_paper():
     name = "afbo_t2_deit_t_afbo"
     config = composed(f"experiment={name}", "data.root=/data/imagenet")
     found = compared(config, summary(name, top1=74.1))
@@ -450,7 +463,7 @@ def test_a_run_of_a_row_is_shown_beside_the_paper():
 @pytest.mark.parametrize(
     "name",
     others_slow(
-        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == IMAGENET],
+        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == FAMILY.published.data],
         "posmlp_t1_posmlp_t_sgu",
     ),
 )
@@ -466,7 +479,7 @@ def test_imagenet_compares_in_any_container(name, data):
     assert "why_not" not in found
     assert found["metrics"]["top1"]["difference"] == 50.0 - found["metrics"]["top1"]["paper"]
     found = compared(config, summary(name, 200, top1=50.0))
-    assert found["why_not"] == "200 test images instead of 50000, so other data"
+    assert found["why_not"] == "200 test images instead of 50000, so the data differs"
     config["data"]["train_share"] = 0.7
     found = compared(config, summary(name, top1=50.0))
     assert "data.train_share=0.7 instead of" in found["why_not"]
@@ -485,11 +498,11 @@ def test_units_of_detectors_are_ours():
     ("typed", "images", "reason"),
     [
         (["data.root=/data", "trainer.max_epochs=9"], 50000, "trainer.max_epochs=9 instead of 300"),
-        (["data.root=/data"], 200, "200 test images instead of 50000, so other data"),
-        (["data.root={cache}/classification"], 50000, "made on sample data"),
+        (["data.root=/data"], 200, "200 test images instead of 50000, so the data differs"),
+        (["data.root={cache}/classification"], 50000, "trained on sample data"),
     ],
 )
-def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypatch, tmp_path):
+def test_an_incomparable_figure_gives_the_reason(typed, images, reason, monkeypatch, tmp_path):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
     name = "iffn_t1_deit_t"
     typed = [one.format(cache=tmp_path) for one in typed]
@@ -508,12 +521,12 @@ def test_a_figure_that_does_not_compare_says_why(typed, images, reason, monkeypa
         (["trainer.max_steps=10"], "trainer.max_steps=10 instead of -1"),
         (["trainer.limit_train_batches=5"], "trainer.limit_train_batches=5 instead of 1.0"),
         (["data.image_size=160"], "data.image_size=160 instead of 224"),
-        (["data=sample_classification"], "made on sample data"),
-        (["data=cifar100"], "made on CIFAR100DataModule and not on the paper's data"),
+        (["data=sample_classification"], "trained on sample data"),
+        (["data=cifar100"], "made on CIFAR100DataModule, not on the paper's data"),
         (["backbone=deit_s_afbo"], "backbone=deit_s_afbo instead of deit_t_afbo"),
     ],
 )
-def test_a_row_with_changes_is_shown_beside_the_paper_and_does_not_compare(typed, reason):
+def test_a_changed_row_is_shown_but_not_compared(typed, reason):
     name = "afbo_t2_deit_t_afbo"
     config = composed(f"experiment={name}", "data.root=/data/imagenet", *typed)
     found = compared(config, summary(name, top1=70.0))
@@ -533,7 +546,7 @@ def test_a_row_with_changes_is_shown_beside_the_paper_and_does_not_compare(typed
          {"top1": 3.0}),
     ],
 )  # fmt: skip
-def test_rows_of_all_tasks_are_shown_beside_the_paper_with_changes(name, typed, metrics):
+def test_changed_rows_of_all_tasks_are_shown(name, typed, metrics):
     config = composed(f"experiment={name}", "data.root=/data", *typed)
     found = compared(config, summary(name, **metrics))
     ((figure, value),) = metrics.items()
@@ -542,7 +555,7 @@ def test_rows_of_all_tasks_are_shown_beside_the_paper_with_changes(name, typed, 
     assert found["why_not"]
 
 
-def test_label_maps_may_lie_anywhere_but_not_be_left_out():
+def test_label_maps_may_be_anywhere_but_are_required():
     name = "afbo_t2_lvt_r2"
     found = compared(
         composed(f"experiment={name}", "data.root=/d", "data.token_labels=/maps"),
@@ -560,13 +573,13 @@ def test_random_weights_do_not_compare_where_the_row_starts_from_others():
     assert "trained from random weights" in found["why_not"]
 
 
-def test_a_run_that_is_no_row_is_beside_nothing():
+def test_a_run_without_a_row_is_not_compared():
     assert compared(composed("backbone=deit_t"), summary("iffn_t1_deit_t", top1=1.0)) is None
 
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """The config of ``mode=test`` of a run folder that a command would leave."""
+    """Return the config of ``mode=test`` for a run folder of a command."""
 
     def make(*typed, beside=()):
         folder = tmp_path / "run"
@@ -578,7 +591,7 @@ def evaluated(tmp_path):
     return make
 
 
-def test_an_evaluation_compares_the_training_that_its_folder_tells(evaluated):
+def test_an_evaluation_compares_the_training_in_its_folder(evaluated):
     name = "afbo_t2_deit_t"
     config = evaluated(f"experiment={name}", "data.root=/data", beside=["trainer=cpu"])
     found = compared(config, summary(name, top1=72.0))
@@ -593,7 +606,7 @@ def test_an_evaluation_of_a_shorter_training_does_not_compare(evaluated):
     )
 
 
-def test_an_experiment_beside_others_weights_compares_model_and_data(tmp_path):
+def test_an_experiment_with_foreign_weights_compares_model_and_data(tmp_path):
     name, weights = "afbo_t2_deit_t", tmp_path / "deit_tiny.pth"
     weights.write_bytes(b"")
     typed = [f"experiment={name}", "mode=test", f"ckpt={weights}", "data.root=/d", "trainer=cpu"]
@@ -643,7 +656,7 @@ def test_a_row_trains_two_steps_on_data_in_the_real_layout(name, sample_cache, t
     (folder,) = tmp_path.glob("*/*/2*")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["paper"]["experiment"] == name
-    assert summary["paper"]["why_not"].startswith("made on sample data")
+    assert summary["paper"]["why_not"].startswith("trained on sample data")
     assert all(figures["paper"] > 0 for figures in summary["paper"]["metrics"].values())
     assert set(summary["paper"]["metrics"]) & set(summary["metrics"])
     ended = run_here(

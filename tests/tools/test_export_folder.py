@@ -1,4 +1,4 @@
-"""An export replaces what an export has made, and keeps every other file."""
+"""An export replaces the files of an earlier export, and keeps all others."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def content(folder):
             for path in folder.rglob("*") if path.is_file() and path.name != MARK}  # fmt: skip
 
 
-def test_overwriting_keeps_files_that_no_export_has_made(tmp_path):
+def test_overwriting_keeps_files_of_the_user(tmp_path):
     out = tmp_path / "out"
     exported(out, {"a": "1", "old/b": "1", "older/c": "1"}, overwrite=False)
     (out / "notes.txt").write_text("mine")
@@ -30,24 +30,24 @@ def test_overwriting_keeps_files_that_no_export_has_made(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_file_in_the_place_of_a_new_one_is_named(tmp_path):
+def test_a_users_file_in_the_way_is_named(tmp_path):
     out = tmp_path / "out"
     exported(out, {"a": "1"}, overwrite=False)
     (out / "b").write_text("mine")
-    with pytest.raises(ValueError, match="has b, which no export has made; rename it"):
+    with pytest.raises(ValueError, match="has b, not made by an export; rename it"):
         exported(out, {"a": "2", "b": "2"}, overwrite=True)
     assert content(out) == {"a": "1", "b": "mine"}
 
 
 @pytest.mark.parametrize("name", ["../precious", "{root}/precious", "link/precious"])
-def test_a_record_that_names_files_elsewhere_removes_none(name, tmp_path):
+def test_a_record_with_files_outside_removes_none(name, tmp_path):
     (tmp_path / "precious").write_text("mine")
     out = tmp_path / "out"
     exported(out, {"a": "1"}, overwrite=False)
     (out / "link").symlink_to(tmp_path)
     with (out / MARK).open("a") as file:
         file.write(f"{name.format(root=tmp_path)}\n")
-    with pytest.raises(ValueError, match=r"is outside .*out, which no export replaces"):
+    with pytest.raises(ValueError, match=r"is outside of .*out, where exports stay"):
         exported(out, {"a": "2"}, overwrite=True)
     assert (tmp_path / "precious").read_text() == "mine"
 
@@ -65,9 +65,9 @@ def test_a_link_to_a_folder_is_not_written_through(tmp_path):
 @pytest.mark.parametrize(
     "text", ["Made by an export, which may replace this folder.\n", "", f"{MADE}\n\0\n"]
 )
-def test_a_folder_without_a_record_of_its_files_is_refused(text, tmp_path):
+def test_a_folder_without_a_record_is_rejected(text, tmp_path):
     (tmp_path / MARK).write_text(text)
-    with pytest.raises(ValueError, match="does not list the files that the export made"):
+    with pytest.raises(ValueError, match="does not list the export's files"):
         exported(tmp_path, {"a": "2"}, overwrite=True)
 
 

@@ -1,4 +1,4 @@
-"""Our backbones inside the MM toolkits, what is exported to them, and what comes back."""
+"""Our backbones in the MM toolkits, exports to them, and the way back."""
 
 import copy
 import dataclasses
@@ -44,7 +44,7 @@ from tools.exports.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
-# One of each family, the smallest; each with another mixer.
+# The smallest of each family, each with another mixer.
 SMALL = rest_slow(
     (
         "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
@@ -58,7 +58,7 @@ TRAINED = "poolformer_s12_afbo"
 
 @pytest.fixture(autouse=True)
 def no_logger_stays():
-    """A toolkit's Runner leaves its logger, whose file the next model would write to."""
+    """A toolkit's Runner leaves a logger, to whose file the next model would write."""
     yield
     MMLogger._instance_dict.clear()
 
@@ -72,8 +72,8 @@ def images():
     return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
 
 
-def exported(tmp_path, *typed):
-    """The folder that the command writes."""
+def run_export(tmp_path, *typed):
+    """Run the command and return its folder."""
     assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
     return tmp_path / "out"
 
@@ -100,13 +100,13 @@ def test_names_resolve_in_a_toolkit_imported_before(scope):
     assert build("deit_t", scope, frozen_stages=1).name == "deit_t"
 
 
-def test_taken_names_are_refused():
+def test_taken_names_are_rejected():
     MODELS.register_module("taken_by_others", module=nn.Identity)
     with pytest.raises(ValueError, match=r"has a taken_by_others from torch\.nn.* already"):
         backbones.mm.register(["taken_by_others"])
 
 
-# ---- what a toolkit's backbone can do
+# ---- backbones in a toolkit
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -131,7 +131,7 @@ def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_learns_has_a_gradient_whatever_is_returned(name):
+def test_parameters_have_gradients_for_any_outputs(name):
     backbone = build(name, out_indices=(1, 2), frozen_stages=1)
     sum(x.square().mean() for x in backbone(images())).backward()
     stuck = [n for n, p in backbone.named_parameters() if p.requires_grad and p.grad is None]
@@ -177,7 +177,7 @@ def test_frozen_stages_and_norms_stay_in_evaluation():
         ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
     ],
 )
-def test_options_out_of_place_are_refused(options, said):
+def test_misplaced_options_are_rejected(options, said):
     with pytest.raises(ValueError, match=said):
         build("swin_t", **options)
 
@@ -196,12 +196,12 @@ def test_init_cfg_loads_and_reports(tmp_path, capfd, suffix, prefix):
         "poolformer_s12", init_cfg=init if prefix is None else init | {"prefix": prefix}
     )
     backbone.init_weights()
-    said = "".join(capfd.readouterr())  # what mmengine's logger shows, and its file has
+    said = "".join(capfd.readouterr())  # mmengine's logger prints it; its file has it too
     assert f"{len(tensors)} tensors loaded, of these 0 resized" in said
     assert all(value.equal(tensors[f"backbone.{k}"]) for k, value in backbone.state_dict().items())
 
 
-def test_init_cfg_of_another_model_is_refused(tmp_path):
+def test_init_cfg_of_another_model_is_rejected(tmp_path):
     torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
     init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
     for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit):
@@ -215,7 +215,7 @@ def test_init_cfg_of_another_model_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
+def test_the_average_of_mmengines_ema_is_loaded(tmp_path):
     from mmengine.hooks import EMAHook
     from mmengine.model import ExponentialMovingAverage
 
@@ -225,7 +225,7 @@ def test_the_average_of_mmengines_ema_is_what_loads(tmp_path):
     hook.ema_model = ExponentialMovingAverage(model, update_buffers=True)
     average = {k: v.clone() for k, v in model.state_dict().items()}
     for parameter in model.parameters():
-        parameter.data.add_(1)  # the average stays behind
+        parameter.data.add_(1)  # the average lags behind
     content = {"state_dict": model.state_dict()}
     hook.before_save_checkpoint(None, content)
     torch.save(content, tmp_path / "epoch_1.pth")
@@ -262,7 +262,7 @@ def check_layers(name, dense):
         backbone = create_backbone(name, dense=dense)
     names = [n for n, _ in backbone.named_parameters()]
     layers = {n: backbone.layer_id(n) for n in names}
-    inner = range(backbone.num_layers - 1)  # dense FFNet_seg has nothing behind its blocks
+    inner = range(backbone.num_layers - 1)  # dense FFNet_seg ends with its blocks
     assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
@@ -302,7 +302,7 @@ def test_the_toolkits_layer_decay_asks_the_backbone(scope, constructor, paramwis
         assert rates[id(parameter)] == pytest.approx(0.5 ** (13 - layer)), name
 
 
-def test_layer_decay_of_another_depth_is_refused_and_convnext_is_left_to_the_toolkit():
+def test_layer_decay_of_another_depth_is_rejected_and_convnext_is_left_to_the_toolkit():
     from mmdet.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMDETS
 
     class ConvNeXt(nn.Module):
@@ -348,8 +348,8 @@ def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
 
 
 def check_export(tmp_path, name, to):
-    """The command itself compares the outputs; here its files come back."""
-    folder = exported(tmp_path, f"backbone={name}", f"to={to}", SIZE)
+    """The command itself compares the outputs; this checks its files."""
+    folder = run_export(tmp_path, f"backbone={name}", f"to={to}", SIZE)
     dense = to != "mmpretrain"
     back = [
         create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
@@ -377,7 +377,7 @@ def test_a_folder_names_the_line_that_a_plain_script_needs(to, whole, standalone
 
 
 def run_readme(folder, picture=None):
-    """Run the Python lines of a folder's README as a script of its own."""
+    """Run the Python lines of a folder's README as a separate script."""
     if picture is not None:
         shutil.copy(picture, folder / "image.jpg")
     block = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
@@ -390,7 +390,7 @@ def run_readme(folder, picture=None):
 
 @pytest.mark.slow
 def test_the_readme_of_a_backbone_builds_its_model(tmp_path, capsys):
-    folder = exported(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
+    folder = run_export(tmp_path, "backbone=poolformer_s12", "to=mmdet", SIZE)
     assert run_readme(folder) == "MaskRCNN"
 
 
@@ -405,7 +405,7 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
     (out / "mine").touch()
     for overwrite in ("false", "true"):
         assert export.main([*typed, f"overwrite={overwrite}"]) == 2
-        assert "no export has made it; pass another out=" in capsys.readouterr().err
+        assert "was not made by an export; pass another out=" in capsys.readouterr().err
         assert (out / "mine").exists()
 
 
@@ -413,7 +413,7 @@ def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
     out, link = tmp_path / "out", tmp_path / "link"
     with new_folder(out, overwrite=False) as folder:
         (folder / "first").touch()
-    with pytest.raises(ValueError, match="exists already; pass overwrite=true"):
+    with pytest.raises(ValueError, match="exists; pass overwrite=true"):
         new_folder(out, overwrite=False).__enter__()
     with new_folder(out, overwrite=True) as folder:
         (folder / "second").touch()
@@ -421,17 +421,17 @@ def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
     link.symlink_to(out)
     (tmp_path / "file").touch()
     for other in (link, tmp_path / "file"):
-        with pytest.raises(ValueError, match="no export has made it"):
+        with pytest.raises(ValueError, match="was not made by an export"):
             new_folder(other, overwrite=True).__enter__()
     monkeypatch.chdir(out)
     for here in (Path(), out, tmp_path):
-        with pytest.raises(ValueError, match="is the folder that this runs in"):
+        with pytest.raises(ValueError, match="contains the current folder"):
             new_folder(here, overwrite=True).__enter__()
     assert (out / "second").exists()
 
 
 def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
-    """What its config names is refused before any of it is called."""
+    """Names in its config are checked before any of them is called."""
     config = {
         "task_name": "detection", "seed": 0, "backbone": {"name": "deit_t"},
         "head": {"_target_": "heads.toolkits.detectors.build_detector", "name": "retinanet"},
@@ -464,26 +464,26 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["backbone=deit_t"], "say where to: to=mmdet|mmseg"),
-        (["to=timm"], "say what to export: backbone=NAME"),
+        (["backbone=deit_t"], "to= is missing: pass to=mmdet|mmseg"),
+        (["to=timm"], "backbone=NAME is missing"),
         (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
         (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
         (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
         (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
         (
             ["backbone=deit_t", "backbone.dense=true", "to=timm"],
-            "is refused: targets take the form",
+            "is not an export option: each target takes the form",
         ),
         (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "no checkpoint or run folder at nowhere"),
     ],
 )
-def test_wrong_arguments_are_answered(capsys, typed, said):
+def test_wrong_arguments_name_the_valid_ones(capsys, typed, said):
     assert export.main(typed) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_table_is_made_by_trying(capsys):
+def test_the_table_tries_each_pair(capsys):
     typed = ["list", "backbone=deit_t,posmlp_t", "to=mmdet,mmpretrain", "format=json"]
     assert export.main(typed) == 0
     records = json.loads(capsys.readouterr().out)
@@ -494,7 +494,7 @@ def test_the_table_is_made_by_trying(capsys):
 def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     import mmdet
 
-    folder = exported(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
+    folder = run_export(tmp_path, "backbone=poolformer_s12_glu", "to=mmdet", SIZE)
     text = (folder / "config.py").read_text()
     assert text.count("data/coco/") == 1
     assert len(text.splitlines()) < 60
@@ -509,13 +509,13 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     for split in ("train", "val", "test"):
         assert config[f"{split}_dataloader"].dataset.data_root == "/mine/"
     assert config.val_evaluator.ann_file == "/mine/annotations/instances_val2017.json"
-    # What is not said is the toolkit's, and nothing of its ResNet and its SGD is left.
+    # Everything else is inherited, without the toolkit's ResNet and SGD.
     assert config.model.roi_head.bbox_head.num_classes == 80
     assert "depth" not in config.model.backbone
     assert set(config.optim_wrapper.optimizer) == {"type", "lr", "betas", "weight_decay"}
 
 
-def test_what_a_config_says_makes_of_its_base_what_is_wanted():
+def test_a_config_merged_into_its_base_gives_the_wanted_one():
     from tools.exports.mm_inherit import changes
 
     base = {"kept": 1, "list": [1, 2], "part": {"a": 1, "b": {"c": 2}}, "other": {"x": 1, "y": 2}}
@@ -563,7 +563,7 @@ def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
 
 @pytest.mark.slow
 def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path):
-    folder = exported(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
+    folder = run_export(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
     copied = folder / "backbones"
     assert (copied / "mixers/afbo").is_dir()
     assert not [*copied.rglob("__pycache__"), *copied.rglob("compiled")]
@@ -579,14 +579,14 @@ def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
     build.__module__ = "mine.mixers"
     outside = dataclasses.replace(host, build=build)
     monkeypatch.setattr(standalone, "look_up", lambda _: (outside, "afbo"))
-    with pytest.raises(ValueError, match=r"deit_t_afbo needs the module mine.mixers; move it into"):
+    with pytest.raises(ValueError, match=r"needs the module mine\.mixers; move that into"):
         standalone.write_standalone(name, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_standalone_export_runs_without_us(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # `out` is relative where nobody types it
+def test_a_standalone_export_runs_without_mixerlab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # `out` becomes relative for another folder
     typed = ["backbone=deit_t", "to=mmdet", "standalone=true", "out=alone", SIZE]
     assert export.main(typed) == 0
     assert Path("alone", "backbones", "mm.py").is_file()
@@ -613,7 +613,7 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
 
     ours = LinearClassifier(create_backbone("deit_t_glu", img_size=64), 5).eval()
     torch.save(ours.state_dict(), tmp_path / "ours.pth")
-    folder = exported(
+    folder = run_export(
         tmp_path, "backbone=deit_t_glu", "backbone.img_size=64",
         f"ckpt={tmp_path / 'ours.pth'}", SIZE, "to=mmpretrain",
     )  # fmt: skip
@@ -649,13 +649,13 @@ def test_classifier_goes_to_mmpretrain_and_comes_back_trained(tmp_path):
 def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmdet.apis import inference_detector, init_detector
 
-    folder, ours, batch, picture = trained(
+    folder, ours, batch, picture = train_and_export(
         "detection", "mmdet", tmp_path, capsys, "task.ema={decay: 0.5}"
     )
     assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_detector(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     assert theirs.dataset_meta["classes"] == tuple("0123456789")
-    for model in (theirs, ours.model):  # hardly trained, it is sure of nothing
+    for model in (theirs, ours.model):  # after little training all scores are low
         model.test_cfg.rcnn.score_thr = model.roi_head.test_cfg.score_thr = 0.0
     with torch.no_grad():
         before = ours.predict(batch)[0].pred_instances
@@ -671,7 +671,7 @@ def test_detector_opens_in_mmdet_and_predicts_the_same(tmp_path, capsys, sample_
 def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample_cache):
     from mmseg.apis import inference_model, init_model
 
-    folder, ours, batch, picture = trained("segmentation", "mmseg", tmp_path, capsys)
+    folder, ours, batch, picture = train_and_export("segmentation", "mmseg", tmp_path, capsys)
     assert run_readme(folder, picture) == type(ours.model).__name__
     theirs = init_model(str(folder / "config.py"), str(folder / f"{TRAINED}.pth"), device="cpu")
     with torch.no_grad():
@@ -681,8 +681,8 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
 
 
-def trained(task, to, tmp_path, capsys, *more):
-    """Train a moment, export; the folder, the model, a batch of one picture, and its file."""
+def train_and_export(task, to, tmp_path, capsys, *more):
+    """Train shortly and export; return folder, model, a batch of one image, and its file."""
     import yaml
 
     from backbones.checkpoints.adoption import adopt
@@ -693,7 +693,7 @@ def trained(task, to, tmp_path, capsys, *more):
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
     run = ended.folder()
-    folder = exported(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
+    folder = run_export(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
     config = yaml.safe_load((run / "config.yaml").read_text())
     data = build_part(config, "data", seed=0, predict_path=None)
     data.prepare_data()
@@ -704,7 +704,7 @@ def trained(task, to, tmp_path, capsys, *more):
     backbone = create_backbone(**config["backbone"])
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
-    # With an average it is what was validated.
+    # If there is an average, it was validated.
     adopt(model, in_memory(content.get("state_dict_ema", content["state_dict"]), str(run)))
     return folder, model.eval(), next(iter(data.predict_dataloader())), str(picture)
 
@@ -717,7 +717,7 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
     typed = arguments("segmentation", tmp_path, *more, backbone=TRAINED)
     ended = run_here(typed, capsys)
     assert ended.status == 0, ended.err
-    folder = exported(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
+    folder = run_export(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
     imports = Config.fromfile(folder / "config.py").custom_imports["imports"]
     assert imports == ["backbones.mm", {"ffnet_seg": "heads.mm"}.get(head, "mmdet.models")]
     refused = ["to=mmseg", f"ckpt={ended.folder()}", f"out={tmp_path / 'alone'}", "standalone=true"]
@@ -729,7 +729,7 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
 @pytest.mark.parametrize("order", [pytest.param("text", marks=pytest.mark.slow), "natural"])
 @torch.no_grad()
 def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
-    """Its own reader of class folders, or of the lists that the folder's script writes."""
+    """Uses its own reader of class folders, or of the lists that the folder's script writes."""
     from mmpretrain.registry import DATASETS
 
     names = {"text": TEXT, "natural": NATURAL}[order]
@@ -737,7 +737,7 @@ def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
     network = classifier(root, order)
     save_ours(network, tmp_path / "last.ckpt", names)
     typed = [f"backbone={BACKBONE}", "backbone.img_size=64", SIZE, "to=mmpretrain"]
-    out = exported(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
+    out = run_export(tmp_path, *typed, f"ckpt={tmp_path / 'last.ckpt'}")
     assert json.loads((out / "class_names.json").read_text()) == list(names)
     assert (out / "annotations.py").exists() == (order == "natural")
     if order == "natural":

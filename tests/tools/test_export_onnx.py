@@ -1,4 +1,4 @@
-"""Backbones as ONNX models and torch.export programs: sizes, refusals, outputs."""
+"""Backbones as ONNX models and torch.export programs: sizes, errors, outputs."""
 
 import dataclasses
 import errno
@@ -22,12 +22,12 @@ from tools import export
 from tools.exports import ExportRequest, exporter, tracing
 from tools.exports.networks import held_by
 
-# Their windows are cut by Python code that counts, so height and width are fixed.
+# Python code cuts their windows by counting, so height and width are fixed.
 FIXED = ("gmlp", "mixer", "posmlp")
 
 
-def written(name, to, folder, **settings):
-    """Export a small network; what the README says about sizes, by file."""
+def export_small(name, to, folder, **settings):
+    """Export a small network; return the README's sentence on sizes, by file."""
     files = exporter(to)(small_request(name, to, folder, **settings))
     assert {path.name for path in files} == {path.name for path in folder.iterdir()}
     lines = (folder / "README.md").read_text().splitlines()
@@ -37,8 +37,8 @@ def written(name, to, folder, **settings):
 def check_sizes(name, sizes):
     for line in sizes.values():
         if name.startswith(FIXED):
-            assert "any batch of 64x96 images (another size: export with image_size" in line
-            assert "Not free because of" in line
+            assert "any batch of 64x96 images (for another size export with image_size" in line
+            assert ", because of " in line
         else:
             assert "any batch, any height and width from 64" in line
 
@@ -53,8 +53,8 @@ def check_sizes(name, sizes):
     ],
 )
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
-    """The exporter itself compares several sizes and batches; here only one not among them."""
-    sizes = written(name, "onnx", tmp_path, what="maps")
+    """The exporter compares several sizes and batches; this is another one."""
+    sizes = export_small(name, "onnx", tmp_path, what="maps")
     check_sizes(name, sizes)
     session = onnxruntime.InferenceSession(tmp_path / "maps.onnx")
     (given,) = session.get_inputs()
@@ -73,7 +73,7 @@ def test_onnx_models_run_in_onnxruntime(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_runs_at_any_size(tmp_path):
-    check_sizes("ffnet_1", written("ffnet_1", "torch_export", tmp_path, what="classifier"))
+    check_sizes("ffnet_1", export_small("ffnet_1", "torch_export", tmp_path, what="classifier"))
 
 
 def test_programs_are_re_parameterised():
@@ -86,13 +86,13 @@ def test_programs_are_re_parameterised():
     assert not folded.training
 
 
-def test_parts_are_those_that_a_checkpoint_holds(tmp_path, capsys):
+def test_parts_are_those_of_the_checkpoint(tmp_path, capsys):
     network = LinearClassifier(shorten(create_backbone("deit_t")), 5)
     state = {k: v for k, v in network.state_dict().items() if not k.startswith("classifier")}
     torch.save({"state_dict": state}, tmp_path / "backbone.pth")
     arguments = ["backbone=deit_t", "to=torch_export", f"ckpt={tmp_path / 'backbone.pth'}"]
     assert export.main([*arguments, "what=classifier", f"out={tmp_path / 'out'}"]) == 2
-    assert "holds no classifier; pass what=maps, or leave it out" in capsys.readouterr().err
+    assert "lacks the part classifier; pass what=maps, or leave it out" in capsys.readouterr().err
     assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2  # ten blocks are missing
     assert "keys differ" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -108,7 +108,7 @@ def test_parts_are_those_that_a_checkpoint_holds(tmp_path, capsys):
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_backbone_is_for_classes_or_for_dense_prediction_by_what_it_has(name, options, tmp_path):
+def test_dense_checkpoints_are_recognised_by_their_tensors(name, options, tmp_path):
     for dense in (False, True):
         path = tmp_path / f"{dense}.pth"
         torch.save(create_backbone(name, dense=dense, **options).state_dict(), path)
@@ -124,7 +124,7 @@ def test_a_plain_backbone_around_new_mixers_is_for_classes(tmp_path):
 
 
 class Branching(nn.Module):
-    """Code that no graph holds: it asks for a value."""
+    """A graph cannot hold this code, which branches on a value."""
 
     def __init__(self):
         super().__init__()
@@ -139,14 +139,14 @@ class Asking(nn.Module):
         return x * 2 if x.sum() > 0 else x
 
 
-def test_what_cannot_be_recorded_is_refused_by_module_and_operator(tmp_path):
+def test_networks_that_cannot_be_recorded_name_module_and_operator(tmp_path):
     request = small_request("deit_t", "torch_export", tmp_path)
     with pytest.raises(ValueError, match=r"inner\.1 \(Asking\), .return x \* 2 if.*data-dep"):
         tracing.trace(Branching().eval(), request)
 
 
 @pytest.mark.parametrize(("size", "least"), [((224, 224), 64), ((64, 96), 64), ((96, 32), 32)])
-def test_a_graph_takes_images_from_64_pixels_on_or_from_those_it_is_exported_for(size, least):
+def test_a_graph_takes_images_from_64_pixels_or_the_exported_size(size, least):
     request = dataclasses.replace(small_request("resnet18", "onnx", "."), image_size=size)
     assert tracing.least_side(request) == least
     graph = tracing.Graph(None, tuple(tracing.AXES.values()), "", tracing.least_side(request))
@@ -155,13 +155,13 @@ def test_a_graph_takes_images_from_64_pixels_on_or_from_those_it_is_exported_for
 
 
 class Windows(nn.Module):
-    """Code that counts: a graph holds it for one size."""
+    """Code that counts; a graph holds it for one size."""
 
     def forward(self, images):
         return images * sum(1 for _ in range(int(images.shape[2]) // 7))
 
 
-def test_sizes_that_code_counts_are_fixed(tmp_path):
+def test_code_that_counts_fixes_the_size(tmp_path):
     request = small_request("deit_t", "torch_export", tmp_path)
     graph = tracing.trace(Windows(), request)
     assert graph.free == ("batch",)
@@ -172,7 +172,7 @@ def test_sizes_that_code_counts_are_fixed(tmp_path):
 
 
 class Odd(nn.Module):
-    """An operator that ONNX does not have."""
+    """An operator that ONNX lacks."""
 
     def forward(self, images):
         return torch.linalg.eigvals(images[:, :, :64, :64]).abs()
@@ -206,7 +206,7 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
     ],
     ids=["package", "disk"],
 )
-def test_what_the_machine_lacks_is_one_sentence(error, said, tmp_path, monkeypatch, capsys):
+def test_errors_of_the_machine_are_one_sentence(error, said, tmp_path, monkeypatch, capsys):
     def refuse(request):
         raise error
 
@@ -219,12 +219,12 @@ def test_what_the_machine_lacks_is_one_sentence(error, said, tmp_path, monkeypat
     assert record["note"].count(said) == 2
 
 
-def test_a_fault_of_one_pair_leaves_the_others_in_the_table(monkeypatch):
+def test_a_bug_in_one_pair_leaves_the_others_in_the_table(monkeypatch):
     def broken(request):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(export, "exporter", lambda to: broken)
-    assert export.refusal("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
+    assert export.export_error("deit_t", "timm", (64, 64)) == "ZeroDivisionError: division by zero"
 
 
 def in_turn(names):
@@ -234,31 +234,31 @@ def in_turn(names):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "to"), in_turn(SMALLEST))
 def test_every_family_goes_out_whole(name, to, tmp_path):
-    """Classifier and maps, and the maps for dense prediction; ONNX begins as torch's program."""
+    """Classifier and maps, and the maps for dense prediction; ONNX starts as torch's program."""
     (tmp_path / "all").mkdir()
     (tmp_path / "dense").mkdir()
-    sizes = written(name, to, tmp_path / "all")
+    sizes = export_small(name, to, tmp_path / "all")
     check_sizes(name, sizes)
     assert len(sizes) == 2
-    check_sizes(name, written(name, "torch_export", tmp_path / "dense", what="dense"))
+    check_sizes(name, export_small(name, "torch_export", tmp_path / "dense", what="dense"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "to"), in_turn(each_mixer("deit_t", "poolformer_s12", "gmlp_ti", "posmlp_t"))
 )
-def test_every_mixer_goes_out_or_is_refused_with_its_operator(name, to, tmp_path):
-    """Mixers that a paper reports go out."""
+def test_every_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_path):
+    """Mixers that a paper reports can be exported."""
     try:
-        sizes = written(name, to, tmp_path, what="classifier")
+        sizes = export_small(name, to, tmp_path, what="classifier")
     except ValueError as error:
-        assert re.search("has no ONNX form: |onnxruntime does not run .* node", str(error))  # noqa: PT017
+        assert re.search("cannot be written as ONNX: |onnxruntime does not run .* node", str(error))  # noqa: PT017
         assert not find_mixer(look_up(name)[1]).published_on
         return
     check_sizes(name, sizes)
 
 
-def test_what_takes_long_is_said_while_it_is_done(tmp_path, capsys, monkeypatch):
+def test_long_steps_print_progress(tmp_path, capsys, monkeypatch):
     def exporting(request):
         request.say("recording")
         print("what a package says")
@@ -275,7 +275,7 @@ def test_what_takes_long_is_said_while_it_is_done(tmp_path, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-def test_every_step_of_onnx_is_said(tmp_path):
+def test_every_step_of_onnx_prints_progress(tmp_path):
     request, said = small_request("resnet18", "onnx", tmp_path, what="maps"), []
     object.__setattr__(request, "say", said.append)
     exporter("onnx")(request)

@@ -1,4 +1,4 @@
-"""Exported networks see images prepared as those that their run was validated on."""
+"""Exported networks preprocess images like their run's validation."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from tools.exports.preprocessing import Preprocessing, preprocessing_of
 
 @pytest.fixture(params=AUGMENTATIONS)
 def run(request, tmp_path):
-    """A run folder, a picture, and the picture as the run was validated on it."""
+    """A run folder, an image, and the image as the run's validation sees it."""
     config = run_config(AUGMENTATIONS[request.param])
     network = LinearClassifier(create_backbone("deit_t", img_size=64), 10)
     (tmp_path / "checkpoints").mkdir()
@@ -36,7 +36,7 @@ def run(request, tmp_path):
     return tmp_path, picture, datamodule.augmentation.eval(64)(Image.open(picture))
 
 
-def exported(folder, to):
+def run_export(folder, to):
     typed = [f"ckpt={folder}", f"to={to}", f"out={folder / to}", "image_size=64"]
     assert export.main(typed) == 0
     return folder / to
@@ -44,7 +44,7 @@ def exported(folder, to):
 
 def test_timm_prepares_images_as_the_run_did(run):
     folder, picture, expected = run
-    model = timm.create_model(f"local-dir:{exported(folder, 'timm')}", pretrained=True)
+    model = timm.create_model(f"local-dir:{run_export(folder, 'timm')}", pretrained=True)
     transform = create_transform(**resolve_data_config(model=model), is_training=False)
     torch.testing.assert_close(transform(Image.open(picture)), expected, rtol=0, atol=1e-6)
 
@@ -57,7 +57,7 @@ def test_mmpretrain_prepares_images_as_the_run_did(run):
     from mmpretrain.registry import MODELS
 
     folder, picture, expected = run
-    out = exported(folder, "mmpretrain")
+    out = run_export(folder, "mmpretrain")
     config = Config.fromfile(out / "config.py")
     with DefaultScope.overwrite_default_scope("mmpretrain"):
         preprocessor = MODELS.build({"type": "ClsDataPreprocessor", **config.data_preprocessor})
@@ -85,7 +85,7 @@ def test_mmpretrain_resizes_as_the_run_did(squash):
     assert next(step for step in steps if step["type"] == "CenterCrop")["crop_size"] == 48
 
 
-def test_defaults_are_those_that_the_run_had_and_other_checkpoints_have_none():
+def test_preprocessing_follows_the_runs_defaults_only():
     prepared = preprocessing_of(run_config(None))
     assert (prepared.size, prepared.crop_pct, prepared.interpolation) == (64, 1.0, "bicubic")
     assert preprocessing_of(None) is None
@@ -99,7 +99,7 @@ def test_a_run_goes_out_with_its_preprocessing_and_gives_its_numbers(to, run):
     out = folder / to
     assert export.main([f"ckpt={folder}", f"to={to}", "what=classifier", f"out={out}"]) == 0
     values = json.loads((out / "preprocessing.json").read_text())
-    assert values["size"] == [64, 64]  # the run's, though no image_size= was typed
+    assert values["size"] == [64, 64]  # the run's size, without a typed image_size=
     network = LinearClassifier(create_backbone("deit_t", img_size=64), 10).eval()
     network.load_state_dict(
         {

@@ -1,4 +1,4 @@
-"""Backbones as timm's users know models, and the folders that ``to=timm`` writes."""
+"""Backbones as models of timm, and the folders that ``to=timm`` writes."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ def images():
 
 
 def checkpoint(path, name=SMALL, num_classes=10):
-    """A file as a training run leaves it, and its network."""
+    """Write a checkpoint as a training run does, and return it with its network."""
     network = LinearClassifier(create_backbone(name), num_classes).eval()
     torch.save({"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}, path)
     return network
@@ -98,7 +98,7 @@ def test_features_are_the_maps(images, name):
         assert torch.equal(found, expected)
     assert net.feature_info.channels() == [info.channels for info in backbone.feature_info]
     assert net.feature_info.reduction() == [info.stride for info in backbone.feature_info]
-    unused = [] if name == "deit_t_afbo" else ["norm"]  # DeiT norms its map
+    unused = [] if name == "deit_t_afbo" else ["norm"]  # DeiT normalises its map
     assert isinstance(net.model.get_classifier(), torch.nn.Identity)
     assert all(not list(backbone.get_submodule(part).parameters()) for part in unused)
 
@@ -150,7 +150,7 @@ def test_weights_of_a_file(images, tmp_path):
     assert torch.equal(model.eval()(images), network(images))
     other = timm.create_model(SMALL, pretrained=True, num_classes=3, pretrained_cfg_overlay=file)
     assert torch.equal(other.eval().forward_features(images), network.backbone.embed(images))
-    # A plain host's weights go around a new mixer, as in create_backbone.
+    # A plain host's weights may surround a new mixer, as in create_backbone.
     plain = checkpoint(tmp_path / "plain.pth", "deit_t").backbone
     file["file"] = str(tmp_path / "plain.pth")
     around = timm.create_model(SMALL, pretrained=True, num_classes=10, pretrained_cfg_overlay=file)
@@ -175,7 +175,7 @@ class Payload:
         return print, ("code ran",)
 
 
-def test_weights_that_do_not_fit_or_run_code_are_refused(tmp_path, capsys):
+def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
     checkpoint(tmp_path / "last.ckpt", "deit_t_glu")
     file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
     with pytest.raises(ValueError, match=r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"):
@@ -184,7 +184,9 @@ def test_weights_that_do_not_fit_or_run_code_are_refused(tmp_path, capsys):
     file["file"] = str(tmp_path / "empty.pth")
     with pytest.raises(ValueError, match=r"empty.pth does not fit deit_t_glu.*\(missing cls_token"):
         timm.create_model("deit_t_glu", pretrained=True, pretrained_cfg_overlay=file)
-    with pytest.raises(ValueError, match="nobody publishes weights of deit_t_glu for timm; pass"):
+    with pytest.raises(
+        ValueError, match="no pretrained weights of deit_t_glu exist for timm; pass"
+    ):
         timm.create_model("deit_t_glu", pretrained=True)
     (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Payload()}))
     file["file"] = str(tmp_path / "evil.pth")
@@ -207,12 +209,12 @@ def test_weights_that_do_not_fit_or_run_code_are_refused(tmp_path, capsys):
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
-def test_options_that_cannot_be_are_refused(options, message):
+def test_impossible_options_are_rejected(options, message):
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         timm.create_model(SMALL, **options)
 
 
-def test_what_a_model_cannot_do_is_refused(images):
+def test_unsupported_requests_are_rejected(images):
     with torch.device("meta"):
         model = timm.create_model(SMALL)
         dense = timm.create_model(SMALL, dense=True)
@@ -242,7 +244,7 @@ def test_a_folder_opens_in_timm(images, tmp_path):
         ".mixerlab-export",
     }
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
-    # And back: the tasks read it.
+    # The tasks can read it back.
     again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
     assert torch.equal(again(images), network(images))
 
@@ -290,14 +292,16 @@ def test_every_host_and_mixer_keep_their_outputs_in_timm(name, images):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_checkpoint_that_lacks_the_mixers_is_refused(tmp_path, capsys):
+def test_a_checkpoint_without_the_mixers_is_rejected(tmp_path, capsys):
     checkpoint(tmp_path / "plain.pth", "deit_t")
     for to in ("timm", "torch_export", "mmdet"):
         typed = [f"backbone={SMALL}", f"ckpt={tmp_path / 'plain.pth'}", f"to={to}"]
         assert export.main([*typed, f"out={tmp_path / to}"]) == 2
-        assert f"has no weights of the mixers of {SMALL} (blocks.0.mlp, " in capsys.readouterr().err
+        assert (
+            f"lacks the weights of the mixers of {SMALL} (blocks.0.mlp, " in capsys.readouterr().err
+        )
         assert not (tmp_path / to).exists()
-    with pytest.raises(ValueError, match="has no weights of the mixers"):
+    with pytest.raises(ValueError, match="lacks the weights of the mixers"):
         LinearClassifier.from_pretrained(SMALL, tmp_path / "plain.pth")
 
 
@@ -321,7 +325,7 @@ def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
 
 @torch.no_grad()
 def test_numbered_folders_score_in_timm(tmp_path):
-    """What timm's validate.py does: its dataset, with the class map that the README names."""
+    """Follows timm's validate.py: its dataset, with the class map that the README names."""
     root, out = write_folders(tmp_path / "data"), tmp_path / "out"
     save_ours(classifier(root, "text"), tmp_path / "last.ckpt", TEXT)
     typed = [f"backbone={BACKBONE}", "backbone.img_size=64", "image_size=64", "to=timm"]

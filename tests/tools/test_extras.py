@@ -1,4 +1,4 @@
-"""Callbacks, loggers and profilers that a config asks for."""
+"""Callbacks, loggers and profilers of a config."""
 
 import logging
 import re
@@ -9,12 +9,12 @@ import torch
 from tasks.engine.loggers import read_rows
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import arguments, composed, run_here, summary
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 
-METRICS = ("top1", "top5")
+METRICS = {"top1": "max", "top5": "max", "loss": "min"}
 NO_STOP = {"early_stopping": {"patience": None}}
 
 
@@ -23,8 +23,8 @@ def test_a_plain_run_has_none(tmp_path):
     assert make_profiler(None, tmp_path) == (None, [])
 
 
-def test_nothing_is_measured_for_no_generator(tmp_path):
-    """Lightning asks within what it has asked, and errors have to come out."""
+def test_profilers_measure_nested_actions_and_errors(tmp_path):
+    """Lightning profiles nested actions, and errors must propagate."""
     profiler = Unprofiled()
     outer, inner = profiler.profile("step"), profiler.profile("backward")
     assert outer is inner
@@ -68,7 +68,7 @@ def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
     assert lines[SHOWN_LINES] not in caplog.text
 
 
-def test_a_logger_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+def test_a_logger_without_its_package_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "mlflow"):
         with pytest.raises(ValueError, match=rf"pip install .*'\.\[{name}\]'"):
@@ -143,7 +143,7 @@ def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
     assert (folder / "trace.json").stat().st_size > 1000
 
 
-def test_a_log_that_fails_is_given_up_and_training_goes_on(caplog):
+def test_a_failing_log_is_dropped_and_training_continues(caplog):
     caplog.set_level(logging.INFO)
 
     def no_server():
@@ -157,7 +157,7 @@ def test_a_log_that_fails_is_given_up_and_training_goes_on(caplog):
 
 
 def log_twice(folder, name, **options):
-    """A run, and the same resumed, as a run does it."""
+    """Log a run and its resumed continuation as a run does."""
     config = composed("backbone=deit_t")
     for steps in ((0, 1), (1, 2)):
         (log,) = loggers.make_loggers({name: options}, folder, config)
@@ -171,9 +171,9 @@ def log_twice(folder, name, **options):
 @pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    register()
+    register_groups()
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # asked to go online, with nobody there
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # online mode, but without a server
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log_twice(tmp_path, "wandb", project="p", tags=["x"])
     runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
@@ -185,7 +185,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_mlflow_offline(tmp_path):
     pytest.importorskip("mlflow")
-    register()
+    register_groups()
     log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
     from mlflow import MlflowClient
 
@@ -199,7 +199,7 @@ def test_mlflow_offline(tmp_path):
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
     import yaml
 
-    register()
+    register_groups()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
     other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
                      "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every command says of itself and of a misspelt word, without waiting for torch."""
+"""Help of every command, and its answer to misspelt names, without importing torch."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.runs import ROOT
 from tools.cli import catalogue
-from tools.config.help import help_on
+from tools.config.help import help_text
 
 COMMANDS = ("analyse", "benchmark", "complexity", "export", "lipschitz", "results", "search")
 ANSWERED = (
@@ -41,8 +41,8 @@ def test_help_of_commands_with_tables_does_not_import_torch():
 
 
 def test_run_answers_from_the_catalogue_without_torch():
-    """The first catalogue of a checkout is made by the registry, here and with torch."""
-    catalogue.refreshed()
+    """The registry builds a checkout's first catalogue, here and with torch."""
+    catalogue.load_catalogue()
     code = (
         "import sys\n"
         "from tools import run\n"
@@ -65,7 +65,7 @@ def test_run_answers_from_the_catalogue_without_torch():
 def test_help_on_one_mixer_gives_each_option_with_its_meaning(kind):
     for name in catalogue.catalogue().list_mixers(kind):
         subject = "token_mixer" if kind == "token" else "mixer"
-        lines = help_on([subject, name]).splitlines()
+        lines = help_text([subject, name]).splitlines()
         assert lines[0].startswith(f"{name}, a {kind} mixer: backbone")
         assert max(map(len, lines)) <= 100
         for option, default in catalogue.catalogue().mixer(name)["options"].items():
@@ -74,16 +74,16 @@ def test_help_on_one_mixer_gives_each_option_with_its_meaning(kind):
             typed = lines[place].split()[0].partition("=")[2]
             value = OverridesParser.create().parse_override(f"x={typed}").value()
             assert value == (list(default) if isinstance(default, tuple) else default)
-        assert help_on(["mixer", name]).splitlines()[0] == lines[0]
+        assert help_text(["mixer", name]).splitlines()[0] == lines[0]
 
 
 @pytest.mark.parametrize("subject", [["mixer", "abo"], ["token_mixer", "afbo"]])
 def test_help_on_an_unknown_mixer_names_those_there_are(subject):
     with pytest.raises(ValueError, match=rf"no (token )?mixer called '{subject[1]}'"):
-        help_on(subject)
+        help_text(subject)
 
 
 def test_help_on_token_mixers_lists_them():
-    text = help_on(["token_mixer"])
+    text = help_text(["token_mixer"])
     assert "sbm" in text
     assert "channel mixers" not in text

@@ -1,4 +1,4 @@
-"""metrics.csv: one row a step, also after a run was resumed, as other programs' logs are."""
+"""metrics.csv has one row per step, also after resuming; logs of other programs too."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_metrics_of_one_step_share_a_row(tmp_path):
 
 
 def test_a_step_that_is_written_already_still_has_one_row(tmp_path):
-    """A checkpoint has the log written before the validation that follows its last step."""
+    """A checkpoint is saved with the log before the validation that follows its last step."""
     path = tmp_path / "metrics.csv"
     log = CsvLog(path)
     log.log_metrics({"train/loss": 2.0}, 0)
@@ -51,7 +51,7 @@ def test_resumed_log_keeps_the_rows_before(tmp_path):
         log.log_metrics({"loss": step / 2}, step)
     log.save()
     with path.open("a") as file:
-        file.write("1.0,")  # cut off by a kill
+        file.write("1.0,")  # truncated by a kill
     log = CsvLog(path)
     log.resume_at(2)
     assert [row["step"] for row in read_rows(path)] == [0, 1]

@@ -1,7 +1,7 @@
-"""A checkpoint is read once and converted once for each network that takes it over.
+"""A checkpoint is read once, and converted once per network that loads it.
 
-No network is built to ask a question of it. Counted are the readers of files, and DeiT's
-``__init__`` and ``convert_state_dict``.
+No network is built only to inspect it. The tests count calls of the file readers, of DeiT's
+``__init__`` and of ``convert_state_dict``.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ SIZE = {"img_size": 64}
 
 @dataclass
 class Counts:
-    """How often each file was read, and each network converted to; networks in their order."""
+    """Reads per file, conversions per network, and the built networks in order."""
 
     reads: Counter = field(default_factory=Counter)
     conversions: Counter = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Counts:
         assert not conversions or max(self.conversions.values()) == 1
 
 
-def counted(function, count):
+def count_calls(function, count):
     def call(first, *args, **kwargs):
         count(first)
         return function(first, *args, **kwargs)
@@ -59,22 +59,22 @@ def counts(monkeypatch):
         if isinstance(path, str | Path):
             counts.reads[Path(path).resolve()] += 1
 
-    monkeypatch.setattr(torch, "load", counted(torch.load, read))
-    load_file = counted(safetensors.torch.load_file, read)
+    monkeypatch.setattr(torch, "load", count_calls(torch.load, read))
+    load_file = count_calls(safetensors.torch.load_file, read)
     monkeypatch.setattr(safetensors.torch, "load_file", load_file)
 
     def convert(network):
         counts.conversions[id(network)] += 1
 
-    # All are kept in ``networks``, so that none takes the id of one before it.
-    monkeypatch.setattr(DeiT, "__init__", counted(DeiT.__init__, counts.networks.append))
-    monkeypatch.setattr(DeiT, "convert_state_dict", counted(DeiT.convert_state_dict, convert))
+    # ``networks`` keeps all of them alive, so that every id is unique.
+    monkeypatch.setattr(DeiT, "__init__", count_calls(DeiT.__init__, counts.networks.append))
+    monkeypatch.setattr(DeiT, "convert_state_dict", count_calls(DeiT.convert_state_dict, convert))
     return counts
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """One of ours, as a run leaves it, and two of timm's, of ten classes."""
+    """One of our checkpoints from a run, and two of timm's with ten classes."""
     folder = tmp_path_factory.mktemp("files")
     ours = LinearClassifier(create_backbone("deit_t", **SIZE), 10).state_dict()
     theirs = timm.create_model("deit_tiny_patch16_224", num_classes=10, **SIZE).state_dict()
@@ -91,7 +91,7 @@ def files(tmp_path_factory):
     ("mode", "name", "conversions"),
     [("test", "ours.ckpt", 0), ("test", "timm.pth", 1), ("predict", "ours.ckpt", 0)],
 )
-def test_a_run_takes_over_a_checkpoint(mode, name, conversions, files, counts, tmp_path, capsys):
+def test_a_run_loads_a_checkpoint_once(mode, name, conversions, files, counts, tmp_path, capsys):
     typed = ["task=classification", "backbone=deit_t", "backbone.img_size=64", f"mode={mode}",
              f"ckpt={files / name}", "trainer=cpu", f"output_dir={tmp_path}", "data.num_workers=0",
              *TINY["classification"]]  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_run_takes_over_a_checkpoint(mode, name, conversions, files, counts, t
 
 
 @pytest.mark.parametrize("name", ["ours.ckpt", "timm.pth", "timm.safetensors"])
-def test_backbone_and_classifier_take_over_a_checkpoint(name, files, counts):
+def test_backbone_and_classifier_load_a_checkpoint_once(name, files, counts):
     backbone = create_backbone("deit_t", pretrained=files / name, **SIZE)
     counts.check(files / name, networks=1, conversions=1)
     counts.reads.clear()
@@ -117,29 +117,29 @@ def test_a_run_folder_is_loaded(trained, counts):
     counts.check(run / "checkpoints" / "best.ckpt", networks=1, conversions=0)
 
 
-# How many networks, and of these how many read a file of other names: the exported one; what timm
-# opens for its logits and for its maps; what MMDetection and MMSegmentation initialise.
+# Number of networks, and of those that read a file with other names: the exported one; those
+# that timm opens for logits and for maps; those that MMDetection and MMSegmentation initialise.
 EXPORTS = {
     "mmdet": (2, 2), "mmseg": (2, 2), "mmpretrain": (2, 1), "timm": (3, 3), "onnx": (1, 1),
     "torch_export": (1, 1),
 }  # fmt: skip
-GRAPHS = ("onnx", "torch_export")  # which take long to record
+GRAPHS = ("onnx", "torch_export")  # slow to record
 
 
 @pytest.mark.parametrize(
     "to", [pytest.param(to, marks=[pytest.mark.slow] * (to in GRAPHS)) for to in EXPORTS]
 )
-def test_an_export_takes_over_a_checkpoint(to, files, counts, tmp_path):
+def test_an_export_loads_a_checkpoint_once(to, files, counts, tmp_path):
     typed = ["backbone=deit_t", "backbone.img_size=64", f"to={to}", f"ckpt={files / 'ours.ckpt'}"]
     assert export.main([*typed, "image_size=64", f"out={tmp_path / to}"]) == 0
     networks, conversions = EXPORTS[to]
     counts.check(files / "ours.ckpt", networks=networks, conversions=conversions)
-    assert max(counts.reads.values()) <= 2  # what was written, once for each of timm's models
+    assert max(counts.reads.values()) <= 2  # the written file, once per model of timm's
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "to"), [("detection", "mmdet"), ("segmentation", "mmseg")])
-def test_an_export_of_a_whole_model_takes_over_a_checkpoint(task, to, trained, counts, tmp_path):
+def test_an_export_of_a_whole_model_loads_a_checkpoint_once(task, to, trained, counts, tmp_path):
     run = trained(task).folder()
     assert export.main([f"ckpt={run}", f"to={to}", "image_size=64", f"out={tmp_path / to}"]) == 0
     counts.check(run / "checkpoints" / "best.ckpt", networks=2, conversions=0)
@@ -174,7 +174,7 @@ def test_bounds_are_those_of_a_checkpoint(counts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ours.ckpt", "timm.pth", "timm.safetensors"])
-def test_one_object_whoever_wrote_the_file(name, files):
+def test_one_object_for_every_source(name, files):
     opened = open_checkpoint(files / name)
     ours = name == "ours.ckpt"
     assert opened.path == str(files / name)

@@ -1,4 +1,4 @@
-"""The HTML page of a run: what is on it, and that a browser without network shows all of it."""
+"""The HTML page of a run: its content, and its display in a browser without network."""
 
 import csv
 import html
@@ -16,7 +16,7 @@ from tools import analyse
 from tools.analyses import Analysis, Findings, analyses, page
 from tools.analyses.elements import MOST_ROWS, table
 
-# One chromium, whatever its name is.
+# Any Chromium.
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -26,7 +26,7 @@ NO_NETWORK = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
 WATCH = "<script>const faults = []; onerror = (words) => { faults.push(words) }</script>"
-# Said to the frame's parent when all is loaded: what there is to see.
+# Message to the frame's parent after loading: the visible content.
 SAY = """<script>addEventListener("load", () => {
   const pictures = [...document.images], root = document.documentElement;
   const others = performance.getEntriesByType("resource").map((one) => one.name);
@@ -37,7 +37,7 @@ SAY = """<script>addEventListener("load", () => {
     faults, window: innerWidth, document: root.scrollWidth,
   }), "*");
 })</script></body>"""
-# A window has a least width, a frame in it has none.
+# A window has a minimum width, but a frame in it has not.
 WIDTHS = (420, 1280)
 FRAME = '<iframe src="watched.html" width="{}" height="800" style="border:0"></iframe>'
 OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("message", (one) => {
@@ -45,7 +45,7 @@ OUTER = """<!doctype html><body><pre id="seen"></pre><script>addEventListener("m
 
 
 class Page(HTMLParser):
-    """Every reference of a page, its anchors, headings and cells; elements close in order."""
+    """Collects references, anchors, headings and cells; checks that elements close in order."""
 
     ALONE = ("meta", "img")
 
@@ -74,8 +74,8 @@ class Page(HTMLParser):
             self.cells.append(data)
 
 
-def read(text):
-    """A page that refers to nothing outside it, and whose contents lead somewhere."""
+def parse_page(text):
+    """Parse a page, and check that it is self-contained and its table of contents valid."""
     found = Page(text)
     pictures = [one for one in found.references if not one.startswith("#")]
     assert pictures
@@ -86,8 +86,8 @@ def read(text):
     return found
 
 
-def shown(path, folder):
-    """What a browser shows of a page, without network, in frames of so many pixels."""
+def render_page(path, folder):
+    """Return the content that a browser without network shows, in frames of given widths."""
     if BROWSER is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
     text = path.read_text().replace("<head>", f"<head>{WATCH}", 1).replace("</body>", SAY, 1)
@@ -107,14 +107,14 @@ def shown(path, folder):
 
 
 def check_shown(path, folder, pictures):
-    for seen in shown(path, folder):
+    for seen in render_page(path, folder):
         assert (seen["decoded"], seen["failed"]) == (pictures, 0)
         assert (seen["faults"], seen["others"]) == ([], [])
         assert seen["document"] <= seen["window"]
 
 
 def wide_analysis(subjects, options):
-    """A table wider than a narrow window, and two pictures."""
+    """A table wider than a narrow window, and two figures."""
     from tools.analyses.figures import curves
 
     values = {f"a_rather_long_name_{i}": 1 / (i + 3) for i in range(12)}
@@ -130,7 +130,7 @@ def refusing_analysis(subjects, options):
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """The page of a run folder that was written by hand, with two analyses."""
+    """The page of a hand-written run folder, with two analyses."""
     kinds = {
         "wide": Analysis("wide", "Wide tables (Fig. 1; b)", {}, {}, wide_analysis),
         "not": Analysis("not", "Nothing: at all", {}, {}, refusing_analysis),
@@ -163,14 +163,14 @@ def written(tmp_path, monkeypatch):
     return folder
 
 
-def page_of(folder):
+def read_page(folder):
     subject = SimpleNamespace(label="net<1>", folder=folder, count=3, size=None)
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 
-def test_what_is_on_the_page(written):
-    text = page_of(written)
-    found = read(text)
+def test_content_of_the_page(written):
+    text = read_page(written)
+    found = parse_page(text)
     assert found.headings == ["Results", "Curves", "Predictions", "Wide tables",
                               "Analyses that do not apply", "Settings"]  # fmt: skip
     assert '<meta name="viewport"' in text
@@ -180,7 +180,7 @@ def test_what_is_on_the_page(written):
     cells = found.cells
     assert cells[cells.index("not") + 1] == "net <has> none of it"
     assert "0.3333" in cells
-    assert "backbone" not in cells  # there is one network
+    assert "backbone" not in cells  # there is only one network
     at = cells.index("difference") + 1
     assert cells[at : at + 8] == ["top1", "74.6", "74.12", "-", "top5", "92", "91", "-1"]
     assert "9 epochs instead of 300" in text
@@ -195,10 +195,10 @@ def test_what_is_on_the_page(written):
 def test_a_run_that_has_not_ended_has_a_page(written):
     (written / "summary.json").unlink()
     (written / "curves.png").unlink()
-    text = page_of(written)
-    assert "The run has not ended" in text
+    text = read_page(written)
+    assert "The results follow" in text
     assert "None were measured" in text
-    read(text)
+    parse_page(text)
 
 
 def test_long_tables_are_folded_and_cut():
@@ -213,19 +213,19 @@ def test_long_tables_are_folded_and_cut():
 
 def test_a_browser_without_network_shows_the_page(written, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(page_of(written))
+    path.write_text(read_page(written))
     check_shown(path, tmp_path, pictures=5)
 
 
-def test_what_a_browser_would_say_of_a_broken_page(written, tmp_path):
-    """The check above sees pictures that do not decode, faults, references and overflow."""
+def test_a_browser_reports_a_broken_page(written, tmp_path):
+    """The check above detects broken images, errors, references and overflow."""
     path = tmp_path / "report.html"
     broken = (
         '<img src="data:image/png;base64,AAAA"><img src="https://example.org/x.png">'
         '<p style="width:900px">wide</p><script>nothing_of_this_name()</script></body>'
     )
-    path.write_text(page_of(written).replace("</body>", broken))
-    seen = min(shown(path, tmp_path), key=lambda one: one["window"])
+    path.write_text(read_page(written).replace("</body>", broken))
+    seen = min(render_page(path, tmp_path), key=lambda one: one["window"])
     assert (seen["decoded"], seen["failed"]) == (5, 2)
     assert seen["others"] == ["https://example.org/x.png"]
     assert "nothing_of_this_name" in seen["faults"][0]
@@ -234,14 +234,14 @@ def test_what_a_browser_would_say_of_a_broken_page(written, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_real_run(reported, tmp_path):
-    """Made at the end of a training, and again by the command."""
+    """Written at the end of a training, and again by the command."""
     text = (reported / "report.html").read_text()
-    found = read(text)
+    found = parse_page(text)
     refused = {"relations", "activations"}
     drawn = set(analyses()) - refused - {"report"}
     assert drawn < set(found.anchors)
     assert not refused & set(found.anchors)
-    assert "deit_t has no matrix over tokens" in text
+    assert "deit_t lacks a matrix over tokens" in text
     pictures = sum(one.startswith("data:") for one in found.references)
     assert pictures > 10
     check_shown(reported / "report.html", tmp_path, pictures)

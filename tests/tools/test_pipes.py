@@ -1,4 +1,4 @@
-"""Commands that print tables, with a reader that has gone, as behind ``| head``."""
+"""Commands that print tables end quietly when their reader closes, as with ``| head``."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ COMMANDS = sorted(
 @pytest.mark.parametrize(
     "command", rest_slow(["doctor", *COMMANDS], {"doctor", *COMMANDS} - {"search"})
 )
-def test_a_reader_that_has_gone_ends_a_command_without_a_word(command):
+def test_a_closed_pipe_ends_a_command_silently(command):
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -35,7 +35,7 @@ def test_a_reader_that_has_gone_ends_a_command_without_a_word(command):
     finally:
         os.close(writing)
     assert run.stderr == ""
-    # A command that writes files goes on without its lines.
+    # A command that writes files continues without its printed lines.
     writes_files = "writes_files=True" in SOURCES[command]
     assert run.returncode == (0 if writes_files else -signal.SIGPIPE)
 

@@ -1,4 +1,4 @@
-"""Texts of pictures stand apart from each other."""
+"""Labels in plots do not overlap."""
 
 import itertools
 
@@ -22,11 +22,11 @@ def axis():
     plt.close(figure)
 
 
-def apart(texts):
-    """Whether the anchors of turned texts are as far apart as a line is high."""
+def are_apart(texts):
+    """Return True if the anchors of rotated labels are at least a line apart."""
     shown = [text for text in texts if text.get_visible() and text.get_text()]
     if all(text.get_rotation() == 0 for text in shown):
-        return not labels.overlap(shown)
+        return not labels.texts_overlap(shown)
     ends = sorted(text.get_window_extent().x1 for text in shown)
     return bool(np.all(np.diff(ends) >= shown[0].get_fontsize()))
 
@@ -38,13 +38,13 @@ def test_names_of_an_axis_do_not_overlap(axis, name, count):
     labels.name_ticks(axis, [name.format(place) for place in range(count)])
     axis.figure.draw_without_rendering()
     ticks = axis.get_xticklabels()
-    assert apart(ticks)
-    assert all(len(tick.get_text()) <= labels.LONGEST for tick in ticks)
+    assert are_apart(ticks)
+    assert all(len(tick.get_text()) <= labels.MAX_LENGTH for tick in ticks)
     assert ticks[0].get_text() == labels.cut(name.format(0))
     axis.imshow(np.zeros((count, count)))
     labels.name_ticks(axis, [name.format(place) for place in range(count)], vertical=True)
     axis.figure.draw_without_rendering()
-    assert not labels.overlap(axis.get_yticklabels())
+    assert not labels.texts_overlap(axis.get_yticklabels())
 
 
 @pytest.mark.parametrize("places", [[1, 1.1, 1.2, 5], list(range(60)), [1, 5]])
@@ -53,14 +53,14 @@ def test_ticks_are_spread(axis, places):
     axis.set_xticks(places, [f"{place}x{place}00" for place in places])
     labels.spread_ticks(axis)
     axis.figure.draw_without_rendering()
-    assert apart(axis.get_xticklabels())
+    assert are_apart(axis.get_xticklabels())
     assert axis.get_xticklabels()[0].get_visible()
 
 
 def test_heights_move_apart_and_keep_their_order():
-    assert labels.stacked([0.1, 0.5, 0.9], 0.1, 1.0) == [0.1, 0.5, 0.9]
+    assert labels.spread_heights([0.1, 0.5, 0.9], 0.1, 1.0) == [0.1, 0.5, 0.9]
     for heights in ([0.5, 0.5, 0.51], [0.98, 0.99, 1.2], [0.0, 0.96, 0.97]):
-        moved = labels.stacked(heights, 0.1, 1.0)
+        moved = labels.spread_heights(heights, 0.1, 1.0)
         assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(moved))
         assert moved[-1] <= 1.0
 
@@ -72,18 +72,18 @@ def test_names_at_the_ends_of_equal_lines_stand_apart(tmp_path, monkeypatch):
          "ms": s + n / 1000, "growth": 1.0}
         for n in range(8) for s in (224, 240, 256, 448)
     ]  # fmt: skip
-    growth.draw(records, str(tmp_path / "growth.png"))
+    growth.draw_growth(records, str(tmp_path / "growth.png"))
     figure = plt.gcf()
     monkeypatch.undo()
     for axis in figure.axes:
         assert len(axis.texts) == 8
-        assert not labels.overlap(axis.texts)
-        assert apart(axis.get_xticklabels())
+        assert not labels.texts_overlap(axis.texts)
+        assert are_apart(axis.get_xticklabels())
     plt.close(figure)
 
 
 @pytest.mark.parametrize("count", [3, 24, 80])
-def test_names_of_points_cover_nothing_or_are_left_out(axis, count):
+def test_names_of_points_do_not_overlap_or_are_dropped(axis, count):
     generator = np.random.default_rng(0)
     points = [
         (f"swin_t backbone.mixer.g2={n}", *generator.random(2) * (1, 1)) for n in range(count)
@@ -91,6 +91,6 @@ def test_names_of_points_cover_nothing_or_are_left_out(axis, count):
     axis.scatter([x for _, x, _ in points], [y for _, _, y in points])
     axis.margins(x=0.14, y=0.12)
     left_out = plot._place_labels(axis.figure, axis, points, [])
-    assert not labels.overlap(axis.texts)
+    assert not labels.texts_overlap(axis.texts)
     assert len(axis.texts) + len(left_out) == count
     assert len(left_out) <= {3: 0, 24: 2, 80: 79}[count]

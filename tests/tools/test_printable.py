@@ -1,10 +1,10 @@
-"""Control characters and endless lines of foreign files do not reach a terminal."""
+"""Control characters and very long lines of foreign files never reach a terminal."""
 
 import logging
 
 import pytest
 
-from tools.cli.command import answer
+from tools.cli.command import run_command
 from tools.cli.errors import one_line_errors
 from tools.cli.printable import PrintableFormatter, printable
 from tools.cli.tables import write
@@ -29,7 +29,7 @@ def refuse(*_):
 
 
 def test_every_way_to_the_terminal_escapes(capsys, tmp_path):
-    answer("a.py", None, refuse, ["x"])
+    run_command("a.py", None, refuse, ["x"])
     tell(RAW)
     write([{"name": RAW}], "table", {"name": ("name", "{}")})
     with pytest.raises(SystemExit), one_line_errors():
@@ -44,5 +44,5 @@ def test_every_way_to_the_terminal_escapes(capsys, tmp_path):
 
 
 def test_a_home_that_does_not_exist_is_named(capsys):
-    answer("results.py", None, find_runs, ["~nobody-of-that-name/runs"])
-    assert "a path begins with ~ and names no user" in capsys.readouterr().err
+    run_command("results.py", None, find_runs, ["~nobody-of-that-name/runs"])
+    assert "a path begins with ~ and an unknown user" in capsys.readouterr().err

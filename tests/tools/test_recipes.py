@@ -1,4 +1,4 @@
-"""The papers' recipes against what the authors state, which is in recipes.yaml as plain data."""
+"""The papers' recipes against the authors' settings, which recipes.yaml lists as plain data."""
 
 import fnmatch
 import math
@@ -23,7 +23,7 @@ from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed
-from tools.config.lazy_groups import register
+from tools.config.lazy_groups import register_groups
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
@@ -31,23 +31,23 @@ DENSE = ("_coco", "_ade20k", "_cityscapes")
 DENSE_STATED = yaml.safe_load((Path(__file__).parent / "dense_recipes.yaml").read_text())
 FAMILIES = sorted(STATED)
 CASES = [(family, host) for family in FAMILIES for host in STATED[family]["hosts"]]
-# Updates in an epoch: as on ImageNet where the scripts differ by one of them, a tenth of that where
-# the rate moves at each, few where it moves at each epoch.
+# Updates per epoch: as on ImageNet if the scripts differ by one update, a tenth of that if the
+# rate changes in each update, few if it changes in each epoch.
 UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
-def stated(family):
+def read_stated(family):
     return USUAL | STATED[family]
 
 
 @cache
-def config_of(family, host):
-    recipe, said = family.partition(" ")[0], stated(family)
+def compose_recipe(family, host):
+    recipe, said = family.partition(" ")[0], read_stated(family)
     chosen = [f"{group}={said[group]}" for group in ("task", "data")]
     typed = [*chosen, f"recipe={recipe}", f"backbone={host}"]
     return composed(*typed, "trainer=ddp")
@@ -57,9 +57,9 @@ def first_host(family):
     return next(iter(STATED[family]["hosts"]))
 
 
-def rates_of_script(family, updates):
-    """The rate of every update, by the loop and the scheduler of the authors' script."""
-    said = stated(family)
+def script_rates(family, updates):
+    """Yield the rate of every update, with the loop and the scheduler of the authors' script."""
+    said = read_stated(family)
     length, cooldown, warmup = (said[name] * updates for name in ("epochs", "cooldown", "warmup"))
     top, first, last = said["rate"], said["warmup_rate"], said["lowest_rate"]
     if said["script"] == "convnext":
@@ -94,7 +94,7 @@ def rates_of_script(family, updates):
 
 @pytest.mark.parametrize("family", rest_slow(list(FAMILIES), list(FAMILIES)[::3]))
 def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
-    said, config = stated(family), config_of(family, first_host(family))
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     updates = UPDATES[said["script"]]
     options, schedule = config["optimizer"], config["schedule"]
     top = scaled_lr(options["lr"], options["reference_batch"], said["batch"])
@@ -105,15 +105,15 @@ def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
     assert epochs == said["epochs"] + said["cooldown"]
     factor = learning_rate_factor(epochs * updates, updates, top, **schedule)
     ours = torch.tensor([top * factor(step) for step in range(epochs * updates)]).double()
-    theirs = torch.tensor(rates_of_script(family, updates)).double()
+    theirs = torch.tensor(script_rates(family, updates)).double()
     # ConvNeXt's warm-up ends one update early.
     tolerance = 2e-4 if said["script"] == "convnext" else 1e-7
     assert (ours - theirs).abs().max() <= tolerance * said["rate"]
 
 
 @pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
-def test_what_decays_is_what_the_authors_decay(family):
-    said, config = stated(family), config_of(family, first_host(family))
+def test_weight_decay_equals_the_authors(family):
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
     optimizer = build_optimizer(model, None, said["batch"], **config["optimizer"])
@@ -139,7 +139,7 @@ def test_what_decays_is_what_the_authors_decay(family):
     rest_slow_pairs(CASES, [(family, next(iter(STATED[family]["hosts"]))) for family in FAMILIES]),
 )
 def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
-    said, config = stated(family), config_of(family, host)
+    said, config = read_stated(family), compose_recipe(family, host)
     drop_path, crop_pct = said["hosts"][host]
     assert config["backbone"]["drop_path_rate"] == drop_path
     data, task = config["data"], config["task"]
@@ -158,8 +158,8 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
         said["size"], interpolation="bicubic", crop_pct=crop_pct, mean=tuple(said["mean"]),
         std=tuple(said["std"]),
     )  # fmt: skip
-    assert described(augmentation.train(said["size"])) == described(train)
-    assert described(augmentation.eval(said["size"])) == described(test)
+    assert describe_transform(augmentation.train(said["size"])) == describe_transform(train)
+    assert describe_transform(augmentation.eval(said["size"])) == describe_transform(test)
     if said["mixup"] or said["cutmix"]:
         mixed = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": said["smoothing"]}
         mixed |= {"mixup_alpha": said["mixup"], "cutmix_alpha": said["cutmix"]}
@@ -171,8 +171,8 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
 
 
 def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
-    """Flip and policy, then the crop, whose rows and columns are exchanged in the map."""
-    config = config_of("lvt", "lvt_r2")
+    """Flip and policy, then the crop, whose rows and columns are swapped in the map."""
+    config = compose_recipe("lvt", "lvt_r2")
     data = config["data"]
     assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
     augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
@@ -189,23 +189,23 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_clipped_averaged_and_synchronised_is_as_the_authors_have_it(family):
-    said, config = stated(family), config_of(family, first_host(family))
+def test_clipping_averaging_and_sync_equal_the_authors(family):
+    said, config = read_stated(family), compose_recipe(family, first_host(family))
     assert config["trainer"]["gradient_clip_val"] == said["clip"]
     assert config["trainer"]["sync_batchnorm"] is False
     assert config["task"]["ema"] == said["average"]
 
 
-def described(transform):
-    """A transform in words; numbers are rounded, as some are typed with more digits than others.
+def describe_transform(transform):
+    """Format a transform; numbers are rounded, since some are given with more digits than others.
 
-    ``ToNormalised`` is timm's two steps to the last bit: tests/datamodules/test_transforms.py.
+    ``ToNormalised`` equals timm's two steps to the last bit: tests/datamodules/test_transforms.py.
     """
     lines = []
     for part in transform.transforms:
         if isinstance(part, ToTensor):
             continue
-        if isinstance(part, BoundedResize):  # torchvision's, but for thin images
+        if isinstance(part, BoundedResize):  # torchvision's, except for thin images
             part = Resize(part.size, part.interpolation)
         if isinstance(part, Normalize):
             mean_std = [torch.as_tensor(value).tolist() for value in (part.mean, part.std)]
@@ -242,7 +242,7 @@ def test_every_recipe_of_classification_is_stated():
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)
 def test_recipes_give_values_only_for_what_exists(path):
-    """Their tables go by patterns of hosts, or by heads or tasks."""
+    """Their tables have patterns of hosts, or heads or tasks."""
     names = list_hosts()
     names += [file.stem for group in ("head", "task") for file in (CONFIGS / group).glob("*.yaml")]
     tables = yaml.safe_load(path.read_text()).get("recipe", {})
@@ -251,8 +251,8 @@ def test_recipes_give_values_only_for_what_exists(path):
             assert fnmatch.filter(names, pattern), f"{option}: nothing is called {pattern}"
 
 
-def rates_of(config, updates, batch):
-    """The rate of every update of a config, and its top rate."""
+def config_rates(config, updates, batch):
+    """Return the rate of every update of a config, and its peak rate."""
     top = scaled_lr(config["optimizer"]["lr"], config["optimizer"]["reference_batch"], batch)
     steps = updates * config["trainer"]["max_epochs"]
     factor = learning_rate_factor(steps, updates, top, **config["schedule"])
@@ -266,7 +266,7 @@ def rates_of(config, updates, batch):
 def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
     config = composed("task=transfer", "data=cifar100", f"recipe={recipe}", "backbone=deit_b")
     assert config["data"]["batch_size"] * 8 == 768
-    rates, ours = rates_of(config, 2, 768)
+    rates, ours = config_rates(config, 2, 768)
     assert ours == pytest.approx(top)
 
     def of_epoch(epoch):
@@ -274,7 +274,7 @@ def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
             return 1e-6 + epoch * (top - 1e-6) / 5
         return lowest + 0.5 * (top - lowest) * (1 + math.cos(math.pi * epoch / 1000))
 
-    # Each epoch has the rate that the script sets at the end of the one before.
+    # Each epoch uses the rate that the script sets at the end of the previous one.
     expected = [of_epoch(max(epoch - 1, 0)) for epoch in range(1000) for _ in range(2)]
     assert rates == pytest.approx(expected, rel=1e-9)
 
@@ -283,7 +283,7 @@ def test_cifar100_is_probed_as_mae_probes():
     typed = ["task=transfer", "data=cifar100", "protocol=linear_probe", "recipe=probe_cifar100"]
     config = composed(*typed, "backbone=deit_b")
     updates = 48
-    rates, top = rates_of(config, updates, 1024)
+    rates, top = config_rates(config, updates, 1024)
     assert (top, len(rates)) == (pytest.approx(0.1 * 1024 / 256), 90 * updates)
 
     def at(epoch):
@@ -296,7 +296,7 @@ def test_cifar100_is_probed_as_mae_probes():
     crop, flip, jitter, *rest = augmentation.train(224).transforms
     assert (tuple(crop.scale), flip.p) == ((0.08, 1.0), 0.5)
     strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-    assert strengths == (None, None, None, None)  # no more than crops and flips
+    assert strengths == (None, None, None, None)  # crops and flips only
     assert [type(part).__name__ for part in rest] == ["ToNormalised"]
 
 
@@ -351,12 +351,12 @@ def test_every_dense_recipe_is_stated():
 @pytest.mark.parametrize(
     ("typed", "per_epoch", "steps"),
     [
-        (["data=cityscapes"], 371, 160_000),  # of 8 images, 2,975 in all
+        (["data=cityscapes"], 371, 160_000),  # 8 images per batch of 2,975
         (["data=cityscapes", "recipe=ffnet_seg_cityscapes", "backbone=ffnet_seg",
           "head=ffnet_seg"], 185, 160_000),
     ],
 )  # fmt: skip
-def test_schedules_have_the_steps_that_are_said(typed, per_epoch, steps):
+def test_schedules_have_the_stated_steps(typed, per_epoch, steps):
     config = composed("task=segmentation", *typed, "data.root=/data")
     assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(steps, abs=per_epoch)
     assert config["schedule"]["warmup"] * per_epoch == pytest.approx(1500, abs=5)

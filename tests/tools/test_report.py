@@ -1,4 +1,4 @@
-"""What a run says of itself: the closing table and the size that its backbone is counted at."""
+"""Report of a run: the final table, the curves, and the size at which the backbone is counted."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_table_is_readable_in_a_pipe(tmp_path, capsys):
 
 
 class Axes:
-    """Notes what is drawn."""
+    """Records what is drawn."""
 
     def __init__(self):
         self.lines, self.bars, self.said = {}, [], []
@@ -49,7 +49,7 @@ class Axes:
         return lambda *given, **options: self.said.append((name, given, options))
 
 
-def drawn(monkeypatch, rows, why=""):
+def draw_curves(monkeypatch, rows, why=""):
     import matplotlib.pyplot as plt
 
     axes, figure = (Axes(), Axes()), Axes()
@@ -65,7 +65,7 @@ TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in
 
 def test_losses_of_training_and_validation_stand_together(monkeypatch):
     rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
-    left, right = drawn(monkeypatch, rows)
+    left, right = draw_curves(monkeypatch, rows)
     assert list(left.lines) == ["train/loss", "val/loss"]
     assert list(right.lines) == ["top1"]
     assert left.lines["val/loss"][0] == [2.0, 2.0]
@@ -73,17 +73,17 @@ def test_losses_of_training_and_validation_stand_together(monkeypatch):
 
 def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
     rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
-    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss"]
+    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss"]
     rows[0]["train/loss_cls"] = 9.0
-    assert list(drawn(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
+    assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
 
 
 def test_measurements_are_drawn_as_they_are(monkeypatch):
-    """Only a loss of training may have a running mean, beside itself and named as such."""
+    """Only a training loss may have a running mean, next to it and named as such."""
     figures = np.random.default_rng(0).random((40, 4)).round(3).tolist()
     names = ("train/loss", "train/loss_box", "val/loss", "val/top1")
     rows = [{"step": i, **dict(zip(names, row, strict=True))} for i, row in enumerate(figures)]
-    left, right = drawn(monkeypatch, rows)
+    left, right = draw_curves(monkeypatch, rows)
     lines = {label: values for label, (values, _) in (left.lines | right.lines).items()}
     for name, values in zip(names, zip(*figures, strict=True), strict=True):
         label = name if name in curves.LOSSES else name.partition("/")[2]
@@ -93,8 +93,8 @@ def test_measurements_are_drawn_as_they_are(monkeypatch):
     assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
 
 
-def test_the_picture_holds_what_was_measured(tmp_path, monkeypatch):
-    """The data of the lines in matplotlib's own figure."""
+def test_the_plot_has_the_measured_values(tmp_path, monkeypatch):
+    """Compares the lines' data in matplotlib's own figure."""
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr(plt, "close", lambda figure: None)
@@ -110,13 +110,13 @@ def test_the_picture_holds_what_was_measured(tmp_path, monkeypatch):
 def test_equal_curves_are_drawn_differently(monkeypatch):
     names = ("a", "b", "c", "d", "e")
     rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
-    _, right = drawn(monkeypatch, rows)
+    _, right = draw_curves(monkeypatch, rows)
     assert len({style for _, style in right.lines.values()}) == len(names)
 
 
 @pytest.fixture
 def figure_of(tmp_path, monkeypatch):
-    """Draw curves.png and give matplotlib's figure of it."""
+    """Draw curves.png and return matplotlib's figure."""
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr(plt, "close", lambda figure: None)
@@ -130,7 +130,7 @@ def figure_of(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_what_was_measured_once_is_a_bar(figure_of):
+def test_single_measurements_are_bars(figure_of):
     left, right = figure_of([*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why").axes
     assert [bar.get_height() for bar in right.patches] == [0.2, 0.5]
     assert not right.lines
@@ -144,7 +144,7 @@ MANY = [f"{kind}AP{end}" for kind in ("", "mask_") for end in ("", "50", "75", "
 def test_numbers_above_many_bars_do_not_overlap(figure_of):
     _, axis = figure_of([*TRAINED, {"step": 2, **{f"val/{name}": 0.01234 for name in MANY}}]).axes
     assert len(axis.texts) == len(MANY)
-    assert not labels.overlap(axis.texts)
+    assert not labels.texts_overlap(axis.texts)
     top = axis.get_window_extent().y1
     assert all(text.get_window_extent().y1 <= top for text in axis.texts)
 

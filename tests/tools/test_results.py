@@ -1,4 +1,4 @@
-"""tools/results.py: what is put together, what is kept apart, and what broken folders give."""
+"""tools/results.py: which runs share a row or a table, and the reports of broken folders."""
 
 import json
 import math
@@ -20,32 +20,33 @@ from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.sample.datamodules import SampleDetection
 from tasks.classification.task import ClassificationTask
 from tasks.detection.task import DetectionTask
+from tasks.engine.family import families
 from tasks.segmentation.task import SegmentationTask
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import composed
 from tools import results
 from tools.cli.network_names import network_name
 from tools.comparing import paper_figures
-from tools.comparing.table import HEADLINE, pareto
-from tools.config.lazy_groups import register
+from tools.comparing.table import pareto
+from tools.config.lazy_groups import register_groups
 from tools.papers.published import load_rows
 from tools.runs.fingerprints import fingerprints
 from tools.runs.folder import differences, open_run_folder
 from tools.runs.outcome import recording_failure
 
-CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's, of which data=imagenet has 0.9
+CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
         "detection": DetectionTask, "segmentation": SegmentationTask}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Writes a run folder; its settings are those of the real config."""
+    """Write a run folder with the settings of a real config."""
 
     def write(
         *overrides,
@@ -77,7 +78,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def shown(tmp_path, capsys):
-    """The records that the command prints as JSON, and what it says beside them."""
+    """Return the records that the command prints as JSON, and its standard error."""
 
     def show(*typed):
         status = results.main([str(tmp_path / "outputs"), "format=json", *typed])
@@ -107,7 +108,7 @@ def test_seeds_are_averaged_and_a_link_counts_no_run_twice(run, shown):
     ["trainer.max_epochs=9", "optimizer.lr=0.1", "data.batch_size=4", "data.train_share=0.5",
      "callbacks.early_stopping.patience=3", "backbone.mixer.g2=6"],
 )  # fmt: skip
-def test_other_settings_are_named_and_never_averaged(other, run, shown):
+def test_different_settings_are_named_and_never_averaged(other, run, shown):
     run("backbone=deit_t_afbo", seed=0)
     run("backbone=deit_t_afbo", other, seed=1)
     records, err = shown()
@@ -118,8 +119,8 @@ def test_other_settings_are_named_and_never_averaged(other, run, shown):
     assert {record["evaluation"] for record in records} == {""}
 
 
-def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
-    """The ``data`` of a summary."""
+def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
+    """Return the ``data`` of a summary."""
     return {"images": {"train": train, "val": images}, "classes": number,
             "fingerprints": {"classes": classes, "val": val}}  # fmt: skip
 
@@ -127,24 +128,24 @@ def measured(classes="c0ffee", val="decade", images=100, train=1000, number=10):
 @pytest.mark.parametrize(
     ("typed", "data", "said"),
     [
-        (["data.image_size=32"], measured(), "data.image_size=32"),
-        (["data=sample_transfer"], measured(), "data=sample_transfer"),
+        (["data.image_size=32"], data_summary(), "data.image_size=32"),
+        (["data=sample_transfer"], data_summary(), "data=sample_transfer"),
         (
             ["+data.augmentation.interpolation=bilinear"],
-            measured(),
+            data_summary(),
             "data.augmentation.interpolation=bilinear",
         ),
-        (["data.sample_seed=1"], measured(), "data.sample_seed=1"),
-        (["trainer.limit_val_batches=2"], measured(), "trainer.limit_val_batches=2"),
-        ([], measured(classes="beef00"), "classes 10 (beef00)"),
-        ([], measured(number=8, classes="beef00"), "classes 8 (beef00)"),
-        ([], measured(val="fade00"), "validation images 100 (fade00)"),
-        ([], measured(images=50, val="fade00"), "validation images 50 (fade00)"),
+        (["data.sample_seed=1"], data_summary(), "data.sample_seed=1"),
+        (["trainer.limit_val_batches=2"], data_summary(), "trainer.limit_val_batches=2"),
+        ([], data_summary(classes="beef00"), "classes 10 (beef00)"),
+        ([], data_summary(number=8, classes="beef00"), "classes 8 (beef00)"),
+        ([], data_summary(val="fade00"), "validation images 100 (fade00)"),
+        ([], data_summary(images=50, val="fade00"), "validation images 50 (fade00)"),
         ([], None, "classes unknown"),
     ],
 )
 def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown, capsys, tmp_path):
-    run("backbone=deit_t", data=measured())
+    run("backbone=deit_t", data=data_summary())
     run("backbone=deit_t", *typed, seed=1, data=data)
     run("backbone=deit_t_afbo", *typed, data=data)
     records, err = shown()
@@ -162,7 +163,7 @@ def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown,
     assert "deit_t_afbo" not in one
 
 
-def test_segmentation_and_detection_are_parted_by_how_they_are_tested(run, shown):
+def test_segmentation_and_detection_are_separated_by_their_tests(run, shown):
     for extra in ("data.test_flip=true", "head.test_crop=64", "data.scene_size=64"):
         run("task=segmentation", "backbone=swin_t", extra, metrics={"mIoU": 1.0})
     run("task=segmentation", "backbone=swin_t", metrics={"mIoU": 1.0})
@@ -175,8 +176,8 @@ def test_segmentation_and_detection_are_parted_by_how_they_are_tested(run, shown
     assert "data.test_flip=false" in flipped[0]
 
 
-def network_of(backbone, **options):
-    """What a run's summary says of its network."""
+def network_summary(backbone, **options):
+    """Return the ``network`` of a run's summary."""
     with torch.device("meta"):
         return describe_network(create_backbone(backbone, **options))
 
@@ -185,10 +186,10 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
     """IFFN builds DeiT without its class token, whatever the other rows have."""
     typed = {"deit_t": [], "deit_t_afbo": [], "deit_t_iffn": []}
     for name, more in typed.items():
-        run(f"backbone={name}", *more, network=network_of(name), data=measured())
+        run(f"backbone={name}", *more, network=network_summary(name), data=data_summary())
     for name in ("deit_t", "deit_t_afbo"):
-        run(f"backbone={name}", "backbone.class_token=false", data=measured(),
-            network=network_of(name, class_token=False))  # fmt: skip
+        run(f"backbone={name}", "backbone.class_token=false", data=data_summary(),
+            network=network_summary(name, class_token=False))  # fmt: skip
     assert results.main([str(tmp_path / "outputs"), "format=json"]) == 0
     out, _ = capsys.readouterr()
     terms = {f"{r['backbone']} {r['settings']}".strip(): r["terms"] for r in json.loads(out)}
@@ -216,9 +217,9 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
         ("task.ema={decay: 0.9}", "task.ema.decay=0.9"),
     ],
 )
-def test_what_differs_besides_the_mixer_is_listed(typed, said, run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
-    run("backbone=swin_t_afbo", typed, network=network_of("swin_t_afbo"), data=measured())
+def test_differences_besides_the_mixer_are_listed(typed, said, run, capsys, tmp_path):
+    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
+    run("backbone=swin_t_afbo", typed, network=network_summary("swin_t_afbo"), data=data_summary())
     assert results.main([str(tmp_path / "outputs")]) == 0
     out = capsys.readouterr().out
     assert "besides the mixer these differ:" in out
@@ -227,25 +228,25 @@ def test_what_differs_besides_the_mixer_is_listed(typed, said, run, capsys, tmp_
 
 
 def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_of("swin_t"), data=measured())
-    run("backbone=swin_t_afbo", network=network_of("swin_t_afbo"), data=measured())
-    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_of("swin_t_afbo"),
-        data=measured())  # fmt: skip
-    run("backbone=deit_t", network=network_of("deit_t"), data=measured(train=500))
-    run("backbone=deit_t_afbo", data=measured(), seed=3)
+    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
+    run("backbone=swin_t_afbo", network=network_summary("swin_t_afbo"), data=data_summary())
+    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_summary("swin_t_afbo"),
+        data=data_summary())  # fmt: skip
+    run("backbone=deit_t", network=network_summary("deit_t"), data=data_summary(train=500))
+    run("backbone=deit_t_afbo", data=data_summary(), seed=3)
     assert results.main([str(tmp_path / "outputs")]) == 0
     out = capsys.readouterr().out
     assert "a: swin_t, swin_t_afbo backbone.mixer.g2=3, swin_t_afbo backbone.mixer.g2=6" in out
     assert "host swin_t" in out
     assert "host deit_t" in out
     assert "training images 500: deit_t" in out
-    assert "not known to be on equal terms: deit_t_afbo (summary.json has no network)" in out
+    assert "not known to be on equal terms: deit_t_afbo (summary.json lacks the network)" in out
 
 
 def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
-    run("backbone=deit_t", data=measured())
-    run("backbone=deit_t_afbo", data=measured(), macs=2e9)
-    run("backbone=deit_t", "data.image_size=32", data=measured())
+    run("backbone=deit_t", data=data_summary())
+    run("backbone=deit_t_afbo", data=data_summary(), macs=2e9)
+    run("backbone=deit_t", "data.image_size=32", data=data_summary())
     path = tmp_path / "plot.svg"
     assert results.main([str(tmp_path / "outputs"), "plot=macs", f"out={path}"]) == 0
     assert not path.exists()
@@ -258,9 +259,9 @@ def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
     assert "data.image_size=32" in second.read_text()
 
 
-def test_a_plot_lists_what_differs(run, capsys, tmp_path):
+def test_a_plot_lists_differences(run, capsys, tmp_path):
     for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
-        run(f"backbone={name}", network=network_of(name), data=measured())
+        run(f"backbone={name}", network=network_summary(name), data=data_summary())
     path = tmp_path / "plot.svg"
     assert results.main([str(tmp_path / "outputs"), "plot=params", f"out={path}"]) == 0
     drawn = path.read_text()
@@ -269,7 +270,7 @@ def test_a_plot_lists_what_differs(run, capsys, tmp_path):
     assert "<!-- deit_t_iffn -->" in drawn
 
 
-def test_rows_name_what_their_metric_does_not_count(run, shown):
+def test_rows_name_settings_that_change_the_metric(run, shown):
     common = ("task=detection", "backbone=swin_t", "data=coco", "data.root=/data/coco")
     skipped = run(*common, "data.skip_unusable_boxes=true", metrics={"AP": 0.58})
     (record,) = shown()[0]
@@ -277,10 +278,10 @@ def test_rows_name_what_their_metric_does_not_count(run, shown):
     run(*common, metrics={"AP": 0.52})
     older = run(*common, seed=1, metrics={"AP": 0.54})
     config = yaml.safe_load((older / "config.yaml").read_text())
-    del config["data"]["skip_unusable_boxes"]  # of before the option existed
+    del config["data"]["skip_unusable_boxes"]  # from before the option existed
     (older / "config.yaml").write_text(yaml.safe_dump(config))
     usual = "data.skip_unusable_boxes=false"
-    # In a table of its own a row has nothing to tell it from.
+    # Alone in a table, a row needs no distinction.
     for typed, named in (((), ""), (("free=data.skip_unusable_boxes",), usual)):
         records = {record["runs"]: record for record in shown(*typed)[0]}
         assert records[1]["settings"] == "data.skip_unusable_boxes=true"
@@ -297,17 +298,17 @@ def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
     )
     monkeypatch.setattr(paper_figures, "list_papers", lambda: ["one"])
     monkeypatch.setattr(paper_figures, "_rows", lambda paper, run: [plain, unnamed, robust])
-    assert paper_figures._on_sets(None) is robust
+    assert paper_figures._on_sets(SimpleNamespace(task="classification")) is robust
 
 
-def test_settings_that_change_no_result_do_not_part_runs(run, shown):
+def test_settings_without_effect_do_not_separate_runs(run, shown):
     run("backbone=deit_t", seed=0)
     run("backbone=deit_t", "data.num_workers=2", "logger=csv", "callbacks.top_k=3",
         "trainer.log_every_n_steps=1", "data.root=/elsewhere", seed=1)  # fmt: skip
     assert [record["runs"] for record in shown()[0]] == [2]
 
 
-def test_the_folder_of_a_real_set_parts_runs_unless_it_is_said_not_to(run, shown):
+def test_the_folder_of_real_data_separates_runs_unless_it_is_free(run, shown):
     for seed, root in enumerate(("/data/imagenet", "/data/other")):
         run("backbone=deit_t", "data=imagenet", f"data.root={root}", seed=seed)
     assert [record["runs"] for record in shown()[0]] == [1, 1]
@@ -348,13 +349,13 @@ def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     assert said[failed].endswith("failed: the loss is nan")
     assert "summary.json cannot be read" in said[half]
     assert "config.yaml cannot be read" in said[yaml_broken]
-    assert said[nan].endswith("failed: top1 is no number")
+    assert said[nan].endswith("failed: top1 must be a finite number")
     assert "summary.json is damaged: the entry parameters is missing" in said[lacking]
-    assert "metrics.csv has no whole line" in said[odd]
+    assert "metrics.csv lacks a complete line" in said[odd]
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
-def test_going_on_takes_the_note_of_a_failure_away(tmp_path):
+def test_resuming_removes_the_note_of_a_failure(tmp_path):
     with pytest.raises(ZeroDivisionError), recording_failure(tmp_path):
         1 / 0  # noqa: B018
     with recording_failure(tmp_path):
@@ -366,11 +367,11 @@ def test_going_on_takes_the_note_of_a_failure_away(tmp_path):
 
 @pytest.fixture
 def published(run):
-    """Two seeds of an experiment on its real data, and one with fewer epochs."""
+    """Two seeds of an experiment on its real data, and one run with fewer epochs."""
     row = next(r for r in load_rows("afbo", "classification")
                if (str(r), r.table) == ("deit_t_afbo", 2))  # fmt: skip
     own = ("experiment=afbo_t2_deit_t_afbo", "data.root=/data/imagenet")
-    data = measured(images=50000, number=1000)
+    data = data_summary(images=50000, number=1000)
     for seed, top1 in enumerate((74.2, 74.4)):
         run(*own, seed=seed, metrics={"top1": top1}, parameters=row.params, macs=row.macs * 1e9,
             data=data)  # fmt: skip
@@ -392,7 +393,7 @@ def test_another_run_than_the_published_one_is_not_compared(published, run, show
     records, err = shown()
     assert sorted(record["top1_paper"] or 0 for record in records) == [0, 0, 0, 74.6]
     assert "trainer.max_epochs=10 instead of 300" in err
-    assert "28000000 parameters instead of 27940450, so another model or classes" in err
+    assert "28000000 parameters instead of 27940450, so the model or classes differ" in err
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv", "table"])
@@ -413,38 +414,38 @@ def test_formats(form, run, tmp_path, capsys):
 @pytest.mark.parametrize("cost", ["params", "macs"])
 def test_plot(cost, published, run, tmp_path, capsys):
     run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
+        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
     path = tmp_path / "plot.png"
     assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
     err = capsys.readouterr().err
     assert f"plot: {path}" in err
-    assert "no points of papers" not in err
+    assert "only has points of runs" not in err
     assert matplotlib.image.imread(path).std() > 0.02
 
 
 @pytest.fixture
 def gone():
-    """Lets a mixer leave the registry, and with it the backbones that are named after it."""
+    """Remove a mixer from the registry, and the backbones that contain it."""
     with temporary_registrations():
         yield mixers().pop
 
 
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
-def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
+def test_a_removed_backbone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
     published()
     run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
-        "paper={name: afbo, table: 2}", data=measured(images=50000, number=1000))  # fmt: skip
+        "paper={name: afbo, table: 2}", data=data_summary(images=50000, number=1000))  # fmt: skip
     run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=measured(images=50000, number=1000))  # fmt: skip
+        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
     gone("afbo")
     path = tmp_path / "plot.svg"
     options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]
     assert results.main([str(tmp_path / "outputs"), *options]) == 0
     out, err = capsys.readouterr()
     assert "deit_t_afbo" in out
-    missing = "this checkout has no backbone deit_t_afbo"
+    missing = "backbone deit_t_afbo is not in this checkout"
     assert err.count(f"not compared with afbo, Table 2: {missing}\n") == 2
-    assert err.count(f"{missing}: its points are its runs' alone\n") == 1
+    assert err.count(f"{missing}, so papers' points are missing\n") == 1
     drawn = path.read_text()
     for name in ("deit_t", "deit_t_afbo"):  # in the legend
         assert drawn.count(f"<!-- {name} -->") == 1
@@ -452,13 +453,13 @@ def test_a_backbone_that_is_gone_keeps_its_own_point(cost, published, run, gone,
         assert drawn.count(f"<!-- {name} -->") == 1
 
 
-def test_a_backbone_that_is_gone_is_not_timed(run, gone, tmp_path, capsys):
+def test_a_removed_backbone_is_not_timed(run, gone, tmp_path, capsys):
     folder = run("backbone=deit_t_afbo", "backbone.img_size=64")
     run("backbone=deit_t", "backbone.img_size=64")
     gone("afbo")
     options = ["plot=latency", f"out={tmp_path / 'plot.png'}"]
     assert results.main([str(tmp_path / "outputs"), *options]) == 0
-    text = "deit_t_afbo is left out of the plot, it cannot be timed: there is no backbone called"
+    text = "deit_t_afbo is left out of the plot, because timing failed: there is no backbone called"
     assert text in capsys.readouterr().err
     assert (tmp_path / "plot.png").is_file()
     assert results.main([str(folder), *options]) == 2
@@ -474,7 +475,8 @@ def test_latency_is_measured_here(run, tmp_path, capsys):
 
 
 def test_pareto_line():
-    assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)]) == [1, 0, 4]
+    assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)], "max") == [1, 0, 4]
+    assert pareto([(2, 5), (1, 3), (3, 4), (4, 1)], "min") == [1, 3]
 
 
 def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
@@ -489,14 +491,15 @@ def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
     assert results.main([str(tmp_path)]) == 0
     (tmp_path / "empty").mkdir()
     assert results.main([str(tmp_path / "empty")]) == 2
-    assert "no run folder in" in capsys.readouterr().err
+    assert "no run folder found" in capsys.readouterr().err
 
 
 def test_headlines_are_those_of_the_tasks():
-    assert {task: cls.headline[0] for task, cls in TASK.items()} == HEADLINE
+    known = {name: family.table_metric for name, family in families().items()}
+    assert {task: cls.headline[0] for task, cls in TASK.items()} == known
 
 
-def test_help_says_all_keys(capsys):
+def test_help_lists_all_keys(capsys):
     assert results.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"{key}=" in text for key in results.DEFAULTS)
@@ -510,12 +513,12 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
     (record,) = json.loads(capsys.readouterr().out)
     own = json.loads((folder / "summary.json").read_text())
     assert record["top1"] == pytest.approx(own["metrics"]["top1"], abs=1e-6)
-    assert own["network"] == network_of("deit_t", img_size=64)
+    assert own["network"] == network_summary("deit_t", img_size=64)
     assert own["data"]["classes"] == 10
     assert all(re.fullmatch("[0-9a-f]{12}", one) for one in own["data"]["fingerprints"].values())
 
 
-def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
+def test_fingerprints_recognise_a_moved_dataset(tmp_path):
     """By classes and their order, names and sizes of the validation images, and labels."""
 
     def prints(root):
@@ -533,7 +536,7 @@ def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
     moved = shutil.copytree(first, tmp_path / "moved")
     assert prints(moved) == own
     (moved / "train" / "bee" / "1.png").write_bytes((first / "train/bee/0.png").read_bytes())
-    assert prints(moved) == own  # of the images that are evaluated, not of training
+    assert prints(moved) == own  # of the validation images, not of the training images
     (moved / "val" / "bee" / "0.png").rename(moved / "val" / "ant" / "1.png")
     Image.new("RGB", (9, 9)).save(moved / "val" / "bee" / "1.png")
     assert prints(moved)["val"] != own["val"]
@@ -546,7 +549,7 @@ def test_fingerprints_know_a_set_again_wherever_it_lies(tmp_path):
     assert prints(other)["classes"] != own["classes"]
 
 
-def test_fingerprints_of_detection_know_the_annotations(tmp_path):
+def test_fingerprints_of_detection_include_the_annotations(tmp_path):
     pytest.importorskip("mmdet")
     data = SampleDetection(tmp_path, num_train=2, num_val=2, scene_size=64)
     data.prepare_data()
@@ -594,7 +597,7 @@ def test_an_option_with_its_default_makes_no_other_row(one, other, run, shown):
     folder = run(*other, seed=1)
     assert [record["runs"] for record in shown()[0]] == [2]
     same = composed(*one, "seed=1")
-    assert differences(folder, same) == []  # nor does it keep a run from being resumed
+    assert differences(folder, same) == []  # and the run can still be resumed
 
 
 @pytest.mark.parametrize(
@@ -636,7 +639,7 @@ def test_folders_carry_the_token_mixer(tmp_path):
     [("optimizer.lr", ("0.0001", "0.001")), ("schedule.name", ("cosine", "constant")),
      ("backbone.token_mixer", ("sbm", "pooling")), ("data.batch_size", ("8", "16", "32"))],
 )  # fmt: skip
-def test_a_plot_over_a_setting_has_its_values_across(key, values, run, shown, tmp_path):
+def test_a_plot_over_a_setting_has_its_values_on_the_axis(key, values, run, shown, tmp_path):
     for number, value in enumerate(values):
         for name in ("deit_t", "deit_t_afbo"):
             extra = ["schedule.min_lr_ratio=null"] if value == "constant" else []

@@ -1,4 +1,4 @@
-"""An evaluation takes its config from the run folder; what is typed beside it wins and is named."""
+"""An evaluation takes its config from the run folder; typed options override it and are logged."""
 
 import functools
 import json
@@ -13,8 +13,8 @@ from tests.runs import composed, run_here
 from tools.cli.errors import one_line_errors
 from tools.config import overrides
 from tools.config import run_config as run_config
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 
 
 @functools.cache
@@ -24,8 +24,8 @@ def config_text(*overrides):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A run folder of a command, with a checkpoint that nothing here opens."""
-    register()
+    """Run folder of a command, with a dummy checkpoint."""
+    register_groups()
 
     def make(*overrides, name="run"):
         folder = tmp_path / name
@@ -38,13 +38,13 @@ def run_folder(tmp_path):
 
 
 def evaluated(folder, *typed, mode="test"):
-    """The config of an evaluation."""
+    """Compose the config of an evaluation."""
     overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
-    return resolved(run_config.job_config(overrides))
+    return resolve_config(run_config.job_config(overrides))
 
 
-def changed(folder, *typed):
-    """What an evaluation does otherwise than the run, by name."""
+def differences_from_run(folder, *typed):
+    """Return the differences between an evaluation and its run, by name."""
     before = yaml.safe_load((folder / "config.yaml").read_text())
     now = evaluated(folder, *typed)
     flat = [run_config.flatten({g: c[g] for g in run_config.IDENTITY}) for c in (before, now)]
@@ -68,8 +68,8 @@ RUNS = {
 @pytest.mark.parametrize("name", rest_slow(list(RUNS), ("plain", "detection", "experiment")))
 def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
     folder = run_folder(*RUNS[name])
-    assert changed(folder) == {}
-    assert changed(folder, *RUNS[name]) == {}  # the whole command again
+    assert differences_from_run(folder) == {}
+    assert differences_from_run(folder, *RUNS[name]) == {}  # the same command again
 
 
 def test_a_checkpoint_finds_its_folder(run_folder):
@@ -84,8 +84,8 @@ def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
     config["data"]["image_size"] = 96
     del config["data"]["train_copies"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert changed(folder) == {}
-    assert changed(folder, "data.train_copies=2") == {"data.train_copies": 2}
+    assert differences_from_run(folder) == {}
+    assert differences_from_run(folder, "data.train_copies=2") == {"data.train_copies": 2}
 
 
 def test_the_devices_are_those_of_the_command(run_folder):
@@ -97,13 +97,13 @@ def test_the_devices_are_those_of_the_command(run_folder):
 @pytest.mark.parametrize(
     ("run", "typed", "expected"),
     [
-        # What follows another value in training follows it here.
+        # Values that follow another one in training also follow it here.
         (("data.image_size=96",), ["data.image_size=64"],
          {"data.image_size": 64, "backbone.img_size": 64}),
-        # The default, which another value would hide if only differences to it counted.
+        # A typed default overrides the run's other value.
         (("data.image_size=96",), ["++data.image_size=64"],
          {"data.image_size": 64, "backbone.img_size": 64}),
-        # A value that the run had of its own stays.
+        # A value that the run had set is kept.
         (("data.image_size=96", "backbone.img_size=128"), ["data.image_size=64"],
          {"data.image_size": 64}),
         (("recipe=posmlp", "backbone=posmlp_t", "data=imagenet"), ["backbone.drop=0.5"],
@@ -125,17 +125,17 @@ def test_the_devices_are_those_of_the_command(run_folder):
          {"head._target_": "heads.linear.LinearProbe"}),
     ],
 )  # fmt: skip
-def test_what_is_typed_wins(run, typed, expected, run_folder):
+def test_typed_options_win(run, typed, expected, run_folder):
     if "recipe=ffnet" in typed:
         run = (*run, "backbone=ffnet_1", "backbone.drop_path_rate=0.1")
-    found = changed(run_folder(*run), *typed)
+    found = differences_from_run(run_folder(*run), *typed)
     assert expected.items() <= found.items(), found
     if typed[0].partition("=")[0].lstrip("+") not in ("data", "backbone", "protocol", "recipe",
                                                       "head"):  # fmt: skip
         assert found == expected
 
 
-def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
+def test_initial_weights_are_not_read_again(run_folder):
     folder = run_folder("task=transfer")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["backbone"]["pretrained"] = "/gone"
@@ -144,7 +144,7 @@ def test_weights_that_a_run_began_with_are_not_read_again(run_folder):
     assert evaluated(folder, "backbone.pretrained=/gone")["backbone"]["pretrained"] is None
 
 
-def said(config, caplog):
+def logged_text(config, caplog):
     caplog.clear()
     caplog.set_level("INFO")
     run_config.log_differences(config)
@@ -153,17 +153,17 @@ def said(config, caplog):
 
 def test_differences_are_named_in_one_line(run_folder, caplog):
     folder = run_folder("backbone=swin_t", "data.image_size=224")
-    text = said(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
+    text = logged_text(evaluated(folder, "data.image_size=64", "++data.flips=1"), caplog)
     assert text.count("\n") == 1
     assert "differs from the run: " in text
     for part in ("backbone.img_size 64 (run: 224)", "data.image_size 64 (run: 224)",
                  "data.flips 1 (run: not set)"):  # fmt: skip
         assert part in text
-    assert said(evaluated(folder), caplog) == ""
+    assert logged_text(evaluated(folder), caplog) == ""
 
 
-def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, caplog):
-    register()
+def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplog):
+    register_groups()
     (tmp_path / "config.yaml").write_text("of: something else")
     (tmp_path / "weights").mkdir()
     lone = tmp_path / "weights" / "best.ckpt"
@@ -171,7 +171,7 @@ def test_a_checkpoint_without_a_folder_needs_what_it_always_needed(tmp_path, cap
     config = evaluated(lone, "backbone=swin_t")
     assert config["backbone"]["name"] == "swin_t"
     assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
-    assert f"{lone} lies in no run folder" in said(config, caplog)
+    assert f"{lone} is not in a run folder" in logged_text(config, caplog)
 
 
 def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
@@ -182,10 +182,10 @@ def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
     assert config["ckpt"] == str(folder / "checkpoints" / "best.ckpt")
 
 
-def refused(capsys, folder, *typed, mode="test"):
+def error_text(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
     with pytest.raises(SystemExit), one_line_errors():
-        resolved(run_config.job_config(overrides.prepare(given)))
+        resolve_config(run_config.job_config(overrides.process_arguments(given)))
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
@@ -195,22 +195,22 @@ def refused(capsys, folder, *typed, mode="test"):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("head.anchor_scal=4", "head has no option 'anchor_scal'; did you mean anchor_scale"),
+        ("head.anchor_scal=4", "unknown option 'anchor_scal' of head; did you mean anchor_scale"),
         ("data.batchsize=4", "did you mean batch_size"),
         ("heads.anchor_scale=4", "did you mean head"),
         ("head=mask_rcn", "did you mean mask_rcnn"),
         ("head=linear", "task=detection takes head="),
         ("data=imagenet", "task=detection takes data=coco"),
         ("backbone=swin_t_afob", "did you mean swin_t_afbo"),
-        ("task=segmentation", "is a run of task=detection, and its weights serve no other"),
+        ("task=segmentation", "is a run of task=detection; its weights fit no other task"),
         ("trainer.device=1", "did you mean devices"),
-        ("resume=true", "with mode=test pass ckpt=<run folder> alone"),
+        ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
         ("input=x", "pass mode=predict"),
-        ("~head.options", "~head.options cannot be typed beside a run folder"),
+        ("~head.options", "~head.options cannot be combined with a run folder"),
     ],
 )
-def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, capsys):
-    assert message in refused(capsys, run_folder(*RUNS["detection"]), typed)
+def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
+    assert message in error_text(capsys, run_folder(*RUNS["detection"]), typed)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_mistakes_are_found_in_what_the_run_has(typed, message, run_folder, caps
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
     ],
 )
-def test_a_foreign_config_is_refused(content, message, run_folder, capsys):
+def test_a_foreign_config_is_rejected(content, message, run_folder, capsys):
     folder = run_folder()
     content = content if isinstance(content, bytes) else content.encode()
     (folder / "config.yaml").write_bytes(content)
-    text = refused(capsys, folder)
+    text = error_text(capsys, folder)
     assert f"{folder / 'config.yaml'} " in text
     assert "restore it, or copy the checkpoint to another folder" in text
     assert message in text
@@ -247,10 +247,10 @@ def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "task_name": "depth"}))
-    assert "is of the task 'depth'; known: classification" in refused(capsys, folder)
+    assert "has the unknown task 'depth'; known: classification" in error_text(capsys, folder)
     backbone = {**config["backbone"], "name": "deit_tt"}
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "backbone": backbone}))
-    assert "did you mean deit_t" in refused(capsys, folder)
+    assert "did you mean deit_t" in error_text(capsys, folder)
 
 
 def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys):
@@ -259,33 +259,35 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     evaluation.mkdir()
     config = evaluated(folder)
     (evaluation / "config.yaml").write_text(yaml.safe_dump(config))
-    text = refused(capsys, evaluation)
+    text = error_text(capsys, evaluation)
     assert "is the folder of an evaluation (mode=test), which has no weights" in text
     assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
     shutil.rmtree(folder / "checkpoints")
-    assert "no run folder with a checkpoint" in refused(capsys, folder)
+    assert "no run folder with a checkpoint" in error_text(capsys, folder)
 
 
-def test_hydra_gets_a_command_that_it_can_compose_from_the_files(run_folder):
-    """Its own composition begins with the default task, whose head has no anchors."""
+def test_hydra_can_compose_the_command_from_the_files(run_folder):
+    """Hydra's own composition starts with the default task, whose head has no anchors."""
     folder = run_folder(*RUNS["detection"])
     typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
-    given = overrides.prepare(typed)
+    given = overrides.process_arguments(typed)
     assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
                      "trainer=cpu", "task=detection"]  # fmt: skip
-    assert overrides.prepare(given) == given  # processes of a run start by it again
+    assert (
+        overrides.process_arguments(given) == given
+    )  # processes of a run start with the result again
     assert run_config.compose_config(given).head.name == "retinanet"
     assert run_config.job_config(given)["overrides"][:3] == typed[:3]
     for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
-        assert overrides.prepare(plain) == plain
+        assert overrides.process_arguments(plain) == plain
 
 
 def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
     first, second = run_folder("backbone=swin_t"), run_folder(*RUNS["detection"], name="other")
     typed = ["-m", "mode=test", f"ckpt={first},{second}", "data.num_workers=0,1"]
-    given = overrides.prepare(typed)
+    given = overrides.process_arguments(typed)
     assert given == ["-m", "++mode=test", f"++ckpt={first},{second}", "++data.num_workers=0,1"]
-    jobs = [run_config.job_config(job) for job in overrides._jobs(given[1:])]
+    jobs = [run_config.job_config(job) for job in overrides._expand_jobs(given[1:])]
     names = [(job["backbone"]["name"], job["data"]["num_workers"]) for job in jobs]
     assert names == [("swin_t", 0), ("swin_t", 1), ("swin_t_afbo", 0), ("swin_t_afbo", 1)]
 
@@ -293,7 +295,7 @@ def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
 @pytest.mark.slow  # test_run compares the metrics of all tasks
 @pytest.mark.usefixtures("sample_cache")
 def test_a_swin_is_tested_at_the_size_that_it_was_trained_at(tmp_path, capsys, caplog, one_thread):
-    """Its weights fit other sizes as well, where it sees less."""
+    """Its weights also fit other sizes, which lower the accuracy."""
     train = ["backbone=swin_t", "trainer=cpu", "data.image_size=96", "++data.digits_per_class=4",
              "data.train_copies=1", "trainer.max_epochs=1", "schedule.warmup=0",
              "trainer.limit_train_batches=2", f"output_dir={tmp_path}"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is broken in the files of a run folder is named in one sentence, and nothing hangs."""
+"""Broken files of a run folder are reported in one sentence, without hanging."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device"])
 @pytest.mark.parametrize("name", FILES)
-def test_other_things_in_the_place_of_files_are_named(name, kind, folder):
+def test_wrong_kinds_of_files_are_named(name, kind, folder):
     if name in ("metrics.csv", "error.txt"):
         (folder / "summary.json").unlink()
     (folder / name).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def test_json_without_end_is_named(text, tmp_path):
         read_json(tmp_path / "a.json")
 
 
-def changed(content, path, value):
+def change_value(content, path, value):
     content = json.loads(json.dumps(content))
     *parents, last = path.split(".")
     place = content
@@ -84,7 +84,7 @@ def changed(content, path, value):
      ("protocol", ["x"]), ("trainer", 3), ("data.a b", 1), ("head.x", "${oc.env:HOME}")],
 )  # fmt: skip
 def test_a_config_of_other_types_is_named(path, value, folder):
-    (folder / "config.yaml").write_text(yaml.safe_dump(changed(CONFIG, path, value)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(change_value(CONFIG, path, value)))
     with pytest.raises(DamagedFile, match=r"config\.yaml is damaged: "):
         read_run_config(folder / "config.yaml")
     assert read_run(folder).reason.startswith("config.yaml is damaged: ")
@@ -99,7 +99,7 @@ def test_a_config_of_other_types_is_named(path, value, folder):
      ("images_per_second", 3.0), ("num_workers", "x")],
 )  # fmt: skip
 def test_a_summary_of_other_types_is_named(path, value, folder):
-    (folder / "summary.json").write_text(json.dumps(changed(SUMMARY, path, value)))
+    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, path, value)))
     with pytest.raises(DamagedFile, match=r"summary\.json is damaged: "):
         read_summary(folder / "summary.json")
     assert read_run(folder).reason.startswith("summary.json is damaged: ")
@@ -117,7 +117,7 @@ def test_classes_of_other_cells_are_named_or_left_out(text, tmp_path):
         read_classes(tmp_path / "classes.csv")
 
 
-def test_a_cell_without_end_costs_its_line_alone(tmp_path):
+def test_an_endless_cell_only_loses_its_line(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n1,2\n2," + "9" * 140_000 + "\n3,4\n")
     assert read_rows(tmp_path / "metrics.csv") == [{"step": 1, "loss": 2}, {"step": 3, "loss": 4}]
     assert list(read_csv(tmp_path / "metrics.csv"))[2] == []
@@ -130,12 +130,12 @@ def test_a_summary_is_valid_json():
     )
 
 
-def test_null_of_a_summary_is_a_figure_that_is_no_number(folder):
-    (folder / "summary.json").write_text(json.dumps(changed(SUMMARY, "metrics.top1", None)))
-    assert read_run(folder).reason == "top1 is no number"
+def test_null_in_a_summary_is_nan(folder):
+    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
+    assert read_run(folder).reason == "top1 must be a finite number"
 
 
-def test_text_says_what_it_cannot_read(tmp_path):
+def test_read_text_names_unreadable_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "none")
     (tmp_path / "a").write_bytes(b"ab\xff")

@@ -1,4 +1,4 @@
-"""Run folders: new ones, the latest, and who writes."""
+"""Run folders: new ones, the latest, and locks."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def test_two_runs_within_a_second_have_their_own_folders(tmp_path):
     assert all(folder.is_dir() for folder in folders)
 
 
-def test_latest_leads_to_the_newest_run(tmp_path):
+def test_latest_points_to_the_newest_run(tmp_path):
     for _ in range(2):
         folder = run_folder.new_run_folder(tmp_path, "fit")
         run_folder.mark_latest(folder)
@@ -38,8 +38,8 @@ def refuse_a_run(config):
         raise ValueError("refused")
 
 
-def test_a_refused_run_leaves_no_folder_that_was_not_there(tmp_path, monkeypatch):
-    monkeypatch.setenv(run_folder.ENVIRONMENT, "")  # opened sets it; this puts it back
+def test_a_rejected_run_leaves_no_new_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(run_folder.ENVIRONMENT, "")  # restores the variable that the run sets
     refuse_a_run(folder_config(tmp_path / "made" / "outputs"))
     assert not list(tmp_path.iterdir())
     (tmp_path / "t").mkdir()
@@ -60,7 +60,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
 
 
 class TestToResume:
-    """Which run resume=true goes on with; a run is its folder, a config and a checkpoint."""
+    """Which run resume=true continues; a run here is a folder, a config and a checkpoint."""
 
     @pytest.fixture
     def config(self, tmp_path):
@@ -126,8 +126,8 @@ class TestToResume:
         with pytest.raises(ValueError, match="skip_unusable_boxes: None then, True now"):
             run_folder.find_run_to_resume(newer)
 
-    def test_a_run_older_than_auto_goes_on_with_the_values_that_it_had(self, config, run):
-        """Values of data configs then; the word stands in them now."""
+    def test_a_run_older_than_auto_keeps_its_values(self, config, run):
+        """Data configs had values then, and have auto now."""
         then = {"optimizer": {"lr": 1e-3, "reference_batch": 1024}, "schedule": {"warmup": 5},
                 "data": {**config["data"], "batch_size": 128},
                 "trainer": {"max_epochs": 100, "check_val_every_n_epoch": 1}}  # fmt: skip
@@ -137,19 +137,19 @@ class TestToResume:
         own = run("2026-01-01_00-00-00", **then, overrides=["data=folder", "data.root=/data"])
         resumed = {**config, **now}
         assert run_folder.find_run_to_resume(resumed) == own
-        automatic.take_over(resumed, own)
+        automatic.reuse_choices(resumed, own)
         assert {key: resumed[key] for key in then} == then
         assert run_folder.describe_new_length(own, resumed) is None
 
     @pytest.mark.parametrize(
         "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
     )
-    def test_a_value_that_the_run_was_given_is_not_left_open(self, config, run, typed):
+    def test_a_typed_value_is_not_automatic(self, config, run, typed):
         run("2026-01-01_00-00-00", optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
         with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.001 then, auto now"):
             run_folder.find_run_to_resume({**config, "optimizer": {"lr": "auto"}})
 
-    def test_weights_that_a_run_began_with_may_have_moved(self, config, run, tmp_path):
+    def test_initial_weights_may_have_moved(self, config, run, tmp_path):
         there, other = tmp_path / "there.ckpt", str(tmp_path / "other.ckpt")
         there.touch()
         begun = {"name": "b", "pretrained": str(there)}
@@ -179,7 +179,7 @@ class TestToResume:
             with pytest.raises(ValueError, match=r"task\.distillation\.checkpoint: "):
                 run_folder.find_run_to_resume({**now, "ckpt": ckpt})
 
-    def test_a_job_of_a_sweep_that_has_not_begun_begins(self, config, run, caplog):
+    def test_an_unstarted_job_of_a_sweep_starts(self, config, run, caplog):
         with pytest.raises(ValueError, match="there is no run to resume in"):
             run_folder.find_run_to_resume(config)
         run("2026-01-01_00-00-00", seed=1)
@@ -190,7 +190,7 @@ class TestToResume:
         with pytest.raises(ValueError, match="ended before its first checkpoint"):
             run_folder.find_run_to_resume(config)
 
-    def test_a_run_that_trains_is_refused(self, config, run):
+    def test_a_running_run_is_rejected(self, config, run):
         own = run("2026-01-01_00-00-00")
         with run_lock.acquire(own):
             for ckpt in (None, str(own)):
@@ -199,7 +199,7 @@ class TestToResume:
         assert run_folder.find_run_to_resume(config) == own
 
 
-def test_the_folders_of_a_sweep_say_what_was_swept(tmp_path):
+def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
     swept = ["seed=1", "optimizer.lr=1e-4", "+data.classes=[a,b c]"]
     folder = run_folder.new_run_folder(tmp_path, "fit", swept)
     assert folder.name.endswith("_seed-1_optimizer.lr-1e-4_data.classes-a-b-c")
@@ -212,7 +212,7 @@ class TestLock:
         own = run_lock._own({"since": "2026-01-01T00:00:00"})
         (folder / run_lock.LOCK).write_text(json.dumps({**own, **content}))
 
-    def test_it_is_held_and_given_back(self, tmp_path):
+    def test_it_is_acquired_and_released(self, tmp_path):
         with (
             run_lock.acquire(tmp_path),
             pytest.raises(ValueError, match=f"process {os.getpid()} on"),
@@ -233,7 +233,7 @@ class TestLock:
             assert f"Taking over {tmp_path.name} from process" in caplog.text
         assert not list(tmp_path.iterdir())
 
-    def test_another_machine_shows_life_by_the_age_of_the_lock(self, tmp_path):
+    def test_another_machine_is_alive_by_the_age_of_its_lock(self, tmp_path):
         self.write(tmp_path, host="elsewhere", pid=1)
         with pytest.raises(ValueError, match="process 1 on elsewhere, training since 2026"):
             run_lock.refuse_if_held(tmp_path)
@@ -241,7 +241,7 @@ class TestLock:
         os.utime(tmp_path / run_lock.LOCK, (old, old))
         run_lock.refuse_if_held(tmp_path)
 
-    def test_a_holder_beats(self, tmp_path, monkeypatch):
+    def test_the_owner_refreshes_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run_lock, "HEARTBEAT", 0.01)
         with run_lock.acquire(tmp_path):
             path = tmp_path / run_lock.LOCK
@@ -251,7 +251,7 @@ class TestLock:
                 assert time.monotonic() < until
                 time.sleep(0.01)
 
-    def test_half_a_lock_holds(self, tmp_path):
+    def test_a_truncated_lock_counts(self, tmp_path):
         (tmp_path / run_lock.LOCK).write_text('{"host": "x')
         with pytest.raises(ValueError, match="an unknown process"):
             run_lock.refuse_if_held(tmp_path)

@@ -1,4 +1,4 @@
-"""tools/search.py: spaces in Hydra's words, and a search that goes on."""
+"""tools/search.py: search spaces in Hydra's syntax, and continued searches."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from tools import search
 from tools.searching.space import Space, read_spaces
 
 
-def test_spaces_are_told_from_settings():
+def test_spaces_are_separated_from_settings():
     spaces, fixed = read_spaces(
         ["backbone=deit_t", "optimizer.lr=interval(1e-4,1e-2,log)", "a.b=tag(log,interval(1,10))",
          "x=interval(0,0.5)", "y=range(0,5,2)", "z=choice(a,b)", "w=1,2.5"]
@@ -31,11 +31,11 @@ def test_spaces_are_told_from_settings():
     ("typed", "message"),
     [
         (["backbone=deit_t"], "nothing to search"),
-        (["x=interval(1,0)"], "has nothing in it"),
-        (["x=interval(0,1,log)"], "has nothing in it"),
-        (["x=range(0,1,0.5)"], "no range of whole numbers"),
+        (["x=interval(1,0)"], "is empty"),
+        (["x=interval(0,1,log)"], "is empty"),
+        (["x=range(0,1,0.5)"], "must be a range of whole numbers"),
         (["x=glob(a*)"], "cannot be searched"),
-        (["-m", "x=1,2"], "leave out -m"),
+        (["-m", "x=1,2"], "leave -m out"),
     ],
 )
 def test_wrong_spaces_are_one_sentence(typed, message):
@@ -45,7 +45,7 @@ def test_wrong_spaces_are_one_sentence(typed, message):
 
 @pytest.fixture
 def searched(tmp_path, monkeypatch, capsys):
-    """A search whose runs are answered here: the metric is highest at a rate of 0.01."""
+    """A search with simulated runs: the metric is highest at a rate of 0.01."""
     pytest.importorskip("optuna")
     ran = []
 
@@ -61,7 +61,7 @@ def searched(tmp_path, monkeypatch, capsys):
         (folder / "summary.json").write_text(json.dumps(content))
         return folder
 
-    monkeypatch.setattr(search, "_run", run)
+    monkeypatch.setattr(search, "_run_trial", run)
 
     def go(*typed):
         own = ["backbone=deit_t", f"output_dir={tmp_path}"]
@@ -74,7 +74,7 @@ def searched(tmp_path, monkeypatch, capsys):
     return go, ran
 
 
-def test_a_search_goes_on_where_it_was(searched):
+def test_a_search_continues(searched):
     go, ran = searched
     space = "optimizer.lr=interval(1e-4,1,log)"
     status, out, _ = go(space, "trials=4")
@@ -90,37 +90,37 @@ def test_a_search_goes_on_where_it_was(searched):
     assert len([rate for rate in rates if float(rate) <= 0.5]) == 6
     status, _, err = go("optimizer.lr=interval(1e-4,2,log)", "trials=4")
     assert status == 2
-    assert "holds a search of other settings" in err
+    assert "has a search with other settings" in err
 
 
 def test_an_interrupted_trial_is_run_again(searched, monkeypatch):
     go, ran = searched
-    answered = search._run
+    answered = search._run_trial
 
     def interrupted(overrides, log):
         answered(overrides, log)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(search, "_run", interrupted)
+        patch.setattr(search, "_run_trial", interrupted)
         assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 130
     assert go("optimizer.lr=interval(1e-4,0.1,log)", "trials=1")[0] == 0
     assert [one["optimizer.lr"] for one in ran] == [ran[0]["optimizer.lr"]] * 2
 
 
-def test_wrong_names_are_refused_before_anything_runs(searched):
+def test_wrong_names_are_rejected_before_any_run(searched):
     go, ran = searched
     assert "did you mean lr?" in go("optimizer.lrr=interval(0.1,1)")[2]
-    assert "there is no head called" in go("head=linear,linea", "trials=1")[2]
+    assert "unknown head " in go("head=linear,linea", "trials=1")[2]
     assert "did you mean trials=?" in go("optimizer.lr=0.1,0.2", "trials=")[2] or not ran
     assert not ran
 
 
-def test_a_metric_that_there_is_not_is_answered_with_those_that_there_are(searched):
+def test_an_unknown_metric_lists_the_known_ones(searched):
     go, _ = searched
     status, _, err = go("optimizer.lr=0.1,0.2", "metric=top7", "trials=1")
     assert status == 2
-    assert "no metric 'top7'; known: top1" in err
+    assert "metric 'top7' is unknown to the runs; known: top1" in err
 
 
 @pytest.mark.slow

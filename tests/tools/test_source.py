@@ -1,4 +1,4 @@
-"""What a run folder keeps of code that its commit lacks, and how it is found again."""
+"""Code outside of the commit that a run folder keeps, and how it is found again."""
 
 import subprocess
 
@@ -7,7 +7,7 @@ import yaml
 
 from tasks.engine.saved_config import open_saved
 from tasks.engine.sources import check_sources
-from tools.config.name_checks import composed
+from tools.config.name_checks import compose_checked
 from tools.runs.source import Source, keep_source, read_source
 
 MINE = "backbones/mixers/mine.py"
@@ -16,7 +16,7 @@ IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@b"]
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A clean checkout of a project with two files of ours."""
+    """A clean checkout of a project with two of our files."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     root = tmp_path / "checkout"
     for name in ("backbones/__init__.py", "backbones/mixers/ffn.py"):
@@ -31,7 +31,12 @@ def checkout(tmp_path, monkeypatch):
 def test_a_clean_checkout_has_a_commit_and_nothing_is_kept(checkout, tmp_path):
     source = read_source(checkout)
     assert len(source.commit) == 12
-    for name in ("notes.txt", "backbones/notes.txt", "outputs/x.py", "x.py"):  # no source of ours
+    for name in (
+        "notes.txt",
+        "backbones/notes.txt",
+        "outputs/x.py",
+        "x.py",
+    ):  # not our source files
         (checkout / name).parent.mkdir(exist_ok=True)
         (checkout / name).write_text("x")
     assert read_source(checkout) == source
@@ -64,7 +69,7 @@ def test_changes_are_kept_as_a_diff_that_can_be_applied(checkout, tmp_path):
     assert file.read_text() == "two = 2\n"
 
 
-def test_what_is_no_small_file_is_named_instead(checkout, tmp_path, caplog):
+def test_large_and_special_files_are_only_named(checkout, tmp_path, caplog):
     (checkout / "backbones" / "large.py").write_bytes(b"#" * (2**20 + 1))
     (checkout / "backbones" / "link.py").symlink_to("/etc/passwd")
     with caplog.at_level("INFO"):
@@ -76,7 +81,7 @@ def test_what_is_no_small_file_is_named_instead(checkout, tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", ["no git", "no checkout", "foreign"])
 def test_other_folders_have_no_commit(checkout, tmp_path, monkeypatch, kind):
-    """Such as an installed package, in whatever repository its environment lies."""
+    """For example an installed package, even inside another repository."""
     if kind == "no git":
         monkeypatch.setenv("PATH", "")
     elif kind == "no checkout":
@@ -86,7 +91,7 @@ def test_other_folders_have_no_commit(checkout, tmp_path, monkeypatch, kind):
     assert read_source(checkout) == Source(None)
 
 
-def test_git_asks_the_checkout_and_not_the_repository_of_a_hook(checkout, monkeypatch):
+def test_git_reads_the_checkout_not_the_repository_of_a_hook(checkout, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert read_source(checkout).commit
 
@@ -96,22 +101,20 @@ def test_git_asks_the_checkout_and_not_the_repository_of_a_hook(checkout, monkey
     [{"name": "deit_t_mine"}, {"name": "deit_t", "token_mixer": "mine"},
      {"name": "deit_t", "token_mixer": {"name": "mine"}}],
 )  # fmt: skip
-def test_a_run_of_a_mixer_that_is_missing_says_where_it_is(backbone, tmp_path):
-    """Wherever a run folder is read: tests, predictions, exports, analyses and tasks.load."""
+def test_a_run_with_a_missing_mixer_names_its_file(backbone, tmp_path):
+    """In all readers of run folders: tests, predictions, exports, analyses and tasks.load."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.ckpt").touch()
     config = {"task_name": "t", "backbone": backbone, "head": {"_target_": "h"},
               "data": {"_target_": "d"}, "task": {"_target_": "t"}}  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert (
-        open_saved(tmp_path).run.config == config
-    )  # without the file the registry says what it knows
+    assert open_saved(tmp_path).run.config == config  # without the file the registry raises
     kept = tmp_path / "source" / MINE
     kept.parent.mkdir(parents=True)
     kept.touch()
     with pytest.raises(ValueError, match=rf"lacks: {MINE} is missing .* kept in .*/source\. Read"):
         open_saved(tmp_path)
-    if "token_mixer" not in backbone:  # resumed by the same command, which names no network here
+    if "token_mixer" not in backbone:  # the same command resumes without naming a network
         with pytest.raises(ValueError, match=f"lacks: {MINE} is missing"):
-            composed([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])
+            compose_checked([f"backbone={backbone['name']}", "resume=true", f"ckpt={tmp_path}"])
     check_sources(tmp_path, {"name": "deit_t_afbo", "token_mixer": "sbm"})

@@ -1,4 +1,4 @@
-"""Commands go on where standard streams are closed or full, unless lines are their result."""
+"""Commands continue if standard streams are closed or full, unless lines are their result."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ exit_with(main, writes_files={writes_files})
 """
 
 
-def ended(tmp_path, redirected, *, writes_files):
-    """Status and stderr of a program whose streams a shell redirects, and what it wrote."""
+def run_redirected(tmp_path, redirected, *, writes_files):
+    """Return status and stderr of a program with redirected streams, and its file."""
     script, result = tmp_path / "program.py", tmp_path / "result"
     script.write_text(PROGRAM.format(writes_files=writes_files))
     words = ["bash", "-c", f'{sys.executable} "$@" {redirected}', "bash", script, result]
@@ -39,21 +39,21 @@ def ended(tmp_path, redirected, *, writes_files):
     "redirected",
     [">&-", "> /dev/full", "| true; exit ${PIPESTATUS[0]}", ">&- 2>&- <&-", "> /dev/full 2>&1"],
 )
-def test_a_command_that_writes_files_loses_its_lines_only(redirected, tmp_path):
-    status, err, result = ended(tmp_path, redirected, writes_files=True)
+def test_a_command_that_writes_files_only_loses_its_lines(redirected, tmp_path):
+    status, err, result = run_redirected(tmp_path, redirected, writes_files=True)
     assert (status, result) == (0, "result")
     assert err in ("line\n", "")
 
 
 def test_a_command_whose_lines_are_its_result_fails_where_they_are_lost(tmp_path):
-    status, err, _ = ended(tmp_path, "> /dev/full", writes_files=False)
+    status, err, _ = run_redirected(tmp_path, "> /dev/full", writes_files=False)
     assert status == 2
     assert err == "line\nerror: the output could not be written (No space left on device)\n"
 
 
 def test_it_ends_where_its_pipe_is_closed(tmp_path):
     redirected = "| true; exit ${PIPESTATUS[0]}"
-    status, err, _ = ended(tmp_path, redirected, writes_files=False)
+    status, err, _ = run_redirected(tmp_path, redirected, writes_files=False)
     assert status in (0, 141)  # true may end after the last line
     assert "Traceback" not in err
 

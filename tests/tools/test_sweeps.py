@@ -1,4 +1,4 @@
-"""Sweeps: patterns as values, other processes, and the table at the end."""
+"""Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
 import pickle
 
@@ -18,47 +18,47 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 
 @pytest.mark.slow
 def test_a_pattern_stands_for_the_names_that_it_matches():
-    prepared = overrides.prepare(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
+    prepared = overrides.process_arguments(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
     assert prepared[0] == "-m"
     names = prepared[1].removeprefix("backbone=").split(",")
     assert names == [*list_backbones("swin_t*"), "deit_t"]
     assert overrides.swept_keys(prepared) == ["backbone", "seed"]
-    assert len(overrides._jobs(prepared[1:])) == 5 * len(names)
+    assert len(overrides._expand_jobs(prepared[1:])) == 5 * len(names)
 
 
 def test_a_pattern_of_a_group_takes_what_fits_the_task():
-    heads = overrides.prepare(["-m", "task=detection", "head=*"])[2]
+    heads = overrides.process_arguments(["-m", "task=detection", "head=*"])[2]
     assert heads == "head=cascade_mask_rcnn,cascade_mask_rcnn_4conv,dino,mask_rcnn,retinanet"
-    data = overrides.prepare(["-m", "task=detection", "data=sample_*"])[2]
+    data = overrides.process_arguments(["-m", "task=detection", "data=sample_*"])[2]
     assert data == "data=sample_detection"
 
 
 def test_the_flag_of_a_sweep_stands_anywhere():
     typed = ["backbone=deit_t", "-m", "seed=1,2"]
-    assert overrides.prepare(typed) == ["-m", "backbone=deit_t", "seed=1,2"]
+    assert overrides.process_arguments(typed) == ["-m", "backbone=deit_t", "seed=1,2"]
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["backbone=swin_t*"], r"names several; pass -m backbone=swin_t\*"),
+        (["backbone=swin_t*"], r"stands for several values; pass -m backbone=swin_t\*"),
         (["-m", "backbone=swix*"], "no backbone matches 'swix"),
         (["-m", "task=detection", "head=u*"], "no head for this task matches 'u.*known: cascade"),
         (["-m", "hydra/launcher=threads"], "known: basic, joblib, submitit_local, submitit_slurm"),
-        (["logger=wandbb"], "no logger called 'wandbb'; .*wandb"),
+        (["logger=wandbb"], "unknown logger 'wandbb'; .*wandb"),
         (["logger=[tensorboard,x]"], "known: csv, mlflow, tensorboard, wandb"),
-        (["logger=null"], "logger=csv leaves metrics.csv alone"),
+        (["logger=null"], "for metrics.csv only pass logger=csv"),
     ],
 )
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
-        overrides.prepare(typed)
+        overrides.process_arguments(typed)
 
 
-def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
+def test_a_missing_launcher_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
-        overrides.prepare(["hydra/launcher=joblib"])
+        overrides.process_arguments(["hydra/launcher=joblib"])
 
 
 def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
@@ -95,7 +95,7 @@ def test_a_sweep_ends_with_its_table(tmp_path):
 )
 @pytest.mark.slow
 def test_runs_in_other_processes(launcher, module, tmp_path):
-    """From another folder, with a recipe that computes values, and one run that fails."""
+    """From another folder, with a recipe that computes values, and one failing run."""
     pytest.importorskip(module)
     typed = [*SHORTEST, "backbone=deit_t", "optimizer.lr=1e-3,0.1", "data.batch_size=0,8",
              "data.num_workers=1",
@@ -125,16 +125,16 @@ OVER_GROUPS = [
 
 
 @pytest.mark.parametrize("typed", rest_slow(OVER_GROUPS, OVER_GROUPS[:1]), ids=" ".join)
-def test_sweeps_over_groups_take_what_a_single_command_takes(typed):
-    """Hydra composes the command without its swept options first, then each run."""
-    given = overrides.prepare(["-m", *typed])[1:]
+def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
+    """Hydra first composes the command without its swept options, then each run."""
+    given = overrides.process_arguments(["-m", *typed])[1:]
     fixed = [one for one in given if one not in _swept(given)]
     assert run_config._compose("run", fixed) is not None
-    jobs = overrides._jobs(given)
+    jobs = overrides._expand_jobs(given)
     for job in (jobs[0], jobs[-1]):
         words = run_config.restore_removals(job)
-        alone = run_config.strip_pluses(words)
-        config = run_config.config_of(words)
+        alone = run_config.strip_forced(words)
+        config = run_config.compose_command(words)
         assert config.backbone.name
         assert not any(run_config.REMOVED in word for word in alone)
         run_config._compose("run", job)
@@ -146,8 +146,10 @@ def _swept(arguments):
 
 
 def test_removals_of_a_sweep_are_removed_from_each_run():
-    given = overrides.prepare(["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"])
-    jobs = overrides._jobs(given[1:])
+    given = overrides.process_arguments(
+        ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
+    )
+    jobs = overrides._expand_jobs(given[1:])
     assert len(jobs) == 10
     for job in (jobs[0], jobs[-1]):
         words = run_config.restore_removals(job)

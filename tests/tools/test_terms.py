@@ -1,4 +1,4 @@
-"""Networks that differ in more than their mixers, named where they stand side by side."""
+"""Networks that differ in more than their mixers are named in tables."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tools.comparing import hosts
 from tools.comparing.hosts import built_otherwise, notes_on
 
 
-def built(name, **options):
+def build_network(name, **options):
     with torch.device("meta"):
         return create_backbone(name, **options)
 
@@ -29,21 +29,21 @@ def built(name, **options):
     ],
 )
 def test_facts_are_those_of_the_built_network(name, options, tokens, pooling):
-    facts = describe_network(built(name, **options))
+    facts = describe_network(build_network(name, **options))
     assert (facts["class_tokens"], facts["pooling"]) == (tokens, pooling)
     assert facts["host"] == name.removesuffix("_iffn").removesuffix("_afbo")
 
 
 @pytest.mark.parametrize("host", ["deit_t", "swin_t", "poolformer_s12", "lvt_r1", "ffnet_1"])
 def test_a_mixer_alone_changes_no_fact(host):
-    plain = describe_network(built(host))
+    plain = describe_network(build_network(host))
     own = {"mixer": {"hidden_ratio": 3}} if host in ("deit_t", "swin_t") else {}
     for name, options in ((f"{host}_glu", {}), (f"{host}_convnext_v2", {}), (host, own)):
-        assert describe_network(built(name, **options)) == plain
+        assert describe_network(build_network(name, **options)) == plain
 
 
 def test_pooling_of_a_host_is_what_its_embedding_reads():
-    """A mean has a gradient to every position of the last block's map, a token to its own."""
+    """A mean has a gradient at every position of the last block's map, a token only at its own."""
     for options in ({}, {"class_token": False}):
         backbone = create_backbone("deit_t", img_size=64, **options).eval()
         outputs = []
@@ -70,19 +70,19 @@ def test_pooling_of_a_host_is_what_its_embedding_reads():
          "gmlp_ti_lrpe is built with 256 parameters more in the host, unlike gmlp_ti"),
     ],
 )  # fmt: skip
-def test_what_a_mixer_changes_in_its_host_is_said(name, options, said):
+def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
     state = torch.get_rng_state()
-    assert unlike_host(built(name, **options), options) == said
+    assert unlike_host(build_network(name, **options), options) == said
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_table_says_of_a_network_alone_what_run_py_says_when_it_builds_it(capsys, monkeypatch):
+def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
     said = "deit_t_iffn is built without a class token (mean pooling), unlike deit_t"
     assert notes_on([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
     assert notes_on([("deit_t_afbo", {})]) == []
     (line,) = notes_on([("deit_t", {"token_mixer": {"name": "pooling"}})])
     assert line.startswith("deit_t with token_mixer=pooling is built without a class token")
-    assert len(notes_on([("deit_t", {}), ("deit_t_iffn", {})])) == 1  # in the line of the table
+    assert len(notes_on([("deit_t", {}), ("deit_t_iffn", {})])) == 1  # in the table's line
     monkeypatch.setattr(hosts, "MOST", 1)
     assert notes_on([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
         said, "and 1 more are built otherwise than their hosts"

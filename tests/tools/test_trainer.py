@@ -1,4 +1,4 @@
-"""Every trainer is made as its file says."""
+"""Every trainer is built as its config file states."""
 
 import os
 from unittest import mock
@@ -7,14 +7,14 @@ import pytest
 
 from tasks.engine.callbacks import ProgressLines
 from tests.runs import composed, options
-from tools.config.lazy_groups import register
-from tools.config.lengths import LIMITS, with_numbers
+from tools.config.lazy_groups import register_groups
+from tools.config.training_length import LIMITS, fill_lengths
 from tools.runs.trainer import make_trainer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _backbones_are_options():
-    register()
+    register_groups()
 
 
 CUDA = {
@@ -43,8 +43,8 @@ SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
         ("slurm", ["trainer.num_nodes=2"], ("DDPStrategy", 2, 2, "bf16-mixed")),
     ],
 )
-def test_every_trainer_is_made(name, overrides, expected, tmp_path):
-    """On a machine that is said to have two GPUs, for those that want them."""
+def test_every_trainer_is_built(name, overrides, expected, tmp_path):
+    """With two simulated GPUs for the trainers that need them."""
     config = composed("task=detection", f"trainer={name}", *overrides)
     patches = [mock.patch(place, lambda *_, value=value: value) for place, value in CUDA.items()]
     wants_gpu = config["trainer"]["accelerator"] == "gpu"
@@ -91,7 +91,7 @@ OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3
     ids=str,
 )
 def test_options_that_lightning_takes_are_numbers(given, expected):
-    assert with_numbers({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
+    assert fill_lengths({**OPTIONS, **given}, training=True) == {**OPTIONS, **expected}
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,19 @@ def test_options_that_lightning_takes_are_numbers(given, expected):
     ],
     ids=str,
 )
-def test_a_training_without_end_or_batches_is_refused(given, said):
+def test_an_endless_or_empty_training_is_rejected(given, said):
     with pytest.raises(ValueError, match=said):
-        with_numbers({**OPTIONS, **given}, training=True)
+        fill_lengths({**OPTIONS, **given}, training=True)
 
 
 def test_an_evaluation_needs_no_end():
     endless = {**OPTIONS, "max_epochs": -1}
-    assert with_numbers(endless, training=False) == endless
+    assert fill_lengths(endless, training=False) == endless
 
 
 @pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])
 def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
-    """In proportion to the length that the recipe or the data have."""
+    """In proportion to the length of the recipe or the data."""
     usual = composed("data=imagenet", "data.root=/x", *typed)
     length, warmup = usual["trainer"]["max_epochs"], usual["schedule"]["warmup"]
     with caplog.at_level("INFO"):

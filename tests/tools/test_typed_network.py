@@ -1,16 +1,16 @@
-"""Networks as they are typed: one spelling in every command."""
+"""Networks have one syntax in all commands."""
 
 import pytest
 
 from tests.runs import composed
 from tools.cli.typed_network import (
-    label,
-    merged,
-    one_token_mixer,
+    join_token_mixer,
+    merge_options,
+    network_label,
     read_network,
     read_networks,
 )
-from tools.config.overrides import prepare
+from tools.config.overrides import process_arguments
 
 SBM = {"token_mixer": {"name": "sbm", "rank": 32}}
 
@@ -34,7 +34,7 @@ SBM = {"token_mixer": {"name": "sbm", "rank": 32}}
 def test_words_become_options(words, options):
     found = read_network("swin_t_afbo", words)
     assert found == ("swin_t_afbo", options)
-    assert read_network(label(found)) == found  # as it is printed it can be typed again
+    assert read_network(network_label(found)) == found  # the printed form can be typed again
 
 
 @pytest.mark.parametrize(
@@ -48,23 +48,23 @@ def test_words_become_options(words, options):
     ],
     ids=" ".join,
 )
-def test_a_run_takes_the_same_words(words):
+def test_a_run_takes_the_same_options(words):
     typed = ["backbone=swin_t_afbo", *words]
-    given = prepare(typed)
-    assert prepare(given) == given  # processes of a run start by it again
+    given = process_arguments(typed)
+    assert process_arguments(given) == given  # processes of a run start with the result again
     name, options = read_network("swin_t_afbo", words)
     config = composed(*given)["backbone"]
     if isinstance(config["token_mixer"], str):
         config["token_mixer"] = {"name": config["token_mixer"]}
     assert config["name"] == name
-    assert merged(config, options) == config  # nothing of it is missing or another
+    assert merge_options(config, options) == config  # everything is included
 
 
 def test_values_and_names_with_commas_make_a_network_each():
     found = read_networks(
         "deit_t_afbo backbone.mixer={g1: 2, g2: 6},swin_?", ["backbone.drop_path_rate=0,0.1"]
     )
-    assert [label(one) for one in found] == [
+    assert [network_label(one) for one in found] == [
         f"{name} backbone.drop_path_rate={rate}{own}"
         for name, own in (
             ("deit_t_afbo", " backbone.mixer.g1=2 backbone.mixer.g2=6"),
@@ -83,8 +83,8 @@ def test_values_and_names_with_commas_make_a_network_each():
         ),
         (["backbone.mixer.drp=1"], r"did you mean backbone.mixer.drop"),
         (["backbone.token_mixer.rnk=1"], r"did you mean backbone.token_mixer.rank"),
-        (["backbone.name=swin_t"], r"backbone.name=swin_t is refused: pass backbone=NAME"),
-        (["backbone.mixer"], r"an option of a backbone is typed backbone.KEY=VALUE"),
+        (["backbone.name=swin_t"], r"backbone.name=swin_t is not an option; pass backbone=NAME"),
+        (["backbone.mixer"], r"options of a backbone are typed backbone.KEY=VALUE"),
         (["backbone.mixer.drop=interval(0,1)"], r"endlessly many combinations"),
         (["backbone.mixer.drop=0,0.1"], r"names 2 networks; this command takes one"),
     ],
@@ -97,15 +97,17 @@ def test_mistakes_are_one_sentence(words, message):
 
 
 def test_another_token_mixer_leaves_the_options_of_the_first():
-    assert merged(SBM, {"token_mixer": {"rank": 8}}) == {"token_mixer": {"name": "sbm", "rank": 8}}
+    assert merge_options(SBM, {"token_mixer": {"rank": 8}}) == {
+        "token_mixer": {"name": "sbm", "rank": 8}
+    }
     other = {"token_mixer": {"name": "pooling"}}
-    assert merged(SBM, other) == other
+    assert merge_options(SBM, other) == other
 
 
-def test_other_words_of_a_command_stay():
+def test_other_arguments_are_kept():
     typed = ["-m", "backbone=swin_t", "backbone.token_mixer=sbm,pooling", "seed=1"]
-    assert one_token_mixer(typed) == typed
-    assert one_token_mixer(["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]) == [
+    assert join_token_mixer(typed) == typed
+    assert join_token_mixer(["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]) == [
         "++backbone.token_mixer.name=a,b",
         "++backbone.token_mixer.rank=1",
     ]

@@ -1,4 +1,4 @@
-"""What papers print beside what ours count: verdicts, and the causes of differences."""
+"""Papers' printed counts against ours: verdicts, and the causes of differences."""
 
 import json
 from decimal import Decimal
@@ -18,8 +18,8 @@ BASES = {
 }
 
 
-def gives_the_digits(exact, unit, printed, change):
-    """By whole numbers alone: an exact count, rounded or cut off, has the printed digits."""
+def rounds_to_digits(exact, unit, printed, change):
+    """Integer arithmetic only: an exact count, rounded or truncated, has the printed digits."""
     digits = 10 ** len(printed.partition(".")[2])
     wanted, size = int(printed.replace(".", "")), abs(exact) * digits
     rounded = (2 * size + unit) // (2 * unit)
@@ -27,7 +27,7 @@ def gives_the_digits(exact, unit, printed, change):
     return wanted == sign * rounded or (not change and wanted == sign * (size // unit))
 
 
-# Rows that agree, whose every difference has a known cause, and that differ for an unknown one.
+# Rows that agree, rows whose differences are all explained, and rows with unexplained ones.
 VERDICTS = {
     "afbo": (41, 20, 72),
     "ffnet": (10, 3, 0),
@@ -50,11 +50,11 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
                 continue
             change = f"{name}_delta" in row.reported
             exact -= base[index] if change else 0
-            if not gives_the_digits(exact, unit, printed.text, change):
+            if not rounds_to_digits(exact, unit, printed.text, change):
                 far.append(name)
         residuals = row.residuals(row.params, row.exact_macs, base)
         verdict = row.verdict(residuals)
-        assert row.far(residuals) == far, row
+        assert row.mismatches(residuals) == far, row
         assert (verdict == "agrees") == (not far), row
         assert set(row.cause) <= set(far), f"{row}: cause belongs to what differs"
         assert ("DIFFERS" in verdict) == bool(set(far) - set(row.cause)), row
@@ -85,7 +85,7 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
 def test_printed_digits(printed, exact, change, agrees):
     assert Printed(printed).is_printed_for(Decimal(exact), change=change) is agrees
     number = round(Decimal(exact) * 10**6)
-    assert gives_the_digits(int(number), 10**6, printed, change) is agrees
+    assert rounds_to_digits(int(number), 10**6, printed, change) is agrees
 
 
 def test_a_step_of_table_7_is_a_difference():
@@ -98,8 +98,8 @@ def test_a_step_of_table_7_is_a_difference():
     assert "ours by 0.29 M" in two.note
 
 
-def test_what_is_rounded_says_what_to():
-    """Of whole millions, or the sum of two rounded counts."""
+def test_rounding_causes_name_the_rounding():
+    """To whole millions, or as the sum of two rounded counts."""
     found = 0
     for paper in list_papers():
         rows = load_rows(paper)
@@ -151,7 +151,7 @@ def test_a_rule_that_is_a_cause_gives_the_printed_digits():
 
 
 def gccm_macs_saved(name, options):
-    """What counting GCCM's weights once takes off the multiply-adds."""
+    """Return the multiply-adds saved by counting GCCM's weights once."""
     with torch.device("meta"):
         backbone, saved = create_backbone(name, **options).eval(), []
 
@@ -193,7 +193,7 @@ def test_counting_weights_once_is_the_cause_where_it_gives_the_printed_digits(ro
     once = Decimal(macs) / 10**9
     fits = row.printed("flops").is_printed_for(once, change=change)
     found = row.residuals(row.params, row.exact_macs, base if change else None)
-    if "flops" in row.far(found):
+    if "flops" in row.mismatches(found):
         assert (row.cause.get("flops") == "counting") == fits
     if "counted once" in row.note:
         printed = Decimal(row.printed("flops").text)
@@ -214,27 +214,27 @@ def test_the_verdict_of_a_row_and_of_other_counts():
     assert known.verdict(ours, as_published=False) == "DIFFERS by -0.08 G"
 
 
-def test_published_file_whose_digits_yaml_would_lose_is_refused(tmp_path, monkeypatch):
+def test_published_counts_must_be_text(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {params: 5.70}, params: 1"
     (tmp_path / "some.yaml").write_text(f"rows:\n  - {{{row}}}\n")
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r'row 1: reported.params must be text .* "5.70"; got 5.7'):
         load_rows("some")
 
 
-def test_published_file_with_an_unknown_cause_is_refused(tmp_path, monkeypatch):
+def test_an_unknown_cause_is_rejected(tmp_path, monkeypatch):
     row = "backbone: x, table: 1, task: classification, reported: {}, params: 1"
     text = f"rows:\n  - {{{row}, cause: {{params: weather}}}}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r"row 1: cause must be one of misprint, .*'weather'"):
         load_rows("some")
 
 
-def test_published_file_with_an_unknown_field_is_refused(tmp_path, monkeypatch):
+def test_an_unknown_field_is_rejected(tmp_path, monkeypatch):
     text = "rows:\n  - {backbone: x, tabel: 2}\n"
     (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.FOLDER", tmp_path)
+    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
     with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
         load_rows("some")
     with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):

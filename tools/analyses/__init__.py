@@ -1,10 +1,10 @@
-"""What all analyses share: the table of them, what one is given and what it finds.
+"""Shared by all analyses: their registry, their input and their results.
 
-An analysis is one file in ``kinds/``: a docstring whose first line says what it shows, ``OPTIONS``
-with the defaults of its own ``key=value`` arguments, maybe ``CHOICES`` for those with a closed
-list, and ``analyse(subjects, options) -> Findings``. The file's name is what is typed. What it asks
-of a network alone lies in ``backbones/analysis/``; torch and matplotlib are imported inside
-functions, so that the help need not wait for them.
+An analysis is one file in ``kinds/``; its name is the command's argument. The first line of its
+docstring is its summary. ``OPTIONS`` has the defaults of its own ``key=value`` arguments, and
+``CHOICES`` the closed lists among them. ``analyse(subjects, options) -> Findings`` runs it.
+Measurements of a network alone are in ``backbones/analysis/``. torch and matplotlib are imported
+inside functions, so the help stays fast.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import Family
 from tools.cli.tables import Columns, Record
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ KINDS = "tools.analyses.kinds"
 
 @dataclass(frozen=True)
 class Findings:
-    """What an analysis found.
+    """Results of an analysis.
 
     Attributes:
-        rows: The numbers behind the pictures, a line of the CSV file each.
+        rows: The numbers behind the figures, one line of the CSV file each.
         shown: A short table of them.
-        columns: Of the table: key -> heading and how its values are written.
-        figures: Matplotlib's figures by the names of their files.
-        notes: Sentences to be said below the table.
-        files: Further texts to write, by the names of the files.
+        columns: The table's columns: key -> heading and format of the values.
+        figures: Matplotlib figures by file name.
+        notes: Sentences printed below the table.
+        files: Further texts to write, by file name.
     """
 
     rows: Sequence[Record]
@@ -46,14 +47,14 @@ class Findings:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One kind of analysis; see the package for the file that it comes from.
+    """One kind of analysis; see the package's docstring for its file.
 
     Attributes:
-        name: What is typed.
-        summary: What it shows.
+        name: Its argument on the command line.
+        summary: Its line of the help.
         options: Its own arguments with their defaults.
-        choices: What an option may be, where that is a closed list.
-        analyse: Finds it.
+        choices: The valid values of options that have a closed list.
+        analyse: Runs it.
     """
 
     name: str
@@ -64,18 +65,32 @@ class Analysis:
 
 
 def analyses() -> dict[str, Analysis]:
-    """All analyses by name: every file of ``kinds/``."""
+    """Load all analyses by name: every file of ``kinds/``."""
     package = importlib.import_module(KINDS)
     return {
         found.name: _read(found.name) for found in sorted(pkgutil.iter_modules(package.__path__))
     }
 
 
-def find_analysis(name: str) -> Analysis:
-    """The analysis of a name.
+def check_applies(family: Family, name: str) -> None:
+    """Check that a family defines an analysis.
 
     Raises:
-        ValueError: There is none, with the nearest names.
+        ValueError: Names those that it does.
+    """
+    if family.analysis(name) is None:
+        known = ", ".join(family.analyses) or "none"
+        raise ValueError(
+            f"{name} does not apply to task={family.name}, whose networks take "
+            f"{family.modality}s; its analyses: {known}"
+        )
+
+
+def find_analysis(name: str) -> Analysis:
+    """Return the analysis with a name.
+
+    Raises:
+        ValueError: The name is unknown; the message suggests the nearest.
     """
     from backbones.options import unknown
 

@@ -1,13 +1,13 @@
-"""How much each pixel counts for a class, by Captum.
+"""Contribution of each pixel to a class score, computed by Captum.
 
     saliency               |d logit / d x|
-    smoothgrad             the mean of it over images with noise
+    smoothgrad             its mean over images with noise
     input_x_gradient       x d logit / d x
-    integrated_gradients   (x - b) times the mean of d logit / d x on the straight way from b to x
-    gradient_shap          the same in expectation, at random places of the way, with noise
-    occlusion              how much the logit falls when a window is covered by b
+    integrated_gradients   (x - b) times the mean of d logit / d x on the straight line from b to x
+    gradient_shap          its expectation at random points of the line, with noise
+    occlusion              the drop of the logit when b covers a window
 
-b is the image whose every pixel has the mean colour of the normalisation, 0 as the network sees it.
+The baseline b is an image of the normalisation's mean colour, which the network sees as 0.
 Integrated gradients are complete: they sum to the logit of x minus that of b.
 
 Source: Simonyan et al., 2013, https://arxiv.org/abs/1312.6034; Smilkov et al., "SmoothGrad", 2017,
@@ -16,7 +16,7 @@ et al., ICML 2017, https://arxiv.org/abs/1703.01365, Eq. 1 and Sec. 3; Lundberg 
 2017, https://arxiv.org/abs/1705.07874; Zeiler and Fergus, ECCV 2014,
 https://arxiv.org/abs/1311.2901, Sec. 4.2.
 
-Axes: B images, (H, W) their size.
+Axes: B images of size (H, W).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from backbones.options import check_value
-from datamodules.loading.sampling import generators_put_back, seed_generators
+from datamodules.loading.sampling import restored_generators, seed_generators
 
 Method = Literal[
     "integrated_gradients", "gradient_shap", "input_x_gradient", "saliency", "smoothgrad",
@@ -37,9 +37,9 @@ Method = Literal[
 ]  # fmt: skip
 METHODS: tuple[str, ...] = get_args(Method)
 SIGNED = ("integrated_gradients", "gradient_shap", "input_x_gradient", "occlusion")
-COMPLETE = ("integrated_gradients", "gradient_shap")  # the latter over many steps
-AT_ONCE = 16  # images that go through the network together
-NOISE = 0.15  # deviation, of the range of an image
+COMPLETE = ("integrated_gradients", "gradient_shap")  # the latter for many steps
+AT_ONCE = 16  # images per forward pass
+NOISE = 0.15  # standard deviation, relative to the range of an image
 
 
 def attributions(
@@ -51,19 +51,19 @@ def attributions(
     steps: int = 50,
     window: int = 0,
 ) -> Tensor:
-    """What each pixel counts for a class, summed over the colours: (B, H, W).
+    """Return the contribution of each pixel to a class, summed over the colours: (B, H, W).
 
     Args:
         model: Images to logits (B, K), in evaluation mode.
         images: (B, 3, H, W), normalised.
         classes: (B,).
         method: One of ``METHODS``.
-        steps: Images on the way from b, or with noise, for each of them.
-        window: Side of what is covered, in pixels, moved by half of it; 0 is an eighth of the
-            shorter side of the images.
+        steps: Number of images on the line from b, or with noise, per image.
+        window: Side of the covered window in pixels, moved by half of it; 0 is an eighth of the
+            images' shorter side.
 
     Raises:
-        ValueError: Captum is not installed, an unknown method, or a window that is larger than the
+        ValueError: Captum is not installed, the method is unknown, or the window exceeds the
             images.
     """
     check_value("method", method, Method)
@@ -76,9 +76,9 @@ def attributions(
     if method == "occlusion":
         return _occlusion(model, images, classes, window)
     found = []
-    with generators_put_back(), torch.enable_grad():
+    with restored_generators(), torch.enable_grad():
         for i in range(len(images)):
-            seed_generators([0, 0, 0])  # an image has the noise that it has alone
+            seed_generators([0, 0, 0])  # the noise of an image is independent of the batch
             one = slice(i, i + 1)
             found.append(_by_gradients(model, images[one], classes[one], method, steps))
     return torch.cat(found).detach().sum(1)
@@ -117,11 +117,11 @@ def _occlusion(
     side = window or max(1, min(height, width) // 8)
     if side > min(height, width):
         raise ValueError(
-            f"window={side} is larger than the images of {height}x{width} pixels; choose one below"
+            f"window={side} is larger than the images ({height}x{width}); pass a smaller one"
         )
     step = max(1, side // 2)
     options: dict[str, Any] = {"sliding_window_shapes": (channels, side, side)}
     found: Tensor = Occlusion(model).attribute(
         images, target=classes, strides=(channels, step, step), baselines=0, **options
     )
-    return found[:, 0]  # the colours are covered together, and each has the whole of it
+    return found[:, 0]  # the colours are covered together, so each channel has the full drop

@@ -1,14 +1,14 @@
 """COCO's breakdown of a detector's errors: precision over recall as kinds of error are forgiven.
 
-    C75, C50   as counted, at an IoU of 0.75 and 0.5
-    Loc        at 0.1: errors of localisation forgiven
-    Sim        besides, boxes on objects of other classes of the same supercategory not counted
-    Oth        besides, boxes on objects of any other class not counted
-    BG         besides, boxes on no object not counted
-    FN         besides, missed objects found: 1
+    C75, C50   as evaluated, at an IoU of 0.75 and 0.5
+    Loc        at 0.1: localisation errors forgiven
+    Sim        and boxes on other classes of the same supercategory ignored
+    Oth        and boxes on any other class ignored
+    BG         and boxes on background ignored
+    FN         and missed objects found: 1
 
 Source: "Analyze errors" of https://cocodataset.org/#detection-eval and its analyzeResults, after
-Hoiem et al., "Diagnosing Error in Object Detectors", ECCV 2012; 100 boxes an image, all sizes.
+Hoiem et al., "Diagnosing Error in Object Detectors", ECCV 2012; 100 boxes per image, all sizes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def precision_curves(
     image_ids: Sequence[int],
     category_ids: Sequence[int] | None = None,
 ) -> dict[int, Array]:
-    """Precision at 101 recalls for each of ``KINDS``, (7, 101), by category id.
+    """Return the precision at 101 recalls for each of ``KINDS``, (7, 101), by category id.
 
     Args:
         annotations: Content of a json in COCO's format; ids may be any integers.
         found: Result rows with ``image_id``, ``category_id``, ``bbox`` and ``score``.
-        image_ids: The images that count.
-        category_ids: The categories that count, all by default.
+        image_ids: The images to evaluate.
+        category_ids: The categories to evaluate; default: all.
 
     Returns:
-        Only of categories that occur on these images.
+        Curves of the categories that occur on these images.
     """
     truth = RankedTruth(annotations)
     content = truth.content
@@ -79,7 +79,7 @@ def precision_curves(
 def _ignored(
     objects: Sequence[Mapping[str, Any]], own: int, others: set[int]
 ) -> list[dict[str, Any]]:
-    """Objects of other classes as ones of this class that do not count."""
+    """Return the objects, with those of other classes turned into ignored ones of this class."""
     return [
         {**one, "category_id": own, "iscrowd": 1, "ignore": 1}
         if one["category_id"] in others and one["category_id"] != own
@@ -96,7 +96,7 @@ def _precisions(
     category: int,
     thresholds: Sequence[float],
 ) -> Array:
-    """Precision at 101 recalls by pycocotools, (thresholds, 101)."""
+    """Compute the precision at 101 recalls with pycocotools, (thresholds, 101)."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

@@ -1,4 +1,4 @@
-"""The parts of an HTML page that needs no other file: text, tables, pictures, sections."""
+"""Elements of a self-contained HTML page: text, tables, images, sections."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tasks.engine.whole_files import is_own_file
 from tools.cli.tables import Columns, Record
 
 STYLE = Path(__file__).with_name("page.css")
-MOST_ROWS = 40  # of a table; the rest is in the CSV of the analysis itself
-FOLDED = 15  # rows from which a table opens on a click
-PNG = b"\x89PNG\r\n\x1a\n"  # how each PNG begins
-LONG = 60  # characters from which a cell is a sentence, broken into lines
+MOST_ROWS = 40  # per table; the analysis' own CSV has all rows
+FOLDED = 15  # tables with this many rows are collapsed
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG
+LONG = 60  # cells with this many characters are wrapped
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading; ``about`` is set small below it."""
+    """A part of the page with a heading; ``about`` is set in small type below it."""
 
     anchor: str
     title: str
@@ -29,10 +29,10 @@ class Section:
 
 
 def document(title: str, head: str, sections: Sequence[Section]) -> str:
-    """The page: what stands above, the contents, and the sections.
+    """Return the page: head, table of contents and sections.
 
     Args:
-        title: Of the window.
+        title: Title of the window.
         head: HTML.
         sections: In order.
     """
@@ -49,11 +49,11 @@ def document(title: str, head: str, sections: Sequence[Section]) -> str:
 
 
 def table(records: Sequence[Record], columns: Columns) -> str:
-    """A table in a box that scrolls where the window is narrow; a long one opens on a click.
+    """Return a table that scrolls in narrow windows; long ones are collapsed.
 
     Args:
-        records: Rows; those beyond ``MOST_ROWS`` are left out, and counted below.
-        columns: Key -> heading and how its values are written; None is a dash.
+        records: Rows; those beyond ``MOST_ROWS`` are counted below the table instead.
+        columns: Key -> heading and format of the values; None is shown as a dash.
     """
     if not records:
         return ""
@@ -81,7 +81,7 @@ def table(records: Sequence[Record], columns: Columns) -> str:
 
 
 def pairs(rows: Mapping[str, str]) -> str:
-    """A table of names and what they are."""
+    """Return a table of names and values."""
     lines = "\n".join(
         f"<tr><th>{text(name)}</th>{_cell('', value)}</tr>" for name, value in rows.items()
     )
@@ -89,7 +89,7 @@ def pairs(rows: Mapping[str, str]) -> str:
 
 
 def tiles(values: Mapping[str, str]) -> str:
-    """The few figures that are looked for first."""
+    """Return the main figures as tiles."""
     each = "".join(
         f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>'
         for name, value in values.items()
@@ -98,23 +98,23 @@ def tiles(values: Mapping[str, str]) -> str:
 
 
 def figures(parts: Iterable[str], *, halves: bool = False) -> str:
-    """Pictures and tables side by side where there is room.
+    """Return images and tables side by side where there is room.
 
     Args:
         parts: HTML.
-        halves: Whether each is at most half as wide as the page, where that is wide.
+        halves: Each is at most half as wide as a wide page.
     """
     together = "\n".join(part for part in parts if part)
     return f'<div class="figures{" halves" * halves}">{together}</div>' if together else ""
 
 
 def picture(path: Path, words: str, caption: str = "") -> str:
-    """An image file within the page itself.
+    """Embed an image file in the page.
 
     Args:
-        path: A PNG; anything else, such as a link to another file, is left out.
-        words: What it shows, for those who cannot see it.
-        caption: Below it.
+        path: A PNG; other files, and links, give an empty text.
+        words: Alternative text.
+        caption: Below the image.
     """
     content = path.read_bytes() if is_own_file(path) else b""
     if not content.startswith(PNG):
@@ -125,7 +125,7 @@ def picture(path: Path, words: str, caption: str = "") -> str:
 
 
 def text(words: str) -> str:
-    """Words as they are, in HTML."""
+    """Escape a text for HTML."""
     return html.escape(words, quote=True)
 
 
@@ -135,7 +135,7 @@ def _section(one: Section) -> str:
 
 
 def _mark(values: Iterable[object]) -> str:
-    """Numbers stand flush right."""
+    """Return the attribute that aligns a column of numbers to the right."""
     known = [value for value in values if value is not None]
     numbers = known and all(isinstance(value, int | float) for value in known)
     return ' class="number"' if numbers else ""

@@ -1,15 +1,15 @@
-"""How much evidence a network finds for each class: the scores that class activation maps explain.
+"""Evidence of a network for each class: the scores that class activation maps explain.
 
-Of a classifier it is the logit; of a segmentor the sum of a class's logit over the pixels that are
-taken for it (pytorch-grad-cam's SemanticSegmentationTarget); of a detector the sum of the scores of
-the boxes of a class that it gives in the end. Which pixels and boxes these are is held fixed.
+For a classifier it is the logit. For a segmentor it is the sum of a class's logit over the pixels
+assigned to it (pytorch-grad-cam's SemanticSegmentationTarget). For a detector it is the sum of the
+scores of a class's final boxes. The assigned pixels and the final boxes are held fixed.
 
-Axes: B images, K classes, (H, W) the images, padding included.
+Axes: B images, K classes, (H, W) the images with padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,19 +19,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from backbones.options import unknown
-from tasks.detection.task import DetectionTask
-from tasks.segmentation.task import SegmentationTask
+from tasks.engine.family import imported
 from tools.analyses.subjects import Batch, Size, Subject
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a network finds in images.
+    """A network's evidence for each class.
 
     Attributes:
-        scores: (B, K), which gradients flow through.
+        scores: (B, K), differentiable.
         amounts: (B, K) probabilities, shares of the pixels, or numbers of boxes.
-        predicted: (B,) the class that is found most of.
+        predicted: (B,) the class with the most evidence.
     """
 
     scores: Tensor
@@ -40,59 +39,59 @@ class Evidence:
 
 
 def amount_of(subject: Subject) -> str:
-    """What ``Evidence.amounts`` are: "probability", "pixels" or "boxes"."""
-    if isinstance(subject.task, SegmentationTask):
-        return "pixels"
-    return "boxes" if isinstance(subject.task, DetectionTask) else "probability"
+    """Return the kind of ``Evidence.amounts``: "probability", "pixels" or "boxes"."""
+    return _finder(subject).amounts
+
+
+def _finder(subject: Subject) -> Finder:
+    found: Finder = imported(subject.family.analyses["evidence"])
+    return found
 
 
 def evidence(subject: Subject, batch: Batch, images: Tensor) -> Evidence:
-    """What the network of a subject finds.
+    """Return a subject's evidence in images.
 
     Args:
         subject: With a classifier, a segmentor or a detector.
-        batch: That the images are of.
+        batch: The batch of the images.
         images: (B, 3, H, W), normalised and padded.
 
     Raises:
-        ValueError: There is no classifier, or one logit stands for two classes.
+        ValueError: The network lacks a classifier, or has one logit for two classes.
     """
-    kind = amount_of(subject)
-    if kind == "probability":
+    finder = _finder(subject)
+    if finder.find is None:
         logits = subject.logits(images)
         return Evidence(logits, logits.softmax(-1), logits.argmax(1))
     task: Any = subject.task
     count = len(task.class_names)
-    find = _of_segmentor if kind == "pixels" else _of_detector
-    scores, amounts = find(task.model.model, images, batch.inside, count)
-    # Of pixels the class of most; of boxes, many of which are doubtful, that of the surest.
-    predicted = (amounts if kind == "pixels" else scores).argmax(1)
-    return Evidence(scores, amounts, predicted)
+    scores, amounts = finder.find(task.model.model, images, batch.inside, count)
+    return Evidence(scores, amounts, (amounts if finder.by_amount else scores).argmax(1))
 
 
 def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
-    """The class of each image that class= asks for, or None for the predicted ones.
+    """Return the class of each image that class= requests, or None for the predicted ones.
 
     Args:
-        subject: Whose classes they are.
-        batch: Of images.
+        subject: Provides the classes.
+        batch: A batch of images.
         wanted: "predicted", "label", the name of a class or its number.
 
     Raises:
-        ValueError: A class that there is not, or labels that nobody knows.
+        ValueError: The class is unknown, or the images lack labels.
     """
     if wanted == "predicted":
         return None
     if wanted == "label":
         if amount_of(subject) != "probability":
             raise ValueError(
-                f"class=label is for classifiers, and the images of {subject.label} have several "
-                f"classes: name one of its {len(subject.class_names)}, as class=<name>"
+                f"class=label is for classifiers; images of {subject.label} have several classes: "
+                f"pass one of its {len(subject.class_names)} as class=<name>"
             )
         if int(batch.labels.min()) < 0:
-            raise ValueError("class=label, but nobody knows the classes of these images")
+            raise ValueError("class=label needs labelled images, but these lack labels")
         return batch.labels
-    if wanted in subject.class_names:  # which may be digits
+    if wanted in subject.class_names:  # names may be digits
         label = subject.class_names.index(wanted)
     elif wanted.isdecimal():
         label = int(wanted)
@@ -104,12 +103,12 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
 def _of_segmentor(
     model: Any, images: Tensor, inside: Sequence[Size], classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Of whole images, also where they are predicted in windows that slide."""
+    """Return scores and pixel shares of whole images, also for sliding-window prediction."""
     logits = model.encode_decode(images, [_meta(images, size) for size in inside])
     if logits.shape[1] != classes:
         raise ValueError(
-            f"this segmentor gives {logits.shape[1]} logits a pixel for {classes} classes; class "
-            "maps need one for each class"
+            f"this segmentor has {logits.shape[1]} logits per pixel for {classes} classes; class "
+            "maps need one per class"
         )
     scores, shares = [], []
     for own, (height, width) in zip(logits, inside, strict=True):
@@ -136,7 +135,7 @@ def _of_detector(
 
 
 class _NoDetach(TorchFunctionMode):
-    """Within it ``tensor.detach()`` is the tensor itself."""
+    """Make ``tensor.detach()`` return the tensor itself."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
@@ -144,10 +143,10 @@ class _NoDetach(TorchFunctionMode):
 
 @contextmanager
 def _attached(head: Any) -> Iterator[None]:
-    """Within it the scores of a one-stage detector's boxes depend on its maps.
+    """Keep the gradient of a one-stage detector's box scores, as a context manager.
 
-    MMDetection detaches them where it reads boxes from the head's maps. What is before that, such
-    as the reference points of a DETR, is left as it is; heads of two stages detach no scores.
+    MMDetection detaches them when it reads boxes from the head's maps. Earlier detached values,
+    such as a DETR's reference points, stay so; heads of two stages detach no scores.
     """
     if head is None:
         yield
@@ -166,9 +165,30 @@ def _attached(head: Any) -> Iterator[None]:
 
 
 def _meta(images: Tensor, inside: Size) -> dict[str, Any]:
-    """What the toolkits want to know of an image: it fills ``inside``, the rest is padding."""
+    """Return an image's metadata for the toolkits: it fills ``inside``, the rest is padding."""
     padded = tuple(images.shape[2:])
     return {
         "ori_shape": inside, "img_shape": inside, "pad_shape": padded,
         "batch_input_shape": padded, "scale_factor": (1.0, 1.0),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Functions that find the evidence of a family's networks.
+
+    Attributes:
+        amounts: What ``Evidence.amounts`` are.
+        find: Function (model, images, inside, classes) -> (scores, amounts); None for logits.
+        by_amount: True if the class of the largest amount is predicted, as of pixels; False if
+            that of the largest score is, as of boxes, many of which are doubtful.
+    """
+
+    amounts: str
+    find: Callable[..., tuple[Tensor, Tensor]] | None = None
+    by_amount: bool = False
+
+
+LOGITS = Finder("probability")
+PIXELS = Finder("pixels", _of_segmentor, by_amount=True)
+BOXES = Finder("boxes", _of_detector)

@@ -1,4 +1,4 @@
-"""Parts of pictures that several analyses draw, by matplotlib."""
+"""Matplotlib figures and parts of figures that several analyses draw."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plotting.colours import colour_bar
+from tools.plotting.colours import COLOURS, colour_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tools.analyses.subjects import Subject
 
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
-COARSE = 5  # cells of a side from which on a map is smoothed
+COARSE = 5  # maps with at least this many cells per side are smoothed
 Array = NDArray[Any]
 
 
 def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: float = 3.0) -> Any:
-    """A figure of equal panels and its axes, an array (rows, columns).
+    """Create a figure of equal panels; return it with its axes, an array (rows, columns).
 
     Args:
-        rows: Of panels.
-        columns: Of panels.
-        width: Of a panel, in inches.
-        height: The same.
+        rows: Rows of panels.
+        columns: Columns of panels.
+        width: Per panel, in inches.
+        height: Per panel, in inches.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mixerlab"  # the same picture is the same file
+    mpl.rcParams["svg.hashsalt"] = "mixerlab"  # makes SVG files reproducible
     import matplotlib.pyplot as plt
 
     return plt.subplots(
@@ -41,14 +40,14 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
 
 
 def picture_of(image: Tensor, subject: Subject) -> Array:
-    """A normalised image (3, H, W) as RGB values from 0 to 1, (H, W, 3)."""
+    """Convert a normalised image (3, H, W) to RGB values between 0 and 1, (H, W, 3)."""
     mean, std = (np.array(part) for part in subject.normalisation)
     values = image.detach().float().cpu().permute(1, 2, 0).numpy() * std + mean
     return values.clip(0, 1)
 
 
 def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
-    """A map (h, w) at the size of an image, bilinear."""
+    """Enlarge a map (h, w) to the size of an image, bilinearly."""
     import torch.nn.functional as F
 
     grown = F.interpolate(map_[None, None].float(), size, mode="bilinear", align_corners=False)
@@ -56,7 +55,7 @@ def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
 
 
 def as_drawn(map_: Tensor, size: tuple[int, int]) -> Array:
-    """Enlarge a map (h, w) to the size of an image; one of few cells keeps their borders."""
+    """Enlarge a map (h, w) to the size of an image; coarse ones keep the borders of their cells."""
     import torch.nn.functional as F
 
     if min(map_.shape) >= COARSE:
@@ -66,7 +65,7 @@ def as_drawn(map_: Tensor, size: tuple[int, int]) -> Array:
 
 
 def overlaid(axis: Any, picture: Array, heat: Array, greatest: float, share: float = 0.5) -> None:
-    """Draw a heat map over an image; ``greatest`` has the hottest colour."""
+    """Draw a heat map over an image; ``greatest`` gets the hottest colour."""
     import matplotlib as mpl
 
     colours = mpl.colormaps["jet"](np.clip(heat / greatest if greatest > 0 else heat, 0, 1))
@@ -75,7 +74,7 @@ def overlaid(axis: Any, picture: Array, heat: Array, greatest: float, share: flo
 
 
 def bare(axis: Any) -> None:
-    """Take ticks and frame away."""
+    """Remove ticks and frame."""
     axis.set_xticks([])
     axis.set_yticks([])
     for spine in axis.spines.values():
@@ -85,9 +84,9 @@ def bare(axis: Any) -> None:
 def curves(
     lines: Mapping[str, Sequence[float]], title: str, ylabel: str, xlabel: str = "block"
 ) -> Any:
-    """A figure with one line a network over its blocks, from 1.
+    """Draw one line per network over its blocks, numbered from 1.
 
-    Networks of other depths share the axis by the number of the block.
+    Networks of different depth share the axis.
     """
     figure, axes = new_figure(width=7.0, height=4.0)
     axis = axes[0, 0]
@@ -100,7 +99,7 @@ def curves(
 
 
 def finish(axis: Any, legend: bool = True) -> None:
-    """A light grid, no upper frame, and a legend."""
+    """Add a light grid and a legend, and remove the upper frame."""
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     if legend:
@@ -113,15 +112,14 @@ Panels = Mapping[str, Sequence[tuple[str, Any]]]  # name of a row -> titles and 
 def panel_grid(
     networks: Mapping[str, Panels], *, colours: str = "turbo", symmetric: bool = False
 ) -> Any:
-    """One picture of maps: networks side by side, their layers below each other.
+    """Draw maps in one figure: networks side by side, their layers below each other.
 
-    Row i of all networks shares one scale of colours, so that they can be compared; it stands at
-    the end of the row.
+    Row i of all networks shares one colour scale, drawn at the end of the row, for comparison.
 
     Args:
         networks: By label.
         colours: Matplotlib's name of a colour map.
-        symmetric: Whether the scale reaches as far below 0 as above.
+        symmetric: The colour scale is symmetric around 0.
     """
     rows = max(map(len, networks.values()))
     widths = [max(map(len, panels.values())) for panels in networks.values()]
@@ -164,14 +162,14 @@ def _array(map_: Any) -> Array:
 
 
 def evenly(names: Sequence[str], count: int) -> list[str]:
-    """Some of the names, evenly spaced, the first and the last among them."""
+    """Choose ``count`` of the names, evenly spaced, including the first and the last."""
     if count >= len(names) or count < 2:
         return list(names)[: max(count, 1)] if count < len(names) else list(names)
     return [names[round(index * (len(names) - 1) / (count - 1))] for index in range(count)]
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text in lines of at most so many characters, broken at dots too."""
+    """Wrap a text to lines of ``width`` characters, also at dots."""
     import textwrap
 
     spaced = text.replace(".", ". ").replace("_", "_ ")

@@ -1,4 +1,4 @@
-"""How a classifier errs: confusions and calibration, out of probabilities and labels.
+"""Errors of a classifier: confusion and calibration from probabilities and labels.
 
 Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017,
 https://arxiv.org/abs/1706.04599, Sec. 2 (reliability and ECE, with 15 bins of equal width).
@@ -19,12 +19,12 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """Accuracy over confidence.
+    """Accuracy as a function of confidence.
 
     Attributes:
-        counts: Images of each bin; bin i has confidences in (i / bins, (i + 1) / bins].
-        confidence: Their mean confidence, NaN of an empty bin.
-        accuracy: The share of them that is right, NaN of an empty bin.
+        counts: Images per bin; bin i has confidences in (i / bins, (i + 1) / bins].
+        confidence: Mean confidence per bin; NaN for an empty bin.
+        accuracy: Accuracy per bin; NaN for an empty bin.
         error: ECE, the mean of |accuracy - confidence| over images.
     """
 
@@ -35,7 +35,7 @@ class Reliability:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """Of probabilities (n, K) and labels (n,)."""
+    """Compute the reliability of probabilities (n, K) for labels (n,)."""
     import torch
 
     confidence, guess = probabilities.double().max(1)
@@ -50,7 +50,7 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> Reli
 
 
 def confusion(guesses: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Counts (K, K), rows the right classes, columns the guesses."""
+    """Count images by class (rows) and prediction (columns), (K, K)."""
     import torch
 
     flat = torch.bincount(labels * classes + guesses, minlength=classes * classes)
@@ -58,7 +58,7 @@ def confusion(guesses: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def confused_pairs(counts: Tensor, most: int = 10) -> list[tuple[int, int, int]]:
-    """The most frequent errors: right class, guess, how often."""
+    """Return the most frequent errors: class, prediction and count."""
     wrong = counts.clone().fill_diagonal_(0)
     values, places = wrong.flatten().sort(descending=True, stable=True)
     classes = len(counts)

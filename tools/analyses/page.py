@@ -1,7 +1,7 @@
-"""One HTML page of a run that needs no other file and no network.
+"""One self-contained HTML page per run.
 
-What is in it: the closing table with the paper's figures, curves, predictions, every analysis that
-applies to the run, the sentences in which the others are refused, and the settings.
+It shows the final table with the paper's figures, curves, predictions, analyses and settings.
+Analyses that do not apply to the run are listed with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from tasks.engine.plain_files import read_yaml
 from tasks.engine.run_files import read_classes, read_summary
 from tasks.engine.whole_files import write_whole
-from tools.analyses import Analysis, Findings, analyses
+from tools.analyses import Analysis, Findings, analyses, check_applies
 from tools.analyses.elements import (
     Section,
     document,
@@ -34,7 +34,7 @@ from tools.analyses.elements import (
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
 
-# What keeps a page within minutes and megabytes; what is typed to the command replaces it.
+# Keeps a page within minutes and megabytes; overrides the command's options.
 SHORT = {
     "erf": {"images": "4", "image_size": ""},
     "coefficients": {"images": "32"},
@@ -45,8 +45,8 @@ SHORT = {
     "cam": {"images": "4"},
     "attributions": {"images": "4", "steps": "20"},
 }
-REPORT = "report"  # the analysis that makes the page, and is not in it
-TILES = 3  # metrics that stand above, beside parameters and operations
+REPORT = "report"  # the analysis that writes the page, and is not part of it
+TILES = 3  # number of metrics at the top, next to parameters and operations
 BESIDE = {
     "metric": ("metric", "{}"),
     "paper": ("paper", "{:.4g}"),
@@ -61,21 +61,21 @@ def page(
     say: Callable[[str], None],
     chosen: Sequence[str] = (),
 ) -> str:
-    """The page of a run.
+    """Return the page of a run.
 
     Args:
         subject: Opened from its run folder.
-        options: What was typed for the command: the rest is each analysis' own.
-        say: Takes a line about what is being done.
-        chosen: Names of analyses; all by default.
+        options: The command's options; each analysis adds its own.
+        say: Prints a line of progress.
+        chosen: Names of analyses; default: all.
 
     Raises:
-        ValueError: The subject comes from no run folder.
+        ValueError: The subject is not from a run folder.
     """
     folder = subject.folder
     if folder is None:
         raise ValueError(
-            f"{subject.label} comes from no run folder, and a report is of one: pass ckpt=<run "
+            f"{subject.label} is not from a run folder, but a report needs one: pass ckpt=<run "
             "folder>"
         )
     path = folder / "summary.json"
@@ -95,16 +95,23 @@ def page(
         *_analyses(subject, options, say, chosen),
         Section("settings", "Settings", _settings(folder, summary)),
     ]
-    return document(subject.label, _head(subject.label, folder, summary), sections)
+    return document(subject.label, _head(subject, folder, summary), sections)
 
 
 def write_page(folder: Path) -> Path:
-    """Write report.html into the folder of a run that has ended, and return its path."""
+    """Write report.html into the folder of a finished run, and return its path."""
     from tools.analyses.subjects import open_subjects
 
-    typed = {"ckpt": str(folder), "backbone": "", "input": "", "images": "16", "image_size": ""}
+    typed = {
+        "analysis": REPORT,
+        "ckpt": str(folder),
+        "backbone": "",
+        "input": "",
+        "images": "16",
+        "image_size": "",
+    }
     path = folder / "report.html"
-    # The run has said which data it reads, and its folder stays the last thing that it prints.
+    # The run has already logged its data, and its folder must stay its last line.
     data = logging.getLogger("datamodules")
     level = data.level
     data.setLevel(logging.WARNING)
@@ -128,6 +135,7 @@ def _analyses(
         command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
         about = f"{text(rest)} · {command}" if rest else command
         try:
+            check_applies(subject.family, name)
             content = _analysis(subject, analysis, options)
         except ValueError as error:
             refused[name] = str(error)
@@ -138,7 +146,7 @@ def _analyses(
 
 
 def _divided(summary: str) -> tuple[str, str]:
-    """A heading, and what the summary of an analysis says besides."""
+    """Split an analysis' summary into a heading and the rest."""
     title = re.split(r"[(:;]", summary)[0].strip()
     rest = summary.removeprefix(title).strip(" :;")
     whole = rest.startswith("(") and rest.find(")") == len(rest) - 1
@@ -154,7 +162,7 @@ def _analysis(subject: Subject, analysis: Analysis, options: Mapping[str, str]) 
         found = analysis.analyse([subject], own)
     finally:
         subject.count, subject.size = count, size
-    # One network is on the page, so its name need not stand in every row.
+    # The page has one network, so its column is redundant.
     columns = {key: column for key, column in found.columns.items() if key != "backbone"}
     notes = "".join(f"<p>{text(note)}</p>" for note in found.notes)
     return figures([*_figures(found), table(found.shown, columns)]) + notes
@@ -171,14 +179,14 @@ def _figures(found: Findings) -> Iterator[str]:
             yield picture(path, name, name if len(drawn) > 1 else "")
 
 
-def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
-    """What is looked for first: which run it is, and its main figures."""
+def _head(subject: Subject, folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return the head of the page: the run and its main figures."""
     known = [str(summary["task"])] if "task" in summary else []
     data = summary.get("data") or {}
     if "name" in data:
         counts = data.get("images", {}).items()
         images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
-        known.append(f"{data['name'].rpartition('.')[2]} ({images} images)")
+        known.append(f"{data['name'].rpartition('.')[2]} ({images} {subject.family.unit})")
     facts = " · ".join([*known, f"run {folder.name}"])
     first = dict(list(_metrics(summary).items())[:TILES])
     costs = _cost(summary)
@@ -186,14 +194,14 @@ def _head(label: str, folder: Path, summary: Mapping[str, Any]) -> str:
         operations, _, size = costs["backbone MACs"].partition(" at ")
         first["parameters"] = costs["parameters"].partition(" (")[0]
         first[f"backbone MACs at {size}"] = operations
-    return f'<h1>{text(label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
+    return f'<h1>{text(subject.label)}</h1>\n<p class="facts">{text(facts)}</p>\n{tiles(first)}'
 
 
 def _results(folder: Path, summary: Mapping[str, Any]) -> str:
     from tools.runs.report import CLASSES, left_out
 
     if not summary:
-        return "<p>The run has not ended, so there are no results yet.</p>"
+        return "<p>The results follow when the run has ended.</p>"
     shown = pairs(_metrics(summary) | left_out(summary) | _cost(summary))
     return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
 
@@ -215,7 +223,7 @@ def _beside_paper(summary: Mapping[str, Any]) -> str:
 
 
 def _of_classes(path: Path) -> str:
-    """The metrics of each class, of the runs that have such a file."""
+    """Return the metrics of each class, if the run has them."""
     if not path.exists():
         return ""
     records = read_classes(path)
@@ -225,14 +233,14 @@ def _of_classes(path: Path) -> str:
 
 
 def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
-    """What was typed, and all settings of the run as its folder has them."""
+    """Return the typed command and all settings of the run."""
     typed = shlex.join(["python", "tools/run.py", *summary.get("overrides", ())])
     written = text(yaml.safe_dump(read_yaml(folder / "config.yaml"), sort_keys=False))
     return f"<pre>{text(typed)}</pre>\n<pre>{written}</pre>"
 
 
 def _cost(summary: Mapping[str, Any]) -> dict[str, str]:
-    """How large and fast a run was; nothing of older versions' runs, which did not say it."""
+    """Return the size and speed of a run; empty for runs of older versions."""
     from tools.runs.report import cost
 
     return cost(summary) if {"macs_at", "backbone_parameters"} <= summary.keys() else {}

@@ -1,4 +1,4 @@
-"""Opens checkpoints for analyses: network, classes and images of each, as its run had them."""
+"""Open checkpoints for analyses: network, classes and images of each, as in its run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from datamodules.images.classification import ClassificationDataModule
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
+from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_task
+from tasks.engine.loading import build_task, targets_in
 from tasks.engine.saved_config import Saved, open_saved
-from tools.cli.literal import literal, quoted
-from tools.cli.network_names import name_of
+from tools.analyses import check_applies
+from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
-from tools.cli.typed_network import label as label_of
-from tools.cli.typed_network import read_networks, split_outside
-from tools.config.automatic import fixed
-from tools.config.config_checks import resolved
-from tools.config.lazy_groups import register
-from tools.config.name_checks import composed
+from tools.cli.quoting import quote, quote_arguments
+from tools.cli.typed_network import network_label as label_of
+from tools.cli.typed_network import read_networks, split_outside_brackets
+from tools.cli.usual_family import usual_family, usual_task
+from tools.config.automatic import apply_fixed_schedule
+from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
+from tools.config.name_checks import compose_checked
 from tools.config.run_config import job_config
 
 BATCH = 16
@@ -43,9 +46,9 @@ class Batch:
 
     Attributes:
         images: (B, 3, H, W), normalised.
-        labels: (B,) classes; -1 where nobody knows.
+        labels: (B,) classes; -1 if unknown.
         names: Their files.
-        samples: What the data module collated, for tasks whose batches are more than this.
+        samples: The data module's collated samples, for tasks whose batches have more.
         inside: (H, W) of each image without its padding, which is below and to the right.
     """
 
@@ -58,25 +61,27 @@ class Batch:
 
 @dataclass
 class Subject:
-    """A checkpoint, or a network with random weights, that is analysed.
+    """A checkpoint, or a network with random weights, to analyse.
 
     Attributes:
-        label: What it is called in pictures.
-        backbone: In evaluation mode, without gradients of parameters.
-        model: Images to logits, or None where there is no classifier.
-        task: Of a run, else None.
-        data: Its images; None where none are known.
-        folder: Of the run, else None.
-        config: Of the run, else None.
-        size: (H, W) that images are resized to; None leaves them as the data prepares them.
-        count: Images that are looked at, at most.
-        why_no_images: Said where images are asked for and none are known.
+        label: Its name in figures.
+        backbone: In evaluation mode, with frozen parameters.
+        model: Images to logits, or None without a classifier.
+        family: Task family of the network; without a run, that of configs/run.yaml.
+        task: The run's task, or None.
+        data: The data module of its images, or None.
+        folder: The run's folder, or None.
+        config: The run's config, or None.
+        size: (H, W) that images are resized to; None keeps the data's size.
+        count: Maximum number of images.
+        why_no_images: Error message if images are needed but missing.
     """
 
     label: str
     backbone: Backbone
     model: Callable[[Tensor], Tensor] | None
     task: BaseTask | None = None
+    family: Family = field(default_factory=usual_family)
     data: Any = None
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
@@ -87,18 +92,19 @@ class Subject:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; empty without a classifier that has names."""
+        """Return the names of the classes; empty if unknown."""
         if self.task is None:
             return ()
-        return tuple(getattr(self.task, "shown_names", self.task.class_names))
+        task: Any = self.task
+        return tuple(getattr(task, "shown_names", None) or getattr(task, "class_names", ()))
 
     def class_name(self, label: int) -> str:
-        """A class in words, or its number."""
+        """Return the name of a class, or its number."""
         return self.class_names[label] if label < len(self.class_names) else f"class {label}"
 
     @cached_property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and deviation of the channels that images were normalised by."""
+        """Return the mean and standard deviation per channel of the images' normalisation."""
         if hasattr(self.data, "normalisation"):
             return self.data.normalisation
         processor = self.preprocessor()
@@ -109,17 +115,17 @@ class Subject:
         )  # type: ignore[return-value]
 
     def preprocessor(self) -> Any:
-        """What a toolkit's model normalises and pads by; None for classifiers."""
+        """Return the module that normalises and pads in a toolkit's model, or None."""
         return None if self.task is None else _preprocessor_of(self.task.model)
 
     def batches(self, count: int | None = None) -> Iterator[Batch]:
-        """Images, evenly spaced over those there are.
+        """Yield batches of images, evenly spaced over the dataset.
 
         Args:
-            count: How many at most; by default as many as were asked for.
+            count: Maximum number of images; default: ``self.count``.
 
         Raises:
-            ValueError: No images are known.
+            ValueError: The subject lacks images.
         """
         if self.data is None:
             raise ValueError(self.why_no_images)
@@ -127,7 +133,7 @@ class Subject:
         count = min(count or self.count, len(dataset))
         indices = [number * len(dataset) // count for number in range(count)]
         collate = self.data.collate() or torch.utils.data.default_collate
-        # Images of dense tasks have sizes of their own, unless all are brought to one.
+        # Images of dense tasks differ in size, unless all are resized to one.
         at_once = BATCH if self.preprocessor() is None or self.size else 1
         for start in range(0, count, at_once):
             part = indices[start : start + at_once]
@@ -160,48 +166,49 @@ class Subject:
         return Batch(images, labels, names, samples, (whole,) * len(images))
 
     def logits(self, images: Tensor) -> Tensor:
-        """Scores of classes, (B, K).
+        """Return the class scores, (B, K).
 
         Raises:
-            ValueError: There is no classifier.
+            ValueError: The network lacks a classifier.
         """
         return self.classifier()(images)
 
     def classifier(self) -> Callable[[Tensor], Tensor]:
-        """Images to logits.
+        """Return the function from images to logits.
 
         Raises:
-            ValueError: There is none.
+            ValueError: The network lacks a classifier.
         """
         if self.model is None:
             raise ValueError(
-                f"{self.label} has no classifier of images: pass ckpt=<run folder> of "
-                "task=classification or transfer, or a file that holds one"
+                f"{self.label} lacks an image classifier: pass ckpt=<run folder> of "
+                "task=classification or transfer, or a checkpoint with a classifier"
             )
         return self.model
 
 
 def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subject]:
-    """Every checkpoint or network that is typed, in order.
+    """Open every checkpoint or network that is typed, in order.
 
     Args:
-        options: ``ckpt``, ``backbone``, ``input``, ``images``, ``image_size``.
+        options: ``analysis``, its name; ``ckpt``, ``backbone``, ``input``, ``images``,
+            ``image_size``.
         words: Typed ``backbone.KEY=VALUE`` and ``data.KEY=VALUE``.
 
     Raises:
-        ValueError: Nothing is typed, or a file of no run without the name of its network.
+        ValueError: Both are missing, or a file outside of run folders comes without backbone=.
     """
-    register()
-    whole = options["ckpt"]  # a path may have commas, too
+    register_groups()
+    whole = options["ckpt"]  # a path may have commas too
     paths = [whole] if Path(whole).exists() else whole.split(",")
     paths = [path for path in paths if path]
-    names = [name for name in split_outside(options["backbone"], ",") if name.strip()]
+    names = [name for name in split_outside_brackets(options["backbone"], ",") if name.strip()]
     if not paths and not names:
-        raise ValueError("say what to analyse: ckpt=<run folder>, or backbone=NAME; see --help")
+        raise ValueError("ckpt=<run folder> or backbone=NAME is missing; see --help")
     if paths and len(names) > 1 and len(names) != len(paths):
         raise ValueError(
-            f"backbone= names {len(names)} networks and ckpt= {len(paths)} checkpoints; give one "
-            "name for all, or one each"
+            f"backbone= has {len(names)} networks, but ckpt= has {len(paths)} checkpoints; pass "
+            "one name for all, or one for each"
         )
     if not paths:
         networks = read_networks(options["backbone"], _of("backbone.", words))
@@ -220,54 +227,50 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     if run is None:
         if not name:
             raise ValueError(
-                f"{path} lies in no run folder, whose config.yaml says what network it is of: pass "
-                "backbone=NAME beside it"
+                f"{path} is not in a run folder, whose config.yaml names the network: pass "
+                "backbone=NAME too"
             )
         return _of_file(saved, Path(path).stem, name, options, words)
     if name and name != run.config["backbone"]["name"]:
         raise ValueError(
-            f"ckpt={path} holds {run.config['backbone']['name']}, not {name}; leave backbone= out"
+            f"ckpt={path} has {run.config['backbone']['name']}, not {name}; leave backbone= out"
         )
-    typed = ["mode=predict", f"ckpt={quoted(str(run.checkpoint))}", *_input(options), *words]
+    family = find_family(run.config["task_name"])
+    check_applies(family, options["analysis"])
+    typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
     square = _square(options)
-    # Of the data alone: position tables are as large as at training, and are resized as they run.
+    # Only the data: position tables keep their trained size and are resized in each pass.
     if square and "image_size" in config["data"]:
         config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    _learn_classes(data, saved.checkpoint, options)
+    targets = targets_in(config, saved.checkpoint)
+    if targets is None:
+        data.prepare_data()
+        data.setup()
+    else:
+        data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(saved.checkpoint)
     task.data = data
     task.eval().requires_grad_(False)
     backbone: Backbone = task.model.backbone
-    model = task.model if isinstance(task.model, LinearClassifier) else None
+    model = task.model if getattr(task.model, "keeps_classifier", None) is not None else None
     return _sized(
         Subject(
-            name_of(config["backbone"]), backbone, model, task, data, run.folder, config,
+            config_network_name(config["backbone"]),
+            backbone, model, task, family, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
     )  # fmt: skip
 
 
-def _learn_classes(data: Any, checkpoint: Any, options: Mapping[str, str]) -> None:
-    """Take the classes from a checkpoint where that suffices, else from the data set on disk."""
-    from tasks.engine.classes import classes_of
-
-    classes = classes_of(checkpoint)
-    if classes is None:
-        data.prepare_data()
-        data.setup()
-    else:
-        data.predict_only(classes.names, classes.category_ids)
-
-
 def _of_file(
     saved: Saved, label: str, name: str, options: Mapping[str, str], words: Sequence[str]
 ) -> Subject:
-    """A checkpoint that lies in no run folder."""
+    """Open a checkpoint outside of run folders."""
     ((name, given),) = read_networks(name, _of("backbone.", words))
     try:
         model: Any = LinearClassifier.from_pretrained(name, saved.file, **given)
@@ -293,8 +296,8 @@ def _plain(label: str, backbone: Backbone, model: Any, options: Mapping[str, str
     (model or backbone).eval().requires_grad_(False)
     subject = Subject(label, backbone, model, count=int(options["images"]))
     subject.why_no_images = (
-        f"{label} comes from no run, so say which images to look at: input=<image, folder or data "
-        "set such as sample_classification>"
+        f"{label} is not from a run folder, so pass its images as input=<image, folder or dataset "
+        "such as sample_classification>"
     )
     if options["input"]:
         subject.data = _images_of(options, words)
@@ -302,11 +305,11 @@ def _plain(label: str, backbone: Backbone, model: Any, options: Mapping[str, str
 
 
 def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
-    """The data module of ``input=`` where no run has one."""
+    """Return the data module of ``input=`` for a network without a run."""
     given, square = options["input"], _square(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
-        config = _config(["task=classification", f"data={given}", *_of("data.", words), *size])
+        config = _config([f"task={usual_task()}", f"data={given}", *_of("data.", words), *size])
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
     data: Any = ClassificationDataModule(image_size=square or 224, num_workers=0,
@@ -316,16 +319,16 @@ def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
 
 
 def _config(typed: list[str]) -> dict[str, Any]:
-    """The config of a run that is typed, whose mistakes are one sentence each."""
-    typed = literal(typed)
-    return fixed(resolved(job_config(typed, composed(typed))))
+    """Compose the config of a run; mistakes raise one sentence."""
+    typed = quote_arguments(typed)
+    return apply_fixed_schedule(resolve_config(job_config(typed, compose_checked(typed))))
 
 
 def _input(options: Mapping[str, str]) -> list[str]:
     given = options["input"]
     if not given:
         return []
-    return [f"data={given}"] if _is_data_set(given) else [f"input={quoted(given)}"]
+    return [f"data={given}"] if _is_data_set(given) else [f"input={quote(given)}"]
 
 
 def _is_data_set(given: str) -> bool:
@@ -342,15 +345,15 @@ def _square(options: Mapping[str, str]) -> int | None:
 
 
 def _sized(subject: Subject, options: Mapping[str, str]) -> Subject:
-    from tools.cli.arguments import image_size
+    from tools.cli.arguments import parse_image_size
 
     if options["image_size"]:
-        subject.size = image_size(options["image_size"])
+        subject.size = parse_image_size(options["image_size"])
     return subject
 
 
 def _told_apart(subjects: list[Subject]) -> list[Subject]:
-    """Give those with one name the names of their folders beside it, and if need be numbers."""
+    """Make equal labels unique by the names of their folders, and if necessary by numbers."""
     folders = [one.folder.name if one.folder else "" for one in subjects]
     for own in (folders, [str(place) for place in range(1, len(subjects) + 1)]):
         labels = [subject.label for subject in subjects]
@@ -368,7 +371,7 @@ def _preprocessor_of(model: Any) -> Any:
 
 
 def _of_dense(processor: Any, samples: Any, index: int, size: Size | None) -> tuple[Tensor, Size]:
-    """The normalised image of a sample of the toolkits, (1, 3, H, W), and its size unpadded."""
+    """Return a toolkit sample's normalised image (1, 3, H, W), and its size without padding."""
     image = samples["inputs"][index]
     sample = samples["data_samples"][index]
     images = processor({"inputs": [image], "data_samples": [sample]}, False)["inputs"]

@@ -1,4 +1,4 @@
-"""Writes what an analysis found: pictures as PNG and SVG, numbers as CSV."""
+"""Write the results of an analysis: figures as PNG and SVG, numbers as CSV."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DPI = 130
 
 
 def write_findings(name: str, findings: Findings, folder: Path) -> list[Path]:
-    """Write the files of an analysis into a folder, which is made; those of before are replaced.
+    """Write the files of an analysis into a folder, replacing earlier ones.
 
     Returns:
-        What was written.
+        The written files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -1,1 +1,1 @@
-"""What benchmark.py times, and how."""
+"""Measurements of benchmark.py: what is timed, and how."""

@@ -1,8 +1,8 @@
-"""A training step of run.py against the step of a bare loop, by turns in one process.
+"""Time training steps of run.py against steps of a plain PyTorch loop, interleaved in one process.
 
-Both have the same network, optimiser, schedule, clipping and data; a run has Lightning's loop, our
-task, callbacks, logs and progress besides. The bare step is taken in the middle of the run's own,
-and a run's step is the time from one bare step to the next, so nothing that a run does escapes.
+Both train the same network with the same optimiser, schedule, clipping and data. A run adds
+Lightning's loop, our task, callbacks, logs and progress. Plain steps alternate with the run's, and
+a run's step is the time between two plain steps, so it includes all of a run's work.
 """
 
 from __future__ import annotations
@@ -21,36 +21,43 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from tasks.engine.base import BaseTask
-from tools.bench.timing import CLOCKS, WARM_UP, Clock, prepare, spread, tell
-from tools.cli.arguments import number
+from tools.bench.timing import (
+    CLOCKS,
+    WARM_UP,
+    Clock,
+    print_status,
+    set_up_process,
+    summarise_ratios,
+)
+from tools.cli.arguments import parse_integer
 from tools.cli.tables import Record
-from tools.config.config_checks import resolved
-from tools.config.overrides import read
+from tools.config.config_checks import resolve_config
+from tools.config.overrides import read_command
 from tools.config.run_config import job_config
 from tools.runs.components import build_parts
 from tools.runs.logger_setup import closing_loggers
 
-# Longer than any benchmark, and without validation, which is no part of a step.
+# Longer than any benchmark; also puts validations, which belong to no step, out of reach.
 ENDLESS = 10**6
-# Whose order of files the bare steps follow, since a file that was just read is read faster.
+# Plain steps read the files in another order, since a file is read faster right after a read.
 OTHER_EPOCH = ENDLESS
 
 
 class EnoughRounds(Exception):
-    """Ends the training when all rounds are timed."""
+    """Ends the training after the last timed round."""
 
 
-class Turns(Callback):
-    """Takes a bare step after each step of a run, and times both.
+class PlainSteps(Callback):
+    """Callback that runs and times a plain step after each step of the run.
 
     Args:
-        twin: A copy of the task, whose network the bare steps train.
-        rounds: How often, after some to warm up.
-        clock: Gives the time.
+        twin: A copy of the task; the plain steps train its network.
+        rounds: Number of timed rounds, after some to warm up.
+        clock: Returns the time in seconds.
 
     Attributes:
-        bare: Seconds of the bare steps.
-        ours: Seconds of the run's.
+        bare: Seconds of the plain steps.
+        ours: Seconds of the run's steps.
     """
 
     def __init__(self, twin: BaseTask, rounds: int, clock: Clock) -> None:
@@ -62,8 +69,8 @@ class Turns(Callback):
         self._mark = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the copy the same optimiser and data."""
-        self._steps = bare_steps(trainer, self.twin.to(pl_module.device))
+        """Set up the copy's optimiser and data."""
+        self._steps = plain_steps(trainer, self.twin.to(pl_module.device))
 
     def on_train_batch_end(
         self,
@@ -73,10 +80,10 @@ class Turns(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """End a step of the run, and take a bare one.
+        """Run a plain step after a step of the run.
 
         Raises:
-            EnoughRounds: It was the last one.
+            EnoughRounds: This was the last round.
         """
         begin = self._now(pl_module.device)
         next(self._steps)
@@ -95,19 +102,19 @@ class Turns(Callback):
         return self.clock()
 
 
-def bare_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
-    """Train a task's network by nothing but PyTorch, a step each time.
+def plain_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
+    """Train a task's network with plain PyTorch; each item is one step.
 
     Args:
-        trainer: Whose data, precision and clipping these steps have.
-        task: The network and what makes its optimiser.
+        trainer: The run's; these steps use its data, precision and clipping.
+        task: Provides the network and the optimiser.
     """
     engine: Any = trainer
     task.trainer = trainer
     model, device = task.model.train(), task.device
     made: Any = task.configure_optimizers()
     optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    batches = epochs(engine.datamodule.train_dataloader())
+    batches = repeat_epochs(engine.datamodule.train_dataloader())
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     mixed = engine.precision == "bf16-mixed"
     for batch in batches:
@@ -124,22 +131,17 @@ def bare_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
         yield
 
 
-def epochs(loader: Any) -> Iterator[Any]:
-    """Batches of epochs that no run sees."""
+def repeat_epochs(loader: Any) -> Iterator[Any]:
+    """Yield the batches of epochs that the run itself does not reach."""
     for epoch in itertools.count(OTHER_EPOCH):
         loader.sampler.set_epoch(epoch)
         yield from loader
 
 
-def loop_records(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
-    """Time a task's steps; a record of the bare loop and one of a run.
-
-    Args:
-        options: Of the command.
-        words: Options of the run, as they are typed for run.py.
-    """
-    rounds = number("rounds", options["rounds"], least=2)
-    prepare(options)
+def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
+    """Time a task's steps; return a record of the plain loop and one of a run."""
+    rounds = parse_integer("rounds", options["rounds"], least=2)
+    set_up_process(options)
     typed = [
         f"task={options['task']}",
         f"trainer={'gpu' if options['device'] == 'cuda' else 'cpu'}",
@@ -149,12 +151,12 @@ def loop_records(options: Mapping[str, str], words: Sequence[str]) -> list[Recor
         "backbone.pretrained=false",
         *words,
     ]
-    command = read([f"backbone={options['backbone']}", *typed])
-    config = resolved(job_config(command.overrides, command.config))
+    command = read_command([f"backbone={options['backbone']}", *typed])
+    config = resolve_config(job_config(command.overrides, command.config))
     name = f"{config['task_name']}, {config['backbone']['name']}"
-    tell(f"{name}, batch {config['data']['batch_size']}, {rounds} rounds")
+    print_status(f"{name}, batch {config['data']['batch_size']}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        bare, ours = _timed(config, Path(folder), rounds, CLOCKS[options["clock"]])
+        bare, ours = _time_steps(config, Path(folder), rounds, CLOCKS[options["clock"]])
     records = []
     for kind, seconds in (("bare", bare), ("run.py", ours)):
         added = [one - base for one, base in zip(seconds, bare, strict=True)]
@@ -166,19 +168,19 @@ def loop_records(options: Mapping[str, str], words: Sequence[str]) -> list[Recor
                 "batch": config["data"]["batch_size"],
                 "ms": statistics.median(seconds) * 1e3,
                 "added_ms": statistics.median(added) * 1e3,
-                **spread(seconds, bare),
+                **summarise_ratios(seconds, bare),
             }
         )
     return records
 
 
-def _timed(
+def _time_steps(
     config: dict[str, Any], folder: Path, rounds: int, clock: Clock
 ) -> tuple[list[float], list[float]]:
-    """Seconds of the bare steps, and of those of a run."""
+    """Return the seconds of the plain steps, and of the run's."""
     parts = build_parts(config, folder, resumed=False)
     engine: Any = parts.engine
-    turns = Turns(copy.deepcopy(parts.task), rounds, clock)
+    turns = PlainSteps(copy.deepcopy(parts.task), rounds, clock)
     engine.callbacks.append(turns)
     with closing_loggers(engine.loggers), contextlib.suppress(EnoughRounds):
         engine.fit(parts.task, datamodule=parts.datamodule)

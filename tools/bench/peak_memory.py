@@ -1,4 +1,4 @@
-"""The memory that a step takes at its height, beyond what was there before it."""
+"""Peak memory of a step, beyond what was allocated before it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from torch.autograd.profiler import profile
 from tools.bench.timing import Step
 
 
-def peaks_of(steps: Iterable[Step], networks: Sequence[nn.Module], device: str) -> list[int]:
-    """``peak_bytes`` of each step, to which those before it have left no gradients."""
+def measure_peaks(steps: Iterable[Step], networks: Sequence[nn.Module], device: str) -> list[int]:
+    """Measure the peak of each step, without gradients of earlier steps."""
     peaks = []
     for step in steps:
         for network in networks:
             network.zero_grad()
-        peaks.append(peak_bytes(step, device))
+        peaks.append(measure_peak(step, device))
     return peaks
 
 
-def peak_bytes(step: Step, device: str) -> int:
-    """Bytes of all tensors of one step at the moment when they are most, without the weights.
+def measure_peak(step: Step, device: str) -> int:
+    """Return the peak of all tensor bytes during a step, without the weights.
 
-    Counted are activations, gradients and working memory of operations, exactly, as torch's
-    allocators hand them out; what a library takes for itself is not seen.
+    Counts activations, gradients and working memory exactly, as torch's allocators report them.
+    Memory that libraries allocate themselves is invisible.
 
     Args:
-        step: Has run before, so that nothing is made for the first time; gradients of an earlier
-            step are to be gone.
+        step: Must have run once before, and gradients of earlier steps must be gone.
         device: "cpu" or "cuda".
     """
     if device == "cuda":
@@ -40,7 +39,7 @@ def peak_bytes(step: Step, device: str) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it begins and ends
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's messages
     with profile(profile_memory=True) as record:
         step()
     events = [e for e in record.kineto_results.events() if e.name() == "[memory]"]

@@ -1,8 +1,7 @@
-"""Images on their way from file to batch: our datamodules against timm's loader and the toolkits'.
+"""Time image pipelines, from file to batch: our data modules against timm's and the toolkits'.
 
-Both read the same training files with the same augmentation, a batch each by turns, in this
-process: what one worker of a loader does. Ours differ in that each sample has random numbers of its
-own, and that a broken file is named.
+Both read the same training files with the same augmentation, in interleaved batches, in this
+process: the work of one loader worker. Ours also seeds each sample and names broken files.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import copy
 import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -29,25 +28,30 @@ from datamodules import (
 from datamodules.dense.masks import StrictMask
 from datamodules.dense.toolkit_data import StrictImage
 from datamodules.images.transforms import PaperAugmentation, guard_posterize
-from tools.bench.timing import interleave, prepare, spread, tell
-from tools.cli.arguments import number
+from tasks.engine.family import find_family, imported
+from tools.bench.timing import interleave, print_status, set_up_process, summarise_ratios
+from tools.cli.arguments import parse_integer
 from tools.cli.tables import Record
 
-# Sides of sample images, near those of the usual data sets.
+# Sides of sample images, close to those of the usual datasets.
 PHOTOGRAPH, SCENE = 384, 512
+# Our datamodule, the library of the other loader of its files, and the function that builds it.
+Pipeline = tuple[BaseDataModule, str, Callable[[Any], DataLoader[Any]]]
 
 
-def pipeline_records(options: Mapping[str, str]) -> list[Record]:
-    """Time batches of a task's training data; a record of the other pipeline and one of ours."""
-    rounds, batch = number("rounds", options["rounds"], least=2), number("batch", options["batch"])
-    prepare(options)
-    ours = datamodule(options["task"], options["root"] or None, batch)
-    with contextlib.redirect_stdout(sys.stderr):  # the toolkits print when they are imported
+def time_pipelines(options: Mapping[str, str]) -> list[Record]:
+    """Time batches of a task's training data; return a record of the other pipeline and of ours."""
+    rounds = parse_integer("rounds", options["rounds"], least=2)
+    batch = parse_integer("batch", options["batch"])
+    set_up_process(options)
+    pipeline = imported(find_family(options["task"]).pipeline)
+    ours, name, load = pipeline(options["root"] or None, batch)
+    with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import
         ours.prepare_data()
         ours.setup()
-        name, other = counterpart(options["task"], ours)
-    tell(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
-    batches = [endless(other), endless(ours.train_dataloader())]
+        other = load(ours)
+    print_status(f"{options['task']}: {len(ours.dataset('train'))} images of {ours.folder}")
+    batches = [repeat_batches(other), repeat_batches(ours.train_dataloader())]
     steps = [lambda own=own: next(own) and None for own in batches]
     seconds = interleave(steps, rounds, "cpu", options["clock"])
     return [
@@ -56,50 +60,52 @@ def pipeline_records(options: Mapping[str, str]) -> list[Record]:
             "pipeline": label,
             "batch": batch,
             "images_per_second": batch / statistics.median(own),
-            **spread(own, seconds[0]),
+            **summarise_ratios(own, seconds[0]),
         }
         for label, own in zip((name, "ours"), seconds, strict=True)
     ]
 
 
-def datamodule(task: str, root: str | None, batch: int) -> BaseDataModule:
-    """The training data of a task, by default sample data, loaded in this process.
+def class_folders(root: str | None, batch: int) -> Pipeline:
+    """Return class folders, by default of sample digits, and timm's loader.
 
     Args:
-        task: Classification, detection or segmentation.
-        root: Folder of real data: classes, COCO, or ADE20K.
+        root: Folder of real data; None for sample data.
         batch: Images per batch.
     """
     options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
-    if task == "classification":
-        if root is None:
-            sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
-            sample.prepare_data()
-            root = str(sample.folder)
-        return ImageFolderDataModule(root, image_size=224, **options)
-    if task == "detection":
-        if root is not None:
-            return CocoDataModule(root, **options)
-        return SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    if root is None:
+        sample = SampleClassification(picture_size=PHOTOGRAPH, digits_per_class=20, **options)
+        sample.prepare_data()
+        root = str(sample.folder)
+    return ImageFolderDataModule(root, image_size=224, **options), "timm", build_timm_loader
+
+
+def coco(root: str | None, batch: int) -> Pipeline:
+    """Return COCO's layout, by default of sample scenes, and MMDetection's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
     if root is not None:
-        return ADE20KDataModule(root, **options)
-    return SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+        return CocoDataModule(root, **options), "mmdet", build_toolkit_loader
+    sample = SampleDetection(scene_size=SCENE, num_train=64, num_val=4, flip=0.5, **options)
+    return sample, "mmdet", build_toolkit_loader
 
 
-def counterpart(task: str, ours: Any) -> tuple[str, DataLoader[Any]]:
-    """What loads the same files elsewhere, and whose it is."""
-    if task == "classification":
-        return "timm", timm_loader(ours)
-    return ("mmdet" if task == "detection" else "mmseg"), toolkit_loader(ours)
+def ade20k(root: str | None, batch: int) -> Pipeline:
+    """Return ADE20K's layout, by default of sample scenes, and MMSegmentation's loader."""
+    options: dict[str, Any] = {"batch_size": batch, "num_workers": 0}
+    if root is not None:
+        return ADE20KDataModule(root, **options), "mmseg", build_toolkit_loader
+    sample = SampleSegmentation(scene_size=SCENE, num_train=64, num_val=4, **options)
+    return sample, "mmseg", build_toolkit_loader
 
 
-def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
-    """Timm's dataset and loader with the augmentation of ours."""
+def build_timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
+    """Build timm's dataset and loader with our augmentation."""
     from timm.data import ImageDataset, create_loader
 
     how = ours.augmentation
     assert isinstance(how, PaperAugmentation)
-    made: Any = ImageDataset  # timm has no types for it
+    made: Any = ImageDataset  # untyped in timm
     loader: Any = create_loader(
         made(str(ours.folder / "train")),
         input_size=(3, ours.image_size, ours.image_size),
@@ -120,12 +126,12 @@ def timm_loader(ours: ImageFolderDataModule) -> DataLoader[Any]:
         persistent_workers=False,
         pin_memory=False,
     )
-    guard_posterize(loader.dataset.transform)  # which would end the comparison now and then
+    guard_posterize(loader.dataset.transform)  # posterize would raise at random
     return loader
 
 
-def toolkit_loader(ours: Any) -> DataLoader[Any]:
-    """The toolkit's dataset with its own reading and packing, in its order of steps."""
+def build_toolkit_loader(ours: Any) -> DataLoader[Any]:
+    """Build the toolkit's dataset with its own reading, packing and order of steps."""
     from mmcv.transforms import LoadImageFromFile
     from mmengine.dataset import Compose, DefaultSampler, pseudo_collate
     from mmseg.datasets.transforms import LoadAnnotations
@@ -146,8 +152,8 @@ def toolkit_loader(ours: Any) -> DataLoader[Any]:
     )
 
 
-def endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches, epoch after epoch, each with random numbers of its own."""
+def repeat_batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield batches endlessly, each epoch with its own random numbers."""
     for epoch in itertools.count():
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)

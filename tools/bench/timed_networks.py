@@ -1,4 +1,4 @@
-"""The networks of a benchmark: how they are built and compared, and what papers report."""
+"""Networks of a benchmark: how they are built and paired, and the ratios that papers report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.cli.typed_network import Network, label, read_networks
+from tools.cli.catalogue import catalogue
+from tools.cli.typed_network import Network, network_label, read_networks
+from tools.cli.usual_family import usual_family, usual_task
 from tools.papers.published import list_papers, load_rows
 
-NUM_CLASSES = 1000  # of ImageNet-1K, which papers count and time
+NUM_CLASSES = 1000  # of ImageNet-1K, used in the papers' counts and times
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two forms of the same network, compared on every backbone asked for.
+    """Two forms of the same network, compared on each backbone.
 
     Attributes:
-        backbones: Compared if none are named.
-        baseline: Options of the form that the other is divided by, as they are typed.
+        backbones: Compared by default.
+        baseline: Options of the baseline form, as typed.
         other: Options of the other form.
     """
 
@@ -31,7 +33,7 @@ class Comparison:
 COMPARISONS = {
     # Training form against the plain convolutions that it is folded into.
     "ffnet": Comparison("ffnet_1,ffnet_2", other=["backbone.fused=true"]),
-    # The token matrices made anew in every pass against those kept from the first one.
+    # Token matrices computed in every pass against cached ones.
     "posmlp": Comparison(
         "posmlp_t",
         baseline=["backbone.token_mixer.name=ggqpe", "backbone.token_mixer.cache=false"],
@@ -41,13 +43,15 @@ COMPARISONS = {
 }
 
 
-def comparison_runs(name: str, backbones: str, words: Sequence[str] = ()) -> list[list[Network]]:
-    """Per backbone its baseline, the baseline again and the other form.
+def select_comparison_runs(
+    name: str, backbones: str, words: Sequence[str] = ()
+) -> list[list[Network]]:
+    """Return the networks per backbone: its baseline, the baseline again, and the other form.
 
     Args:
-        name: Of ``COMPARISONS``.
-        backbones: As they are typed; empty for the usual ones.
-        words: Options of all of them, as they are typed.
+        name: A key of ``COMPARISONS``.
+        backbones: As typed; empty for the default ones.
+        words: Options of all of them, as typed.
     """
     chosen = COMPARISONS[name]
     typed = backbones or chosen.backbones
@@ -56,30 +60,34 @@ def comparison_runs(name: str, backbones: str, words: Sequence[str] = ()) -> lis
     return [[one, one, other] for one, other in zip(baselines, others, strict=True)]
 
 
-def build(network: Network, options: Mapping[str, str]) -> Any:
-    """The classification network, on its device."""
+def build_network(network: Network, options: Mapping[str, str]) -> Any:
+    """Build the classification network on its device."""
     from backbones import create_backbone
     from heads.linear import LinearClassifier
 
     name, own = network
-    return placed(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+    known, family = catalogue(), usual_family()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
+    return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
 
 
-def placed(model: Any, options: Mapping[str, str]) -> Any:
-    """A module on its device, compiled if asked."""
+def to_device(model: Any, options: Mapping[str, str]) -> Any:
+    """Move a module to its device, and compile it if requested."""
     import torch
 
     model = model.to(options["device"])
     if options["compile"] == "false":
         return model
-    # All networks share one code object, of which torch would leave all but 8 versions uncompiled.
+    # All networks share one code object, and by default torch compiles at most 8 versions of it.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 4096
     return torch.compile(model, fullgraph=True, dynamic=False)
 
 
-def paper_ratio(network: Network, baseline: Network) -> float | None:
-    """The quotient of two latencies that one paper reports, on its own hardware."""
-    one, other = (label((name, unusual(name, own))) for name, own in (network, baseline))
+def find_paper_ratio(network: Network, baseline: Network) -> float | None:
+    """Return the ratio of two latencies that one paper reports, on its own hardware."""
+    one, other = (
+        network_label((name, non_default_options(name, own))) for name, own in (network, baseline)
+    )
     for paper in list_papers():
         reported = _latencies(paper)
         if one != other and {one, other} <= reported.keys():
@@ -89,17 +97,17 @@ def paper_ratio(network: Network, baseline: Network) -> float | None:
 
 @functools.cache
 def _latencies(paper: str) -> dict[str, float]:
-    """Milliseconds by network, from the first table that has them."""
+    """Return milliseconds by network, from the first table that reports them."""
     found: dict[str, float] = {}
-    for row in load_rows(paper, "classification"):
+    for row in load_rows(paper, usual_task()):
         if "latency_ms" in row.reported:
-            name = label((row.backbone, unusual(row.backbone, row.options)))
+            name = network_label((row.backbone, non_default_options(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])
     return found
 
 
-def unusual(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from the backbone's defaults."""
+def non_default_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the backbone's defaults."""
     from backbones import backbone_schema
 
     defaults = backbone_schema(name)

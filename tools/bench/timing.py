@@ -1,4 +1,4 @@
-"""Times steps against each other in one process, round by round."""
+"""Time steps against each other in one process, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones import kernels
-from tools.cli.arguments import number
+from backbones.fast import operators_serve, status
+from tools.cli.arguments import parse_integer
 from tools.runs.freed_memory import keep_freed_memory
 
 WARM_UP = 3
@@ -23,37 +23,35 @@ Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "process": time.process_time}
 
 
-def prepare(options: Mapping[str, str]) -> torch.dtype:
-    """Set up the process as the options say, tell what was set, and give the dtype.
+def set_up_process(options: Mapping[str, str]) -> torch.dtype:
+    """Set up the process by the options, print the setup, and return the dtype.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: The device is missing, or an option does not apply to it.
     """
     if options["device"] == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "device=cuda needs a GPU that torch can use, and there is none here; pass device=cpu"
-        )
+        raise ValueError("device=cuda needs a GPU, but torch finds none; pass device=cpu")
     if options["device"] == "cuda" and options["clock"] != "wall":
-        raise ValueError("device=cuda is timed by the GPU's own events; leave out clock=")
+        raise ValueError("device=cuda always uses the GPU's own events; leave clock= out")
     if options["device"] != "cuda" and options.get("cuda_graphs") == "true":
-        raise ValueError("cuda_graphs=true records what a GPU does; pass device=cuda as well")
+        raise ValueError("cuda_graphs=true needs a GPU; pass device=cuda too")
     if options["threads"]:
-        torch.set_num_threads(number("threads", options["threads"]))
+        torch.set_num_threads(parse_integer("threads", options["threads"]))
     kept = options["keep_memory"] == "true" and keep_freed_memory()
     device, dtype = "cpu", getattr(torch, options["dtype"])
     if options["device"] == "cuda":
         device = torch.cuda.get_device_name()
-        kernels.serves(torch.empty(1, device="cuda", dtype=dtype))  # a first trial, for the status
-    tell(
+        operators_serve(torch.empty(1, device="cuda", dtype=dtype))  # triggers the first trial
+    print_status(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
         f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
-        f"{kernels.status()}"
+        f"{status()}"
     )
     return dtype
 
 
-def as_cuda_graph(step: Step) -> Step:
-    """What a step launches on the GPU, recorded once; no time goes to Python between launches."""
+def record_cuda_graph(step: Step) -> Step:
+    """Record a step as a CUDA graph, which replays its launches without time in Python."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -67,13 +65,13 @@ def as_cuda_graph(step: Step) -> Step:
 
 
 def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -> Step:
-    """What is timed: a forward pass in inference mode, or a forward and backward pass.
+    """Build a step: a forward pass in inference mode, or a forward and backward pass.
 
     Args:
-        model: Made ready for its kind here, not in the step.
+        model: Set to training or evaluation here, outside of the step.
         images: (B, 3, H, W), on the model's device.
         kind: "forward" or "training".
-        dtype: Of the model itself; in training of autocast.
+        dtype: The model's type; in training, autocast's.
     """
 
     def forward() -> None:
@@ -97,10 +95,10 @@ def make_step(model: nn.Module, images: Tensor, kind: str, dtype: torch.dtype) -
 def interleave(
     steps: Sequence[Step], rounds: int, device: str, clock: str = "wall"
 ) -> list[list[float]]:
-    """Seconds of every step in every round; each round has its own order.
+    """Return the seconds of every step in every round; each round has its own order.
 
     Args:
-        steps: What is timed.
+        steps: The steps to time.
         rounds: How often.
         device: "cpu" or "cuda".
         clock: A key of ``CLOCKS``, on a CPU.
@@ -117,8 +115,8 @@ def interleave(
     return seconds
 
 
-def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
-    """Time over the baseline's in the same round: the median, a tenth and nine tenths of it."""
+def summarise_ratios(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 10 % and 90 % quantiles of time over the baseline's, per round."""
     ratios = [one / base for one, base in zip(seconds, baseline, strict=True)]
     tenths = statistics.quantiles(ratios, n=10, method="inclusive")
     return {
@@ -129,14 +127,14 @@ def spread(seconds: Sequence[float], baseline: Sequence[float]) -> dict[str, flo
 
 
 def _cpu_seconds(step: Step, clock: Clock) -> float:
-    """Time of one step."""
+    """Time one step."""
     start = clock()
     step()
     return clock() - start
 
 
 def _cuda_seconds(step: Step) -> float:
-    """Time of one step on the GPU, between two events."""
+    """Time one step on the GPU between two events."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -146,6 +144,6 @@ def _cuda_seconds(step: Step) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def tell(text: str) -> None:
-    """A line beside the results, which go to standard output."""
+def print_status(text: str) -> None:
+    """Print a status line to standard error; results go to standard output."""
     print(f"benchmark.py: {text}", file=sys.stderr)

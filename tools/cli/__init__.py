@@ -1,1 +1,1 @@
-"""What all commands share: their words, their tables and their errors."""
+"""Shared by all commands: arguments, tables, errors, processes and files."""

@@ -1,4 +1,4 @@
-"""What the commands read: ``key=value`` arguments, sizes, numbers, patterns of names."""
+"""Parse ``key=value`` arguments: options, image sizes, integers and patterns of names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from tasks.engine.family import Family
 from tools.cli.catalogue import catalogue
-from tools.cli.ranges import INTEGER, SIDE, range_of
+from tools.cli.ranges import INTEGER, SIDE, find_range
 
-DIGITS = 20  # more than any number in range has
-# Options of backbones that are often typed without their backbone. in front.
-OF_BACKBONE = ("mixer", "token_mixer", "drop_path_rate", "img_size")
+DIGITS = 20  # longer than any number in range
+# Options of backbones that users often type without the prefix "backbone.".
+BACKBONE_OPTIONS = ("mixer", "token_mixer", "drop_path_rate", "img_size")
 
 
-def parse(
+def parse_options(
     arguments: Sequence[str],
     defaults: Mapping[str, str],
     choices: Mapping[str, Sequence[str]],
@@ -22,17 +23,17 @@ def parse(
     *,
     takes_backbone: bool = False,
 ) -> dict[str, str]:
-    """Options out of ``key=value`` arguments, with defaults.
+    """Parse ``key=value`` arguments into options with defaults.
 
     Args:
-        arguments: As they were typed.
-        defaults: All keys there are.
-        choices: What an option may be, where that is a closed list.
-        more: For the message, what else the command takes.
-        takes_backbone: Whether it has taken out options of the backbone before.
+        arguments: The command line, without the command.
+        defaults: Every known key with its default.
+        choices: The valid values of options that have a closed list.
+        more: Further arguments of the command, for the error message.
+        takes_backbone: The command takes ``backbone.OPTION`` too, which it has parsed already.
 
     Raises:
-        ValueError: Names the argument that is wrong.
+        An argument is unknown, lacks its value, or is not one of the choices.
     """
     options = dict(defaults)
     for argument in arguments:
@@ -40,7 +41,7 @@ def parse(
         if key not in options or not equals or not value:
             near = difflib.get_close_matches(key, options, n=1) if key not in options else []
             meant = f" (did you mean {near[0]}=?)" if near else ""
-            if takes_backbone and key.partition(".")[0] in OF_BACKBONE:
+            if takes_backbone and key.partition(".")[0] in BACKBONE_OPTIONS:
                 meant = f" (did you mean backbone.{argument}?)"
             others = "backbone.OPTION" if takes_backbone else more
             raise ValueError(
@@ -54,25 +55,25 @@ def parse(
     return options
 
 
-def image_size(text: str, usual: int = 224) -> tuple[int, int]:
-    """``224`` or ``800x1280`` as (H, W); ``usual`` for an empty text."""
+def parse_image_size(text: str, usual: int = 224) -> tuple[int, int]:
+    """Parse ``224`` or ``800x1280`` to (H, W); an empty text means ``usual``."""
     text = text or str(usual)
     size = _sides(text)
     if not 32 <= min(size) <= max(size) <= SIDE[1]:
         raise ValueError(
-            "image_size must be 224 or 800x1280, from 64 up (32 with patch_size); got "
-            f"{_cut(text)}, and the most is {SIDE[1]:,}"
+            f"image_size must be 224 or 800x1280, between 64 (32 with patch_size) and {SIDE[1]:,}; "
+            f"got {_shorten(text)}"
         )
     return size
 
 
-def grid(text: str) -> tuple[int, int]:
-    """``14`` or ``14x28`` as (H, W)."""
+def parse_grid(text: str) -> tuple[int, int]:
+    """Parse ``14`` or ``14x28`` to (H, W)."""
     size = _sides(text)
     if not 1 <= min(size) <= max(size) <= SIDE[1]:
         raise ValueError(
-            f"grid must be 14 or 14x28, or several with commas; got {_cut(text)}, and the most is "
-            f"{SIDE[1]:,}"
+            f"grid must be 14 or 14x28, or several separated by commas, up to {SIDE[1]:,}; got "
+            f"{_shorten(text)}"
         )
     return size
 
@@ -82,13 +83,13 @@ def _sides(text: str) -> tuple[int, int]:
     return (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
 
 
-def number(key: str, text: str, least: int = 1) -> int:
-    """A whole number out of an option, up to what ``ranges`` says.
+def parse_integer(key: str, text: str, least: int = 1) -> int:
+    """Parse a whole number, checked against its range in ``ranges``.
 
     Raises:
-        ValueError: It is none, or out of range.
+        The text is not a whole number, or is out of range.
     """
-    most = (range_of(key) or INTEGER)[1]
+    most = (find_range(key) or INTEGER)[1]
     if text.isdecimal() and len(text) < DIGITS and least <= int(text) <= most:
         return int(text)
     to = (
@@ -96,20 +97,31 @@ def number(key: str, text: str, least: int = 1) -> int:
         if text.isdecimal() and int(text[:DIGITS]) > most
         else f"{least} up"
     )
-    raise ValueError(f"{key} must be a whole number from {to}; got {_cut(text)}")
+    raise ValueError(f"{key} must be a whole number from {to}; got {_shorten(text)}")
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
-def select(text: str) -> list[str]:
-    """Registered names out of names and patterns with commas between them."""
+def select_backbones(text: str, family: Family | None = None) -> list[str]:
+    """List the registered names that comma-separated names and patterns stand for.
+
+    Args:
+        text: As typed.
+        family: Task family of the networks; patterns skip those of another modality.
+
+    Raises:
+        ValueError: A name is unknown, or of another modality than the family's.
+    """
     known, names = catalogue(), []
     for item in text.split(","):
-        found = known.list_backbones(item)
+        found = known.list_backbones(item, family.modality if family else "")
         if not found and any(sign in item for sign in "*?["):
             raise ValueError(f"no backbone matches {item!r}; 'swin_*' or '*_afbo' are patterns")
-        # Refuses an unknown name with the nearest ones, and knows names that are not listed.
+        # Raises for an unknown name with the nearest ones, and accepts names that are not listed.
         names += found or [known.schema(item)["name"]]
+        if family and not found:
+            hosts = known.hosts_for(family.modality)
+            family.check_host(names[-1], known.modality(names[-1]), hosts)
     return list(dict.fromkeys(names))

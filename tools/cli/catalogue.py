@@ -1,8 +1,7 @@
-"""What is registered, known to the commands without importing torch.
+"""Names, options and sources of the registered backbones and mixers, without importing torch.
 
-The registry's answers are kept in a file of the user's cache, together with the names, sizes and
-times of the files under backbones/ that they were read from. Where any of these differs, as with a
-mixer that was just added, the registry itself is asked and the file is written anew.
+A file in the user's cache holds the registry's content, with names, sizes and times of the source
+files under backbones/. When any of them changes, such as by a new mixer, the cache is rebuilt.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ from tasks.engine.plain_files import read_json
 from tools.cli.paths import ROOT
 
 PACKAGE = ROOT / "backbones"
-MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # of the cache
+MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # limits of the cache file
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The registry's answers, in plain values.
+    """The registry's content in plain values.
 
     Attributes:
-        backbones: Name -> host, options with their defaults, whether one may name a token mixer,
-            and the options by which the host has no class tokens; in the registry's order.
+        backbones: Name -> host, options with defaults, True if it takes a token mixer, the
+            options that switch off the host's class tokens, and the modality of its inputs; in
+            the registry's order.
         hosts: Names.
-        mixers: Name -> kind, source, options with their defaults and meanings, what it computes,
-            whether it takes class tokens.
-        unfit: Names of pairs that do not exist -> why.
+        mixers: Name -> kind, source, options with defaults and meanings, summary, and True if it
+            takes class tokens.
+        unfit: Names of pairs that do not fit -> reason.
     """
 
     backbones: Mapping[str, Mapping[str, Any]]
@@ -46,31 +46,43 @@ class Catalogue:
     mixers: Mapping[str, Mapping[str, Any]]
     unfit: Mapping[str, str]
 
-    def list_backbones(self, pattern: str = "*") -> list[str]:
-        """Names that fit a shell pattern."""
-        return [name for name in self.backbones if fnmatch.fnmatchcase(name, pattern)]
+    def list_backbones(self, pattern: str = "*", modality: str = "") -> list[str]:
+        """List the names that match a shell pattern, of one modality or of all."""
+        return [
+            name
+            for name, entry in self.backbones.items()
+            if fnmatch.fnmatchcase(name, pattern) and modality in ("", entry["modality"])
+        ]
+
+    def hosts_for(self, modality: str) -> list[str]:
+        """List the hosts of a modality."""
+        return [name for name in self.hosts if self.backbones[name]["modality"] == modality]
+
+    def modality(self, backbone: str) -> str:
+        """Return the modality of a backbone's inputs, such as "image".
+
+        Raises:
+            ValueError: The name is unknown, or the pair does not fit.
+        """
+        return str(self._find(backbone)["modality"])
 
     def list_mixers(self, kind: Literal["channel", "token"]) -> list[str]:
-        """Names of the mixers of a kind."""
+        """List the mixers of a kind."""
         return [name for name, mixer in self.mixers.items() if mixer["kind"] == kind]
 
     def schema(self, backbone: str) -> dict[str, Any]:
-        """Every option of a backbone with its default, as ``backbones.backbone_schema``.
+        """Return every option of a backbone with its default, like ``backbones.backbone_schema``.
 
         Raises:
-            ValueError: Unknown name, or a pair that does not fit.
+            The name is unknown, or the pair does not fit.
         """
         return {**self._find(backbone)["schema"], "name": backbone}
 
-    def beside_token_mixer(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
-        """The options on class tokens that a backbone has by default beside a token mixer.
-
-        Args:
-            backbone: Its name.
-            token_mixer: The name that is typed; None where there is none.
+    def prefix_options(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
+        """Return the default class-token options of a backbone with a given token mixer.
 
         Raises:
-            ValueError: Unknown name, or a pair that does not fit.
+            ValueError: The name is unknown, or the pair does not fit.
         """
         found = self._find(backbone)
         without = found["without_prefix"]
@@ -80,18 +92,18 @@ class Catalogue:
         return {option: found["schema"][option] for option in without}
 
     def host_of(self, backbone: str) -> str:
-        """The host in a backbone's name.
+        """Return the host in a backbone's name.
 
         Raises:
-            ValueError: Unknown name, or a pair that does not fit.
+            The name is unknown, or the pair does not fit.
         """
         return str(self._find(backbone)["host"])
 
     def mixer(self, name: str) -> Mapping[str, Any]:
-        """Kind, source and options of a mixer.
+        """Return kind, source and options of a mixer.
 
         Raises:
-            ValueError: Unknown name.
+            The name is unknown.
         """
         if name not in self.mixers:
             raise ValueError(unknown("mixer", name, self.mixers))
@@ -113,22 +125,22 @@ class Catalogue:
 
 
 def catalogue() -> Catalogue:
-    """What is registered now: from the cache, or from the registry where that is loaded anyway."""
+    """Return what is registered: from the cache, or from the registry if it is already loaded."""
     if "backbones.registry" in sys.modules:
-        return of_registry()
+        return read_registry()
     return _cached()
 
 
-def of_registry() -> Catalogue:
-    """The registry's answers."""
+def read_registry() -> Catalogue:
+    """Read the registry."""
     from backbones import registry
 
-    return _of_entries(tuple(registry.hosts().values()), tuple(registry.mixers().values()))
+    return _build_catalogue(tuple(registry.hosts().values()), tuple(registry.mixers().values()))
 
 
 @functools.lru_cache(maxsize=1)
-def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
-    """What follows from the entries, which only tests and trials change within a process."""
+def _build_catalogue(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
+    """Build the catalogue from the registry's entries; cached, since only tests change them."""
     from backbones import Mixer, backbone_schema, list_backbones, mixer_options
     from backbones.options import built_class
     from backbones.options.meanings import meanings, summary
@@ -140,6 +152,7 @@ def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
                 "host": look_up(name)[0].name, "schema": backbone_schema(name),
                 "takes_token_mixer": takes_token_mixer(*look_up(name)),
                 "without_prefix": dict(look_up(name)[0].without_prefix),
+                "modality": look_up(name)[0].modality,
             }
             for name in list_backbones()
         },
@@ -158,19 +171,19 @@ def _of_entries(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalogue:
 
 @functools.lru_cache(maxsize=1)
 def _cached() -> Catalogue:
-    return refreshed()
+    return load_catalogue()
 
 
-def refreshed() -> Catalogue:
-    """The catalogue in the cache, which is made anew if files under backbones/ have changed."""
+def load_catalogue() -> Catalogue:
+    """Load the cached catalogue; rebuild it if files under backbones/ have changed."""
     state = fingerprint()
     file = cache_file()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or a damaged one
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing or damaged
         content = read_json(file, MOST_BYTES, MOST_ENTRIES)
         known = content["catalogue"]
         if content["fingerprint"] == state and content["digest"] == _digest(known):
             return Catalogue(**known)
-    found = of_registry()
+    found = read_registry()
     known = asdict(found)
     text = json.dumps({"fingerprint": state, "digest": _digest(known), "catalogue": known})
     with contextlib.suppress(OSError):  # without a cache the next command asks the registry again
@@ -183,7 +196,7 @@ def _digest(known: Any) -> str:
 
 
 def fingerprint() -> list[Any]:
-    """What the answers depend on: this Python, and name, size and time of each source file."""
+    """Return what the cache depends on: the Python version and the state of each source file."""
     files = [*sorted(PACKAGE.rglob("*.py")), Path(__file__)]
     states = [(file, file.stat()) for file in files]
     return [
@@ -193,13 +206,13 @@ def fingerprint() -> list[Any]:
 
 
 def cache_file() -> Path:
-    """The file of this checkout."""
+    """Return the cache file of this checkout."""
     root = Path(os.environ.get("MIXERLAB_CACHE") or "~/.cache/mixerlab").expanduser()
     return root / f"registry-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:16]}.json"
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file whole, beside other processes that do so as well."""
+    """Write a file atomically, safe against concurrent processes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:

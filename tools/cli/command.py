@@ -1,4 +1,4 @@
-"""What the commands have in common: help, one line for what cannot be served, an exit status."""
+"""Run a command: print its help, turn errors into one line, return an exit status."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tools.cli.printable import printable
 from tools.cli.streams import lost_output, protect_streams
 
 HELP = frozenset({"-h", "--help", "help"})
-# Packages that cannot be imported and full disks are no faults of ours either.
+# Missing packages and full disks are not bugs of this project either.
 REFUSALS = (ValueError, ImportError, OSError)
 
 
-def answer(
+def run_command(
     script: str,
     text: str | Callable[[list[str]], str] | None,
     work: Callable[[list[str]], object],
@@ -24,17 +24,17 @@ def answer(
     *,
     needs_arguments: bool = False,
 ) -> int:
-    """Print the help that is asked for, or do the work.
+    """Print the help if it is requested, else run the command.
 
     Args:
-        script: The command's file, for messages.
-        text: The help, or what makes it out of the arguments.
-        work: Takes the arguments.
-        arguments: As they were typed; None for those of this process.
-        needs_arguments: Whether nothing typed is a mistake, which the help answers.
+        script: The command's file name, for messages.
+        text: The help, or a function of the arguments that returns it.
+        work: The command; it takes the arguments.
+        arguments: The typed arguments; None for those of this process.
+        needs_arguments: Print the help and return 2 without arguments.
 
     Returns:
-        0, or 2 for arguments that cannot be served, which one line on stderr says.
+        0, or 2 after an error, which is printed in one line to stderr.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
     asked = not HELP.isdisjoint(typed)
@@ -44,9 +44,9 @@ def answer(
             return 0 if asked else 2
         work(typed)
     except Exception as error:
-        from tools.cli.errors import sentence  # Hydra, which not every command needs
+        from tools.cli.errors import user_message  # imports Hydra, which few commands need
 
-        text = str(error) if isinstance(error, ValueError | ImportError) else sentence(error)
+        text = str(error) if isinstance(error, ValueError | ImportError) else user_message(error)
         if text is None and isinstance(error, OSError):
             text = str(error)
         if text is None:
@@ -57,19 +57,19 @@ def answer(
 
 
 def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoReturn:
-    """Run a command as a program.
+    """Run a command as a program and exit with its status.
 
     Args:
-        main: Returns its status.
-        writes_files: True for a command that writes files and goes on where its lines are lost. For
-            another one the lines are the result: it ends where its pipe is closed, as behind head,
-            and fails where its output is full.
+        main: Returns the status.
+        writes_files: True for commands that write files and continue if stdout is closed. For the
+            others the printed lines are the result: they end when their pipe closes (``| head``)
+            and fail when the output is full.
     """
     protect_streams()
     if writes_files:
-        sys.exit(check_folder() or main())
+        sys.exit(check_current_folder() or main())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    status = check_folder() or main()
+    status = check_current_folder() or main()
     lost = lost_output()
     if lost is not None:
         print(f"error: the output could not be written ({lost})", file=sys.stderr)
@@ -77,8 +77,8 @@ def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoRetur
     sys.exit(status)
 
 
-def check_folder() -> int:
-    """Return 0, or 2 in a folder that was removed, which one line on stderr says."""
+def check_current_folder() -> int:
+    """Return 0, or print one line and return 2 if the current folder was removed."""
     try:
         Path.cwd()
     except OSError:

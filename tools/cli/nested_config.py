@@ -1,4 +1,4 @@
-"""Nested configs: flat by dotted name, and merged deeply."""
+"""Nested configs: flatten them to dotted names, merge them deeply."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested config by dotted name; a list is one value."""
+    """Flatten a nested config to {dotted name: value}; a list is one value."""
     if not isinstance(config, Mapping):
         return {prefix: list(config) if isinstance(config, tuple) else config}
     flat: dict[str, Any] = {}
@@ -16,10 +16,10 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def merge(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the entries of another one, which win; nested ones are merged."""
-    result = dict(config)
+def deep_merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested dicts; values of ``other`` override those of ``one``."""
+    result = dict(one)
     for key, value in other.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merge(result[key], value) if both else value
+        result[key] = deep_merge(result[key], value) if both else value
     return result

@@ -1,6 +1,4 @@
-"""Where this checkout and its configs are."""
-
-from __future__ import annotations
+"""Paths of the checkout."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Text of files and of names as terminals may show it."""
+"""Make any text safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import logging
 import re
 import sys
 
-LONGEST = 8_000  # characters of one message
-# Control characters but for tab and line feed, and those that reverse the order of letters.
+MAX_CHARACTERS = 8_000  # characters of one message
+# Control characters except tab and line feed, and marks that reverse the direction of text.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def printable(text: str, longest: int = LONGEST) -> str:
-    """Return a text with its control characters escaped, cut where it is too long."""
+def printable(text: str, longest: int = MAX_CHARACTERS) -> str:
+    """Escape the control characters of a text, and cut it to ``longest`` characters."""
     shown = text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escapes and cuts what a log says."""
+    """Log formatter that escapes and cuts messages."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
+        """Format a record."""
         return printable(super().format(record))
 
 
 def escape_logs() -> None:
-    """Let the handlers of the root logger, which print bare messages, print no control codes."""
+    """Escape control characters in all messages of the root logger's handlers."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(PrintableFormatter("%(message)s"))
 

@@ -1,4 +1,4 @@
-"""Which of a run's processes this one is, and whether a trainer fits those that were started."""
+"""Detect this process's rank and launcher, and check the trainer against the started processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from backbones.options import check_value
 
-PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more only fill the memory
-FIRST = "MIXERLAB_FIRST_PROCESS"  # the process that starts the others of a run, for these
+PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more processes only fill the memory
+FIRST_PROCESS = "MIXERLAB_FIRST_PROCESS"  # set for the processes that a run starts
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-INTERACTIVE = ("bash", "interactive")  # job names by which SLURM's shells go, also to Lightning
+INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells; Lightning has the same list
 
 
-def is_other_of_first() -> bool:
-    """Return True if Lightning started this process for the first one of its machine."""
-    return int(os.environ.get("LOCAL_RANK", 0)) > 0 and FIRST in os.environ
+def is_child_process() -> bool:
+    """Return True if Lightning started this process for the first one on this machine."""
+    return int(os.environ.get("LOCAL_RANK", 0)) > 0 and FIRST_PROCESS in os.environ
 
 
 def end_with_parent(signum: int | None) -> None:
-    """Let the system send this process a signal when its parent ends; None ends this (Linux)."""
+    """Request a signal for this process when its parent ends; None cancels it (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum or 0)
 
@@ -32,7 +32,7 @@ def prepare_process() -> None:
     """Prepare signals and OpenMP for a run, before torch is imported."""
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while importing needs no traceback
-    if is_other_of_first():
+    if is_child_process():
         end_with_parent(signal.SIGTERM)  # until ``following_first_process``
     # OpenMP's threads spin while they wait. Spinning long, every parallel region waits for a busy
     # neighbour process; sleeping, threads wake late. A step of DeiT-T at 64 pixels on two cores
@@ -43,14 +43,14 @@ def prepare_process() -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this is rank 0 under torchrun or SLURM, or the process that was typed."""
+    """Return True for rank 0 under torchrun or SLURM, and for a command typed by itself."""
     return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"))
 
 
-def started() -> tuple[str, int] | None:
-    """What started this process as one of several that belong together, and how many they are.
+def find_launcher() -> tuple[str, int] | None:
+    """Return the launcher of this process and its number of processes.
 
-    None where a run starts its other processes by itself: in a plain shell, also one within a job.
+    None if the run starts its other processes itself, as in a shell or an interactive job.
     """
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
@@ -59,8 +59,8 @@ def started() -> tuple[str, int] | None:
         return None
     if "SLURM_STEP_NUM_TASKS" in environment:
         return "srun", int(environment["SLURM_STEP_NUM_TASKS"])
-    # A job's shell or script is one process, whatever number of tasks the job may have; only what
-    # srun starts and sbatch's script have a rank.
+    # A job's shell or script is one process, whatever the job's number of tasks. Only processes of
+    # srun, and sbatch's script, have a rank.
     if "SLURM_PROCID" not in environment:
         return "salloc", 1
     if environment.get("ENVIRONMENT") == "BATCH":
@@ -69,15 +69,12 @@ def started() -> tuple[str, int] | None:
 
 
 def check_trainer(options: Mapping[str, Any]) -> None:
-    """Refuse a trainer that does not fit the processes that were started, before any writes.
-
-    Args:
-        options: Of the trainer.
+    """Check that the trainer fits the started processes, before anything is written.
 
     Raises:
-        ValueError: In the first process; the others end without a word.
+        ValueError: The numbers of processes differ. Only the first process raises it.
     """
-    problem = _problem(options)
+    problem = _find_problem(options)
     if problem is None:
         return
     if is_first_process():
@@ -85,23 +82,23 @@ def check_trainer(options: Mapping[str, Any]) -> None:
     raise SystemExit(2)
 
 
-def _problem(options: Mapping[str, Any]) -> str | None:
+def _find_problem(options: Mapping[str, Any]) -> str | None:
     check_value("trainer.num_nodes", options["num_nodes"], int)
-    devices, nodes = device_count(options), int(options["num_nodes"])
-    count, launcher = devices * nodes, started()
+    devices, nodes = count_devices(options), int(options["num_nodes"])
+    count, launcher = devices * nodes, find_launcher()
     if launcher is None and "RANK" in os.environ and count == 1:
-        # Lightning does not see them, but several runs would write into one folder.
+        # Lightning ignores them, but several runs would write into one folder.
         launcher = "a launcher", int(os.environ.get("WORLD_SIZE", 1))
     if launcher is None or launcher[1] == count:
-        return _without_gpu(options, count)
+        return _cpu_problem(options, count)
     name, processes = launcher
     if count == 1:
-        share = max(1, processes // _nodes_started())
+        share = max(1, processes // _count_nodes())
         kind = "slurm" if name == "srun" else "ddp"
         kind = kind if _has_gpu(options) else "ddp_cpu"
         return (
-            f"{name} started {processes} processes, but this trainer uses one, so each would be a "
-            f"run of its own; pass trainer={kind} trainer.devices={share} "
+            f"{name} started {processes} processes, but this trainer uses one, so each process "
+            f"would be a separate run; pass trainer={kind} trainer.devices={share} "
             f"trainer.num_nodes={processes // share}, or start python without {name}"
         )
     starter = "torchrun" if name == "torchrun" else "srun"
@@ -112,37 +109,37 @@ def _problem(options: Mapping[str, Any]) -> str | None:
     )
 
 
-def _nodes_started() -> int:
-    """On how many machines the processes are that were started."""
+def _count_nodes() -> int:
+    """Return the number of machines that the launcher started processes on."""
     environment = os.environ
     if "LOCAL_WORLD_SIZE" in environment:
         return int(environment["WORLD_SIZE"]) // int(environment["LOCAL_WORLD_SIZE"])
     return int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", 1)))
 
 
-def _without_gpu(options: Mapping[str, Any], count: int) -> str | None:
+def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
     if _has_gpu(options):
         return None
     if str(options["strategy"]).startswith("fsdp"):
         return (
-            "trainer=fsdp shards over GPUs, and none is used here; pass trainer=ddp_cpu for several"
-            " CPU processes or trainer=cpu for one"
+            "trainer=fsdp needs GPUs, but this run uses the CPU; pass trainer=ddp_cpu for several "
+            "CPU processes or trainer=cpu for one"
         )
     devices = options["devices"]
     if options["accelerator"] == "cpu" and devices != "auto" and not _is_number(devices):
         return (
-            f"trainer.devices={devices} is no number of CPU processes, nor a list of as many "
-            f"numbers; pass trainer.devices={max(1, count)} or another number from 1 on"
+            f"trainer.devices={devices} must be a number of CPU processes or a list of distinct "
+            f"numbers; pass trainer.devices={max(1, count)} or another number from 1 up"
         )
     most = max(MANY_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1))
-    if count > most and started() is None:
+    if count > most and find_launcher() is None:
         return (
             f"trainer.devices={devices} starts too many CPU processes: {os.cpu_count()} cores "
             f"serve at most {most}; one per core is usual"
         )
     if options["sync_batchnorm"] and count > 1:
         return (
-            "trainer.sync_batchnorm=true needs GPUs, and none is used here; pass "
+            "trainer.sync_batchnorm=true needs GPUs, but this run uses the CPU; pass "
             "trainer.sync_batchnorm=false"
         )
     return None
@@ -162,16 +159,16 @@ def _is_number(devices: Any) -> bool:
     return text.isdigit() and int(text) > 0
 
 
-def for_this_machine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A trainer's options; where no GPU is used, a list of devices is so many CPU processes."""
+def resolve_devices(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trainer's options; on a CPU a list of devices becomes a number of processes."""
     devices = options["devices"]
     if _has_gpu(options) or not isinstance(devices, list | tuple):
         return dict(options)
     return {**options, "devices": len(devices)}
 
 
-def device_count(options: Mapping[str, Any]) -> int:
-    """Return how many devices of a node ``trainer.devices`` means."""
+def count_devices(options: Mapping[str, Any]) -> int:
+    """Return the number of devices per node that ``trainer.devices`` means."""
     devices = options["devices"]
     if isinstance(devices, list | tuple):
         return len(devices)

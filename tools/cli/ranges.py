@@ -1,7 +1,7 @@
-"""The range of each numeric option, of run.py's config and of ``key=value`` arguments.
+"""Ranges of numeric options, in run.py's config and in ``key=value`` arguments.
 
-Lower bounds that depend on what is built stay with what is built. These upper bounds are far above
-sensible values; they keep absurd ones from taking hours or all memory before anything fails.
+Lower bounds that depend on a module are checked by that module. These upper bounds are far above
+sensible values: they reject absurd ones before a command spends hours or all memory on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Range = tuple[float, float]
 
 INTEGER = (-(2**63), 2**63 - 1)
 SIDE = (1, 16_384)  # of an image in pixels
-EDGE = (1, 100_000)  # that an image is resized into, its shape kept
+EDGE = (1, 100_000)  # of a resized image that keeps its aspect ratio
 BATCH = (1, 1_000_000)
 IMAGES = (1, 10_000_000)
 EPOCHS = (0, 1_000_000)
@@ -27,7 +27,7 @@ RATE = (0, 1_000)
 FACTOR = (0, 100)
 SHARE = (0, 1)
 
-# By the dotted name in a config, or by its last part, which arguments of the commands share.
+# Keys are dotted config names, or last parts of names, which arguments of commands share.
 RANGES: Mapping[str, Range] = {
     # Images and batches
     "image_size": SIDE,
@@ -129,70 +129,67 @@ RANGES: Mapping[str, Range] = {
     "crop_ratio": FACTOR,
     "degrees": (0, 360),
 }
-OF_NETWORKS = (-65_536, 65_536)  # sizes, numbers and widths of a network's parts
-MOST_RUNS = 10_000  # of one sweep
+NETWORK_SIZE = (-65_536, 65_536)  # sizes, numbers and widths of a network
+MOST_RUNS = 10_000  # per sweep
 
 
-def range_of(key: str) -> Range | None:
-    """Return the range of an option, by its dotted name or its last part; None without one."""
+def find_range(key: str) -> Range | None:
+    """Return the range of an option, by its dotted name or last part, or None."""
     found = RANGES.get(key) or RANGES.get(key.rpartition(".")[2])
-    return found or (OF_NETWORKS if key.startswith("backbone.") else None)
+    return found or (NETWORK_SIZE if key.startswith("backbone.") else None)
 
 
 def check_ranges(config: Mapping[str, Any]) -> None:
-    """Refuse numbers far out of range anywhere in a config.
+    """Check that every number of a config is within its range.
 
     Raises:
-        ValueError: Names the option, its value and its range.
+        ValueError: A number is out of range.
     """
-    for key, value in _numbers(config, ""):
-        least, most = range_of(key) or (-math.inf, math.inf)
+    for key, value in _find_numbers(config, ""):
+        least, most = find_range(key) or (-math.inf, math.inf)
         if isinstance(value, int) and not INTEGER[0] <= value <= INTEGER[1]:
             least, most = max(least, INTEGER[0]), min(most, INTEGER[1])
-        # Parts refuse in words of their own what is not finite or only a little too low.
+        # Modules check for infinite, NaN and slightly too low values with clearer messages.
         if isinstance(value, float) and not math.isfinite(value):
             continue
         if not -max(abs(least), abs(most)) <= value <= most:
-            raise ValueError(f"{key}={_cut(value)} is out of range; {_allowed(least, most)}")
+            allowed = f"pass a number from {_format_number(least)} to {_format_number(most)}"
+            raise ValueError(f"{key}={_shorten(value)} is out of range; {allowed}")
 
 
-def _cut(value: float) -> str:
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python prints none so long
+def _shorten(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 10_000:  # str() of longer ones raises
         return "..."
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _allowed(least: float, most: float) -> str:
-    return f"give a number from {_shown(least)} to {_shown(most)}"
-
-
-def _shown(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
-def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
+def _find_numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
     """Yield each number of a config with the dotted name of its option."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _numbers(inner, f"{key}.{name}" if key else str(name))
+            yield from _find_numbers(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for inner in value:
-            yield from _numbers(inner, key)
+            yield from _find_numbers(inner, key)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value
 
 
 def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | None = None) -> int:
-    """Return how many combinations of values Hydra's parsed overrides stand for.
+    """Count the combinations of values in Hydra's parsed overrides.
 
     Args:
         overrides: From Hydra's parser.
-        options: Returns the options of a group, for ``glob``; None where there are no groups.
+        options: Returns the options of a group, for ``glob``; None without groups.
 
     Raises:
-        ValueError: There are more than ``MOST_RUNS``, or an override has no values or no end of
-            them.
+        ValueError: There are more than ``MOST_RUNS`` combinations, or an override has zero or
+            infinitely many values.
     """
     total: float = 1
     for override in overrides:
@@ -201,7 +198,7 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
         names = options(override.key_or_group) if options else []
         count = _count_values(override.value(), names)
         if count == 0:
-            raise ValueError(f"{override.input_line} has no values; type those that you mean")
+            raise ValueError(f"{override.input_line} must have at least one value")
         total *= count
         if total > MOST_RUNS:
             shown = f"{total:,.0f}" if total < 10**15 else "endlessly many"
@@ -213,7 +210,7 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
 
 
 def _count_values(sweep: Any, names: list[str]) -> float:
-    """Return how many values a sweep has, without making them; endlessly many in an interval."""
+    """Return how many values a sweep has, without listing them; infinity for an interval."""
     if isinstance(sweep, IntervalSweep):
         return math.inf
     if isinstance(sweep, Glob):

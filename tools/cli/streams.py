@@ -1,4 +1,4 @@
-"""Standard streams that may be closed or full: what cannot be printed costs the lines only."""
+"""Standard streams that survive being closed or full: lines are lost, the program continues."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 class LossyFile(io.FileIO):
-    """The file of a standard stream, which drops what cannot be written.
+    """File of a standard stream that drops what cannot be written.
 
     Attributes:
-        failure: The first error; None as long as all was written.
+        failure: The first error, or None.
     """
 
     failure: OSError | None = None
@@ -29,21 +29,21 @@ class LossyFile(io.FileIO):
 
 
 def protect_streams() -> None:
-    """Give closed standard streams the null device, and let full ones drop their lines.
+    """Replace closed standard streams by the null device, and drop lines that a full one rejects.
 
-    The next files that a program opens would take the numbers of closed streams, and would get the
-    lines of libraries.
+    Without this, the next opened files would get the numbers of the closed streams and receive the
+    output of libraries.
     """
     for number, _ in enumerate(STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     for number, name in enumerate(STREAMS[1:], start=1):
         stream = getattr(sys, name)
-        # Another stream is one of the program's own making, as in a test.
+        # Any other stream was set by the program, such as by a test.
         if stream is getattr(sys, f"__{name}__") and not _is_lossy(stream):
-            setattr(sys, name, _lossy(number, stream))
+            setattr(sys, name, _make_lossy(number, stream))
             setattr(sys, f"__{name}__", getattr(sys, name))
 
 
@@ -61,8 +61,8 @@ def _is_lossy(stream: Any) -> bool:
     return isinstance(getattr(getattr(stream, "buffer", None), "raw", None), LossyFile)
 
 
-def _lossy(number: int, stream: Any) -> io.TextIOWrapper:
-    """Return a stream like another one that drops what cannot be written."""
+def _make_lossy(number: int, stream: Any) -> io.TextIOWrapper:
+    """Return a stream with the same encoding that drops what cannot be written."""
     file = io.BufferedWriter(LossyFile(number, "wb", closefd=False))
     if stream is None:  # it was closed
         return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)

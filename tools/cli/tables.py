@@ -1,4 +1,4 @@
-"""What the commands print: records as a table, JSON or CSV."""
+"""Print records as a table, Markdown, LaTeX, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Literal
 from tools.cli.printable import printable
 
 Record = dict[str, Any]
-Columns = Mapping[str, tuple[str, str]]  # of a table: key -> heading and how its values are written
+Columns = Mapping[str, tuple[str, str]]  # key -> heading and format of the values
 FORMATS = ("table", "json", "csv")
-TEXT_FORMATS = ("markdown", "latex")  # besides, where a table is to stand in a text
-# Set flush left.
-WORDS = (
+TEXT_FORMATS = ("markdown", "latex")  # for tables inside a document
+# Columns aligned to the left.
+LEFT_ALIGNED = (
     "backbone",
     "mixer",
     "verdict",
@@ -29,17 +29,17 @@ WORDS = (
     "experiment",
     "class",
 )
-NAMES = ("backbone", "mixer", "experiment", "head", "reported_metric")
+FOLDED = ("backbone", "mixer", "experiment", "head", "reported_metric")
 
 
 def write(records: Sequence[Record], form: str, columns: Columns) -> None:
-    """Print records in one of the formats; tables have what is among their columns."""
+    """Print records in a format; tables show only the keys in ``columns``."""
     if form == "json":
-        print(json.dumps([_rounded(record) for record in records], indent=2))
+        print(json.dumps([_round_values(record) for record in records], indent=2))
     elif form == "csv":
         writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(_rounded(record) for record in records)
+        writer.writerows(_round_values(record) for record in records)
     else:
         shown = {key: columns[key] for key in records[0] if key in columns}
         terminal = _write_rich if sys.stdout.isatty() else _write_plain
@@ -47,24 +47,24 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
 
 
 def _write_markdown(records: Sequence[Record], columns: Columns) -> None:
-    rules = [":---" if key in WORDS else "---:" for key in columns]
+    rules = [":---" if key in LEFT_ALIGNED else "---:" for key in columns]
     headings = [heading for heading, _ in columns.values()]
-    for row in (headings, rules, *(_cells(record, columns) for record in records)):
+    for row in (headings, rules, *(_format_cells(record, columns) for record in records)):
         print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
 
 
 def _write_latex(records: Sequence[Record], columns: Columns) -> None:
-    """A tabular with the lines of the package booktabs."""
+    """Print a LaTeX tabular with booktabs rules."""
     headings = [heading for heading, _ in columns.values()]
-    rows = [headings, *(_cells(record, columns) for record in records)]
-    aligned = "".join("l" if key in WORDS else "r" for key in columns)
-    lines = [" & ".join(map(_latex, row)) + r" \\" for row in rows]
+    rows = [headings, *(_format_cells(record, columns) for record in records)]
+    aligned = "".join("l" if key in LEFT_ALIGNED else "r" for key in columns)
+    lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
     print(rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", lines[0], r"\midrule", sep="\n")
     print(*lines[1:], r"\bottomrule", r"\end{tabular}", sep="\n")
 
 
-def _latex(text: str) -> str:
-    """A cell with the characters that LaTeX reads as commands written as themselves."""
+def _escape_latex(text: str) -> str:
+    """Escape the characters that LaTeX reads as commands."""
     text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
     return (
         text.replace("~", r"\textasciitilde ")
@@ -74,44 +74,44 @@ def _latex(text: str) -> str:
 
 
 def _write_plain(records: Sequence[Record], columns: Columns) -> None:
-    """Aligned columns, for programs."""
+    """Print aligned columns, for programs."""
     headings = [heading for heading, _ in columns.values()]
-    cells = [headings, *(_cells(record, columns) for record in records)]
+    cells = [headings, *(_format_cells(record, columns) for record in records)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         parts = [
-            cell.ljust(width) if key in WORDS else cell.rjust(width)
+            cell.ljust(width) if key in LEFT_ALIGNED else cell.rjust(width)
             for key, cell, width in zip(columns, row, widths, strict=True)
         ]
         print("  ".join(parts).rstrip())
 
 
 def _write_rich(records: Sequence[Record], columns: Columns) -> None:
-    """A table as wide as the terminal; sentences would not fit, so they are numbered."""
+    """Print a table that fits the terminal; notes are numbered and printed below it."""
     from rich.console import Console
     from rich.table import Table
 
     notes = list(dict.fromkeys(record["note"] for record in records if record.get("note")))
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold underline")
     for key, (heading, _) in columns.items():
-        # On a narrow terminal names are folded, figures never.
-        justify: Literal["left", "right"] = "left" if key in WORDS else "right"
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=key not in NAMES)
+        # On a narrow terminal names are folded; figures are never folded.
+        justify: Literal["left", "right"] = "left" if key in LEFT_ALIGNED else "right"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=key not in FOLDED)
     for record in records:
         number = {"note": str(notes.index(record["note"]) + 1)} if record.get("note") else {}
-        table.add_row(*_cells(record | number, columns))
+        table.add_row(*_format_cells(record | number, columns))
     console = Console(highlight=False)
     console.print(table)
     for index, note in enumerate(notes, start=1):
         console.print(printable(f"{index}  {note}"), markup=False)
 
 
-def _cells(record: Record, columns: Columns) -> list[str]:
+def _format_cells(record: Record, columns: Columns) -> list[str]:
     values = [(record[key], form) for key, (_, form) in columns.items()]
     texts = ["-" if value is None else form.format(value) for value, form in values]
     return [printable(text) for text in texts]
 
 
-def _rounded(record: Record) -> Record:
-    """Figures without the noise of their last binary digits; G to the single operation."""
+def _round_values(record: Record) -> Record:
+    """Round floats to 9 digits, which removes binary noise and keeps G to the single operation."""
     return {k: round(v, 9) if isinstance(v, float) else v for k, v in record.items()}

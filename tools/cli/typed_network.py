@@ -1,6 +1,6 @@
-"""A network as it is typed in every command: ``backbone=NAME`` and ``backbone.OPTION=VALUE``.
+"""Parse a network as every command takes it: ``backbone=NAME`` and ``backbone.OPTION=VALUE``.
 
-Values are read by Hydra's grammar, which is the one that run.py has.
+Values follow Hydra's grammar, as in run.py.
 """
 
 from __future__ import annotations
@@ -13,49 +13,55 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from backbones.options import unknown
-from tools.cli.arguments import select
+from tasks.engine.family import Family
+from tools.cli.arguments import select_backbones
 from tools.cli.catalogue import catalogue
-from tools.cli.literal import literal
-from tools.cli.nested_config import merge
+from tools.cli.nested_config import deep_merge
+from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import check_ranges, count_jobs
+from tools.cli.usual_family import usual_family
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
 Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 
-def separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words among arguments that set options of the backbone, and the other arguments."""
+def split_backbone_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into options of the backbone and all others."""
     words = [one for one in arguments if one.lstrip("+").startswith(PREFIX)]
     return words, [one for one in arguments if one not in words]
 
 
-def read_networks(text: str, words: Sequence[str] = ()) -> list[Network]:
-    """Networks out of names, patterns and words that hold for all of them.
+def read_networks(
+    text: str, words: Sequence[str] = (), family: Family | None = None
+) -> list[Network]:
+    """Parse comma-separated names and patterns, with options that apply to all of them.
 
     Args:
-        text: ``deit_t,swin_*``; a name may have words of its own behind it, as in
+        text: ``deit_t,swin_*``; a name may be followed by its own options, as in
             ``deit_t_afbo backbone.mixer.g2=6,deit_t``.
-        words: Such as ``backbone.mixer.g2=6``; of several values, ``backbone.mixer.g2=4,6``, each
-            makes a network of its own.
+        words: Options such as ``backbone.mixer.g2=6``; each of several values, as in
+            ``backbone.mixer.g2=4,6``, makes a network.
+        family: Task family of the networks; by default that of configs/run.yaml.
 
     Raises:
-        ValueError: An unknown name or option, with the nearest ones.
+        ValueError: A name or option is unknown; the message suggests the nearest. Or a network
+            has another modality than the family.
     """
-    networks = []
-    for item in split_outside(text, ","):
-        typed, *own = split_outside(item, " ") if item.strip() else [""]
-        for name in select(typed):
-            for chosen in jobs([*words, *filter(None, own)]):
+    networks, family = [], family or usual_family()
+    for item in split_outside_brackets(text, ","):
+        typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
+        for name in select_backbones(typed, family):
+            for chosen in expand_values([*words, *filter(None, own)]):
                 networks.append((name, read_options(chosen, name, known_options(name))))
     return networks
 
 
 def read_network(text: str, words: Sequence[str] = ()) -> Network:
-    """The one network that is typed.
+    """Parse a single network.
 
     Raises:
-        ValueError: An unknown name or option, or several of them.
+        ValueError: A name or option is unknown, or several networks are given.
     """
     found = read_networks(text, words)
     if len(found) > 1:
@@ -66,12 +72,12 @@ def read_network(text: str, words: Sequence[str] = ()) -> Network:
     return found[0]
 
 
-def options_of_run(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
-    """Return the options that a run gave its backbone, for ``create_backbone``.
+def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """Return the backbone options of a run, for ``create_backbone``.
 
     Args:
-        run: Its config; None for a file that lies in no run folder.
-        name: Of the backbone that is asked for.
+        run: Its config; None for a file outside of run folders.
+        name: The requested backbone.
 
     Raises:
         ValueError: The run has another backbone.
@@ -80,13 +86,13 @@ def options_of_run(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
     if given and given["name"] != name:
         raise ValueError(f"ckpt= holds {given['name']}, not {name}; leave backbone= out")
     options = {k: v for k, v in given.items() if k not in ("name", "pretrained", "dense")}
-    if isinstance(options.get("token_mixer"), str):  # what is typed may add to it
+    if isinstance(options.get("token_mixer"), str):  # typed options may add to it
         options["token_mixer"] = {"name": options["token_mixer"]}
     return options
 
 
 def known_options(name: str) -> list[str]:
-    """The options of a backbone as they are typed."""
+    """List the options of a backbone as users type them."""
     registered, known = catalogue(), []
     for option, default in registered.schema(name).items():
         inner = list(default) if isinstance(default, Mapping) else []
@@ -99,37 +105,37 @@ def known_options(name: str) -> list[str]:
 
 
 def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
-    """The options that words set, nested where their names have dots.
+    """Parse options into a dict, nested where their names have dots.
 
     Args:
-        words: One value each.
-        of: What they are options of.
-        known: The options there are, as they are typed.
+        words: Options with one value each.
+        of: What they belong to, for messages.
+        known: The valid option names, as typed.
 
     Raises:
-        ValueError: An unknown option, or a text that is no value.
+        ValueError: An option is unknown, or a value cannot be parsed.
     """
     options: dict[str, Any] = {}
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
         if key == f"{PREFIX}name":
-            raise ValueError(f"{word} is refused: pass backbone=NAME, whose options these then are")
+            raise ValueError(f"{word} is not an option; pass backbone=NAME instead")
         if not equals or key not in known:
-            meant = [one for one in known if one.endswith(f".{key}")]  # without what stands before
+            meant = [one for one in known if one.endswith(f".{key}")]  # typed without its prefix
             raise ValueError(unknown(f"option of {of}", key, meant or known))
-        value = _parsed(word).value()
+        value = _parse(word).value()
         if key == TOKEN_MIXER and isinstance(value, str):
             value = {"name": value}
         for part in reversed(key.removeprefix(PREFIX).split(".")):
             value = {part: value}
-        options = merged(options, value)
+        options = merge_options(options, value)
     check_ranges({"backbone": options})
     return options
 
 
-def merged(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Merge more options into options; a token mixer of another name replaces the old one."""
-    both = merge(options, more)
+    both = deep_merge(options, more)
     old, new = options.get("token_mixer"), more.get("token_mixer")
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = {one["name"] for one in (old, new) if "name" in one}
@@ -137,46 +143,44 @@ def merged(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     return both
 
 
-def jobs(words: Sequence[str]) -> list[list[str]]:
-    """Words with one value each, for every combination of the values of those with several.
+def expand_values(words: Sequence[str]) -> list[list[str]]:
+    """Expand options with several values into every combination of one value each.
 
     Raises:
-        ValueError: A text that is no value, or a range without steps.
+        ValueError: A value cannot be parsed, or a range has infinitely many values.
     """
     choices = []
-    count_jobs(map(_parsed, words))
+    count_jobs(map(_parse, words))
     for word in words:
-        parsed = _parsed(word)
+        parsed = _parse(word)
         if not parsed.is_sweep_override():
             choices.append([word])
         elif parsed.is_discrete_sweep():
             key = parsed.get_key_element()
             choices.append([f"{key}={value}" for value in parsed.sweep_string_iterator()])
         else:
-            raise ValueError(f"{word} has no end of values; write those meant, as in KEY=1,2,3")
+            raise ValueError(f"{word} is an endless range; list the values, as in KEY=1,2,3")
     return [list(chosen) for chosen in itertools.product(*choices)]
 
 
-def _parsed(word: str) -> Any:
-    """Hydra's reading of a word."""
+def _parse(word: str) -> Any:
+    """Parse one option with Hydra's grammar."""
     if "=" not in word:
-        raise ValueError(
-            f"cannot use {word!r}; an option of a backbone is typed backbone.KEY=VALUE"
-        )
+        raise ValueError(f"cannot use {word!r}; options of a backbone are typed backbone.KEY=VALUE")
     try:
-        return OverridesParser.create().parse_override(literal([word], sweep=True)[0])
+        return OverridesParser.create().parse_override(quote_arguments([word], sweep=True)[0])
     except HydraException as error:
         raise ValueError(
-            f"{word} cannot be read; a value is a number, true, false, null, a word, a list such "
+            f"cannot read {word}; a value is a number, true, false, null, a word, a list such "
             "as [1,2] or a dict such as {name: sbm, rank: 32}"
         ) from error
 
 
-def one_token_mixer(arguments: Sequence[str]) -> list[str]:
-    """A command of run.py in which the words on the token mixer are such as Hydra takes together.
+def join_token_mixer(arguments: Sequence[str]) -> list[str]:
+    """Rewrite a run.py command's token mixer so that Hydra accepts its name and options together.
 
-    Hydra's config has no token mixer, so its keys are to be added (``++``), and the name beside
-    them is one of the keys. Those that the mixer lacks are refused where it is built.
+    Hydra's config lacks the token mixer, so its keys are added (``++``), and its name becomes the
+    key ``name``. Options that the mixer lacks are rejected when it is built.
     """
     keys = [argument.partition("=")[0].lstrip("+") for argument in arguments]
     several = any(key.startswith(f"{TOKEN_MIXER}.") for key in keys)
@@ -191,28 +195,32 @@ def one_token_mixer(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def written(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str]:
-    """Options as they are typed, for example ``backbone.mixer.g2=6``."""
+def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str]:
+    """Format options as users type them, for example ``backbone.mixer.g2=6``."""
     flat = []
     for key, value in options.items():
         nested = isinstance(value, Mapping)
-        flat += written(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}={_word(value)}"]
+        flat += (
+            format_options(value, f"{prefix}{key}.")
+            if nested
+            else [f"{prefix}{key}={_format_value(value)}"]
+        )
     return flat
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return str(value)
 
 
-def label(network: Network, prefix: str = PREFIX) -> str:
-    """Name and options as they are typed."""
-    return " ".join([network[0], *written(network[1], prefix)])
+def network_label(network: Network, prefix: str = PREFIX) -> str:
+    """Format a network's name and options as users type them."""
+    return " ".join([network[0], *format_options(network[1], prefix)])
 
 
-def split_outside(text: str, sign: str) -> list[str]:
-    """A text split at a sign, but not within brackets."""
+def split_outside_brackets(text: str, sign: str) -> list[str]:
+    """Split a text at a sign outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{(") - (character in "]})")

@@ -1,1 +1,1 @@
-"""Run folders and published rows side by side."""
+"""Compare run folders with each other and with published rows."""

@@ -1,4 +1,4 @@
-"""What the figures of a run were measured on: only figures of equal evaluations share a table."""
+"""Compare evaluations: only runs with equal evaluations share a table."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.engine.family import families
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 from tools.comparing.run_records import RunRecord
 
 UNKNOWN = "unknown"
-# Of ``data`` what concerns training alone, or how images are loaded. All else is evaluation.
+# Options of ``data`` that only concern training or loading; all others concern evaluation.
 TRAINING = (
     "root", "num_classes", "batch_size", "eval_batch_size", "num_workers", "cache_dir", "train_*",
     "num_train", "repeated_augmentation", "token_*", "augmentation.*", "scale_jitter", "flip",
     "photometric", "cat_max_ratio", "crop_size", "with_mask", "_*",
 )  # fmt: skip
-# But these belong to evaluation, wherever they stand.
+# Exceptions that concern evaluation, in any group.
 EVALUATION = (
     "data.augmentation._target_", "data.augmentation.crop_pct", "data.augmentation.interpolation",
     "head.test_*", "trainer.limit_val_batches",
 )  # fmt: skip
-# Values that are the same as none, which runs have that are older than the option.
+# Values that equal a missing option, as in runs older than the option.
 USUAL: Mapping[str, Any] = {
     "data.augmentation.crop_pct": 0.9,
     "data.augmentation.interpolation": "bicubic",
@@ -34,22 +35,24 @@ USUAL: Mapping[str, Any] = {
 
 
 def evaluation_of(run: RunRecord) -> dict[str, Any]:
-    """What a finished run was evaluated on and how, by names for people.
+    """Return the data and settings of a finished run's evaluation, by readable names.
 
-    Data sets are told apart by the fingerprints in summary.json. A run without them, of an older
-    version, shares a table only with runs of the same data option and folder.
+    Datasets are identified by the fingerprints in summary.json. Runs of older versions without
+    fingerprints only share a table with runs of the same data option and folder.
     """
     data = run.summary.get("data") or {}
     prints, images = data.get("fingerprints") or {}, data.get("images") or {}
-    known = bool(prints.get("classes") and prints.get("val"))
+    family = families().get(run.task)
+    targets, unit = (family.targets, family.unit) if family else (("classes",), "images")
+    validated = f"validation {unit}"
     found: dict[str, Any] = {"data": data_name(run)}
-    if known:
-        found["classes"] = f"{data.get('classes')} ({prints['classes'][:6]})"
-        found["validation images"] = f"{images.get('val')} ({prints['val'][:6]})"
+    if all(prints.get(name) for name in (*targets, "val")):
+        found |= {name: f"{data.get(name)} ({prints[name][:6]})" for name in targets}
+        found[validated] = f"{images.get('val')} ({prints['val'][:6]})"
     else:
         found["data.root"] = None if on_sample_data(run) else run.config.get("data.root")
-        found["classes"] = UNKNOWN
-        found["validation images"] = images.get("val", UNKNOWN)
+        found |= dict.fromkeys(targets, UNKNOWN)
+        found[validated] = images.get("val", UNKNOWN)
     for key, value in sorted(run.config.items()):
         if is_evaluation(key) and value is not None and value != USUAL.get(key):
             found[key] = value
@@ -67,15 +70,11 @@ def is_evaluation(key: str) -> bool:
 def tables_of(
     runs: Sequence[RunRecord], free: Sequence[str] = ()
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
-    """Group runs of one task by their evaluation, in the order of the first of each.
-
-    Args:
-        runs: Of one task.
-        free: Settings that may differ within a table.
+    """Group runs of one task by their evaluation, in order of first appearance.
 
     Returns:
-        Of each group what differs from the other groups, by name, and its runs. Options of ``data``
-        are compared with groups of the same data set.
+        For each group its differences from other groups by name, and its runs. Options of ``data``
+        are compared between groups of the same dataset.
     """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for run in runs:
@@ -100,7 +99,7 @@ def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]])
 
 
 def described(evaluation: Mapping[str, Any]) -> str:
-    """Words for what differs: ``data=imagenet, data.image_size=224``."""
+    """Format the differences: ``data=imagenet, data.image_size=224``."""
     parts = []
     for name, value in evaluation.items():
         shown = "null" if value is None else str(value)
@@ -111,7 +110,7 @@ def described(evaluation: Mapping[str, Any]) -> str:
 
 
 def data_name(run: RunRecord) -> str:
-    """The name that the run's data has on the command line."""
+    """Return the command-line name of the run's data."""
     target = run.config.get("data._target_")
     for path in sorted((CONFIGS / "data").glob("*.yaml")):
         if read_yaml(path)["data"]["_target_"] == target:
@@ -120,5 +119,5 @@ def data_name(run: RunRecord) -> str:
 
 
 def on_sample_data(run: RunRecord) -> bool:
-    """Return True if a run's data was made here."""
+    """Return True if a run used generated sample data."""
     return str(run.config.get("data._target_", "")).startswith("datamodules.sample.datamodules.")

@@ -1,4 +1,4 @@
-"""One line beside tables of networks: which ones are built otherwise than others of their host."""
+"""Find networks of a table that differ from others of their host in more than the mixer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.cli.typed_network import Network, label
+from tools.cli.typed_network import Network, network_label
 from tools.comparing.terms import FACTS
 
-MOST = 3  # networks of a table of which a line says how they are built
+MOST = 3  # maximum number of networks that are described
 
 
 def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str | None:
     """Name networks that differ from others of their host in more than their mixers.
 
-    Networks with other options than mixers' show these in their names, and are left out.
-
-    Args:
-        networks: Of one table, as they are typed.
-        dense: They are built for dense prediction.
+    Networks with other options than their mixers' are excluded: their names show the difference.
 
     Returns:
-        A line, or None where all differ in their mixers alone.
+        A line, or None if all differ in their mixers only.
     """
     lines = [
         _of_host(host, facts)
@@ -34,22 +30,18 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
 
 
 def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
-    """Say which networks of a table are built otherwise than others of it, or than their host.
-
-    Args:
-        networks: Of one table, as they are typed.
-        dense: They are built for dense prediction.
+    """Describe networks of a table that differ from others, or from their host, beyond the mixer.
 
     Returns:
-        Lines: that of ``built_otherwise``, and for hosts that it does not name what run.py says of
-        a network when it builds it, such as a class token that is missing.
+        The line of ``built_otherwise``, and for other hosts the note that run.py logs when it
+        builds the network, such as a missing class token.
     """
     line = built_otherwise(networks, dense=dense)
     said: list[str | None] = []
     for host, facts in _groups(networks, dense):
         differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
-        if not differ and host not in facts:  # beside which nothing would be unlike it
-            own = [one for one in networks if label(one) in facts]
+        if not differ and host not in facts:  # the host itself is not listed, so notes are needed
+            own = [one for one in networks if network_label(one) in facts]
             said += [_unlike(name, json.dumps(options), dense) for name, options in own]
     sentences = list(dict.fromkeys(filter(None, said)))
     more = [f"and {len(sentences) - MOST} more are built otherwise than their hosts"]
@@ -59,7 +51,7 @@ def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
 def _groups(
     networks: Sequence[Network], dense: bool
 ) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """Hosts, and the facts of the networks that differ from each other in mixers alone, by name."""
+    """Yield each host with the facts of its networks that differ only in mixers, by name."""
     from backbones.registry import look_up
 
     hosts: dict[tuple[str, str], list[Network]] = {}
@@ -68,11 +60,11 @@ def _groups(
         alike = (look_up(name)[0].name, json.dumps(others, sort_keys=True))
         hosts.setdefault(alike, []).append((name, own))
     for (host, _), group in hosts.items():
-        yield host, {label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
+        yield host, {network_label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
 
 
 def _of_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """``deit_t with class tokens 1: deit_t, deit_t_afbo, with class tokens 0: deit_t_iffn``."""
+    """Format ``deit_t with class tokens 1 (deit_t), with class tokens 0 (deit_t_iffn)``."""
     differ = [key for key in FACTS if len({str(own[key]) for own in facts.values()}) > 1]
     said = [key for key in differ if key != "host_parameters"] or differ
     groups: dict[str, list[str]] = {}

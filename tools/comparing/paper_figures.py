@@ -1,4 +1,4 @@
-"""What a paper reports of a run, where a run is one that a paper reports."""
+"""Find the published figures of a run, and compare them."""
 
 from __future__ import annotations
 
@@ -7,53 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.family import Published, families, find_family
 from tasks.engine.saved_config import IDENTITY, open_saved
 from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
-from tools.config.usual_values import TOKEN_MIXER
+from tools.config.default_values import TOKEN_MIXER
+from tools.config.recipes import REQUIRED
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
-from tools.papers.robustness_names import ROBUSTNESS
 from tools.runs.folder import may_differ
 
 SAMPLE = "datamodules.sample.datamodules."
 
-# ImageNet, by the first of the data modules that read it, and the others.
-IMAGENET = "datamodules.images.image_folder.ImageFolderDataModule"
-CONTAINERS = (
-    "datamodules.images.class_folders.ClassFoldersDataModule",
-    "datamodules.images.image_tars.ImageTarsDataModule",
-    "datamodules.images.image_parquet.ImageParquetDataModule",
-)
-# The data that a paper's rows of a task were measured on.
-PUBLISHED_ON = {
-    "classification": IMAGENET,
-    "transfer": "datamodules.images.cifar100.CIFAR100DataModule",
-    "detection": "datamodules.dense.coco.CocoDataModule",
-    "segmentation": "datamodules.dense.ade20k.ADE20KDataModule",
-}
-# ImageNet's robustness sets and the figures that they give besides mce, of imagenet_c.
-ROBUSTNESS_DATA = "datamodules.images.robustness.RobustnessDataModule"
-SET_OF = {"top1": "imagenet", "mce": "imagenet_c", **{v: k for k, v in ROBUSTNESS.items()}}
-# Of the data of an evaluation on them what is compared with the row's.
+# Options of the data of an evaluation on several sets that must equal the row's.
 ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size")
-# Further data of single rows, by what their ``train`` names, with its images of the test.
-ALSO_PUBLISHED_ON = {
-    "cityscapes": ("datamodules.dense.cityscapes.CityscapesDataModule", 500),
-    "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030),
-}
-# Images that the rows of a task were tested on.
-TEST_IMAGES = {"classification": 50000, "transfer": 10000, "detection": 5000, "segmentation": 2000}
-# Our names of metrics and the papers', and what theirs, in percent, are divided by.
-METRICS: dict[str, tuple[str, float]] = {
-    "top1": ("top1", 1), "top5": ("top5", 1), "mIoU": ("miou", 1), "mAcc": ("macc", 1),
-    "mIoU_ms": ("miou_ms", 1), **{name: (name, 1) for name in ("mce", *ROBUSTNESS.values())},
-    "mask_AP": ("ap_mask", 100), "mask_AP50": ("ap50_mask", 100), "mask_AP75": ("ap75_mask", 100),
-    **{f"AP{end}": (f"ap{end}", 100) for end in ("", "50", "75", "_small", "_medium", "_large")},
-}  # fmt: skip
-# A recipe word for what a command has to name, as in datamodules.images.classification.
-REQUIRED = "required"
-# Besides what never matters, a run may be made on other devices than its experiment names.
+# Options of devices, in which a run may differ from its experiment.
 DEVICES = (
     "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic", "compile",
     "channels_last",
@@ -63,7 +31,7 @@ FREE = {
     "seed",
     "mode",
     "data.root",
-    "data.class_order",  # ImageNet's folders have the same place in both
+    "data.class_order",  # ImageNet's folders have the same order in both
     "data.eval_batch_size",
     *(f"trainer.{name}" for name in DEVICES),
 }
@@ -71,22 +39,22 @@ FREE = {
 
 @dataclass(frozen=True)
 class Figures:
-    """A row of a paper in our names and units."""
+    """A paper's row in our names and units."""
 
     row: Row
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
-        """The paper's name and the number of its table."""
+        """Format the paper's name and table."""
         return f"{self.row.paper.upper()} Table {self.row.table}"
 
 
 def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
-    """What the paper that ``config.paper`` names reports of a run.
+    """Return the figures that the paper named in ``config.paper`` reports of a run.
 
     Args:
-        run: A finished run; one on other data than the paper's is none that a paper reports.
-        notes: Gets the reason where a run names a row and is another one.
+        run: A finished run; on other data than the paper's it gives None.
+        notes: Gets the reason if a run names a row but differs from it.
     """
     name, table = run.config.get("paper.name"), run.config.get("paper.table")
     target = data_set(run.config.get("data._target_"))
@@ -95,14 +63,14 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     what = f"{run.folder}: not compared with {name}, Table {table}"
     if not _is_published_data(run):
         made = "sample data" if str(target).startswith(SAMPLE) else str(target).rpartition(".")[2]
-        notes.append(f"{what}: made on {made} and not on the paper's data")
+        notes.append(f"{what}: made on {made}, not on the paper's data")
         return None
     if run.host is None:
-        notes.append(f"{what}: this checkout has no backbone {run.config['backbone.name']}")
+        notes.append(f"{what}: backbone {run.config['backbone.name']} is not in this checkout")
         return None
     row = _claimed(run)
     if row is None:
-        notes.append(f"{what}: it has no row of this backbone and task")
+        notes.append(f"{what}: the paper lacks a row of this backbone and task")
         return None
     if target != measured_on(row)[0]:
         return None
@@ -114,21 +82,21 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
 
 
 def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a run or an evaluation that ends now is beside the paper's row that it claims to be.
+    """Compare a run or evaluation that ends now with the paper's row that it claims to reproduce.
 
-    On robustness sets a network need not claim one: it is the first that reports them of it.
+    On robustness sets a network needs no claim: the first row that reports it is used.
 
     Args:
-        config: Of the command; of an evaluation the training run's settings are read from where
-            its checkpoint lies.
-        summary: What summary.json is to hold.
+        config: Of the command; an evaluation reads the training's settings from the run folder of
+            its checkpoint.
+        summary: Content of summary.json.
 
     Returns:
-        None if it claims none, else ``row``, ``experiment`` and ``metrics`` by our names: of each
-        ``paper``, ``ours`` and, if the two compare, ``difference``; if not, ``why_not``.
+        None without a claim, else ``row``, ``experiment`` and ``metrics`` by our names: for each
+        ``paper``, ``ours`` and, if they are comparable, ``difference``; otherwise ``why_not``.
     """
     evaluates = config["mode"] != "fit"
-    on_sets = evaluates and config["data"]["_target_"] == ROBUSTNESS_DATA
+    on_sets = evaluates and _is_suite(config["task_name"], config["data"]["_target_"])
     if not (config.get("paper") or {}).get("name") and not on_sets:
         return None
     trained = open_saved(config["ckpt"]).run if evaluates else None
@@ -146,11 +114,13 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
         }
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)
-    if on_sets and (row is None or not SET_OF.keys() - {"top1"} & row.metrics.keys()):
+    if on_sets and (row is None or not _figures_on_sets(run.task) & row.metrics.keys()):
         row = _on_sets(run)
         if row is not None:
             run = replace(run, config={**run.config, "paper.experiment": row.name})
-            groups = () if trained is None else None  # how others trained it is not known
+            groups = (
+                () if trained is None else None
+            )  # the training of a foreign checkpoint is unknown
     other: list[str] = []
     if row is None and not on_sets:
         row, other = _changed(run)
@@ -170,21 +140,42 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
 
 
 def measured_on(row: Row) -> tuple[str, int]:
-    """The datamodule that a row was measured on, and how many images it is tested on."""
-    usual = (PUBLISHED_ON[row.task], TEST_IMAGES[row.task])
-    return ALSO_PUBLISHED_ON.get(row.train.data, usual)
+    """Return the data module that a row was measured on, and its number of test examples."""
+    published = _published(row.task)
+    return published.also.get(row.train.data, (published.data, published.examples))
+
+
+def _published(task: str) -> Published:
+    published = find_family(task).published
+    assert published is not None, f"rows of {task} need its FAMILY.published"
+    return published
 
 
 def data_set(target: object) -> str:
-    """Return the data module that stands for a data set, in whatever container it lies."""
-    return IMAGENET if target in CONTAINERS else str(target)
+    """Return the data module that represents a dataset, whatever its file format."""
+    published = filter(None, (family.published for family in families().values()))
+    return next((one.data for one in published if target in one.containers), str(target))
+
+
+def _is_suite(task: str, target: object) -> bool:
+    """Return True for the data module of several test sets at once."""
+    published = find_family(task).published
+    return published is not None and bool(target) and target == published.suite
+
+
+def _figures_on_sets(task: str) -> set[str]:
+    """Return the metrics that a suite of test sets gives besides the usual one."""
+    family = find_family(task)
+    return {one.name for one in family.metrics if one.data_set} - {family.table_metric}
 
 
 def _is_published_data(run: RunRecord) -> bool:
-    """Return True if a run was tested on as many images of a set as a paper's rows."""
-    if run.task not in PUBLISHED_ON:
+    """Return True if a run was tested on a dataset of the paper's rows with all its examples."""
+    family = families().get(run.task)
+    if family is None or family.published is None:
         return False
-    counts = dict(ALSO_PUBLISHED_ON.values()) | {PUBLISHED_ON[run.task]: TEST_IMAGES[run.task]}
+    published = family.published
+    counts = {**dict(published.also.values()), published.data: published.examples}
     target = data_set(run.config.get("data._target_"))
     images = run.summary.get("data", {}).get("images", {}).get("val")
     return target in counts and images in (None, counts[target])
@@ -195,10 +186,10 @@ def _few(reasons: Sequence[str]) -> str:
 
 
 def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str, float, float]]:
-    """Name, cost and metric that papers report of the backbones of runs, where the data is theirs.
+    """Return name, cost and metric of the papers' points for the backbones of runs on their data.
 
     Args:
-        runs: Of one task.
+        runs: Runs of one task.
         metric: Our name of it.
         cost: "params" or "flops", in M and G as the papers print them.
     """
@@ -217,8 +208,8 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
 
 
 def _rows(paper: str, run: RunRecord) -> list[Row]:
-    """Rows of a paper with the backbone, task, head and options of a run."""
-    if paper not in list_papers() or run.host is None:  # whose usual options nobody knows
+    """Return the rows of a paper with the backbone, task, head and options of a run."""
+    if paper not in list_papers() or run.host is None:  # its default options are unknown
         return []
     chosen = [
         row
@@ -235,12 +226,12 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
 
 
 def _has_options(run: RunRecord, row: Row) -> bool:
-    """Whether a run's mixers and other options are the row's, which are the usual ones or named."""
+    """Return True if a run's mixers and other options are the row's, named or default."""
     from backbones import backbone_schema
 
     usual = flatten(dict(backbone_schema(row.backbone)))
     named = flatten(dict(row.options)) if row.options else {}
-    named.pop("fused", None)  # papers count and time the fused form, which is never trained
+    named.pop("fused", None)  # papers count the fused form, which is never trained
     token = named.pop("token_mixer", None)
     if token is not None:
         named["token_mixer.name"] = token
@@ -253,20 +244,22 @@ def _has_options(run: RunRecord, row: Row) -> bool:
 
 
 def _metrics(row: Row, run: RunRecord) -> dict[str, float]:
-    """What the row reports of what the data of a run can give, by our names."""
-    on_sets = run.config.get("data._target_") == ROBUSTNESS_DATA
-    sets = run.config["data.sets"] if on_sets else ["imagenet"]
+    """Return the row's metrics that the run's data can give, by our names."""
+    family = find_family(run.task)
+    on_sets = _is_suite(run.task, run.config.get("data._target_"))
+    # Elsewhere the run has one set, which gives the usual metric.
+    sets = run.config["data.sets"] if on_sets else [family.metric(family.table_metric).data_set]
     found = {
-        ours: row.metrics[theirs] / scale
-        for ours, (theirs, scale) in METRICS.items()
-        if theirs in row.metrics and SET_OF.get(ours, sets[0]) in sets
+        one.name: row.metrics[one.published] / one.scale
+        for one in family.metrics
+        if one.published in row.metrics and (one.data_set or sets[0]) in sets
     }
     probed = f"top1_{run.config.get('protocol')}"
     return found | ({"top1": row.metrics[probed]} if probed in row.metrics else {})
 
 
 def _claimed(run: RunRecord) -> Row | None:
-    """The row that a run says it is, by its name or, if it has none, by paper and table."""
+    """Return the row that a run claims, by its name, or else by paper and table."""
     experiment = run.config.get("paper.experiment")
     if experiment is not None:
         row = experiments().get(str(experiment))
@@ -280,7 +273,7 @@ def _claimed(run: RunRecord) -> Row | None:
 
 
 def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
-    """The row that a run names and is not, by its task or backbone, and what it has instead."""
+    """Return the row that a run names but with another task or backbone, and the difference."""
     row = experiments().get(str(run.config.get("paper.experiment")))
     if row is None:
         return None, []
@@ -292,36 +285,37 @@ def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
 
 
 def _on_sets(run: RunRecord) -> Row | None:
-    """The first row of any paper that reports robustness of a run's network."""
+    """Return the first row of any paper that reports robustness of a run's network."""
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
-    figures = SET_OF.keys() - {"top1"}
+    figures = _figures_on_sets(run.task)
     return next((row for row in rows if row.name and figures & row.metrics.keys()), None)
 
 
 def _other_data(run: RunRecord, row: Row) -> list[str]:
-    """Why a run's test images are none that the paper has figures of."""
-    from datamodules.files.cache import cache_root  # with torch, which tables do without
+    """Return why a run's test images are not the paper's."""
+    from datamodules.files.cache import cache_root  # imports torch, which tables do not need
 
     target = str(run.config.get("data._target_"))
     root = run.config.get("data.root")
     inside = root is not None and Path(str(root)).absolute().is_relative_to(cache_root().absolute())
     if target.startswith(SAMPLE) or inside:
-        return ["made on sample data, whose figures are none of the paper's data"]
-    if target == ROBUSTNESS_DATA:
+        return ["trained on sample data; not comparable with the paper"]
+    if _is_suite(run.task, target):
         return _other_sets(run)
     wanted, count = measured_on(row)
     if data_set(target) != wanted:
-        return [f"made on {target.rpartition('.')[2]} and not on the paper's data"]
+        return [f"made on {target.rpartition('.')[2]}, not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
     if images not in (None, count):
-        return [f"{images} test images instead of {count}, so other data"]
+        unit = find_family(run.task).unit
+        return [f"{images} test {unit} instead of {count}, so the data differs"]
     return []
 
 
 def _other_sets(run: RunRecord) -> list[str]:
-    """Why robustness sets are none that the paper has figures of."""
+    """Return why robustness sets are not the published ones."""
     from datamodules.images.corrupted_copies import NOTE
-    from datamodules.images.robustness_sets import locate
+    from datamodules.images.robustness_sets import locate_set
 
     if not run.config["data.published_counts"]:
         return ["data.published_counts=false: not the published sets"]
@@ -329,18 +323,22 @@ def _other_sets(run: RunRecord) -> list[str]:
     if "imagenet_c" not in sets:
         return []
     given = run.config.get("data.roots.imagenet_c")
-    folder = locate("imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1)
+    folder = locate_set(
+        "imagenet_c", None if root is None else Path(root), given, alone=len(sets) == 1
+    )
     if folder is not None and (folder / NOTE).is_file():
-        return ["imagenet_c is a copy that tools/corrupt.py made"]
+        return ["imagenet_c is a copy made by tools/corrupt.py"]
     return []
 
 
 def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) -> list[str]:
-    """What a run has otherwise than the published one; with ``groups`` in these alone."""
-    if run.task != "transfer" and not row.options.get("fused"):
+    """Return how a run differs from the published one; with ``groups``, in these only."""
+    if _published(run.task).fixed_parameters and not row.options.get("fused"):
         parameters = run.summary["parameters"]
         if parameters != row.params:
-            return [f"{parameters} parameters instead of {row.params}, so another model or classes"]
+            return [
+                f"{parameters} parameters instead of {row.params}, so the model or classes differ"
+            ]
     skipped = (run.summary.get("data") or {}).get("left_out")
     if skipped:
         return [f"evaluated without {skipped}"]
@@ -349,13 +347,13 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         return []
     from omegaconf import OmegaConf
 
-    from tools.config.automatic import fixed
-    from tools.config.lazy_groups import register
+    from tools.config.automatic import apply_fixed_schedule
+    from tools.config.lazy_groups import register_groups
     from tools.config.run_config import compose_config
 
-    register()
+    register_groups()
 
-    # What the paper does not give is as the run has it, and said.
+    # Settings that the paper leaves open are those of the run.
     given = [
         f"{key}={run.config[key]}"
         for key in row.train.needs
@@ -364,10 +362,10 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     composed: Any = OmegaConf.to_container(
         compose_config([f"experiment={experiment}", *given]), resolve=True
     )
-    meant = fixed(composed)
+    meant = apply_fixed_schedule(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
-    if target == ROBUSTNESS_DATA or data_set(target) == measured_on(row)[0]:
+    if _is_suite(run.task, target) or data_set(target) == measured_on(row)[0]:
         free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"

@@ -1,4 +1,4 @@
-"""Draws a metric over a cost or a setting, with what papers report and the line of the best."""
+"""Plot a metric over a cost or a setting, with papers' points and the Pareto front."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from tasks.engine.family import Direction, families
+from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
-from tools.comparing.table import Row, pareto, setting
-from tools.plotting.labels import extent
+from tools.comparing.table import Row, direction_of, pareto, setting
+from tools.plotting.colours import COLOURS
+from tools.plotting.labels import text_extent
 
 AXES = {
     "params": "parameters in M",
@@ -22,15 +25,10 @@ AXES = {
     "latency": "milliseconds for one image on this CPU",
 }
 REPORTED = {"params": "params", "macs": "flops"}
-METRIC_NAMES = {
-    "top1": "top-1 accuracy in %", "top5": "top-5 accuracy in %", "AP": "box AP",
-    "mask_AP": "mask AP", "mIoU": "mIoU in %",
-}  # fmt: skip
-LOGARITHMIC_FROM = 3.0  # the largest cost over the smallest
+LOGARITHMIC_FROM = 3.0  # ratio of the largest to the smallest cost
 ROUNDS = 15
-WIDE, LINE = 105, 0.14  # characters of a line beneath the axes, and inches for it
-COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
-# Where a label may stand beside its point, in points, the nearest first.
+WIDE, LINE = 105, 0.14  # characters per line below the axes, and its height in inches
+# Offsets of a label from its point, in points, the nearest first.
 NEAR = [
     (x * reach, y * reach)
     for reach in (1.0, 1.8, 2.8)
@@ -53,21 +51,21 @@ def plot(
     heading: str = "",
     beneath: Sequence[str] = (),
 ) -> list[str]:
-    """Write the picture.
+    """Write the plot.
 
     Args:
-        rows: Of one evaluation.
-        metric: On the vertical axis, higher is better.
+        rows: Rows of one evaluation.
+        metric: On the vertical axis.
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
-        path: Of the PNG.
-        heading: What the evaluation has otherwise than those of other pictures.
-        beneath: Lines below the axes: which rows are on equal terms, and what else differs.
+        path: The PNG to write.
+        heading: Difference of this evaluation from those of other plots.
+        beneath: Lines below the axes: rows on equal terms, and other differences.
 
     Returns:
-        What is to be said about it.
+        Notes to print.
 
     Raises:
-        ValueError: The file cannot be written, or no network can be built to be timed.
+        ValueError: The file cannot be written, or none of the networks can be built for timing.
     """
     import matplotlib as mpl
 
@@ -88,17 +86,17 @@ def plot(
         axis.scatter([x for _, x, _ in reported], [y for _, _, y in reported], s=34, marker="D",
                      facecolor="white", edgecolor="#555555", linewidth=1.1, zorder=3,
                      label="papers")  # fmt: skip
-    _name_axes(axis, f"{rows[0].first.task}: {metric} over {cost}", AXES[cost], metric, heading,
-               lines)  # fmt: skip
+    title = f"{rows[0].first.task}: {metric} over {cost}"
+    _name_axes(axis, title, AXES[cost], _title(rows, metric), heading, lines)
     _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
     axis.margins(x=0.14, y=0.12)
-    _draw_front(axis, ours)
+    _draw_front(axis, ours, direction_of(rows[0].first.task, metric))
     _finish(axis)
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
     if nameless:
         notes.append(
-            f"the plot has no room for {len(nameless)} of {len(labels) + len(reported)} names: "
+            f"the plot leaves out {len(nameless)} of {len(labels) + len(reported)} names: "
             f"{', '.join(nameless[:4])}{', ...' * (len(nameless) > 4)}"
         )
     _save(figure, path)
@@ -106,10 +104,10 @@ def plot(
         busy = f"{os.getloadavg()[0]:.1f} processes" if hasattr(os, "getloadavg") else "others"
         return [*notes, f"timed with {torch_threads()} threads while {busy} wanted the processor"]
     for name in dict.fromkeys(_backbone(row) for row in rows if row.first.host is None):
-        notes.append(f"this checkout has no backbone {name}: its points are its runs' alone")
+        notes.append(f"backbone {name} is not in this checkout, so papers' points are missing")
     if not reported:
-        notes.append("no paper reports these runs' data and costs, so the plot has no points of "
-                     "papers")  # fmt: skip
+        notes.append("these runs' data and costs are in none of the papers, so the plot "
+                     "only has points of runs")  # fmt: skip
     return notes
 
 
@@ -122,18 +120,18 @@ def plot_setting(
     heading: str = "",
     beneath: Sequence[str] = (),
 ) -> list[str]:
-    """Write the picture of a metric over the values of a setting, a line for each network.
+    """Write a plot of a metric over the values of a setting, one line per network.
 
     Args:
-        rows: Of one evaluation.
+        rows: Rows of one evaluation.
         metric: On the vertical axis.
         key: Dotted name of the setting.
-        path: Of the PNG.
+        path: The PNG to write.
         heading: As for ``plot``.
         beneath: As for ``plot``.
 
     Returns:
-        What is to be said about it.
+        Notes to print.
 
     Raises:
         ValueError: The file cannot be written.
@@ -160,7 +158,8 @@ def plot_setting(
             yerr=[row.deviation[metric] or 0 for _, row in points_], fmt="o-" if numeric else "o",
             ms=6, lw=1.2, capsize=3, color=COLOURS[number % len(COLOURS)], label=name,
         )  # fmt: skip
-    _name_axes(axis, f"{rows[0].first.task}: {metric} over {key}", key, metric, heading, lines)
+    title = f"{rows[0].first.task}: {metric} over {key}"
+    _name_axes(axis, title, key, _title(rows, metric), heading, lines)
     if numeric:
         _set_scale(axis, [float(place) for place in places])
     else:
@@ -171,7 +170,7 @@ def plot_setting(
 
 
 def _without_setting(row: Row, key: str) -> str:
-    """Name a row by all but one setting; networks by themselves where that says nothing."""
+    """Name a row by all but one setting; if nothing is left, by its full name."""
     value = setting(row.first, key)[1]
     words = [word for word in row.label if word != ("-" if value is None else str(value))]
     words += [word for word in row.settings.split() if not word.startswith(f"{key}=")]
@@ -184,13 +183,19 @@ def _wrapped(beneath: Sequence[str]) -> list[str]:
     ]
 
 
+def _title(rows: Sequence[Row], metric: str) -> str:
+    """Return the label of a metric's axis, as the family of the rows names it."""
+    family = families().get(rows[0].first.task)
+    return (family.metric(metric).title if family else "") or metric
+
+
 def _name_axes(
     axis: Any, title: str, across: str, metric: str, heading: str, lines: Sequence[str]
 ) -> None:
     axis.set_xlabel("\n".join([across, *lines]))
     if lines:
         axis.xaxis.label.set(fontsize=8, ha="left", x=0)
-    axis.set_ylabel(METRIC_NAMES.get(metric, metric))
+    axis.set_ylabel(metric)
     titles = [title, *textwrap.wrap(heading, WIDE)]
     axis.set_title("\n".join(titles), loc="left", fontsize=11 if len(titles) == 1 else 9)
 
@@ -206,7 +211,8 @@ def _save(figure: Any, path: Path) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        with whole_file(path) as file:
+            figure.savefig(file, format=path.suffix[1:] or "png", dpi=150)
     except (OSError, ValueError) as error:
         raise ValueError(f"the plot cannot be written to {path} ({error})") from error
     finally:
@@ -214,15 +220,15 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _named(row: Row) -> str:
-    """A row's name, with the letter of those on equal terms."""
+    """Return a row's name, with its letter of equal terms."""
     return f"{row.name} ({row.terms})" if row.terms else row.name
 
 
 def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:
-    """The rows with their costs; latencies are measured, where the network can be built.
+    """Return the rows with their costs; latencies are measured if the network can be built.
 
     Args:
-        rows: Of one task.
+        rows: Rows of one task.
         cost: A key of ``AXES``.
         notes: Gets a line for each row that is left out.
     """
@@ -233,39 +239,39 @@ def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row
 
 
 def torch_threads() -> int:
-    """Threads that torch computes with here."""
+    """Return the number of torch's threads."""
     import torch
 
     return torch.get_num_threads()
 
 
 def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]:
-    """Milliseconds of each row's backbone with a classifier, timed in turns in this process."""
+    """Measure the latency in ms of each row's backbone with a classifier, interleaved."""
     import torch
 
     from tools.bench import timed_networks as networks
     from tools.bench.timing import interleave, make_step
-    from tools.cli.typed_network import label
+    from tools.cli.typed_network import network_label
 
     steps: dict[str, Any] = {}
     keys = []
     for row in rows:
         network = (_backbone(row), _options(row))
         size = tuple(int(side) for side in row.first.summary["macs_at"])
-        key = f"{label(network)} {size}"
+        key = f"{network_label(network)} {size}"
         if key not in steps:
             try:
-                model = networks.build(network, {"device": "cpu", "compile": "false"})
-            except ValueError as error:  # of another checkout, or what it was built of is gone
+                model = networks.build_network(network, {"device": "cpu", "compile": "false"})
+            except ValueError as error:  # from another checkout, or its files are gone
                 reason = str(error).partition(";")[0]
-                notes.append(f"{row.name} is left out of the plot, it cannot be timed: {reason}")
+                notes.append(f"{row.name} is left out of the plot, because timing failed: {reason}")
                 continue
             steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
         keys.append((row, key))
     if not keys:
         raise ValueError(
-            "plot=latency times networks, and this checkout can build none of these runs'; pass "
-            "plot=params or plot=macs, which the runs themselves tell"
+            "plot=latency needs the networks, but this checkout can build none of them; pass "
+            "plot=params or plot=macs, which the runs have recorded"
         )
     seconds = interleave(list(steps.values()), ROUNDS, "cpu")
     found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
@@ -277,7 +283,7 @@ def _backbone(row: Row) -> str:
 
 
 def _options(row: Row) -> dict[str, Any]:
-    """The options of a row's backbone that its cost may depend on."""
+    """Return the backbone options of a row that may affect its cost."""
     nested: dict[str, Any] = {}
     for key, value in row.first.config.items():
         group, _, option = key.partition(".")
@@ -292,16 +298,17 @@ def _options(row: Row) -> dict[str, Any]:
 
 
 def _reported(rows: Sequence[Row], metric: str, cost: str) -> list[tuple[str, float, float]]:
-    """What papers print for these rows; a detector's whole cost is no backbone's."""
-    task = rows[0].first.task
-    if cost == "latency" or (cost == "macs" and task in ("detection", "segmentation")):
+    """Return the papers' points for these rows; costs of whole detectors do not fit backbones."""
+    family = families().get(rows[0].first.task)
+    published = family and family.published
+    if cost == "latency" or not published or (cost == "macs" and published.whole_cost):
         return []
     return points([run for row in rows for run in row.runs], metric, REPORTED[cost])
 
 
-def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
-    """What is reached at most for a cost: from each of the best to the next, and to the edge."""
-    front = [ours[index] for index in pareto(ours)]
+def _draw_front(axis: Any, ours: Sequence[tuple[float, float]], direction: Direction) -> None:
+    """Draw the Pareto front: steps from each best point to the next, and to the edge."""
+    front = [ours[index] for index in pareto(ours, direction)]
     axis.autoscale_view()
     left, right = axis.get_xlim()
     axis.set_xlim(left, right)
@@ -313,9 +320,9 @@ def _draw_front(axis: Any, ours: Sequence[tuple[float, float]]) -> None:
 def _draw_rows(
     axis: Any, rows: Sequence[Row], ours: Sequence[tuple[float, float]], metric: str
 ) -> None:
-    """A point a row, with its deviation, in the colour of its host.
+    """Draw one point per row with its deviation, in the colour of its host.
 
-    A backbone that this checkout does not have stands for itself.
+    A backbone that this checkout lacks gets its own colour.
     """
     hosts = [row.first.host or _backbone(row) for row in rows]
     colours: Mapping[str, str] = {
@@ -346,14 +353,14 @@ def _place_labels(
     ours: Sequence[tuple[str, float, float]],
     reported: Sequence[tuple[str, float, float]],
 ) -> list[str]:
-    """Write each name where it covers no point and no other name, with a line if that is far.
+    """Place each name where it overlaps no point or name, with a line if it is far from its point.
 
     Returns:
-        Names for which there is no such place; they are left out.
+        Names without such a place, which are left out.
     """
     from matplotlib.transforms import Bbox
 
-    figure.canvas.draw()  # decides where the axes are, where they then stay
+    figure.canvas.draw()  # fixes the positions of the axes
     figure.set_layout_engine("none")
     renderer = figure.canvas.get_renderer()
     to_pixels, frame = axis.transData.transform, axis.get_window_extent(renderer)
@@ -366,7 +373,7 @@ def _place_labels(
     left_out = []
     for colour, size, name, x, y in marks:
         trial = _label(axis, name, (x, y), (0, 0), colour, size)
-        box = extent(trial)
+        box = text_extent(trial)
         trial.remove()
         others = np.array([other.extents for other in (*taken, *points_taken)])
         for place in PLACES:
@@ -388,7 +395,7 @@ def _place_labels(
 def _corner(
     point: tuple[float, float], place: tuple[float, float], box: Any, scale: float
 ) -> tuple[float, float]:
-    """Return the lower left corner, in pixels, of a label that stands at a place of a point."""
+    """Return the lower left corner, in pixels, of a label at an offset from its point."""
     x, y = (start + scale * move for start, move in zip(point, place, strict=True))
     left = x if place[0] > 0 else x - box.width if place[0] < 0 else x - box.width / 2
     return left, y if place[1] > 0 else y - box.height

@@ -1,4 +1,4 @@
-"""Finds run folders and reads what they hold, whatever state they were left in."""
+"""Find run folders and read them, whatever state they are in."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tasks.engine.run_files import read_rows, read_run_config, read_summary
 from tasks.engine.saved_config import CONFIG
 from tools.cli.catalogue import catalogue
 from tools.cli.nested_config import flatten
-from tools.config.usual_values import with_token_mixer_name
+from tools.config.default_values import name_token_mixer
 from tools.runs.outcome import read_failure
 
-ENDLESS = 1e30  # sums of figures this large may overflow
+ENDLESS = 1e30  # sums of larger figures may overflow
 SUMMARY, METRICS = "summary.json", "metrics.csv"
 Status = Literal["finished", "evaluation", "unfinished", "failed", "unreadable"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder says.
+    """Content of a run folder.
 
     Attributes:
-        folder: Its true path, no link.
-        status: Only a finished run has figures that can be compared.
-        reason: For people: how far it came, or what is wrong with it.
+        folder: Its resolved path.
+        status: Only finished runs have comparable figures.
+        reason: Progress or problem of the run, for messages.
         config: Settings by dotted name.
-        summary: Of a finished run, the content of summary.json.
-        metrics: Of a finished run, its closing metrics.
+        summary: For a finished run, the content of summary.json.
+        metrics: For a finished run, its final metrics.
     """
 
     folder: Path
@@ -44,13 +44,13 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """The task's name."""
+        """Return the name of the task."""
         return str(self.config["task_name"])
 
     @property
     def host(self) -> str | None:
-        """The host of its backbone; None where this checkout has no backbone of that name."""
-        registered = catalogue()  # what is wrong with the files of backbones is said
+        """Return the host of its backbone, or None if this checkout lacks the backbone."""
+        registered = catalogue()  # broken files in backbones raise
         try:
             return registered.host_of(self.config["backbone.name"])
         except ValueError:
@@ -58,12 +58,12 @@ class RunRecord:
 
 
 def find_runs(places: Sequence[str]) -> list[Path]:
-    """Run folders in and below folders and patterns; each once, in the order of their names.
+    """Find run folders in and below folders and patterns; each once, sorted by name.
 
-    Links to folders, such as ``latest``, are followed where they are named, not where they are met.
+    Links to folders, such as ``latest``, are followed only if they are named.
 
     Raises:
-        ValueError: A place that does not exist, or none that has a run.
+        ValueError: A place does not exist, or none has a run.
     """
     found: dict[Path, None] = {}
     for place in places:
@@ -71,13 +71,13 @@ def find_runs(places: Sequence[str]) -> list[Path]:
         here = [path] if path.exists() else sorted(Path(path.anchor).glob(_relative(path)))
         if not here:
             raise ValueError(
-                f"there is no folder {place}; pass run folders, folders above them, or patterns "
+                f"{place} does not exist; pass run folders, folders that contain them, or patterns "
                 "such as 'outputs/detection/swin_*'"
             )
         for path in here:
             found |= dict.fromkeys(_below(path))
     if not found:
-        raise ValueError(f"no run folder in {', '.join(places)}: none has a {CONFIG}")
+        raise ValueError(f"{', '.join(places)}: no run folder found (a {CONFIG} is missing)")
     return sorted(found)
 
 
@@ -101,10 +101,10 @@ def _is_run(files: Sequence[str]) -> bool:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder; what is broken in it is said, never raised."""
+    """Read a run folder; problems become its status and never raise."""
     config: dict[str, Any] = {}
     try:
-        config = {"mode": "fit", "seed": 0} | with_token_mixer_name(
+        config = {"mode": "fit", "seed": 0} | name_token_mixer(
             flatten(read_run_config(folder / CONFIG))
         )
         if not (folder / SUMMARY).exists():
@@ -113,7 +113,7 @@ def read_run(folder: Path) -> RunRecord:
         if summary.get("finished") is False:
             return _unfinished(folder, config)
     except FileNotFoundError as error:
-        return RunRecord(folder, "unreadable", f"it has no {Path(error.filename).name}", config)
+        return RunRecord(folder, "unreadable", f"{Path(error.filename).name} is missing", config)
     except DamagedFile as error:
         reason = str(error).replace(f"{folder}/", "")
         return RunRecord(folder, "unreadable", reason, config)
@@ -123,13 +123,13 @@ def read_run(folder: Path) -> RunRecord:
     figures = {name: summary[name] for name in ("parameters", "backbone_macs", "seconds")}
     wrong = [name for name, value in (metrics | figures).items() if not abs(value) < ENDLESS]
     if wrong or not metrics:
-        what = f"{', '.join(wrong)} is no number" if wrong else "no metric was evaluated"
+        what = f"{', '.join(wrong)} must be a finite number" if wrong else "no metric was evaluated"
         return RunRecord(folder, "failed", what, config, summary, metrics)
     return RunRecord(folder, "finished", "", config, summary, metrics)
 
 
 def _unfinished(folder: Path, config: Mapping[str, Any]) -> RunRecord:
-    """Return the record of a run that failed or was broken off."""
+    """Return the record of a run that failed or was interrupted."""
     failure = read_failure(folder)
     if failure is not None:
         return RunRecord(folder, "failed", failure, config)
@@ -137,12 +137,12 @@ def _unfinished(folder: Path, config: Mapping[str, Any]) -> RunRecord:
 
 
 def _progress(folder: Path, config: Mapping[str, Any]) -> str:
-    """How far a run without a summary has come, by the last whole line of its metrics.csv."""
+    """Return the progress of a run without summary, from the last complete line of metrics.csv."""
     if not (folder / METRICS).exists():
         return "nothing was logged"
     rows = read_rows(folder / METRICS)
     if not rows:
-        return f"{METRICS} has no whole line"
+        return f"{METRICS} lacks a complete line"
     epoch = rows[-1].get("epoch")
     words = f"logged last at step {rows[-1]['step']}"
     if epoch is None or not math.isfinite(epoch):

@@ -1,4 +1,4 @@
-"""Prints run folders side by side and draws their plot: results.py, and the end of a sweep."""
+"""Print run folders as tables and plot them: for results.py, and after a sweep."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tools.comparing.table import (
 )
 from tools.comparing.terms import describe_terms
 
-# What may be asked for; results.py says what each is.
+# Options; results.py documents them.
 DEFAULTS = {"by": "", "metric": "", "free": "", "format": "table", "plot": "", "out": ""}
-COSTS = ("", "params", "macs", "latency")  # of ``plot``; others are settings
+COSTS = ("", "params", "macs", "latency")  # of ``plot``; other values are settings
 STATES = {
     "failed": "failed",
     "unfinished": "not finished",
@@ -40,11 +40,11 @@ class Table:
 
     Attributes:
         rows: The rows.
-        metrics: Metrics that are shown.
-        records: The rows as they are written.
-        columns: Of a text table.
-        heading: What the evaluation has otherwise than those of the other tables.
-        beneath: Lines on what differs between the rows besides their mixers.
+        metrics: The shown metrics.
+        records: The rows as records for output.
+        columns: Columns of the text table.
+        heading: Difference of this evaluation from those of other tables.
+        beneath: Lines on differences between the rows besides their mixers.
     """
 
     rows: Sequence[Row]
@@ -56,15 +56,15 @@ class Table:
 
     @property
     def task(self) -> str:
-        """The task of all rows."""
+        """Return the task of all rows."""
         return self.rows[0].first.task
 
 
 def show(folders: Sequence[Path], options: dict[str, str]) -> None:
-    """Print the tables of some run folders, draw their plots, and name what is in neither.
+    """Print the tables of run folders, draw their plots, and list the runs that are left out.
 
     Raises:
-        ValueError: No run is finished, or an option names what no run has.
+        ValueError: No run is finished, or an option is unknown to all runs.
     """
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
@@ -116,7 +116,7 @@ def _table(
     heading: str,
     beneath: Sequence[str],
 ) -> Table:
-    """The records of one evaluation and the columns that have something in them."""
+    """Make the records of one evaluation, and drop empty columns."""
     metrics = [name for name in metrics if any(name in row.mean for row in rows)]
     records = [{**record(row, by, metrics), "evaluation": heading} for row in rows]
     columns: dict[str, tuple[str, str]] = {key: (key, "{}") for key in (*by, "settings")}
@@ -149,7 +149,7 @@ def _print(tables: Sequence[Table], form: str) -> None:
     if form in (
         "json",
         "csv",
-    ):  # one document, with an empty field where a table has no such figure
+    ):  # one document; missing figures become empty fields
         records = [one for table in tables for one in table.records]
         keys = dict.fromkeys(key for one in records for key in one)
         write([{key: one.get(key) for key in keys} for one in records], form, {})
@@ -166,7 +166,7 @@ def _print(tables: Sequence[Table], form: str) -> None:
 
 
 def _plots(tables: Sequence[Table], options: dict[str, str], notes: list[str]) -> None:
-    """A picture for each table; points of different evaluations are in different pictures."""
+    """Draw a plot per table, since different evaluations are not comparable."""
     from tools.comparing.plot import plot
 
     cost = options["plot"]
@@ -196,5 +196,5 @@ def _name_others(runs: Sequence[RunRecord]) -> None:
 
 
 def tell(text: str) -> None:
-    """A line beside the table, which goes to standard output."""
+    """Print a note to standard error; the table goes to standard output."""
     print(f"results.py: {printable(text)}", file=sys.stderr)

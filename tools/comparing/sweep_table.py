@@ -1,4 +1,4 @@
-"""The outcomes of a sweep's runs and their table."""
+"""Collect the results of a sweep's runs, and print their table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.comparing.table import setting
 class SweepOutcomes(Callback):
     """Collect what the runs of a sweep return; Hydra itself drops it.
 
-    A launcher may run a job in another process or on another machine, so each run leaves its
+    A launcher may run a job in another process or on another machine. So each run leaves its
     outcome in a file beside the sweep's run folders.
     """
 
@@ -31,7 +31,7 @@ class SweepOutcomes(Callback):
         self.folder: Path | None = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Make the folder of the outcomes, which goes when this process ends."""
+        """Create the folder of the outcomes; it is removed when this process ends."""
         root = Path(config.hydra.sweep.dir).absolute()
         root.mkdir(parents=True, exist_ok=True)
         SweepOutcomes._files = tempfile.TemporaryDirectory(prefix=".sweep-", dir=root)
@@ -56,7 +56,7 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     """Print the table of a sweep's finished training runs.
 
     Args:
-        outcomes: What the runs returned: the run folder of each, if it has one.
+        outcomes: Results of the runs, with the run folder of each.
         swept: The settings that differ between the runs; they name the rows.
     """
     folders = [Path(one["folder"]) for one in outcomes if one["folder"]]

@@ -1,4 +1,4 @@
-"""Runs of one task as the rows of a table: those that differ in their seed alone share one."""
+"""Group runs of one task into rows: runs that differ only in the seed share one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbones.options import listed
+from tasks.engine.family import Direction, families
 from tools.cli.network_names import network_name
 from tools.comparing.evaluations import data_name, on_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.run_records import RunRecord
-from tools.config.usual_values import TOKEN_MIXER, without_usual
+from tools.config.default_values import TOKEN_MIXER, drop_defaults
 from tools.runs.folder import may_differ
 
-# The metric that a table is about if none is asked for.
-HEADLINE = {"classification": "top1", "transfer": "top1", "detection": "AP", "segmentation": "mIoU"}
-# Settings that change what a metric counts, with their usual value: a row always names another one.
+# Settings that change what a metric counts, with their default; other values are always shown.
 COUNTED = {"data.skip_unusable_boxes": False}
 ALIASES = {
     "backbone": "backbone.name", "head": "head.name", "task": "task_name",
@@ -29,16 +28,16 @@ ALIASES = {
 
 @dataclass
 class Row:
-    """Runs that were made alike, each with a seed of its own.
+    """Equal runs with different seeds.
 
     Attributes:
-        label: Values of the settings that the table is sorted by.
-        runs: One for each seed.
-        settings: What tells the row from others of the same label.
+        label: Values of the settings that name the rows.
+        runs: One per seed.
+        settings: Differences from other rows with the same label.
         mean: Mean of each metric over the runs.
-        deviation: Sample deviation of each metric; None of a single run.
-        paper: What the paper reports of this run, or None.
-        terms: A letter that rows share which differ in the mixer alone, from ``terms.mark_terms``.
+        deviation: Sample standard deviation of each metric; None for a single run.
+        paper: The paper's figures for this run, or None.
+        terms: A letter shared by rows that differ only in the mixer, from ``terms.mark_terms``.
     """
 
     label: tuple[str, ...]
@@ -51,29 +50,29 @@ class Row:
 
     @property
     def first(self) -> RunRecord:
-        """Any of the runs: what is not in ``mean`` is the same in all."""
+        """Return one of the runs; all values outside of ``mean`` are equal."""
         return self.runs[0]
 
     @property
     def name(self) -> str:
-        """What the row is called in a plot or a sentence."""
+        """Return the row's name for plots and messages."""
         return " ".join([*self.label, self.settings]).strip()
 
     def average(self, figure: str) -> float:
-        """The mean of a number of the summaries."""
+        """Return the mean of a number of the summaries."""
         return statistics.fmean(float(run.summary[figure]) for run in self.runs)
 
 
 def make_rows(
     runs: Sequence[RunRecord], by: Sequence[str], free: Sequence[str], notes: list[str]
 ) -> list[Row]:
-    """Group finished runs of one evaluation and average each group over its seeds.
+    """Group finished runs of one evaluation, and average each group over its seeds.
 
     Args:
-        runs: Of one task and evaluation.
+        runs: Runs of one task and evaluation.
         by: Settings that name the rows, dotted or one of ``ALIASES``.
-        free: Settings that may differ within a row, besides those that change no result.
-        notes: Gets a sentence for all that was not put together or left out.
+        free: Settings that may differ within a row, besides those without effect on results.
+        notes: Gets a sentence for each split or left out run.
     """
     groups: dict[str, list[RunRecord]] = {}
     for run in _without_usual(runs, by):
@@ -92,16 +91,16 @@ def make_rows(
 
 
 def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
-    """Refuse names of settings that no run has.
+    """Check that settings exist in at least one run.
 
     Raises:
-        ValueError: No run has a setting of that name.
+        ValueError: A setting is unknown to all runs.
     """
     found = (key for run in runs for key in (*run.config, *_typed(run)))
     known = sorted({*ALIASES, "data", *found})
     for key in keys:
         if key not in known:
-            from backbones.options import unknown  # and with it torch
+            from backbones.options import unknown  # imports torch
 
             raise ValueError(
                 unknown("setting of these runs", key, known, "see a run's config.yaml")
@@ -109,7 +108,7 @@ def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
 
 
 def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
-    """All of a run that makes it another experiment: its settings, its data and its network."""
+    """Return everything that makes a run another experiment: settings, data and network."""
     sample = on_sample_data(run)
     paths = [setting(run, key)[0] for key in free if key not in COUNTED]
     same = {
@@ -117,10 +116,10 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
         for key, value in run.config.items()
         if value is not None and key != "seed" and key not in paths and not may_differ(key)
     }
-    # Sample data is the same wherever it lies; of a real set another folder may be another set.
+    # Sample data is the same in any folder; for real data another folder may be another dataset.
     root = None if sample or "data.root" in paths else run.config.get("data.root")
     for key, usual in COUNTED.items():
-        if same.get(key) == usual:  # runs of before the setting existed have no value
+        if same.get(key) == usual:  # older runs lack the setting
             del same[key]
     images = (run.summary.get("data") or {}).get("images") or {}
     own = {"data.root": root, "parameters": run.summary["parameters"]}
@@ -128,7 +127,7 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def setting(run: RunRecord, key: str) -> tuple[str, Any]:
-    """The dotted name and the value that a short name stands for."""
+    """Return the dotted name and the value of a setting's short name."""
     if key == "data":
         return "data._target_", data_name(run)
     path = ALIASES.get(key, key)
@@ -143,15 +142,15 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
 
 
 def _typed(run: RunRecord) -> dict[str, str]:
-    """The options that were typed, such as the recipe, which the config does not keep."""
+    """Return the typed options, such as the recipe, which the config does not keep."""
     words = run.config.get("overrides") or ()
     return dict(str(word).lstrip("+").partition("=")[::2] for word in words)
 
 
 def _without_usual(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
-    """Runs whose configs lack the options that others lack, too, and that have their default."""
+    """Drop options with default values that other runs lack."""
     named = {ALIASES.get(key, key) for key in by}
-    configs = without_usual([dict(run.config) for run in runs])
+    configs = drop_defaults([dict(run.config) for run in runs])
     kept = [{key: run.config[key] for key in named & run.config.keys()} for run in runs]
     return [
         replace(run, config=config | own)
@@ -171,9 +170,9 @@ def _short(value: Any) -> str:
 
 
 def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord]:
-    """The latest run of each seed: the same run twice would pass for a small deviation."""
+    """Keep the latest run per seed, since repeats would reduce the deviation."""
     latest: dict[Any, RunRecord] = {}
-    for run in runs:  # in the order of their folders' names, which are times
+    for run in runs:  # sorted by folder name, which is the time
         older = latest.get(run.config["seed"])
         if older is not None:
             notes.append(
@@ -185,7 +184,7 @@ def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord
 
 
 def _tell_apart(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
-    """Name what differs between rows of one label, which were not averaged together."""
+    """Name the differences between rows with equal labels, which were not averaged."""
     labels: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         labels.setdefault(row.label, []).append(row)
@@ -195,7 +194,7 @@ def _tell_apart(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> N
         settings = [identity(row.first, free) for row in alike]
         keys = sorted({key for one in settings for key in one})
         differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
-        if len(differ) > 1:  # a consequence of the others
+        if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
         for row, own in zip(alike, settings, strict=True):
             shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in differ[:3]]
@@ -220,7 +219,7 @@ def _average(row: Row, notes: list[str]) -> None:
         values = [run.metrics[name] for run in row.runs if name in run.metrics]
         if len(values) < len(row.runs):
             notes.append(
-                f"{row.name} has no {name}: {len(row.runs) - len(values)} of its "
+                f"{row.name} lacks {name}: {len(row.runs) - len(values)} of its "
                 f"{len(row.runs)} runs lack it"
             )
             continue
@@ -229,15 +228,16 @@ def _average(row: Row, notes: list[str]) -> None:
 
 
 def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
-    """The metrics of a table: those asked for, or the task's own.
+    """Return the metrics of a table: the requested ones, or the task's default.
 
     Raises:
-        ValueError: No run has a metric of that name.
+        ValueError: No run has the metric.
     """
     known = list(dict.fromkeys(name for row in rows for name in row.mean))
     if not known:
-        raise ValueError(f"the runs of task={task} that one row averages have no metric in common")
-    usual = HEADLINE.get(task, known[0] if known else "")
+        raise ValueError(f"the runs of task={task} that share a row must share a metric")
+    family = families().get(task)
+    usual = family.table_metric if family else known[0]
     names = asked.split(",") if asked else [usual if usual in known else known[0]]
     for name in names:
         if name not in known:
@@ -245,24 +245,32 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     return names
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other beats in both, by rising cost.
+def direction_of(task: str, metric: str) -> Direction:
+    """Return "max" or "min" for a metric of a task; "max" for a task of another checkout."""
+    family = families().get(task)
+    return family.direction(metric) if family else "max"
+
+
+def pareto(points: Sequence[tuple[float, float]], direction: Direction) -> list[int]:
+    """Return the indices of the Pareto-optimal points, by rising cost.
 
     Args:
-        points: (cost, metric); a low cost and a high metric are better.
+        points: (cost, metric); a low cost is better.
+        direction: "max" if a high metric is better.
     """
+    sign = 1 if direction == "max" else -1
     best, front = -math.inf, []
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        if points[index][1] > best:
-            best = points[index][1]
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -sign * points[i][1])):
+        if sign * points[index][1] > best:
+            best = sign * points[index][1]
             front.append(index)
     return front
 
 
 def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, Any]:
-    """A row as ``tools.cli.tables`` writes it."""
+    """Return a row as a record for ``tools.cli.tables``."""
     first = row.first
-    height, width = first.summary.get("macs_at", (None, None))
+    size = first.summary.get("macs_at", (None, None))
     shown: dict[str, Any] = {"task": first.task}
     shown |= dict(zip(by, row.label, strict=True))
     shown |= {"settings": row.settings, "runs": len(row.runs)}
@@ -275,7 +283,7 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
         "paper": str(row.paper) if row.paper else None,
         "parameters_m": row.average("parameters") / 1e6,
         "backbone_macs_g": row.average("backbone_macs") / 1e9,
-        "image_size": f"{height}x{width}",
+        "image_size": "x".join(map(str, size)),
         "seconds": row.average("seconds"),
         "terms": row.terms or None,
     }

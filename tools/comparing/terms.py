@@ -1,4 +1,4 @@
-"""Which rows of a table are on equal terms: networks that differ in their mixers alone."""
+"""Find rows on equal terms: networks that differ only in their mixers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tools.comparing.run_records import RunRecord
 from tools.comparing.table import Row
 from tools.runs.folder import may_differ
 
-# Of a run's settings these name the mixers, or make no other network and no other training.
+# Settings that name the mixers, and settings that change neither network nor training.
 MIXERS = ("backbone.name", "backbone.mixer", "backbone.token_mixer")
 OTHER = ("seed", "data.root", "mode", "task_name")
-# Facts of summary.json's ``network`` and what they are called here.
+# Facts in summary.json's ``network``, and their names here.
 FACTS = {
     "host": "host",
     "class_tokens": "class tokens",
@@ -24,11 +24,11 @@ FACTS = {
     "host_parameters": "parameters outside of mixers",
 }
 COUNT = FACTS["host_parameters"]
-MANY = 6  # differences that a line lists
+MANY = 6  # maximum number of listed differences
 
 
 def terms_of(run: RunRecord) -> dict[str, Any]:
-    """All of a run but its mixers that a comparison of mixers has to keep equal."""
+    """Return all settings and facts of a run that a comparison of mixers must keep equal."""
     terms = {
         key: value
         for key, value in run.config.items()
@@ -47,17 +47,17 @@ def terms_of(run: RunRecord) -> dict[str, Any]:
 
 
 def _start(pretrained: Any) -> str:
-    """What a network starts from; the files of two networks are two by nature."""
+    """Return the kind of start; the files of two networks always differ."""
     if isinstance(pretrained, str):
         return "trained weights"
     return "timm's weights" if pretrained else "random weights"
 
 
 def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Give the rows on equal terms the same letter; rows of older runs get none.
+    """Give rows on equal terms the same letter; rows of older runs get none.
 
     Returns:
-        The names of the rows by letter, of groups of two or more.
+        The names of the rows by letter, for groups of two or more.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -75,11 +75,7 @@ def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def describe_terms(rows: Sequence[Row]) -> list[str]:
-    """Lines for beneath a table or plot: who is on equal terms, and what else differs.
-
-    Args:
-        rows: Of one table.
-    """
+    """Return lines for below a table or plot: rows on equal terms, and other differences."""
     letters = mark_terms(rows)
     if len(rows) < 2:
         return []
@@ -90,7 +86,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     unknown = [row.name for row in rows if terms_of(row.first)[COUNT] == UNKNOWN]
     if unknown:
         lines.append(
-            f"not known to be on equal terms: {', '.join(unknown)} (summary.json has no network)"
+            f"not known to be on equal terms: {', '.join(unknown)} (summary.json lacks the network)"
         )
     differ = _differences(rows)
     if differ:
@@ -100,21 +96,23 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:
-    """What differs between rows; settings that part the rows alike share a line."""
+    """Return the differences between rows; settings that split the rows equally share a line."""
     terms = {row.name: terms_of(row.first) for row in rows}
     keys = [*FACTS.values(), *sorted({key for one in terms.values() for key in one})]
     hosts = len({one[FACTS["host"]] for one in terms.values()}) > 1
     partitions: dict[str, list[str]] = {}
     for key in dict.fromkeys(keys):
         if hosts and key.startswith("backbone.") and any(key not in one for one in terms.values()):
-            continue  # an option that one of the hosts does not have
+            continue  # an option that one of the hosts lacks
         values = {name: _shown(one.get(key)) for name, one in terms.items()}
         if len(set(values.values())) > 1:
             order = list(dict.fromkeys(values.values()))
             parts = json.dumps([order.index(value) for value in values.values()])
             partitions.setdefault(parts, []).append(key)
     if len(partitions) > 1 or any(len(keys) > 1 for keys in partitions.values()):
-        for shared in partitions.values():  # the count only shows what nothing else does
+        for (
+            shared
+        ) in partitions.values():  # the count is only shown if nothing else explains the difference
             if COUNT in shared and (len(shared) > 1 or len(partitions) > 1):
                 shared.remove(COUNT)
     lines = [_line(shared, terms) for shared in partitions.values() if shared]
@@ -123,7 +121,7 @@ def _differences(rows: Sequence[Row]) -> list[str]:
 
 
 def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
-    """``class tokens 1, pooling class token: deit_t; class tokens 0, ...: deit_t_iffn``."""
+    """Format ``class tokens 1, pooling class token: deit_t; class tokens 0, ...: deit_t_iffn``."""
     groups: dict[str, list[str]] = {}
     for name, own in terms.items():
         words = [

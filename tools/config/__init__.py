@@ -1,1 +1,1 @@
-"""Read, check and compose what a run command says."""
+"""Read, check and compose the config of a run command."""

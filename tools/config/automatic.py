@@ -1,9 +1,9 @@
-"""Choose rate, warm-up, batch and length of a training by the size of its set.
+"""Choose learning rate, warm-up, batch and length of a training from the size of its dataset.
 
-The word ``auto`` leaves a value to this choice; it stands in the data configs of users' own sets. A
-typed value wins, and what depends on it follows: the rate follows the batch, the warm-up follows
-the length. The chosen values replace the word in config.yaml, whose entry ``automatic`` says how
-each was chosen. With a recipe or an experiment the word means the published schedule (``fixed``).
+The value ``auto`` leaves an option to this choice; the data configs of users' own sets use it. A
+typed value wins, and dependent values follow it: the rate follows the batch, the warm-up follows
+the length. The chosen values replace ``auto`` in config.yaml, and its entry ``automatic`` gives
+their reasons. With a recipe or an experiment ``auto`` means the published schedule (``fixed``).
 """
 
 from __future__ import annotations
@@ -11,118 +11,64 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import find_family
 from tasks.engine.saved_config import CONFIG, read_config
-from tools.cli.processes import device_count
+from tasks.engine.schedule_rule import (
+    BATCH,
+    BATCH_NORM,
+    EPOCHS,
+    INTERVAL,
+    KEYS,
+    MILESTONES,
+    PRETRAINED,
+    RANDOM,
+    RATE,
+    REFERENCE,
+    WARMUP,
+    ScheduleRule,
+)
+from tools.cli.processes import count_devices
 
 if TYPE_CHECKING:
     from torch import nn
 
-Choice = tuple[Any, str]  # a value and how it was chosen
+Choice = tuple[Any, str]  # a value and its reason
 AUTO = "auto"
-CHOSEN = "automatic"  # the config's entry that says how each value was chosen here
-BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
-WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
-EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
-INTERVAL = "trainer.check_val_every_n_epoch"
-KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
-
-# Starts of a training; a network whose only norms are batch norms bears higher rates.
-RANDOM, BATCH_NORM = "random weights", "random weights, batch norms only"
-PRETRAINED = "pretrained weights"
-
-MOST_EPOCHS = 300
+CHOSEN = "automatic"  # config entry with the reason for each chosen value
+MAX_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
-DROPS = (8 / 12, 11 / 12)  # of the run, where "multistep" lowers the rate: MMDetection's 1x
-VALIDATIONS = 50  # of a run at most
-# Images that training sees at least for each one that a validation sees.
+DROPS = (8 / 12, 11 / 12)  # shares of the run; "multistep" lowers the rate there: MMDetection's 1x
+VALIDATIONS = 50  # maximum per run
+# Minimum number of training images per validation image, between two validations.
 TRAINED_PER_VALIDATED = 2
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Default schedule of a task for N training images.
+def find_rule(task: str) -> ScheduleRule:
+    """Return the schedule rule of a family.
 
-    Attributes:
-        batches: Largest N, and images per step over all devices up to it.
-        device_batch: Images per step on one device for larger N, and the maximum for all.
-        rates: Learning rate and its batch by the start of the training. With more images per step
-            the rate stays, with fewer it falls with the square root of their number.
-        large: Largest N for these batches; beyond it they are ``large_batch``, since long runs
-            want lower rates.
-        large_batch: See ``large``.
-        seen: A run has ``seen / sqrt(N)`` epochs, so that it sees ``seen * sqrt(N)`` images.
-        least_epochs: Of N, the least number of epochs.
-        warmup_steps: The longest warm-up.
-        fixed: Published schedule by option, for recipes and experiments that leave it open.
-
-    Source of the square root: Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
-    Algorithms", 2022; the linear rule is SGD's.
+    Raises:
+        ValueError: The family lacks one.
     """
-
-    batches: tuple[tuple[int, int], ...]
-    device_batch: int
-    rates: Mapping[str, tuple[float, int]]
-    seen: float
-    least_epochs: Callable[[int], float]
-    warmup_steps: float
-    fixed: Mapping[str, Any]
-    large: float = math.inf
-    large_batch: int = 0
-
-
-CLASSIFICATION = Rule(
-    batches=((500, 16), (5_000, 32), (50_000, 64)),
-    device_batch=128,
-    rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
-    seen=1_200,
-    least_epochs=lambda images: min(max(images / 1_000, 15), 100),
-    warmup_steps=math.inf,
-    fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
-    large=50_000,
-    large_batch=1_024,  # DeiT, Table 9
-)
-RULES = {
-    "classification": CLASSIFICATION,
-    "transfer": CLASSIFICATION,
-    # Swin's Mask R-CNN in MMDetection: 1e-4 for 16 images, 12 epochs, 500 steps of warm-up.
-    "detection": Rule(
-        batches=(),
-        device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
-        seen=400,
-        least_epochs=lambda _: 12,
-        warmup_steps=500,
-        fixed={BATCH: 2, RATE: 1e-4, REFERENCE: 16, WARMUP: 0.07, MILESTONES: [8, 11], EPOCHS: 12,
-               INTERVAL: 1},
-    ),
-    # Swin's UperNet in MMSegmentation: 6e-5 for 16 images, 1,500 steps of warm-up.
-    "segmentation": Rule(
-        batches=(),
-        device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
-        seen=800,
-        least_epochs=lambda _: 30,
-        warmup_steps=1_500,
-        fixed={BATCH: 2, RATE: 6e-5, REFERENCE: 16, WARMUP: 1.2, EPOCHS: 100, INTERVAL: 1},
-    ),
-}  # fmt: skip
+    rule = find_family(task).rule
+    if rule is None:
+        raise ValueError(f"task={task} lacks a rule for {AUTO}; pass numbers for {', '.join(KEYS)}")
+    return rule
 
 
 def auto_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the options, by dotted name, that a config leaves to the size of the set."""
+    """Return the options, by dotted name, whose value is ``auto``."""
     return [key for key in KEYS if _get(config, key) == AUTO]
 
 
 def check_auto(config: Mapping[str, Any]) -> None:
-    """Refuse options that contradict a chosen learning rate.
+    """Check that no other option contradicts an automatic learning rate.
 
     Raises:
-        ValueError: Another optimiser than AdamW, or a rate that is scaled a second time.
+        ValueError: The optimiser is not AdamW, or the rate would be scaled a second time.
     """
     optimizer = config["optimizer"]
     if optimizer.get("lr") != AUTO:
@@ -130,22 +76,22 @@ def check_auto(config: Mapping[str, Any]) -> None:
     name, reference = optimizer.get("name"), optimizer.get("reference_batch")
     if name != "adamw":
         raise ValueError(
-            f"optimizer.lr=auto is a rate for AdamW, but optimizer.name={name}; pass "
-            "optimizer.lr=<rate> too"
+            f"optimizer.lr=auto is for AdamW, but optimizer.name={name}; pass optimizer.lr=<rate> "
+            "too"
         )
     if reference is not None:
         raise ValueError(
             f"optimizer.reference_batch={reference} scales a typed rate, but optimizer.lr=auto "
-            "fits the batch already; pass optimizer.lr=<rate> too, or leave the former out"
+            "already fits the batch; pass optimizer.lr=<rate>, or leave reference_batch out"
         )
 
 
-def fixed(config: dict[str, Any]) -> dict[str, Any]:
+def apply_fixed_schedule(config: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a config in which the published schedule replaces ``auto``."""
     keys = auto_keys(config)
     if not keys:
         return config
-    config, values = copy.deepcopy(config), RULES[config["task_name"]].fixed
+    config, values = copy.deepcopy(config), find_rule(config["task_name"]).fixed
     for key in keys:
         _set(config, key, values[key])
     if RATE in keys:
@@ -153,13 +99,8 @@ def fixed(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def was_left_open(saved: Mapping[str, Any], key: str) -> bool:
-    """Return True if a run chose a value by itself, or had the default of an older release.
-
-    Args:
-        saved: The run's config.
-        key: The option, by its dotted name.
-    """
+def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
+    """Return True if a run chose a value itself, or used the default of an older release."""
     if saved.get(CHOSEN):
         return key in saved[CHOSEN]
     for override in saved.get("overrides", ()):
@@ -170,7 +111,7 @@ def was_left_open(saved: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def take_over(config: dict[str, Any], folder: Path) -> None:
+def reuse_choices(config: dict[str, Any], folder: Path) -> None:
     """Replace ``auto`` by the values of the run that is resumed."""
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     for key in keys:
@@ -182,68 +123,68 @@ def take_over(config: dict[str, Any], folder: Path) -> None:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
 
 
-def choose(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
-    """Replace ``auto`` in the config of a training, and give the data module its batch.
+def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
+    """Replace ``auto`` in the config of a training, and set the data module's batch size.
 
     Args:
-        config: Of the run.
-        datamodule: Of the run, set up.
-        backbone: Of the run; its norms decide the rate from random weights.
+        config: The run's config.
+        datamodule: The run's data module, set up.
+        backbone: The run's backbone; its norms decide the rate for random weights.
     """
     keys = auto_keys(config)
     if not keys:
         return
-    rule, trainer = RULES[config["task_name"]], config["trainer"]
-    devices = device_count(trainer) * int(trainer["num_nodes"])
+    rule, trainer = find_rule(config["task_name"]), config["trainer"]
+    devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
-    chosen = {BATCH: (_batch(rule, images, devices), f"{images} training images")}
+    chosen = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
     if BATCH in keys:
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
     batches = datamodule.batches("train", devices)
     total = config["data"]["batch_size"] * devices * batches_per_step(trainer, batches)
-    start = PRETRAINED if config["backbone"]["pretrained"] else _random_start(backbone)
-    chosen[RATE] = _rate(rule, images, total, start)
+    start = PRETRAINED if config["backbone"]["pretrained"] else _find_random_start(backbone)
+    chosen[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
-    chosen |= _schedule(rule, trainer, images, val_images, per_epoch)
+    chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
     config[CHOSEN] = {key: chosen[key][1] for key in keys}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
-    """Return the optimiser steps of an epoch of so many batches."""
-    return max(1, math.ceil(_taken(trainer, batches) / trainer["accumulate_grad_batches"]))
+    """Return the optimiser steps per epoch of ``batches`` batches."""
+    return max(1, math.ceil(_count_taken(trainer, batches) / trainer["accumulate_grad_batches"]))
 
 
 def batches_per_step(trainer: Mapping[str, Any], batches: int) -> int:
-    """Return the batches of an optimiser step: all of an epoch if it has fewer than accumulated."""
-    return int(min(trainer["accumulate_grad_batches"], max(1, _taken(trainer, batches))))
+    """Return the batches per optimiser step; at most all batches of an epoch."""
+    return int(min(trainer["accumulate_grad_batches"], max(1, _count_taken(trainer, batches))))
 
 
-def _taken(trainer: Mapping[str, Any], batches: int) -> int:
+def _count_taken(trainer: Mapping[str, Any], batches: int) -> int:
     limit = trainer["limit_train_batches"]
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> str | None:
-    """Return the line that says which values were chosen; None where none were."""
-    keys = config.get(CHOSEN)
+    """Return a line with the chosen values, or None if none were chosen."""
+    keys, unit = config.get(CHOSEN), find_family(config["task_name"]).unit
     if not keys:
         return None
-    chosen = ", ".join(f"{key}={_short(_get(config, key))}" for key in keys)
+    chosen = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
     epochs = config["trainer"]["max_epochs"]
     length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
-    return f"Chosen for {images:,} training images: {chosen}{length}"
+    return f"Chosen for {images:,} training {unit}: {chosen}{length}"
 
 
 def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> str:
-    """Return the learning rate of a training with its derivation.
+    """Return a line with the learning rate of a training and its derivation.
 
     Args:
-        config: Of the run, with its batch.
-        devices: Their number.
-        accumulated: Batches of a step on each of them.
+        config: The run's config, with its batch size.
+        devices: Number of devices.
+        accumulated: Batches per step and device.
     """
     optimizer, batch = config["optimizer"], config["data"]["batch_size"]
     lr, reference = optimizer["lr"], optimizer.get("reference_batch")
@@ -258,35 +199,35 @@ def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> 
         line = f"learning rate {lr:.3g} for any batch ({batches}; no reference batch)"
     else:
         line = (
-            f"learning rate {lr * total / reference:.3g} = {_short(lr)} x {total}/{reference} "
-            f"({batches}; reference batch {reference})"
+            f"learning rate {lr * total / reference:.3g} = {_format_value(lr)} x "
+            f"{total}/{reference} ({batches}; reference batch {reference})"
         )
-    return line + _scales(optimizer)
+    return line + _describe_scales(optimizer)
 
 
-def _scales(optimizer: Mapping[str, Any]) -> str:
-    """Return the options that give single parameters other rates, as the end of a line."""
+def _describe_scales(optimizer: Mapping[str, Any]) -> str:
+    """Return the end of that line: the options that scale rates of single parameters."""
     groups = any("lr_scale" in group for group in optimizer.get("groups") or ())
     named = {"optimizer.layer_decay": optimizer.get("layer_decay"), "optimizer.groups": groups}
     given = [name for name, value in named.items() if value]
     return f", scaled per parameter by {' and '.join(given)}" if given else ""
 
 
-def commented(text: str) -> str:
-    """Return a printed config with a comment at each option that is ``auto``."""
+def comment_auto(text: str) -> str:
+    """Add a comment to each option that is ``auto`` in a printed config."""
     names = "|".join(key.rpartition(".")[2] for key in KEYS)
     comment = "# by the number of training images: the head of the file in configs/data"
     return re.sub(rf"^( +(?:{names}): {AUTO})$", rf"\1 {comment}", text, flags=re.MULTILINE)
 
 
-def _batch(rule: Rule, images: int, devices: int) -> int:
-    """Return the batch of one device."""
+def _choose_batch(rule: ScheduleRule, images: int, devices: int) -> int:
+    """Return the batch size per device."""
     total = next((batch for most, batch in rule.batches if images <= most), None)
     own = rule.device_batch if total is None else min(rule.device_batch, total // devices)
     return max(1, min(own, images // devices))
 
 
-def _rate(rule: Rule, images: int, total: int, start: str) -> Choice:
+def _choose_rate(rule: ScheduleRule, images: int, total: int, start: str) -> Choice:
     """Return the rate for ``total`` images per step."""
     is_large = images > rule.large
     if start not in rule.rates or (is_large and start == BATCH_NORM):
@@ -295,10 +236,10 @@ def _rate(rule: Rule, images: int, total: int, start: str) -> Choice:
     batch = rule.large_batch if is_large else batch
     counted = min(total, batch)
     rate = float(f"{top * math.sqrt(counted / batch):.3g}")
-    return rate, f"{_short(top)} x sqrt({counted}/{batch}), {start}"
+    return rate, f"{_format_value(top)} x sqrt({counted}/{batch}), {start}"
 
 
-def _random_start(backbone: nn.Module) -> str:
+def _find_random_start(backbone: nn.Module) -> str:
     from torch.nn import GroupNorm, LayerNorm, RMSNorm
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -308,12 +249,12 @@ def _random_start(backbone: nn.Module) -> str:
     return BATCH_NORM if batch_norms and not others else RANDOM
 
 
-def _schedule(
-    rule: Rule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
+def _choose_schedule(
+    rule: ScheduleRule, trainer: Mapping[str, Any], images: int, val_images: int, per_epoch: int
 ) -> dict[str, Choice]:
-    """Return warm-up, milestones, length and interval of validations, in epochs."""
+    """Return warm-up, milestones, length and validation interval, in epochs."""
     wanted = max(rule.seen / math.sqrt(images), rule.least_epochs(images))
-    usual = max(1, round(min(wanted, MOST_EPOCHS)))
+    usual = max(1, round(min(wanted, MAX_EPOCHS)))
     steps, epochs = trainer["max_steps"], trainer["max_epochs"]
     reason = f"{images} training images"
     if epochs == AUTO:
@@ -332,8 +273,8 @@ def _schedule(
     }
 
 
-def _short(value: Any) -> str:
-    """Return a value as it would be typed, such as 1e-3."""
+def _format_value(value: Any) -> str:
+    """Format a value as users type it, such as 1e-3."""
     if not isinstance(value, float) or not 0 < value < 0.01:
         return f"{value:g}" if isinstance(value, float) else str(value)
     digits, _, exponent = f"{value:.2e}".partition("e")

@@ -1,7 +1,7 @@
-"""Rows of papers with changes: other data or a shorter length than the row's, made to work.
+"""Adapt an experiment to other data or a shorter length than its row in the paper.
 
-Warm-up and cool-down are shortened in any run. A changed row is shown beside the paper and marked
-as not comparable (``paper_figures.compared``).
+Warm-up and cool-down are shortened in any run. A changed row appears beside the paper's figures,
+marked as not comparable (``paper_figures.compared``).
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from tools.cli.paths import CONFIGS
-from tools.cli.processes import device_count, is_first_process
+from tools.cli.processes import count_devices, is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import fixed
+from tools.config.automatic import apply_fixed_schedule
+from tools.config.recipes import REQUIRED
 from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
 
-say = logging.getLogger(__name__).info
+log = logging.getLogger(__name__).info
 
-REQUIRED = "required"  # a recipe's word for label maps that a command has to name
-PARTS = ("warmup", "cooldown")  # of a schedule, in epochs
+PHASES = ("warmup", "cooldown")  # of a schedule, in epochs
 EXCLUSIVE = (("warmup_lr", "warmup_start"), ("min_lr", "min_lr_ratio"))
 DEVICES = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm")  # of a trainer
-ENDS = ("warmup_lr", "min_lr")  # rates of a schedule as they are, which no batch scales
+END_RATES = ("warmup_lr", "min_lr")  # absolute rates of a schedule, which the batch leaves unscaled
 
 
-def adapt(config: dict[str, Any], like: str | None) -> None:
-    """Let a row train on other data or for a shorter time than its own, with a line on each change.
+def adapt_row(config: dict[str, Any], like: str | None) -> None:
+    """Adapt a row to the run's data and length, and log each change.
 
-    Any other run has its warm-up and cool-down shortened, too.
+    Any other run only gets its warm-up and cool-down shortened.
 
     Args:
-        config: Of the run; changed in place.
-        like: The data whose recipes serve the run's data, too.
+        config: The run's config; changed in place.
+        like: The dataset whose recipes also fit the run's data.
     """
     paper = config.get("paper")
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
@@ -46,35 +46,35 @@ def adapt(config: dict[str, Any], like: str | None) -> None:
     row = experiments().get(str(name)) if name else None
     typed = config.get("overrides", ())
     if row is None:
-        _say_each("", shorten(config, typed))
+        _log_lines("", shorten_phases(config, typed))
         return
     wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
     lines: list[str] = []
     if config["data"]["_target_"] != wanted and like != row.train.data:
-        lines = [*_fit_data(config, row, typed), *_one_device(config, row, typed)]
-    lines += [*shorten(config, typed), *lower_ends(config, typed)]
-    _say_each(f"experiment={row.name}: ", lines)
+        lines = [*_fit_data(config, row, typed), *_use_one_device(config, row, typed)]
+    lines += [*shorten_phases(config, typed), *lower_ends(config, typed)]
+    _log_lines(f"experiment={row.name}: ", lines)
 
 
-def _say_each(start: str, lines: Sequence[str]) -> None:
+def _log_lines(start: str, lines: Sequence[str]) -> None:
     if is_first_process():
         for line in lines:
-            say(f"{start}{line}")
+            log(f"{start}{line}")
 
 
-def keys_of(typed: Sequence[str]) -> set[str]:
-    """The dotted names of typed options."""
+def option_keys(typed: Sequence[str]) -> set[str]:
+    """Return the dotted names of typed options."""
     return {word.partition("=")[0].lstrip("+~") for word in typed}
 
 
-def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
-    """Shorten warm-up and cool-down in proportion where a typed length leaves nothing else."""
+def shorten_phases(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
+    """Shorten warm-up and cool-down in proportion if they exceed the typed length."""
     schedule, length = config["schedule"], config["trainer"]["max_epochs"]
-    parts = {name: schedule.get(name) or 0 for name in PARTS}
-    own = [name for name in PARTS if f"schedule.{name}" not in keys_of(typed) and parts[name]]
+    parts = {name: schedule.get(name) or 0 for name in PHASES}
+    own = [name for name in PHASES if f"schedule.{name}" not in option_keys(typed) and parts[name]]
     numbers = all(isinstance(value, int | float) for value in (length, *parts.values()))
     if (
-        "trainer.max_epochs" not in keys_of(typed)
+        "trainer.max_epochs" not in option_keys(typed)
         or not own
         or not numbers
         or not 0 < length <= sum(parts.values())
@@ -83,7 +83,7 @@ def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
     rest = [word for word in typed if not word.lstrip("+").startswith("trainer.max_epochs=")]
     composed = compose_config([word for word in rest if not word.startswith("~")])
     usual: Any = OmegaConf.to_container(composed, resolve=True)
-    epochs = fixed(usual)["trainer"]["max_epochs"] or 0
+    epochs = apply_fixed_schedule(usual)["trainer"]["max_epochs"] or 0
     if epochs <= length:
         return []
     share = length / epochs
@@ -94,18 +94,18 @@ def shorten(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
 
 
 def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
-    """Lower the first and last rate with the top one where a small batch brings that below them."""
+    """Lower the first and last rate in proportion if a small batch puts the peak below them."""
     optimizer, schedule, trainer = (config[name] for name in ("optimizer", "schedule", "trainer"))
     reference = optimizer.get("reference_batch")
-    if not reference or not any(schedule.get(name) for name in ENDS):
+    if not reference or not any(schedule.get(name) for name in END_RATES):
         return []
-    devices = device_count(trainer) * int(trainer["num_nodes"])
+    devices = count_devices(trainer) * int(trainer["num_nodes"])
     share = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"] / reference
     top = optimizer["lr"] * share
     lower = {
         name: schedule[name] * share
-        for name in ENDS
-        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in keys_of(typed)
+        for name in END_RATES
+        if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(typed)
     }
     config["schedule"] = schedule | lower
     return [
@@ -115,21 +115,21 @@ def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
 
 
 def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
-    """Leave out what the row says of its own data and the data of the run cannot follow."""
+    """Drop settings of the row's own data that do not apply to the run's data."""
     lines: list[str] = []
     data = config["data"]
-    file = _file_of(data)
+    file = _data_file(data)
     known = file.get("data", {})
-    extra = [key for key in data if key not in known and f"data.{key}" not in keys_of(typed)]
+    extra = [key for key in data if key not in known and f"data.{key}" not in option_keys(typed)]
     for key in extra if known else ():
-        lines.append(f"data.{key}={data.pop(key)} is left out, which is of data={row.train.data}")
+        lines.append(f"data.{key}={data.pop(key)} is left out: it belongs to data={row.train.data}")
     usual = file.get("schedule", {})
-    config["schedule"] = _without_usual(config["schedule"], usual, typed)
+    config["schedule"] = _drop_default_rates(config["schedule"], usual, typed)
     if "augmentation" in data:
         data["augmentation"] = _fit_augmentation(data["augmentation"], typed)
     if data.get("token_labels") == REQUIRED:
         data["token_labels"] = None
-        lines.append("data.token_labels=null, since the label maps are of the row's own images")
+        lines.append("data.token_labels=null, because the label maps belong to the row's images")
     if (
         row.train.start
         and config["backbone"]["pretrained"] is None
@@ -137,56 +137,56 @@ def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[st
     ):
         config["backbone"]["pretrained"] = False
         lines.append(
-            "starts from random weights on other data than the row's; for trained ones pass "
-            "backbone.pretrained=<run folder>"
+            "starts from random weights, because the data differs from the row's; for trained "
+            "weights pass backbone.pretrained=<run folder>"
         )
     return lines
 
 
 def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """Leave out options of another augmentation than the one that is in use."""
-    from datamodules.images import transforms  # and with it torch
+    """Drop options that the augmentation in use does not have."""
+    from datamodules.images import transforms  # imports torch
 
     made = getattr(transforms, str(augmentation["_target_"]).rpartition(".")[2], None)
     if made is None:
-        return dict(augmentation)  # of a data set of the user's own
+        return dict(augmentation)  # of a user's own dataset
     known = {"_target_", *inspect.signature(made).parameters}
     return {
         key: value
         for key, value in augmentation.items()
-        if key in known or f"data.augmentation.{key}" in keys_of(typed)
+        if key in known or f"data.augmentation.{key}" in option_keys(typed)
     }
 
 
-def _one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
-    """Train on the device that there is, where the row would take all GPUs."""
-    if "trainer" in keys_of(typed):
+def _use_one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
+    """Use the default trainer with one device instead of the row's, which takes all GPUs."""
+    if "trainer" in option_keys(typed):
         return []
     usual = read_yaml(CONFIGS / "trainer" / "auto.yaml")
-    own = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in keys_of(typed)}
+    own = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(typed)}
     if all(config["trainer"][name] == value for name, value in own.items()):
         return []
     config["trainer"] = config["trainer"] | own
     return [f"trainer=auto instead of {row.train.trainer}, so one device"]
 
 
-def _without_usual(
+def _drop_default_rates(
     schedule: Mapping[str, Any], usual: Mapping[str, Any], typed: Sequence[str]
 ) -> dict[str, Any]:
-    """Let the row's way to give a rate win over the data file's, where only one can be."""
+    """Let the row's way to give a rate replace the data file's where both are set."""
     left = {
         name: None
         for pair in EXCLUSIVE
         for name in pair
         if all(schedule.get(one) is not None for one in pair)
         and float(usual.get(name, "nan")) == schedule[name]  # PyYAML reads 1e-6 as text
-        and f"schedule.{name}" not in keys_of(typed)
+        and f"schedule.{name}" not in option_keys(typed)
     }
     return {**schedule, **left}
 
 
-def _file_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the file of a data set; nothing where there is no such file."""
+def _data_file(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the config file of a dataset; empty if the file is missing."""
     for path in sorted((CONFIGS / "data").glob("*.yaml")):
         content: dict[str, Any] = read_yaml(path)
         if content["data"]["_target_"] == data["_target_"]:

@@ -1,4 +1,4 @@
-"""What no single part of a run can check of its config, before anything is built."""
+"""Checks of a composed config that concern several parts, before anything is built."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import check_value, unknown
+from tasks.engine.family import find_family
 from tasks.engine.saved_config import SOLVED, checkpoint_file
-from tools.cli.network_names import name_of
+from tools.cli.catalogue import catalogue
+from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import CHOSEN, check_auto, fixed
-from tools.config.changed_rows import adapt
-from tools.config.lengths import with_numbers
-from tools.config.recipes import check_data, choice
+from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
+from tools.config.changed_rows import adapt_row
+from tools.config.recipes import REQUIRED, check_data, typed_choice
+from tools.config.training_length import fill_lengths
 from tools.papers.experiments import find_experiment
 
-# Options at the top of the config and their types; those of the groups belong to what they build.
-TOP = {
+# Options at the top level with their types; options of groups are checked by what they build.
+TOP_LEVEL = {
     "mode": Literal["fit", "validate", "test", "predict"],
     "ckpt": str | None,
     "resume": bool,
@@ -31,46 +33,48 @@ TOP = {
     "checkpoints": Literal["all", "best", "last"],
     "checkpoint_every": float | None,
     "require_pretrained": bool,
-    "keep_classifier": bool,
+    "keep_classifier": bool | None,  # of tasks with a classifier
     "keep_memory": bool,
     "report": bool,
 }
-# Other keys at the top.
-PARTS = (CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name")
-REQUIRED = "required"  # a recipe's word for label maps that a command has to name
-HALF_ZERO = 2**-25  # and what is below it float16 rounds to 0
-# Groups that every run has.
+# Other keys at the top level.
+OTHER_KEYS = (
+    CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name"
+)  # fmt: skip
+HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
+# Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
 
-def resolved(config: Any) -> dict[str, Any]:
-    """Check what no single part can, and fill in the checkpoint files that folders stand for.
+def resolve_config(config: Any) -> dict[str, Any]:
+    """Check a config, and replace run folders by the checkpoint files they stand for.
 
     Raises:
-        ValueError: An impossible combination, with the command that works.
+        ValueError: Options contradict each other; the message shows a command that works.
     """
     config = dict(config)
-    known = [*TOP, *GROUPS, *PARTS]
+    known = [*TOP_LEVEL, *GROUPS, *OTHER_KEYS]
     for option in config:
         if option not in known:
             raise ValueError(unknown("option", option, known))
-    for option, hint in TOP.items():
+    for option, hint in TOP_LEVEL.items():
         check_value(option, config.get(option), hint)
     for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
-    check_ranges({key: config.get(key) for key in (*TOP, *GROUPS, "callbacks", "logger")})
+    check_ranges({key: config.get(key) for key in (*TOP_LEVEL, *GROUPS, "callbacks", "logger")})
     if not 0 <= config["seed"] < 2**32:
-        raise ValueError(f"seed={config['seed']} is not from 0 to 4294967295")
+        raise ValueError(f"seed={config['seed']} must be between 0 and 4294967295")
     _check_report(config)
     minutes = config["checkpoint_every"] or 0
     if not 0 <= minutes < math.inf:
-        raise ValueError(f"checkpoint_every={minutes} is no number of minutes; 0 is none")
-    config["trainer"] = with_numbers(config["trainer"], training=config["mode"] == "fit")
-    recipe, like = _check_made_for(config)
+        raise ValueError(f"checkpoint_every={minutes} must be a number of minutes; 0 is never")
+    config["trainer"] = fill_lengths(config["trainer"], training=config["mode"] == "fit")
+    _check_host(config)
+    recipe, like = _check_compatible(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
-        config = fixed(config)
+        config = apply_fixed_schedule(config)
     _check_mode(config)
-    adapt(config, like)
+    adapt_row(config, like)
     _check_solved(config)
     _check_length(config["trainer"], config["mode"])
     if config["mode"] == "fit":
@@ -79,36 +83,42 @@ def resolved(config: Any) -> dict[str, Any]:
         check_warmup(config["schedule"], config["trainer"])
     if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
         _check_pretrained(config)
-    _name_files(config)
+    _resolve_paths(config)
     return config
 
 
-def _check_made_for(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-    """Refuse a head, data or recipe made for others, and take out the marks that say so.
+def _check_host(config: Mapping[str, Any]) -> None:
+    """Check that the backbone has the modality of the task."""
+    family, name, known = find_family(config["task_name"]), config["backbone"]["name"], catalogue()
+    family.check_host(name, known.modality(name), known.hosts_for(family.modality))
+
+
+def _check_compatible(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Check that head, data and recipe fit the task and each other, and remove their marks.
 
     Returns:
-        The recipe, and the data whose recipes serve the run's data, too.
+        The recipe, and the dataset whose recipes also fit the run's data.
     """
     for group in ("head", "data"):
-        _check_fits(group, config[group].pop("_tasks_", None), config["task_name"])
+        _check_task(group, config[group].pop("_tasks_", None), config["task_name"])
     config["data"].pop("_as_run_", None)
     recipe: Mapping[str, Any] = config.pop("recipe", {})
-    _check_fits("recipe", recipe.get("_tasks_"), config["task_name"])
+    _check_task("recipe", recipe.get("_tasks_"), config["task_name"])
     like: str | None = config["data"].pop("_like_", None)
     check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
     return recipe, like
 
 
-def _name_files(config: dict[str, Any]) -> None:
-    """Make paths what they mean now, in this folder."""
+def _resolve_paths(config: dict[str, Any]) -> None:
+    """Make paths absolute, as they are meant in the current folder."""
     data, backbone = config["data"], config["backbone"]
     if isinstance(data.get("root"), str):
-        # Evaluations of this run may begin in another folder.
+        # Evaluations of this run may start in another folder.
         data["root"] = str(Path(data["root"]).expanduser().absolute())
     if data.get("token_labels") not in (None, REQUIRED):
         data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
-        # A resumed run needs it no more.
+        # A resumed run no longer needs its pretrained weights.
         with contextlib.suppress(ValueError) if config["resume"] else contextlib.nullcontext():
             backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
     taught = config["task"].get("distillation") or {}
@@ -116,74 +126,74 @@ def _name_files(config: dict[str, Any]) -> None:
         teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
         config["task"] = config["task"] | {"distillation": taught | {"checkpoint": teacher}}
     if config["mode"] != "fit":
-        # "latest" will lead elsewhere some day.
+        # "latest" may point to another run later.
         config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
 
 
 def _check_report(config: Mapping[str, Any]) -> None:
-    """Refuse the page of a run where no run is trained."""
+    """Check that a report is only requested for a training."""
     if config["report"] and config["mode"] != "fit":
         raise ValueError(
-            f"report=true is of a training; with mode={config['mode']} type python "
-            "tools/analyse.py report ckpt=<run folder>"
+            f"report=true needs mode=fit; for mode={config['mode']} type python tools/analyse.py "
+            "report ckpt=<run folder>"
         )
 
 
-def _check_fits(group: str, tasks: Sequence[str] | None, task: str) -> None:
-    """Refuse a head, dataset or recipe that says it is for other tasks."""
+def _check_task(group: str, tasks: Sequence[str] | None, task: str) -> None:
+    """Check that a head, dataset or recipe is meant for the task."""
     if tasks is None or task in tasks:
         return
     options = sorted((CONFIGS / group).glob("*.yaml"))
-    fitting = [f"{group}={path.stem}" for path in options if task in tasks_of(path, group)]
+    fitting = [f"{group}={path.stem}" for path in options if task in read_tasks(path, group)]
     raise ValueError(
         f"this {group} is for task={' or '.join(tasks)}; "
         f"task={task} takes {', '.join(fitting) or 'none'}"
     )
 
 
-def tasks_of(path: Path, group: str) -> Sequence[str]:
-    """The tasks that a file of a group says it is for, or the files that it is made from."""
+def read_tasks(path: Path, group: str) -> Sequence[str]:
+    """Return the tasks of a config file, or those of the files in its defaults."""
     content = read_yaml(path)
     own: Sequence[str] | None = content.get(group, content).get("_tasks_")
     if own is not None:
         return own
     parents = [name for name in content.get("defaults", ()) if name != "_self_"]
-    return [task for name in parents for task in tasks_of(path.parent / f"{name}.yaml", group)]
+    return [task for name in parents for task in read_tasks(path.parent / f"{name}.yaml", group)]
 
 
 def _check_mode(config: Mapping[str, Any]) -> None:
     mode = config["mode"]
     if mode != "fit" and config["ckpt"] is None:
         raise ValueError(
-            f"mode={mode} needs the weights: pass ckpt=<run folder or checkpoint file>"
+            f"mode={mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
         )
     if mode != "fit" and config["resume"]:
         raise ValueError(
-            f"resume=true goes on with training; with mode={mode} pass ckpt=<run folder> alone"
+            f"resume=true continues a training; for mode={mode} pass ckpt=<run folder> alone"
         )
     if mode == "fit" and config["ckpt"] is not None and not config["resume"]:
         raise ValueError(
-            "ckpt with mode=fit is the run to go on with: pass resume=true, or start from its "
-            f"backbone with backbone.pretrained={config['ckpt']}"
+            "ckpt with mode=fit is the run to resume: pass resume=true, or start a new run from "
+            f"its backbone with backbone.pretrained={config['ckpt']}"
         )
     if mode != "predict" and config["input"] is not None:
-        raise ValueError("input names images to predict: pass mode=predict")
+        raise ValueError("input= is for predictions: pass mode=predict")
 
 
 def _check_solved(config: Mapping[str, Any]) -> None:
-    """Refuse what needs a checkpoint where classifiers are solved, which leaves none."""
+    """Check that a protocol with solved classifiers, which saves no checkpoint, asks for none."""
     if not str(config["head"].get("_target_")).startswith(SOLVED):
         return
     if config["mode"] != "fit":
         raise ValueError(
-            f"protocol={config.get('protocol')} solves its classifiers anew from the features of "
-            f"a backbone: leave mode={config['mode']} and ckpt out and pass "
+            f"protocol={config.get('protocol')} solves its classifiers from the backbone's "
+            f"features on each run: leave mode={config['mode']} and ckpt out and pass "
             "backbone.pretrained=<run folder or checkpoint file>"
         )
     if config["resume"]:
         raise ValueError(
-            f"protocol={config.get('protocol')} leaves nothing to resume: start it anew without "
-            "resume=true"
+            f"protocol={config.get('protocol')} saves no checkpoint to resume: start it again "
+            "without resume=true"
         )
 
 
@@ -197,30 +207,30 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
 
 
 def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-    """Refuse AdamW in float16, where its eps is 0 and a weight without gradient becomes NaN."""
+    """Check AdamW's eps in float16: eps=0 makes weights without gradient NaN."""
     eps = optimizer.get("eps", 1e-8)  # torch's default
     if trainer["precision"] != "16-true" or optimizer.get("name") != "adamw":
         return
     if isinstance(eps, int | float) and eps <= HALF_ZERO:
         raise ValueError(
-            f"trainer.precision=16-true trains weights in float16, where AdamW's eps of {eps:g} is "
-            "0 and the first step leaves NaN; pass trainer.precision=16-mixed or bf16-true, or "
+            f"trainer.precision=16-true trains in float16, where AdamW's eps={eps:g} rounds to 0 "
+            "and the first step gives NaN; pass trainer.precision=16-mixed or bf16-true, or "
             "+optimizer.eps=1e-4"
         )
 
 
 def _is_published(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
-    """Return True for a recipe or an experiment, whose schedule does not depend on the set."""
+    """Return True for a recipe or an experiment, whose schedule is fixed."""
     typed, paper = config.get("overrides", ()), config.get("paper")
     is_row = isinstance(paper, Mapping) and paper.get("experiment")
-    return bool(recipe or choice("recipe", typed) or is_row)
+    return bool(recipe or typed_choice("recipe", typed) or is_row)
 
 
 def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> None:
-    """Refuse a warm-up and cooldown that are as long as the run.
+    """Check that warm-up and cool-down are shorter than the run.
 
     Raises:
-        ValueError: Names both lengths.
+        ValueError: They are as long as the run or longer.
     """
     epochs = trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in ("warmup", "cooldown")}
@@ -229,8 +239,8 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
     if numbers and given and 0 < epochs <= sum(given.values()):
         named = " and ".join(f"schedule.{name}={value}" for name, value in given.items())
         raise ValueError(
-            f"{named} epochs leave nothing of trainer.max_epochs={epochs}; lower "
-            f"{'them' if len(given) > 1 else 'it'}, 0 being none"
+            f"{named} epochs are the whole of trainer.max_epochs={epochs}; lower "
+            f"{'them' if len(given) > 1 else 'it'} (0 is off)"
         )
 
 
@@ -238,8 +248,9 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
         return
     if "backbone.pretrained=null" in config.get("overrides", ()):
-        return  # typed, as false is
+        return  # typed explicitly, which means false
     task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    start = find_family(task).started_by
     experiment = (config.get("paper") or {}).get("experiment")
     if experiment is not None:
         raise ValueError(
@@ -250,9 +261,9 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         )
     raise ValueError(
         f"task={task} starts from a trained backbone. Train one:\n"
-        f"  python tools/run.py task=classification backbone={name}\n"
+        f"  python tools/run.py task={start} backbone={name}\n"
         f"then pass it:\n"
         f"  python tools/run.py task={task} backbone={name} "
-        f"backbone.pretrained={root}/classification/{name_of(config['backbone'])}/latest\n"
+        f"backbone.pretrained={root}/{start}/{config_network_name(config['backbone'])}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )

@@ -1,4 +1,4 @@
-"""Hydra's groups without files: ``backbone`` from the registry, ``experiment`` from the papers."""
+"""Hydra groups without files: ``backbone`` from the registry, ``experiment`` from the papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
-from tools.config.experiment_words import experiment_config
+from tools.config.experiment_configs import experiment_config
 from tools.config.recipes import NO_RECIPE, register_resolvers
 from tools.papers.experiments import experiments
 
@@ -20,7 +20,7 @@ class LazyGroup(dict[str, ConfigNode]):
     """Group of Hydra's that makes a config when it is looked up.
 
     All 950 backbones together would take 0.6 s. A launcher composes a sweep's runs in other
-    processes; a copy there registers the groups and resolvers anew.
+    processes; unpickling there registers the groups and resolvers anew.
 
     Args:
         name: Name of the group.
@@ -40,17 +40,17 @@ class LazyGroup(dict[str, ConfigNode]):
         self.name, self.names, self.content, self.package = name, names, content, package
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self.name,)
+        return _restore_group, (self.name,)
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
 
     def __contains__(self, file: object) -> bool:
-        # Hydra looks None up where no option is chosen, which needs no names.
+        # Hydra looks up None if no option is chosen; that must not load the names.
         return file != "None.yaml" and str(file).removesuffix(".yaml") in self.names()
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """Return the file names that the options would have."""
+        """Return the options' file names."""
         return {f"{name}.yaml": None for name in self.names()}.keys()
 
     def __missing__(self, file: str) -> ConfigNode:
@@ -59,32 +59,32 @@ class LazyGroup(dict[str, ConfigNode]):
         return self[file]
 
 
-def register() -> None:
-    """Register the backbones and experiments as groups, and what configs may compute."""
+def register_groups() -> None:
+    """Register the backbones and experiments as groups, and the resolvers of recipes."""
     warnings.filterwarnings("ignore", module=r"(torch|timm|mm\w+|lightning|torchmetrics)(\.|$)")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
     for group in (
-        LazyGroup("backbone", lambda: catalogue().backbones, _backbone),
-        LazyGroup("experiment", experiments, _experiment, "_global_"),
+        LazyGroup("backbone", lambda: catalogue().backbones, _backbone_config),
+        LazyGroup("experiment", experiments, _experiment_config, "_global_"),
     ):
         ConfigStore.instance().repo[group.name] = group
     ConfigStore.instance().store(NO_RECIPE, {}, "recipe", "_global_")
     register_resolvers()
 
 
-def _backbone(name: str) -> dict[str, Any]:
-    """Return the options of a backbone; those on class tokens follow the typed token mixer."""
+def _backbone_config(name: str) -> dict[str, Any]:
+    """Return a backbone's options; class-token options resolve after the token mixer is known."""
     known = catalogue()
     schema = known.schema(name)
-    waiting = [key for key, value in known.beside_token_mixer(name, None).items() if value]
+    waiting = [key for key, value in known.prefix_options(name, None).items() if value]
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 
-def _experiment(name: str) -> dict[str, Any]:
+def _experiment_config(name: str) -> dict[str, Any]:
     return experiment_config(experiments()[name])
 
 
-def _registered(name: str) -> LazyGroup:
-    register()
+def _restore_group(name: str) -> LazyGroup:
+    register_groups()
     group: LazyGroup = ConfigStore.instance().repo[name]
     return group

@@ -1,4 +1,4 @@
-"""Composes what is typed for a run, and says in one sentence what Hydra refuses of it."""
+"""Compose the config of a run, and explain in one sentence what Hydra rejects."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from tasks.engine.run_files import read_run_config
 from tasks.engine.saved_config import CONFIG
 from tasks.engine.sources import check_sources
 from tools.cli.catalogue import catalogue
-from tools.cli.literal import quoted
 from tools.cli.paths import CONFIGS
+from tools.cli.quoting import quote
 from tools.config.config_checks import GROUPS
-from tools.config.experiment_words import check_runs
-from tools.config.run_config import config_of, line_of, option_groups
+from tools.config.experiment_configs import check_runnable
+from tools.config.run_config import compose_command, option_groups, typed_text
 from tools.papers.experiments import find_experiment
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """The config that the overrides of a run compose.
+def compose_checked(overrides: Sequence[str]) -> DictConfig:
+    """Compose the config of a run from its overrides.
 
     Raises:
-        ValueError: A name or key that does not exist, with the nearest ones that do.
+        ValueError: A name or key is unknown; the message suggests the nearest.
     """
     try:
         for override in overrides:
             _check_group(override, overrides)
             _check_removal(override)
-        _refuse_several(overrides)
+        _check_single_values(overrides)
         check_names(overrides)
-        return config_of(overrides)
+        return compose_command(overrides)
     except MissingConfigException as error:
-        raise ValueError(_missing(error)) from None
+        raise ValueError(_missing_message(error)) from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_unknown_key(error, overrides)) from None
+        raise ValueError(_unknown_key_message(error, overrides)) from None
     except ValueError as error:
         if "group override" not in str(error):
             _check_sources(overrides)
             raise
         typed = OverridesParser.create().parse_overrides(list(overrides))
         wrong = [
-            line_of(one)
+            typed_text(one)
             for one in typed
             if "." not in one.key_or_group and not isinstance(one.value(), str | list)
         ]
-        raise ValueError(f"{' or '.join(wrong)} is no name of an option; leave it out") from None
+        raise ValueError(f"{' or '.join(wrong)} is not an option name; leave it out") from None
 
 
 def _check_sources(overrides: Sequence[str]) -> None:
-    """Refuse a run folder whose network is unknown here and whose files it keeps.
+    """Check that no named run folder keeps its own sources of an unknown network.
 
     Raises:
-        ValueError: Names the files.
+        ValueError: A run folder keeps sources; the message names them.
     """
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if one.key_or_group == "ckpt" and isinstance(value := one.value(), str):
@@ -78,26 +78,26 @@ def _check_group(override: str, overrides: Sequence[str]) -> None:
     key, equals, value = override.partition("=")
     group = key.removeprefix("~")
     if key == "backbone.name":
-        raise ValueError(f"{override} leaves another one's options; pass backbone={value}")
+        raise ValueError(f"{override} would keep another backbone's options; pass backbone={value}")
     if group in GROUPS and (group != key or (equals and value in ("", "null"))):
-        raise ValueError(f"{override} is refused: a run needs its {group}")
+        raise ValueError(f"{override} is not allowed: a run needs its {group}")
     if key == "logger" and value in ("", "null"):
-        raise ValueError(f"{override} is refused: logger=csv leaves metrics.csv alone")
-    # Hydra would first make a config of every backbone, to name them.
+        raise ValueError(f"{override} is not allowed; for metrics.csv only pass logger=csv")
+    # Without this Hydra would build a config of every backbone to list their names.
     if key == "backbone" and re.fullmatch(r"[\w-]+", value) and value not in catalogue().backbones:
-        raise ValueError(_refusal(value))
+        raise ValueError(_backbone_message(value))
     if group == "experiment" and re.fullmatch(r"\w+", value) and value != "null":
-        check_runs(find_experiment(value), overrides)
+        check_runnable(find_experiment(value), overrides)
     if group in GROUPS and value.startswith("["):
-        raise ValueError(f"{override} names several; pass -m {group}={value.strip('[]')}")
+        raise ValueError(f"{override} has several values; pass -m {group}={value.strip('[]')}")
 
 
-def _refuse_several(overrides: Sequence[str]) -> None:
+def _check_single_values(overrides: Sequence[str]) -> None:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if one.is_sweep_override():
-            line = line_of(one)
+            line = typed_text(one)
             key, _, values = line.partition("=")
-            text = shlex.quote(f"{key}={quoted(values)}")
+            text = shlex.quote(f"{key}={quote(values)}")
             raise ValueError(
                 f"{line} has several values; pass -m {shlex.quote(line)} for a run of each, or "
                 f"{text} for one text"
@@ -105,16 +105,16 @@ def _refuse_several(overrides: Sequence[str]) -> None:
 
 
 def check_names(overrides: Sequence[str]) -> None:
-    """Refuse what has no key, and values of groups that are not names of their options.
+    """Check that every override has a key, and that values of groups are names.
 
-    Hydra would read a config from anywhere that a path leads to, with classes that it instantiates.
+    A path as a value would let Hydra read a config from anywhere, with classes to instantiate.
 
     Raises:
-        ValueError: Names the override.
+        ValueError: An override lacks a key, or its value is not a name.
     """
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
-            raise ValueError(f"{one.input_line} names no option; type key=value")
+            raise ValueError(f"{one.input_line} lacks an option name; type key=value")
         if one.key_or_group.partition("/")[0] not in option_groups():
             continue
         value = one.value()
@@ -124,50 +124,54 @@ def check_names(overrides: Sequence[str]) -> None:
             path = isinstance(text, str) and (text.startswith("/") or ".." in text.split("/"))
             if path or (isinstance(chosen, list) and not isinstance(text, str)):
                 raise ValueError(
-                    f"{one.input_line} is refused: {one.key_or_group} takes names; "
-                    f"python tools/run.py --help {one.key_or_group} lists them"
+                    f"{one.input_line} is not allowed: {one.key_or_group} takes a name; list them "
+                    f"with python tools/run.py --help {one.key_or_group}"
                 )
 
 
 def _check_removal(override: str) -> None:
     group = override.partition("=")[0].removeprefix("~")
     if override.startswith("~") and ("." not in group or group.startswith("trainer.")):
-        raise ValueError(f"{override} is refused: a run needs its {group}; give a value instead")
+        raise ValueError(
+            f"{override} is not allowed: a run needs its {group}; pass a value instead"
+        )
     if override.startswith("~") and group.endswith(("._target_", ".name")):
-        raise ValueError(f"{override} is refused: nothing else says what to build")
+        raise ValueError(f"{override} is not allowed: the option defines what is built")
 
 
-def _missing(error: MissingConfigException) -> str:
+def _missing_message(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
-    if group == "backbone":  # its options are too many for a message
-        return _refusal(name)
+    if group == "backbone":  # a backbone has too many options for a message
+        return _backbone_message(name)
     options = list(error.options or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")))
     near = difflib.get_close_matches(name, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"there is no {group} called {shortened(name)!r}; {hint}known: {listed(options)}"
+    return f"unknown {group} {shortened(name)!r}; {hint}known: {listed(options)}"
 
 
-def _refusal(backbone: str) -> str:
-    """What the registry says to a name that it does not know."""
+def _backbone_message(backbone: str) -> str:
+    """Return the registry's message for an unknown backbone."""
     try:
         host = catalogue().host_of(backbone)
     except ValueError as refused:
         return str(refused)
-    return f"{backbone} is {host} itself; pass backbone={host}"
+    return f"{backbone} is the host {host} itself; pass backbone={host}"
 
 
-def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
-    """Hydra names the key that does not exist; the valid ones are in the config without it."""
+def _unknown_key_message(error: Exception, overrides: Sequence[str]) -> str:
+    """Name the nearest valid keys, which are in the config without the unknown one."""
     found = re.search(
         r"Could not (?:override|append to config, an item is already at) '([\w.@/]+)'", str(error)
     )
     if not isinstance(error, ConfigCompositionException) or found is None:
         return " ".join(str(error).split())
     key = found.group(1)
-    # Which options exist depends on the chosen groups only.
+    # The valid options depend on the chosen groups only.
     choices = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
-        node: Any = config_of([o for o in choices if not o.lstrip("+~").startswith(f"{key}=")])
+        node: Any = compose_command(
+            [o for o in choices if not o.lstrip("+~").startswith(f"{key}=")]
+        )
     except (HydraException, OmegaConfBaseException):
         return " ".join(str(error).split())
     *parents, last = key.split(".")
@@ -182,5 +186,5 @@ def _unknown_key(error: Exception, overrides: Sequence[str]) -> str:
     near = difflib.get_close_matches(last, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
-    more = f". If its code takes more, +{key}=... adds it" if path else ""
-    return f"{where} has no option {shortened(last)!r}; {hint}it has: {listed(known)}{more}"
+    more = f". For an option that the config lacks, type +{key}=..." if path else ""
+    return f"unknown option {shortened(last)!r} of {where}; {hint}known: {listed(known)}{more}"

@@ -1,4 +1,4 @@
-"""What a recipe may depend on, the backbone's host and the head, and what it may be used for."""
+"""Recipes: values that depend on the backbone's host or the head, and the data they fit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
 
-NO_RECIPE = "none"  # what ``recipe=null`` stands for
+REQUIRED = "required"  # value of an option for label maps that the user must pass
+NO_RECIPE = "none"  # replaces ``recipe=null``
 
 
-def without_null(overrides: Sequence[str]) -> list[str]:
-    """Overrides in which ``recipe=null`` names a recipe without settings, as Hydra wants it.
+def replace_null_recipe(overrides: Sequence[str]) -> list[str]:
+    """Replace ``recipe=null`` by an empty recipe.
 
-    Hydra takes null for a group only where nothing else, such as an experiment, chooses it.
+    Hydra accepts null for a group only if nothing else, such as an experiment, chooses the group.
     """
     return [
         re.sub(r"\bnull\b", NO_RECIPE, one) if re.match(r"\+*recipe=", one) else one
@@ -28,29 +29,30 @@ def without_null(overrides: Sequence[str]) -> list[str]:
 
 
 def register_resolvers() -> None:
-    """Let recipes write ``${of_host:OPTION}`` and ``${of_head:OPTION}``.
+    """Register the resolvers of configs: ``of_host``, ``of_head`` and ``beside_token_mixer``.
 
-    Either stands for a value of the table ``recipe.OPTION``, whose keys are patterns of names.
-    ``${beside_token_mixer:OPTION}`` is the default of a host's option on class tokens.
+    ``${of_host:OPTION}`` and ``${of_head:OPTION}`` look up the host's or head's name in the table
+    ``recipe.OPTION``, which maps patterns to values. ``${beside_token_mixer:OPTION}`` is the
+    default of a host's class-token option with the typed token mixer.
     """
-    OmegaConf.register_new_resolver("of_host", _of_host, replace=True)
-    OmegaConf.register_new_resolver("of_head", _of_head, replace=True)
-    OmegaConf.register_new_resolver("beside_token_mixer", _beside_token_mixer, replace=True)
+    OmegaConf.register_new_resolver("of_host", _host_value, replace=True)
+    OmegaConf.register_new_resolver("of_head", _head_value, replace=True)
+    OmegaConf.register_new_resolver("beside_token_mixer", _prefix_option, replace=True)
 
 
 def check_data(
     recipe: Mapping[str, Any], target: str, like: str | None = None, typed: Sequence[str] = ()
 ) -> None:
-    """Refuse a recipe that is made for other data, unless an experiment brings it.
+    """Check that a recipe fits the data, unless an experiment chose the recipe.
 
     Args:
         recipe: The group of the config.
-        target: The datamodule.
-        like: The data whose recipes serve these, too.
-        typed: The command's options, which the advice goes by.
+        target: The data module's class.
+        like: The dataset whose recipes also fit these data.
+        typed: The command's options, for the advice.
 
     Raises:
-        ValueError: Names the data that it is for.
+        ValueError: The recipe is for other data.
     """
     wanted = recipe.get("_data_")
     if wanted is None or wanted == like:
@@ -58,17 +60,17 @@ def check_data(
     file = read_yaml(CONFIGS / "data" / f"{wanted}.yaml")
     if file["data"]["_target_"] == target:
         return
-    if choice("experiment", typed):
-        return  # the row's settings on other data, which is said where it is beside the paper
-    chosen = choice("recipe", typed) or "recipe="
+    if typed_choice("experiment", typed):
+        return  # results are marked as not comparable with the paper
+    chosen = typed_choice("recipe", typed) or "recipe="
     raise ValueError(
         f"this recipe is made for data={wanted}: pass data={wanted} data.root=<its folder>, "
         f"which may hold any set of the same layout, or leave {chosen} out"
     )
 
 
-def choice(group: str, typed: Sequence[str]) -> str | None:
-    """Return the word that chooses an option of a group, if one is typed."""
+def typed_choice(group: str, typed: Sequence[str]) -> str | None:
+    """Return the argument that chooses an option of a group, or None."""
     words = [re.sub(r"^\++|['\"]", "", word) for word in typed]
     chosen = [
         word
@@ -78,18 +80,18 @@ def choice(group: str, typed: Sequence[str]) -> str | None:
     return chosen[-1] if chosen else None
 
 
-def _of_host(option: str, *, _root_: Any) -> Any:
+def _host_value(option: str, *, _root_: Any) -> Any:
     return _look_up(_root_.recipe.get(option), catalogue().host_of(_root_.backbone.name), option)
 
 
-def _of_head(option: str, *, _root_: Any) -> Any:
+def _head_value(option: str, *, _root_: Any) -> Any:
     return _look_up(_root_.recipe.get(option), _root_.head.name, option)
 
 
-def _beside_token_mixer(option: str, *, _root_: Any) -> Any:
+def _prefix_option(option: str, *, _root_: Any) -> Any:
     typed = _root_.backbone.get("token_mixer")
     name = typed.get("name") if isinstance(typed, Mapping) else typed
-    return catalogue().beside_token_mixer(_root_.backbone.name, name)[option]
+    return catalogue().prefix_options(_root_.backbone.name, name)[option]
 
 
 def _look_up(table: Mapping[str, Any] | None, name: str, option: str) -> Any:
@@ -98,6 +100,6 @@ def _look_up(table: Mapping[str, Any] | None, name: str, option: str) -> Any:
         if fnmatch.fnmatchcase(name, pattern):
             return value
     raise ValueError(
-        f"this recipe gives {option} for {', '.join(table) or 'nothing'} and not for {name}; "
+        f"this recipe gives {option} for {', '.join(table) or 'nothing'}, but not for {name}; "
         f"pass {option}=<value>"
     )

@@ -1,4 +1,4 @@
-"""The config of a command: of an evaluation the run folder's, with what is typed beside it."""
+"""Compose a command's config; evaluations start from the run folder's config."""
 
 from __future__ import annotations
 
@@ -19,68 +19,63 @@ from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.recipes import without_null
+from tools.config.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 
-REMOVED = "removed"  # where Hydra keeps the options that a sweep's command takes away
-EVALUATION = "evaluation"  # name under which Hydra finds the config of a run folder
+REMOVED = "removed"  # config key for the options that a sweep's command removes
+EVALUATION = "evaluation"  # name under which Hydra finds a run folder's config
 MODES = ("validate", "test", "predict")
-# Of the run as well, so that a task can be built; they change nothing in an evaluation.
+# Taken from the run, so that its task can be built; unused in an evaluation.
 RECIPE = ("optimizer", "schedule")
-# What a typed group chooses besides itself.
+# Groups that a typed group also chooses.
 CHOOSES = {"experiment": {"task", "backbone", "head", "data", "protocol"}, "protocol": {"head"}}
-# Of the run's data also in an evaluation on other data: the order in which folders become labels.
-FOLLOWED = "class_order"
-# A run's start; the checkpoint has all weights.
-NOT_OF_EVALUATION = "backbone.pretrained"
+# Also taken from the run when evaluating other data: the order in which folders become labels.
+CLASS_ORDER = "class_order"
+# Only used by a training; the checkpoint has all weights.
+TRAINING_ONLY = "backbone.pretrained"
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The config of a run, from the files and a command's overrides."""
-    return _compose("run", without_null(overrides))
+    """Compose the config of a run from the config files and a command's overrides."""
+    return _compose("run", replace_null_recipe(overrides))
 
 
-def config_of(overrides: Sequence[str]) -> DictConfig:
-    """The config that a command means: with ``mode`` and ``ckpt`` the one of a run folder.
+def compose_command(overrides: Sequence[str]) -> DictConfig:
+    """Compose a command's config; with ``mode`` and ``ckpt``, from the run folder's config.
 
     Raises:
-        ValueError: The folder is no run folder, or one of another task.
+        ValueError: The folder is not a run folder, or its run has another task.
     """
     typed = OverridesParser.create().parse_overrides(list(overrides))
-    run = _run_of(typed)
-    return compose_config(overrides) if run is None else _evaluation(run, typed)
+    run = _find_run(typed)
+    return compose_config(overrides) if run is None else _compose_evaluation(run, typed)
 
 
-def line_of(override: Override) -> str:
-    """An override as it was typed."""
+def typed_text(override: Override) -> str:
+    """Return an override as it was typed."""
     return str(override.input_line)
 
 
 def is_evaluation(overrides: Sequence[str]) -> bool:
-    """Whether a mode is typed, so that the config may be one of a run folder."""
+    """Return True if a mode is typed, so that the config may come from a run folder."""
     return any(override.lstrip("+").startswith("mode=") for override in overrides)
 
 
 def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
-    """The config of a job as plain values, with what was typed as ``overrides``.
-
-    Args:
-        overrides: What was typed.
-        composed: What it composes, if that is known.
-    """
-    config = config_of(overrides) if composed is None else composed
+    """Return the config of a job as plain values, with the typed options as ``overrides``."""
+    config = compose_command(overrides) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return content | {"overrides": strip_pluses(overrides)}
+    return content | {"overrides": strip_forced(overrides)}
 
 
-def strip_pluses(overrides: Sequence[str]) -> list[str]:
-    """Overrides of a job, the ``++`` of ``for_hydra`` taken off."""
+def strip_forced(overrides: Sequence[str]) -> list[str]:
+    """Remove the ``++`` of ``force_overrides``."""
     return [override.removeprefix("++") for override in overrides]
 
 
 def restore_removals(overrides: Sequence[str]) -> list[str]:
-    """Overrides of a job, in which ``for_hydra`` has put removals as values."""
+    """Restore the removals that ``force_overrides`` has turned into values."""
     mark = f"++{REMOVED}."
     return [
         f"~{one.removeprefix(mark).partition('=')[0]}" if one.startswith(mark) else one
@@ -88,76 +83,76 @@ def restore_removals(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def for_hydra(
+def force_overrides(
     arguments: Sequence[str], jobs: Sequence[Sequence[str]], *, varied: bool = False
 ) -> list[str]:
-    """The arguments in a form that Hydra composes with whatever groups it begins with.
+    """Rewrite arguments so that Hydra composes them with any initial groups.
 
-    Hydra composes a command before anything of ours runs, from the files alone. There the options
-    of a run folder's head, or of an experiment that a sweep varies, may not exist. So values come
-    with ``++``, which makes what does not exist, and removals as values of ``REMOVED``. That all
-    exist in each job's config is checked before.
+    Hydra composes a command before our code runs, from the files alone. The options of a run
+    folder's head, or of a swept experiment, may be missing there. So values get ``++``, which adds
+    missing keys, and removals become values of ``REMOVED``. ``compose_checked`` has already checked
+    that all keys exist in each job's config.
 
     Args:
-        arguments: Of the command.
+        arguments: The command's arguments.
         jobs: The overrides of each run.
-        varied: True for a sweep over a group, such as experiments.
+        varied: The sweep varies a group, such as experiments.
 
     Raises:
-        ValueError: An option is to be taken away from the config of a run folder.
+        ValueError: The command removes an option from a run folder's config.
     """
     parser = OverridesParser.create()
-    runs = [_run_of(parser.parse_overrides(list(job))) for job in jobs]
+    runs = [_find_run(parser.parse_overrides(list(job))) for job in jobs]
     if not any(runs) and not varied:
         return list(arguments)
     taken = [argument for argument in arguments if argument.startswith("~")]
     if taken and any(runs):
-        raise ValueError(f"{taken[0]} cannot be typed beside a run folder; give a value instead")
+        raise ValueError(f"{taken[0]} cannot be combined with a run folder; pass a value instead")
     tasks = {run.config["task_name"] for run in runs if run is not None}
     task = [] if len(tasks) > 1 or any(a.startswith("task=") for a in arguments) else tasks
-    forced = [a if _is_choice(a) else _forced(a) for a in arguments]
+    forced = [a if _is_choice(a) else _force(a) for a in arguments]
     return [*forced, *(f"task={name}" for name in task)]
 
 
-def _forced(argument: str) -> str:
+def _force(argument: str) -> str:
     if argument.startswith("~"):
         return f"++{REMOVED}.{argument.removeprefix('~').partition('=')[0]}=true"
     return f"++{argument.lstrip('+')}"
 
 
 def log_differences(config: Mapping[str, Any]) -> None:
-    """Name in one line what an evaluation does otherwise than the run that it takes weights from.
+    """Log in one line how an evaluation's config differs from its run's.
 
-    A checkpoint outside of a run folder has nothing to compare with, which is said instead.
+    A checkpoint outside of run folders lacks a config to compare with, which is logged instead.
     """
     if not is_first_process():
         return
     run = open_saved(config["ckpt"]).run
     if run is None:
         logger.info(
-            f"{config['ckpt']} lies in no run folder (no ../{CONFIG}): task, backbone, head and "
-            "data are the typed ones and the defaults"
+            f"{config['ckpt']} is not in a run folder (no ../{CONFIG}): task, backbone, head and "
+            "data are the typed ones or the defaults"
         )
         return
     then, now = (
         flatten({group: part[group] for group in IDENTITY}) for part in (run.config, config)
     )
     differ = [
-        f"{key} {_shown(now, key)} (run: {_shown(then, key)})"
+        f"{key} {_format_value(now, key)} (run: {_format_value(then, key)})"
         for key in [*now, *(key for key in then if key not in now)]
-        if then.get(key) != now.get(key) and key != NOT_OF_EVALUATION
+        if then.get(key) != now.get(key) and key != TRAINING_ONLY
     ]
     if differ:
         logger.info(f"differs from the run: {', '.join(differ)}")
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key, "not set")
     return "null" if value is None else str(value)
 
 
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    # Hydra runs the job that asks for this, and composes for one at a time.
+    # This runs inside a job of Hydra's, but Hydra composes one config at a time.
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None
     try:
@@ -167,40 +162,40 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
         GlobalHydra.instance().hydra = outer
 
 
-def _run_of(typed: Sequence[Override]) -> SavedRun | None:
-    """The run folder that an evaluation names."""
+def _find_run(typed: Sequence[Override]) -> SavedRun | None:
+    """Return the run folder that an evaluation names, or None."""
     values = {override.key_or_group: override.value() for override in typed}
     ckpt = values.get("ckpt")
-    # Together these are refused, in words, by the check of all commands.
+    # The check of all commands rejects these combinations.
     if values.get("mode") not in MODES or values.get("resume") or not isinstance(ckpt, str):
         return None
     return open_saved(ckpt).run
 
 
 def _is_choice(argument: str) -> bool:
-    """Whether an argument is a flag, Hydra's own, or chooses a group."""
+    """Return True for flags, options of Hydra itself, and choices of a group."""
     key = argument.partition("=")[0].lstrip("+~")
     return key.startswith(("-", "hydra.", "hydra/")) or key in option_groups()
 
 
 def option_groups() -> set[str]:
-    """Names of Hydra's groups: folders of configs, and those that are filled from elsewhere."""
+    """Return the names of Hydra's groups: config folders, and groups without files."""
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published"}
     return folders | {"backbone", "experiment"}
 
 
-def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
-    """The run's config with the typed groups and values."""
+def _compose_evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
+    """Compose the run's config with the typed groups and values."""
     groups = option_groups()
-    chosen = {o.key_or_group: line_of(o) for o in typed if o.key_or_group in groups}
+    chosen = {o.key_or_group: typed_text(o) for o in typed if o.key_or_group in groups}
     values = [override for override in typed if override.key_or_group not in groups]
     given = {name for group in chosen for name in {group} | CHOOSES.get(group, set())}
-    own = [f"{group}={name}" for group, name in _choices(run) if group not in given]
-    now = _plain(compose_config([*own, *chosen.values()]))
+    own = [f"{group}={name}" for group, name in _group_choices(run) if group not in given]
+    now = _to_dict(compose_config([*own, *chosen.values()]))
     task = run.config["task_name"]
     if now["task_name"] != task:
         raise ValueError(
-            f"{run.folder} is a run of task={task}, and its weights serve no other; leave "
+            f"{run.folder} is a run of task={task}; its weights fit no other task, so leave "
             f"task={now['task_name']} out"
         )
     merged = {**now, **{part: run.config[part] for part in RECIPE if part in run.config}}
@@ -209,10 +204,10 @@ def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     reference = {**now, **{group: run.config[group] for group in IDENTITY}}
     for group in IDENTITY:
         if identity(group, now[group]) == identity(group, run.config[group]):
-            merged[group] = _followed(group, now, reference)
-    # Images are prepared as the network was trained with them, whatever data it is tried on.
+            merged[group] = _follow_references(group, now, reference)
+    # Other data is preprocessed like the data that the network was trained on.
     own_data, taken = run.config["data"], [*now["data"].get("_as_run_", ())]
-    taken += [FOLLOWED] if FOLLOWED in now["data"] else []
+    taken += [CLASS_ORDER] if CLASS_ORDER in now["data"] else []
     if merged["data"] is now["data"]:
         followed = {key: own_data[key] for key in taken if key in own_data}
         merged["data"] = {**merged["data"], **followed}
@@ -220,18 +215,18 @@ def _evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     new -= {name for name in new if chosen[name] in run.config.get("overrides", ())}
     if new:
         others = [line for group, line in chosen.items() if group not in new]
-        usual = [f"{group}={name}" for group, name in _choices(run) if group not in chosen]
-        _add_changes(merged, _plain(compose_config([*usual, *others])), now)
-    return _with_values(merged, now, values)
+        usual = [f"{group}={name}" for group, name in _group_choices(run) if group not in chosen]
+        _add_changes(merged, _to_dict(compose_config([*usual, *others])), now)
+    return _apply_values(merged, now, values)
 
 
-def _choices(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """The options of Hydra's groups that lead to a run's config, as far as files have them."""
+def _group_choices(run: SavedRun) -> Iterator[tuple[str, str]]:
+    """Yield the group choices that lead to a run's config, where config files have them."""
     config = run.config
     tasks = sorted(path.stem for path in (CONFIGS / "task").glob("*.yaml"))
     if config["task_name"] not in tasks:
         raise ValueError(
-            f"{run.folder / CONFIG} is of the task {config['task_name']!r}; known: "
+            f"{run.folder / CONFIG} has the unknown task {config['task_name']!r}; known: "
             f"{', '.join(tasks)}"
         )
     yield "task", config["task_name"]
@@ -246,8 +241,10 @@ def _choices(run: SavedRun) -> Iterator[tuple[str, str]]:
         yield "protocol", config["protocol"]
 
 
-def _followed(group: str, now: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """A group of the run, with references where its values are what these lead to.
+def _follow_references(
+    group: str, now: Mapping[str, Any], reference: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a group of the run, with references restored where they give the run's values.
 
     So ``backbone.img_size`` follows a typed ``data.image_size``, unless the run had set it.
     """
@@ -264,31 +261,31 @@ def _followed(group: str, now: Mapping[str, Any], reference: Mapping[str, Any]) 
             continue  # a recipe's table without an entry for this backbone
         if follows:
             OmegaConf.update(config, key, value)
-    return _plain(config)[group]
+    return _to_dict(config)[group]
 
 
 def _add_changes(merged: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Let the run's groups have what a newly typed recipe changes."""
+    """Apply the changes of a newly typed recipe to the run's groups."""
     for group in IDENTITY:
         old, new = flatten(before[group]), flatten(now[group])
         config = OmegaConf.create(merged[group])
         for key, value in new.items():
             if old.get(key) != value:
                 OmegaConf.update(config, key, value, force_add=True)
-        merged[group] = _plain(config)
+        merged[group] = _to_dict(config)
 
 
-def _with_values(
+def _apply_values(
     merged: dict[str, Any], now: Mapping[str, Any], values: Sequence[Override]
 ) -> DictConfig:
-    """The typed values, by Hydra's rules, on a config that is in no file."""
+    """Apply the typed values, by Hydra's rules, to a config that is in no file."""
     merged["backbone"] = {**merged["backbone"], "pretrained": None}
     known = OmegaConf.create(merged)
     lines = []
     for override in values:
-        key, line = override.key_or_group, line_of(override)
-        # Options that came after the run may be typed, and those that the run had added.
-        added = override.is_add() or (_has(now, key) and not _has(merged, key))
+        key, line = override.key_or_group, typed_text(override)
+        # Options that are newer than the run may be typed, and options that the run had added.
+        added = override.is_add() or (_has_key(now, key) and not _has_key(merged, key))
         lines.append(f"++{line.lstrip('+')}" if added else line)
     name = f"{EVALUATION}.yaml"
     ConfigStore.instance().repo[name] = ConfigNode(name, known, None, None, None)
@@ -297,7 +294,7 @@ def _with_values(
     return config
 
 
-def _has(config: Mapping[str, Any], key: str) -> bool:
+def _has_key(config: Mapping[str, Any], key: str) -> bool:
     *parents, last = key.split(".")
     node: Any = config
     for parent in parents:
@@ -305,6 +302,6 @@ def _has(config: Mapping[str, Any], key: str) -> bool:
     return isinstance(node, Mapping) and last in node
 
 
-def _plain(config: Any) -> dict[str, Any]:
+def _to_dict(config: Any) -> dict[str, Any]:
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
     return content

@@ -1,4 +1,4 @@
-"""Sweeps: patterns of names as values, runs in other processes, and the table at the end."""
+"""Patterns of names as values of a sweep."""
 
 from __future__ import annotations
 
@@ -6,42 +6,46 @@ import fnmatch
 from collections.abc import Callable, Sequence
 
 from backbones.options import listed
-from tools.cli.arguments import select
+from tools.cli.arguments import select_backbones
 from tools.cli.paths import CONFIGS
 from tools.papers.experiments import experiments
 
 GROUPS = ("task", "head", "data", "trainer", "recipe", "experiment", "protocol")
-SIGNS = "*?"
+WILDCARDS = "*?"
 
 Fits = Callable[[str, str], bool]
 
 
-def expanded(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
-    """A command in which patterns, such as ``backbone=swin_t*``, are the names they stand for.
+def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> list[str]:
+    """Replace patterns, such as ``backbone=swin_t*``, by the names that they match.
 
     Args:
-        arguments: As they were typed.
-        sweep: Whether several values are allowed.
-        fits: Whether an option of a group fits the command's task.
+        arguments: As typed.
+        sweep: True if several values are allowed.
+        fits: Returns True if an option of a group fits the command's task.
 
     Raises:
-        ValueError: A pattern of nothing, or one where a single name has to be.
+        ValueError: A pattern matches nothing, or the command takes a single name.
     """
     found = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         plain = not set(value) & set("()[]{}'\"")
-        if key not in ("backbone", *GROUPS) or not plain or not set(value) & set(SIGNS):
+        if key not in ("backbone", *GROUPS) or not plain or not set(value) & set(WILDCARDS):
             found.append(argument)
             continue
         if not sweep:
-            raise ValueError(f"{argument} names several; pass -m {argument}")
-        names = select(value) if key == "backbone" else _options(key, value, fits, arguments)
+            raise ValueError(f"{argument} stands for several values; pass -m {argument}")
+        if key == "backbone":  # patterns skip other modalities; names of one raise an error later
+            typed = value.split(",")
+            names = [name for name in select_backbones(value) if name in typed or fits(key, name)]
+        else:
+            names = _match(key, value, fits, arguments)
         found.append(f"{key}={','.join(names)}")
     return found
 
 
-def _options(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
+def _match(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> list[str]:
     if group == "experiment":
         typed = {argument.partition("=")[0].lstrip("+") for argument in arguments}
         known = [
@@ -53,7 +57,7 @@ def _options(group: str, value: str, fits: Fits, arguments: Sequence[str]) -> li
         known = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     names = []
     for item in value.split(","):
-        pattern = any(sign in item for sign in SIGNS)
+        pattern = any(sign in item for sign in WILDCARDS)
         matching = [name for name in fnmatch.filter(known, item) if fits(group, name)]
         if pattern and not matching:
             all_names = "--help experiment lists all" if group == "experiment" else listed(known)

@@ -1,9 +1,8 @@
-"""What all exports share: the request, the weights it means, and a folder that is whole or absent.
+"""Shared by all exports: the request, the checkpoint, and a folder that is complete or absent.
 
-A target is a module here with a function ``export(request) -> list[Path]``: it writes its files
-into ``request.folder``, loads them back as their user will, compares the outputs with
-``check_equal`` and returns what it wrote. What it cannot export it refuses with a ValueError that
-names module and operator.
+A target is a module here with a function ``export(request) -> list[Path]``. It writes files to
+``request.folder``, loads them as their user will, compares the outputs with ``check_equal`` and
+returns the files. For what it cannot export it raises a ValueError that names module and operator.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import Family, find_family
 from tasks.engine.plain_files import DamagedFile, read_text
 from tools.cli.network_names import network_name
+from tools.cli.usual_family import usual_family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from backbones import Backbone
     from backbones.checkpoints.opening import Checkpoint
 
-NUM_CLASSES = 1000  # of a classifier without checkpoint
-MARK = ".mixerlab-export"  # an export's folder has this file, and no other folder is ever replaced
-MADE = "Made by an export, which may replace these files:"  # the first line of it
-SEED = 0  # of weights and images where there is no checkpoint
+NUM_CLASSES = 1000  # classifier outputs without a checkpoint
+MARK = ".mixerlab-export"  # marks an export's folder; other folders are never replaced
+MADE = "Made by an export, which may replace these files:"  # its first line
+SEED = 0  # of weights and images without a checkpoint
 
 Exporter = Callable[["ExportRequest"], "list[Path]"]
 
 
 def silent(text: str) -> None:
-    """Say nothing of what is being done."""
+    """Print no progress."""
 
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """Within it random weights are the same ones at every time."""
+    """Make random weights reproducible, as a context manager."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -54,14 +55,14 @@ def seeded() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Target:
-    """Somewhere a backbone can go.
+    """A format or toolkit to export to.
 
     Attributes:
         module: Module of this package that exports it.
-        summary: What is written, for the help.
-        needs: Packages that have to be installed, by import name, with what to type.
+        summary: Its line of the help.
+        needs: Required packages by import name, with the command that installs them.
         settings: Its own ``key=value`` arguments with their defaults, all texts.
-        choices: What a setting may be, where that is a closed list.
+        choices: The valid values of settings that have a closed list.
     """
 
     module: str
@@ -117,18 +118,18 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """One backbone on its way to one target.
+    """Export of one backbone to one target.
 
     Attributes:
         to: Name of the target.
         backbone: Registered name.
-        options: For ``create_backbone``; those of a run folder, then those typed.
+        options: For ``create_backbone``: the run's, overridden by typed ones.
         ckpt: Checkpoint file; None exports random weights.
-        run: The config of the run that made the checkpoint, if it lies in a run folder.
-        folder: Empty folder to write into; it gets its final name when all is done.
-        image_size: (H, W) of the images that outputs are compared on.
+        run: Config of the checkpoint's run; None outside of run folders.
+        folder: Empty folder to write to; it gets its final name when the export is complete.
+        image_size: (H, W) of the images for the comparison of outputs.
         settings: The target's own settings.
-        say: Told, a line each, what is being done where that takes long.
+        say: Prints a line of progress before long steps.
     """
 
     to: str
@@ -142,28 +143,33 @@ class ExportRequest:
     say: Callable[[str], None] = silent
 
     @property
+    def goes(self) -> str:
+        """Return the part of the run's family that the target takes; without a run, a backbone."""
+        return "backbone" if self.run is None else family_of_run(self.run).export_of(self.to)
+
+    @property
     def label(self) -> str:
-        """The name of the network, with a token mixer that replaces the host's."""
+        """Return the network's name, including a token mixer that replaces the host's."""
         return network_name(self.backbone, self.options.get("token_mixer"))
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """What the checkpoint file holds, read once; None for random weights."""
+        """Read the checkpoint file once; None for random weights."""
         from backbones.checkpoints.opening import open_checkpoint
 
         return None if self.ckpt is None else open_checkpoint(self.ckpt)
 
     def build_backbone(self, *, dense: bool) -> Backbone:
-        """The backbone in evaluation mode, with random weights."""
+        """Build the backbone in evaluation mode with random weights."""
         from backbones import create_backbone
 
         return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
 
     def create_backbone(self, *, dense: bool) -> Backbone:
-        """The backbone in evaluation mode with the checkpoint's weights, or random ones.
+        """Build the backbone in evaluation mode with the checkpoint's weights, or random ones.
 
         Raises:
-            ValueError: Weights of another model; the keys that differ are listed.
+            ValueError: The weights are another model's; the message lists the differing keys.
         """
         from backbones.checkpoints.adoption import adopt
 
@@ -174,18 +180,38 @@ class ExportRequest:
         return backbone
 
     def images(self, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
-        """Images (B, 3, H, W) to compare outputs on, the same for every call."""
+        """Return images (B, 3, H, W) for the comparison of outputs, equal in every call."""
         import torch
 
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
 
 
-def exporter(to: str) -> Exporter:
-    """The function of a target.
+def family_of_run(run: Mapping[str, Any] | None) -> Family:
+    """Return the family of a run's config; without a run, the default family."""
+    return usual_family() if run is None else find_family(run["task_name"])
+
+
+def check_exported(run: Mapping[str, Any] | None, to: str) -> None:
+    """Check that the family of a run defines a target.
 
     Raises:
-        ValueError: There is no such target, or a package that it needs is absent.
+        ValueError: Names the targets that it does.
+    """
+    family = family_of_run(run)
+    if not family.export_of(to):
+        known = ", ".join(family.exports) or "none"
+        raise ValueError(
+            f"to={to} does not take networks of task={family.name}, which are for "
+            f"{family.modality}s; its targets: {known}"
+        )
+
+
+def exporter(to: str) -> Exporter:
+    """Return the export function of a target.
+
+    Raises:
+        ValueError: The target is unknown, or a required package is missing.
     """
     from backbones.options import unknown
 
@@ -200,10 +226,10 @@ def exporter(to: str) -> Exporter:
 
 
 def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
-    """The checkpoint file that a run folder or a path means, and the config of its run.
+    """Return the checkpoint file for a run folder or path, and the config of its run.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The checkpoint is missing.
     """
     from tasks.engine.saved_config import open_saved
 
@@ -215,35 +241,34 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
 
 @contextmanager
 def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its place if the block succeeds and else is removed.
+    """Provide a temporary folder that replaces ``out`` if the block succeeds, else is removed.
 
-    An existing ``out`` keeps all files that no export has made.
+    An existing ``out`` keeps all files that were not made by an export.
 
     Raises:
-        ValueError: ``out`` exists and may not be overwritten, as none may that no export has made,
-            or no folder can be made there.
+        ValueError: ``out`` exists and must stay, was not made by an export, or cannot be created.
     """
-    from tools.cli.errors import unwritten
+    from tools.cli.errors import write_failure
 
     taken = out.is_symlink() or out.exists()
     made_here = not out.is_symlink() and (out / MARK).is_file()
     if Path.cwd().is_relative_to(out.resolve()):
-        raise ValueError(f"{out} is the folder that this runs in; pass another out=")
+        raise ValueError(f"{out} contains the current folder; pass another out=")
     if taken and not made_here:
-        raise ValueError(f"{out} exists already, and no export has made it; pass another out=")
+        raise ValueError(f"{out} exists but was not made by an export; pass another out=")
     if taken and not overwrite:
-        raise ValueError(f"{out} exists already; pass overwrite=true or another out=")
+        raise ValueError(f"{out} exists; pass overwrite=true or another out=")
     made = _made_files(out) if taken else set()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
-        raise ValueError(f"no folder can be made at {out} ({error}); pass another out=") from error
+        raise ValueError(f"cannot create {out} ({error}); pass another out=") from error
     try:
-        temporary.chmod(0o755)  # mkdtemp's is for its owner alone
+        temporary.chmod(0o755)  # mkdtemp gives access to the owner only
         yield temporary
         files = [path for path in temporary.rglob("*") if path.is_file()]
-        for path in files:  # safetensors' files are for their owner alone
+        for path in files:  # safetensors gives access to the owner only
             path.chmod(0o644)
         names = sorted(str(path.relative_to(temporary)) for path in files)
         (temporary / MARK).write_text("\n".join([MADE, *names]) + "\n")
@@ -252,7 +277,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         else:
             temporary.rename(out)
     except Exception as error:
-        reason = unwritten(error)
+        reason = write_failure(error)
         if reason is None:
             raise
         raise ValueError(
@@ -264,10 +289,10 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _made_files(out: Path) -> set[str]:
-    """Return the names of the files that an export has made in a folder, by its record.
+    """Return the names of the files that an export wrote to a folder, from its record.
 
     Raises:
-        ValueError: The record is of an earlier version, or names files outside the folder.
+        ValueError: The record is from an earlier version, or names files outside the folder.
     """
     try:
         title, *names = read_text(out / MARK, errors="replace").splitlines() or [""]
@@ -275,58 +300,58 @@ def _made_files(out: Path) -> set[str]:
         raise ValueError(f"{error}; remove {out} or pass another out=") from error
     if title != MADE or "\0" in "".join(names):
         raise ValueError(
-            f"{out / MARK} does not list the files that the export made, so they cannot be told "
-            f"from yours; remove {out} or pass another out="
+            f"{out / MARK} does not list the export's files, so yours cannot be told apart; remove "
+            f"{out} or pass another out="
         )
     _check_inside(out, names)
     return {*names, MARK}
 
 
 def _check_inside(out: Path, names: Iterable[str]) -> None:
-    """Refuse files that ``..`` or a link of a folder leads outside an export's folder.
+    """Check that ``..`` or a link leads no file outside an export's folder.
 
     Raises:
-        ValueError: Names the file.
+        ValueError: A file is outside.
     """
     inside = out.resolve()
     for name in names:
-        # A file that is a link itself is removed or replaced, not followed.
+        # A file that is itself a link is removed or replaced, never followed.
         if not (inside / name).parent.resolve().is_relative_to(inside):
-            raise ValueError(f"{out / name} is outside {out}, which no export replaces; remove it")
+            raise ValueError(f"{out / name} is outside of {out}, where exports stay; remove it")
 
 
 def _replace(out: Path, new: Path, made: set[str], names: set[str]) -> None:
-    """Move the files of an export into a folder, in the place of those that one made before.
+    """Move an export's files into a folder, replacing the files of an earlier export.
 
     Raises:
-        ValueError: A new file would replace one that no export has made.
+        ValueError: A new file would replace one that no export wrote.
     """
     _check_inside(out, names)
     foreign = sorted(name for name in names - made if os.path.lexists(out / name))
     if foreign:
         raise ValueError(
-            f"{out} has {', '.join(foreign[:5])}, which no export has made; rename it or pass "
-            "another out="
+            f"{out} has {', '.join(foreign[:5])}, not made by an export; rename it or pass another "
+            "out="
         )
-    # The record first: it names what an interrupted replacement leaves.
+    # The record comes first: it lists what an interrupted replacement leaves behind.
     for name in sorted(names, key=lambda name: (name != MARK, name)):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (new / name).replace(out / name)
     for name in made - names:
-        with contextlib.suppress(IsADirectoryError):  # a folder of the user's that took its place
+        with contextlib.suppress(IsADirectoryError):  # a user's folder has its name now
             (out / name).unlink(missing_ok=True)
     for folder in {(out / name).parent for name in made - names} - {out}:
-        with contextlib.suppress(OSError):  # it holds files that no export has made
+        with contextlib.suppress(OSError):  # it has files of the user's
             folder.rmdir()
 
 
 def check_equal(
     what: str, before: Sequence[Tensor], after: Sequence[Tensor], tolerance: float = 1e-5
 ) -> float:
-    """The largest difference of two lists of outputs, relative to the largest value where above 1.
+    """Return the largest difference of two lists of outputs, relative to values above 1.
 
     Raises:
-        ValueError: Other numbers, shapes, or values beyond the tolerance.
+        ValueError: Numbers of outputs or shapes differ, or values differ beyond the tolerance.
     """
     shapes = [[tuple(x.shape) for x in outputs] for outputs in (before, after)]
     if shapes[0] != shapes[1]:
@@ -335,6 +360,6 @@ def check_equal(
     for one, other in zip(before, after, strict=True):
         scale = max(1.0, float(one.abs().max()))
         worst = max(worst, float((one - other).abs().max()) / scale)
-    if not worst <= tolerance:  # NaN is refused as well
-        raise ValueError(f"{what} differs by {worst:.1e}, allowed is {tolerance:.0e}; not exported")
+    if not worst <= tolerance:  # also true for NaN
+        raise ValueError(f"{what} differs by {worst:.1e}, more than {tolerance:.0e}; not exported")
     return worst

@@ -1,4 +1,4 @@
-"""The classes of an exported classifier, in a file and in the form that its target reads."""
+"""Write the classes of an exported classifier to a file, and in the form that its target reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.exports import ExportRequest
 
 NAMES = "class_names.json"
-# timm reads a list one name per line without outer blanks, or a pickled dictionary.
+# timm reads one name per line, stripped, or a pickled dictionary.
 CLASS_MAP, PICKLED_MAP = "class_map.txt", "class_map.pkl"
 ANNOTATIONS = "annotations.py"
 WRITER = '''"""Write train.txt and val.txt: each image with the number of its class.
@@ -34,27 +34,19 @@ for split in ("train", "val"):
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not lines:
-        sys.exit(f"{{folder}} has no images in folders of the classes in {names}")
+        sys.exit(f"{{folder}} must have images in folders of the classes in {names}")
     folder.with_suffix(".txt").write_text("".join(lines), encoding="utf-8")
 '''
 
 
 def class_names(request: ExportRequest, count: int) -> tuple[str, ...]:
-    """Return the names of the classes that a checkpoint lists, in label order.
-
-    Args:
-        request: The export.
-        count: Outputs of its classifier; 0 without one.
-
-    Returns:
-        None of a file that does not name as many classes.
-    """
+    """Return a checkpoint's class names in label order; empty if their number is not ``count``."""
     names = (request.checkpoint and request.checkpoint.class_names) or ()
     return names if count and len(names) == count else ()
 
 
 def write_names(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Write the classes in label order as a JSON list; no file without names."""
+    """Write the classes in label order as a JSON list; without names, write no file."""
     if not names:
         return []
     file = folder / NAMES
@@ -63,7 +55,7 @@ def write_names(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def write_class_map(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Write the class map that timm's scripts read by ``--class-map``; no file without names."""
+    """Write the class map for ``--class-map`` of timm's scripts; without names, write no file."""
     if not names:
         return []
     if all(name == name.strip() and len(name.splitlines()) == 1 for name in names):
@@ -76,7 +68,7 @@ def write_class_map(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def write_annotations(folder: Path, endings: Sequence[str]) -> Path:
-    """Write the script that lists images for MMPretrain, which itself sorts folders as text."""
+    """Write a script that lists images for MMPretrain, which itself sorts folders as text."""
     file = folder / ANNOTATIONS
     file.write_text(WRITER.format(endings=repr(tuple(endings)), names=NAMES), encoding="utf-8")
     return file

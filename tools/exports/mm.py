@@ -1,8 +1,8 @@
-"""Exports to MMDetection, MMSegmentation and MMPretrain: config, checkpoint and two commands.
+"""Export to MMDetection, MMSegmentation and MMPretrain: config, checkpoint and README.
 
-A run folder of task=detection (or segmentation) gives the whole detector (segmentor); anything else
-gives the backbone in the toolkit's own Mask R-CNN or UperNet, to be trained. MMPretrain gets the
-classification network, with its classifier where the checkpoint has one.
+A run folder of task=detection (or segmentation) exports the whole detector (segmentor). Otherwise
+the backbone is exported inside the toolkit's own Mask R-CNN or UperNet, which is then to be
+trained. MMPretrain gets the classification network, with its classifier if the checkpoint has one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from backbones.checkpoints.adoption import adopt
 from backbones.layers.classifier import Classifier
 from datamodules.dense.toolkit_data import require_package
 from heads.linear import LinearClassifier
-from heads.toolkits.toolkit import quiet
-from tools.bench.timed_networks import unusual
+from heads.toolkits.toolkit import silence_toolkits
+from tools.bench.timed_networks import non_default_options
 from tools.exports import NUM_CLASSES, ExportRequest, check_equal
 from tools.exports.class_lists import (
     ANNOTATIONS,
@@ -47,23 +47,21 @@ from tools.exports.preprocessing import preprocessing_of
 from tools.exports.standalone import check_standalone, write_standalone
 
 CONFIG, README = "config.py", "README.md"
-HERE = "{{ fileDirname }}"  # mmengine puts the config's folder there
-# The task whose whole models a toolkit opens.
-TASKS = {"mmdet": "detection", "mmseg": "segmentation"}
+HERE = "{{ fileDirname }}"  # mmengine replaces this by the config's folder
 
 
 @dataclass(frozen=True)
 class Package:
-    """What is written, and what it has to reproduce.
+    """Content of the export, and the original that it must reproduce.
 
     Attributes:
-        model: The toolkit's config of the model, its backbone in it.
-        tensors: The checkpoint, by the names of the toolkit's model.
-        metainfo: Names and perhaps colours of the classes; empty if the checkpoint knows none.
-        backbone: The original, in evaluation mode, giving what the toolkit's will have to give.
-        whole: The original model around it, if the toolkit's model is trained.
+        model: The toolkit's config of the model, including the backbone.
+        tensors: The checkpoint, by the toolkit's names.
+        metainfo: Names and possibly colours of the classes; empty if unknown.
+        backbone: The original in evaluation mode.
+        whole: The original model around it, if the whole model is exported.
         data: Config of datasets and evaluators.
-        base: The toolkit's config that the detector or segmentor begins as.
+        base: The toolkit's config that the detector or segmentor is based on.
     """
 
     model: dict[str, Any]
@@ -76,23 +74,22 @@ class Package:
 
 
 def export(request: ExportRequest) -> list[Path]:
-    """Write the folder, open it with the toolkit and compare.
+    """Write the folder, open it with the toolkit and compare the outputs.
 
     Raises:
-        ValueError: The outputs differ, or the checkpoint is of another model.
+        ValueError: The outputs differ, or the checkpoint is another model's.
     """
-    require_package(f"{request.to}.datasets")  # first of all, as it says what it does not find
-    task = (request.run or {}).get("task_name")
+    require_package(f"{request.to}.datasets")  # first, because it explains what is missing
     if request.to == "mmpretrain":
         package = classifier_package(request)
-    elif task == TASKS[request.to]:
+    elif request.goes == "model":
         package = whole_package(request)
     else:
         package = backbone_package(request)
     modules = modules_of(package.model)
     if "heads.mm" in modules and request.settings["standalone"] == "true":
         raise ValueError(
-            "standalone=true copies the package backbones, and this segmentor needs MixerLab's "
+            "standalone=true copies the package backbones, but this segmentor needs MixerLab's "
             "heads too; leave standalone=true out"
         )
     name, folder = request.label, request.folder
@@ -127,7 +124,7 @@ def export(request: ExportRequest) -> list[Path]:
 
 
 def backbone_package(request: ExportRequest) -> Package:
-    """The backbone alone, in a detector or segmentor of the toolkit that is still to be trained."""
+    """Put the backbone in a detector or segmentor of the toolkit that is still to be trained."""
     backbone = request.create_backbone(dense=True)
     return Package(
         model=model_config(request.to, backbone) | {"backbone": _backbone_config(request)},
@@ -143,7 +140,7 @@ def backbone_package(request: ExportRequest) -> Package:
 
 
 def whole_package(request: ExportRequest) -> Package:
-    """The detector or segmentor of a run, with its classes and image sizes."""
+    """Take the detector or segmentor of a run, with its classes and image sizes."""
     from tasks.engine.instantiate import build
 
     assert request.run is not None
@@ -152,17 +149,17 @@ def whole_package(request: ExportRequest) -> Package:
     names = request.checkpoint.class_names
     if names:
         datamodule.class_names = names
-    else:  # checkpoints of an earlier version do not say
+    else:  # checkpoints of an earlier version lack them
         datamodule.prepare_data()
         datamodule.setup()
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
     whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
-    adopt(whole, request.checkpoint)  # of two sets of tensors the average, which was validated
+    adopt(whole, request.checkpoint)  # prefers the averaged weights, which were validated
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
     neck = model.get("neck") or {}
     first = neck.get("start_level", 0) if isinstance(neck, dict) else 0
-    if first:  # RetinaNet: what is not read is not returned, so that nothing is without gradient
+    if first:  # RetinaNet: unused maps are not returned, so every output gets a gradient
         own = {"start_level": 0, "in_channels": list(neck["in_channels"])[first:]}
         model["neck"] = {**neck, **own}
     model["backbone"]["out_indices"] = whole.maps[first:]
@@ -178,10 +175,10 @@ def whole_package(request: ExportRequest) -> Package:
 
 
 def classifier_package(request: ExportRequest) -> Package:
-    """The classification network, as MMPretrain's ImageClassifier."""
+    """Take the classification network, as MMPretrain's ImageClassifier."""
     whole: LinearClassifier | None = None
     metainfo, num_classes = {}, NUM_CLASSES
-    # Without checkpoint there is no classifier worth handing on.
+    # Without a checkpoint the classifier is random and not worth exporting.
     held = held_by(request) if request.checkpoint is not None else None
     if held is None or held.content == "dense":
         backbone = request.create_backbone(dense=False)
@@ -191,8 +188,8 @@ def classifier_package(request: ExportRequest) -> Package:
         whole = cast("LinearClassifier", held.network)
         if type(whole.classifier) is not Classifier:
             raise ValueError(
-                f"the classifier of {request.backbone} is more than the linear layer that "
-                "MMPretrain has; export it to=timm or to=onnx, or its backbone to=mmdet"
+                f"the classifier of {request.backbone} is more than a linear layer, but MMPretrain "
+                "only has that; export it to=timm or to=onnx, or its backbone to=mmdet"
             )
         num_classes = whole.classifier.out_features
         names = class_names(request, num_classes)
@@ -220,7 +217,7 @@ def classifier_package(request: ExportRequest) -> Package:
 
 def _backbone_config(request: ExportRequest) -> dict[str, Any]:
     options = {key: value for key, value in request.options.items() if value is not None}
-    config = {"type": request.backbone, **unusual(request.backbone, options)}
+    config = {"type": request.backbone, **non_default_options(request.backbone, options)}
     maps = {} if request.to == "mmpretrain" else {"out_indices": (0, 1, 2, 3)}
     return {**config, **maps, "frozen_stages": -1}
 
@@ -233,12 +230,12 @@ def compare(request: ExportRequest, package: Package) -> None:
     """Open the written config and checkpoint as a user does, and compare the outputs.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The outputs or the weights differ.
     """
     folder = request.folder
     config = Config.fromfile(folder / CONFIG)
     images = request.images()
-    with quiet(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
+    with silence_toolkits(), DefaultScope.overwrite_default_scope(request.to), torch.no_grad():
         if package.whole is None:
             backbone = _models(request.to).build(config.model.backbone)
             backbone.init_weights()
@@ -249,7 +246,7 @@ def compare(request: ExportRequest, package: Package) -> None:
         differ = [key for key in package.tensors if not own[key].equal(package.tensors[key])]
         if differ or own.keys() != package.tensors.keys():
             raise ValueError(
-                f"{request.to} reads other weights than were written: "
+                f"{request.to} reads weights that differ from the written ones: "
                 f"{differ or sorted(own.keys() ^ package.tensors.keys())}"
             )
         if request.to == "mmpretrain":
@@ -265,7 +262,7 @@ def _lists_images(package: Package) -> bool:
 
 
 def _outputs(package: Package, images: Tensor) -> list[Tensor]:
-    """What the toolkit's backbone has to give: the maps of its config, or the embedding."""
+    """Return expected outputs of the toolkit's backbone: the config's maps or the embedding."""
     config = package.model["backbone"]
     with torch.no_grad():
         if config.get("out_type") == "embedding":
@@ -275,7 +272,7 @@ def _outputs(package: Package, images: Tensor) -> list[Tensor]:
 
 
 def open_whole(toolkit: str, config: Config, checkpoint: Path) -> Any:
-    """The toolkit's own way to open a trained model on the CPU."""
+    """Open a trained model on the CPU with the toolkit's own function."""
     if toolkit == "mmdet":
         from mmdet.apis import init_detector
 
@@ -294,9 +291,9 @@ def _models(toolkit: str) -> Any:
     return importlib.import_module(f"{toolkit}.registry").MODELS
 
 
-# Beside a standalone folder MixerLab need not be installed: the config imports what lies in it.
+# A standalone folder works without MixerLab: the config imports the copy beside it.
 FIRST_LINES = {
-    False: "import heads  # MixerLab's: torchvision's operators serve where mmcv has none",
+    False: "import heads  # MixerLab's: provides torchvision's operators where mmcv lacks them",
     True: 'import sys; sys.path.insert(0, "<this folder>")  # has the network',
 }
 OPENED = {
@@ -323,41 +320,41 @@ model.init_weights()  # loads the backbone's; the rest is to be trained"""
 
 
 def script_lines(to: str, weights: str, *, whole: bool, standalone: bool) -> str:
-    """Write what a plain Python script types, the one line first that MixerLab's part needs.
+    """Return a Python script that uses the export; its first line makes MixerLab's part available.
 
     Args:
         to: The toolkit.
         weights: File of the checkpoint.
-        whole: Whether the checkpoint has the whole model.
-        standalone: True if the folder has a copy of the package backbones.
+        whole: The checkpoint has the whole model.
+        standalone: The folder has a copy of the package backbones.
     """
     first, rest = FIRST_LINES[standalone], OPENED[to] if whole else BUILT
     return f"{first}\n{rest.format(to=to, config=CONFIG, weights=weights)}"
 
 
 def write_readme(request: ExportRequest, package: Package) -> Path:
-    """Say in two commands how the folder is used."""
+    """Write the README with the commands for training, testing and a plain script."""
     to, name = request.to, request.label
     standalone = request.settings["standalone"] == "true"
     path = "PYTHONPATH=." if standalone else "PYTHONPATH=<folder of MixerLab>"
     needs = (
-        "The folder `backbones` here holds the network; it needs torch, timm and mmengine only."
+        "The folder `backbones` here has the network; it only needs torch, timm and mmengine."
         if standalone
-        else "`backbones.mm`, which the config imports, is part of MixerLab; installed with pip "
-        "it needs no PYTHONPATH."
+        else "`backbones.mm`, which the config imports, is part of MixerLab. If MixerLab is "
+        "installed with pip, PYTHONPATH is not needed."
     )
     tools = f"$(python -c 'import {to}; print({to}.__path__[0])')/.mim/tools"
     trained = (
         "the whole trained model" if package.whole is not None else "the weights of the backbone"
     )
-    slash = " (with the slash at its end)" if to == "mmdet" else ""
+    slash = " (with a slash at its end)" if to == "mmdet" else ""
     masks = ""
     if to == "mmseg":
         zero = package.data["train_dataloader"]["dataset"].get("reduce_zero_label", True)
         first = "0 is ignored and the first class is 1" if zero else "the first class is 0"
         masks = (
-            f"\nThe config reads masks of 8 bits in which {first}; 255 is ignored. Convert others "
-            "first: MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
+            f"\nThe config reads 8-bit masks in which {first}; 255 is ignored. Convert others "
+            "first, because MMSegmentation scales grey values of 1, 2 and 4 bits.\n"
         )
     listed = (
         "MMPretrain would number these class folders in another order. First run\n"
@@ -372,23 +369,23 @@ def write_readme(request: ExportRequest, package: Package) -> Path:
     file.write_text(
         f"""# {name} in {to}
 
-`{name}.pth` and `{name}.safetensors` hold {trained}, tensors only. {needs}
+`{name}.pth` and `{name}.safetensors` have {trained}, tensors only. {needs}
 
-{listed}`{CONFIG}` says what differs from {to}'s own base configs, of which `_base_` has copies.
-Train and test, in this folder, after setting `data_root` in it{slash}:
+{listed}`{CONFIG}` only has what differs from {to}'s base configs, which are copied to `_base_`.
+To train and test, set `data_root` in it{slash}, then type in this folder:
 
 ```
 {path} python "{tools}/train.py" {CONFIG}
 {path} python "{tools}/test.py" {CONFIG} {name}.pth
 ```
 {masks}
-A plain script needs one line before it imports {to}, the first of these:
+A plain script needs one line before it imports {to}, the first one here:
 
 ```python
 {script}
 ```
 
-Where mmcv has no compiled operators, write for `python`, to have torchvision's serve:
+If mmcv lacks compiled operators, replace `python` by this, which uses torchvision's:
 `PYTHONPATH=<folder of MixerLab> python -m heads.mmcv_finder`.
 """
     )

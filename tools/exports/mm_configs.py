@@ -1,4 +1,4 @@
-"""Configs of the MM toolkits, put together from those that the installed toolkit ships."""
+"""Build configs of the MM toolkits from those that the installed toolkit ships."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heads.toolkits.segmentors import DECODE_HEADS, SEGMENTORS, base_segmentor
 from heads.toolkits.toolkit import base_configs, set_classes
 from tools.exports.preprocessing import Preprocessing
 
-# Of MMDetection, MMSegmentation (class counts of COCO and ADE20K) and MMPretrain.
+# Base configs of MMDetection, MMSegmentation (classes of COCO and ADE20K) and MMPretrain.
 DATASETS = {"mmdet": "coco_instance", "mmseg": "ade20k", "mmpretrain": "imagenet_bs64_swin_224"}
 SCHEDULES = {
     "mmdet": "schedule_1x",
@@ -23,7 +23,7 @@ SCHEDULES = {
     "mmpretrain": "imagenet_bs1024_adamw_swin",
 }
 FOLDER_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
-# The hosts' AdamW on COCO and ADE20K (Swin, App. A2.2 and A2.3).
+# AdamW settings of the hosts on COCO and ADE20K (Swin, App. A2.2 and A2.3).
 LEARNING = {
     "mmdet": {"lr": 1e-4, "weight_decay": 0.05},
     "mmseg": {"lr": 6e-5, "weight_decay": 0.01},
@@ -31,13 +31,13 @@ LEARNING = {
 
 
 def base_files(toolkit: str, model: str | None, *, with_mask: bool = True) -> list[str]:
-    """The toolkit's base files that the values here begin as.
+    """Return the toolkit's base files for these values.
 
     Args:
         toolkit: "mmdet", "mmseg" or "mmpretrain".
-        model: Name of the detector's or segmentor's base config, if it is one of the base files;
-            MMPretrain's classifier has none, and others are written out.
-        with_mask: Whether a detector predicts masks.
+        model: Name of the detector's or segmentor's base config, if it is a base file. MMPretrain's
+            classifier lacks one, and other configs are written in full.
+        with_mask: The detector predicts masks.
     """
     return [
         *([f"models/{model}"] if model and "/" not in model else []),
@@ -48,13 +48,13 @@ def base_files(toolkit: str, model: str | None, *, with_mask: bool = True) -> li
 
 
 def model_base(toolkit: str, head: Mapping[str, Any]) -> str:
-    """The config of the toolkit's that a run's detector or segmentor begins as."""
+    """Return the toolkit's config that a run's detector or segmentor is based on."""
     names = {"mmdet": DETECTORS, "mmseg": SEGMENTORS}[toolkit]
     return str(head.get("base") or names[head["name"]])
 
 
 def modules_of(model: Mapping[str, Any]) -> list[str]:
-    """What a config has to import for a toolkit to know all parts of a model around a backbone."""
+    """Return the modules that a config must import for the toolkit to know all parts of a model."""
     types = set(_types(model))
     modules = ["backbones.mm"]
     if types & set(DECODE_HEADS):
@@ -80,17 +80,17 @@ def _dataset(toolkit: str, with_mask: bool) -> str:
 
 
 def shipped(toolkit: str, name: str) -> dict[str, Any]:
-    """A base config of an installed toolkit as plain values."""
+    """Read a base config of an installed toolkit as plain values."""
     config: dict[str, Any] = Config.fromfile(base_configs(toolkit) / f"{name}.py").to_dict()
     return config
 
 
 def model_config(toolkit: str, backbone: Backbone, num_classes: int = 0) -> dict[str, Any]:
-    """A model around a backbone, which itself is left out: Mask R-CNN, UperNet or a classifier.
+    """Return a model config without its backbone: Mask R-CNN, UperNet or a classifier.
 
     Args:
         toolkit: "mmdet", "mmseg" or "mmpretrain".
-        backbone: Channels and strides are read from it.
+        backbone: Provides channels and strides.
         num_classes: Of MMPretrain's classifier; the others have those of COCO and ADE20K.
     """
     if toolkit == "mmpretrain":
@@ -101,7 +101,7 @@ def model_config(toolkit: str, backbone: Backbone, num_classes: int = 0) -> dict
             "loss": {"type": "LabelSmoothLoss", "label_smooth_val": 0.1, "mode": "original"},
         }
         augments = [{"type": "Mixup", "alpha": 0.8}, {"type": "CutMix", "alpha": 1.0}]
-        # A vector comes out of the backbone, so there is no neck.
+        # The backbone returns a vector, so a neck is not needed.
         return {
             "type": "ImageClassifier", "neck": None, "head": head,
             "train_cfg": {"augments": augments},
@@ -124,15 +124,15 @@ def dataset_config(
     class_names: Sequence[str] = (),
     prepared: Preprocessing | None = None,
 ) -> dict[str, Any]:
-    """Datasets, pipelines and evaluators.
+    """Return the config of datasets, pipelines and evaluators.
 
     Args:
         toolkit: "mmdet", "mmseg" or "mmpretrain".
-        datamodule: One of ours, whose classes and image sizes are taken.
-        with_mask: Whether a detector of the datamodule's predicts masks.
-        num_classes: Of MMPretrain's; others than ImageNet's are read from class folders.
-        class_names: Of MMPretrain's, in label order; empty if they are not known.
-        prepared: How MMPretrain's images are prepared; None means as for its own Swin.
+        datamodule: One of ours; provides classes and image sizes.
+        with_mask: The datamodule's detector predicts masks.
+        num_classes: Of MMPretrain's classifier; other numbers than 1000 read class folders.
+        class_names: Of MMPretrain's classifier in label order; empty if unknown.
+        prepared: Preprocessing for MMPretrain; None uses that of its own Swin.
     """
     config = shipped(toolkit, f"datasets/{_dataset(toolkit, with_mask)}")
     if toolkit == "mmpretrain":
@@ -147,13 +147,13 @@ def dataset_config(
 
 
 def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
-    """Give a toolkit's datasets the classes and image sizes of one of our datamodules."""
+    """Set the classes and image sizes of a toolkit's datasets from one of our data modules."""
     metainfo = {key: list(value) for key, value in datamodule.metainfo.items()}
     config["metainfo"] = metainfo
     zero_is_ignored = toolkit == "mmseg" and bool(datamodule.reduces_zero_label)
     for step in _steps(config):
         if step["type"] == "LoadImageFromFile":
-            step["imdecode_backend"] = "pillow"  # as this model was trained: decoders differ
+            step["imdecode_backend"] = "pillow"  # as in training; decoders differ
         if step["type"] == "LoadAnnotations" and "reduce_zero_label" in step:
             step["reduce_zero_label"] = zero_is_ignored
         if step["type"] in ("Resize", "RandomResize"):
@@ -165,15 +165,15 @@ def _take_over(config: dict[str, Any], datamodule: Any, toolkit: str) -> None:
     for split in ("train", "val", "test"):
         dataset = config[f"{split}_dataloader"]["dataset"]
         dataset["metainfo"] = metainfo
-        if toolkit == "mmseg":  # the dataset's class has ADE20K's names; any will do
+        if toolkit == "mmseg":  # its own class has ADE20K's names fixed
             dataset |= {"type": "BaseSegDataset", "reduce_zero_label": zero_is_ignored}
 
 
 def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
-    """Let MMPretrain's evaluation prepare images as the run's did."""
+    """Set the preprocessing of MMPretrain's evaluation to that of the run."""
     resize = {"backend": "pillow", "interpolation": prepared.interpolation}
     for step in _steps(config):
-        if step["type"] == "LoadImageFromFile":  # decoders differ, and the run turned no image
+        if step["type"] == "LoadImageFromFile":  # decoders differ, and the run ignored EXIF
             step |= {"imdecode_backend": "pillow", "color_type": "color_ignore_orientation"}
         if step["type"] == "RandomResizedCrop":
             step["scale"] = prepared.size
@@ -193,11 +193,11 @@ def _set_preprocessing(config: dict[str, Any], prepared: Preprocessing) -> None:
 def _set_folders(config: dict[str, Any], num_classes: int, class_names: Sequence[str]) -> None:
     """Let MMPretrain read class folders with these classes in this order.
 
-    Its dataset sorts folders as text. Classes in another order are read from lists of images.
+    Its dataset sorts folders as text, so classes in another order are read from lists of images.
     """
     config["data_preprocessor"]["num_classes"] = num_classes
     config["data_root"] = "data"
-    for split in ("val", "test"):  # of few classes the five best are all of them
+    for split in ("val", "test"):  # with at most 5 classes, top-5 is always right
         topk = tuple(k for k in (1, 5) if k == 1 or k < num_classes)
         config[f"{split}_evaluator"]["topk"] = topk
     for split in ("train", "val", "test"):
@@ -213,7 +213,7 @@ def _set_folders(config: dict[str, Any], num_classes: int, class_names: Sequence
 
 
 def _steps(value: Any) -> Iterator[dict[str, Any]]:
-    """Every step of every pipeline in a config."""
+    """Yield every step of every pipeline in a config."""
     for item in value if isinstance(value, Sequence) and not isinstance(value, str) else []:
         if isinstance(item, dict) and "type" in item:
             yield item
@@ -224,7 +224,7 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
-    """Runtime, schedule and optimiser; biases, norms and tables have no weight decay."""
+    """Return runtime, schedule and optimiser; biases, norms and tables get no weight decay."""
     config = shipped(toolkit, "default_runtime")
     config |= shipped(toolkit, f"schedules/{SCHEDULES[toolkit]}")
     exempt = sorted(backbone.no_weight_decay)

@@ -1,8 +1,8 @@
-"""Configs of the MM toolkits that inherit: the toolkit's own base files, and what differs.
+"""Write configs of the MM toolkits that inherit from base files and only list the differences.
 
-The base files are copied beside the config (``_base_/``), so that it opens offline with any
-distribution of the toolkit; mmengine's ``mmseg::`` knows one of them by name only. The folder of
-the data, the classes and the pipelines are variables, written once.
+The toolkit's base files are copied beside the config (``_base_/``), so it opens offline with any
+distribution of the toolkit; mmengine's ``mmseg::`` knows just one of them. The data folder, the
+classes and the pipelines are variables, written once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mmengine import Config
 from heads.toolkits.toolkit import base_configs
 
 BASES = "_base_"
-# Written first, in this order, as later lines name them.
+# Written first in this order, because later lines use them.
 PIPELINES = ("train_pipeline", "test_pipeline")
 VARIABLES = ("custom_imports", "default_scope", "data_root", "metainfo", *PIPELINES)
-# Where a value is taken from a variable.
+# Keys whose values are taken from a variable.
 NAMED = {"metainfo": ("metainfo",), "pipeline": PIPELINES}
 MARK = "<variable {}>"
 
@@ -35,14 +35,14 @@ def write_config(
     config: Mapping[str, Any],
     title: str,
 ) -> list[Path]:
-    """Write a config and copies of its bases; the files.
+    """Write a config and copies of its bases, and return the files.
 
     Args:
-        folder: Where to.
+        folder: Folder to write to.
         file: Name of the config.
         toolkit: "mmdet", "mmseg" or "mmpretrain".
-        bases: Of the toolkit's base files, such as ``datasets/coco_instance``.
-        config: All that the written config shall say.
+        bases: The toolkit's base files, such as ``datasets/coco_instance``.
+        config: The complete content of the config.
         title: First line of the file.
     """
     copies = [_copy(toolkit, base, folder) for base in bases]
@@ -50,7 +50,7 @@ def write_config(
     for copy in copies:
         inherited |= Config.fromfile(copy).to_dict()
     differing = _differing(config, inherited, ())
-    # What stands in a replaced part as well is named, though it is inherited.
+    # Pipelines that a replaced part uses are written too, even if they are inherited.
     repeated = [key for key in PIPELINES if _holds(differing, config.get(key))]
     differing = _differing(config, inherited, repeated)
     order = [*(key for key in VARIABLES if key in differing), *sorted(differing.keys() - VARIABLES)]
@@ -62,10 +62,10 @@ def write_config(
     path = folder / file
     path.write_text("\n".join(lines) + "\n")
     found = Config.fromfile(path).to_dict()
-    # mmengine puts the folder's path, by this very function, where the text has a name for it.
+    # mmengine inserts the folder's path with this very function.
     here = {"{{ fileDirname }}": os.path.abspath(folder)}  # noqa: PTH100
     lost = [key for key, value in config.items() if found.get(key) != _replaced(value, here)]
-    assert not lost, f"the written config has other values of {lost}"
+    assert not lost, f"the written config differs in {lost}"
     return [path, *copies]
 
 
@@ -82,16 +82,16 @@ def _differing(
 
 
 def _holds(value: Any, sought: Any) -> bool:
-    """Whether a value stands anywhere in nested dicts."""
+    """Return True if nested dicts have a value anywhere."""
     if isinstance(value, Mapping):
         return any(_holds(item, sought) for item in value.values())
     return sought is not None and bool(value == sought)
 
 
 def changes(inherited: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config has to say so that, merged into what it inherits, it is what is wanted.
+    """Return the values that, merged into the inherited config, give the wanted one.
 
-    Keys at the top that are inherited and not wanted stay, as no config can take them back.
+    Inherited keys at the top level stay, because a config cannot remove them.
     """
     differing = {}
     for key, value in wanted.items():
@@ -114,7 +114,7 @@ def _copy(toolkit: str, base: str, folder: Path) -> Path:
 
 
 def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The config with marks where one of these variables is to be named."""
+    """Mark the places of a config that use one of these variables."""
     root = config.get("data_root")
 
     def marked(key: str, value: Any) -> Any:
@@ -131,7 +131,7 @@ def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str
 
 
 def _name_variables(text: str) -> str:
-    """A config's text with variables in place of their marks."""
+    """Replace the marks in a config's text by variables."""
     mark = re.escape(MARK).replace(r"\{\}", r"(\w+)")
 
     def named(found: re.Match[str]) -> str:

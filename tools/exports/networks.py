@@ -1,4 +1,4 @@
-"""What a checkpoint is of, and the network that is exported for it."""
+"""Find out what a checkpoint contains, and build the network to export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Content = Literal["classifier", "maps", "dense"]
 
 
 class Maps(nn.Module):
-    """A backbone's maps, fine to coarse, as outputs of a program."""
+    """Returns a backbone's maps, fine to coarse, as the outputs of a program."""
+
+    num_classes = 0  # without a classifier
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -33,11 +35,11 @@ class Maps(nn.Module):
 
 @dataclass(frozen=True)
 class Held:
-    """What is exported: a checkpoint under the names of a backbone, or random weights.
+    """Network to export: a checkpoint with the names of a backbone, or random weights.
 
     Attributes:
-        content: A classifier, a backbone of one, or one for dense prediction.
-        backbone: Without the checkpoint's weights until ``network`` is asked for.
+        content: A classifier, a classifier's backbone, or a backbone for dense prediction.
+        backbone: Gets the checkpoint's weights when ``network`` is first used.
         converted: The checkpoint; None leaves the weights random.
     """
 
@@ -47,10 +49,10 @@ class Held:
 
     @functools.cached_property
     def network(self) -> LinearClassifier | Maps:
-        """The network in evaluation mode, with its weights.
+        """Return the network in evaluation mode with its weights.
 
         Raises:
-            ValueError: Weights of another model; the keys that differ are listed.
+            ValueError: The weights are another model's; the message lists the differing keys.
         """
         if self.converted is None:
             return LinearClassifier(self.backbone, NUM_CLASSES).eval()
@@ -65,15 +67,15 @@ class Held:
 
 
 def held_by(request: ExportRequest) -> Held:
-    """What the checkpoint holds; without checkpoint a classifier with random weights.
+    """Return the network of the checkpoint; without one, a classifier with random weights.
 
     Raises:
-        ValueError: No weights, or a table that cannot be brought to the network's size.
+        ValueError: The file lacks weights, or a table cannot be resized for the network.
     """
     with seeded():
         if request.checkpoint is None:
             held = Held("classifier", request.build_backbone(dense=False), None)
-            held.network  # noqa: B018 - its classifier is drawn right after the backbone
+            held.network  # noqa: B018 - draws the classifier right after the backbone, for reproducibility
             return held
         dense = _looks_dense(request.checkpoint)
         converted = convert(request.checkpoint, request.build_backbone(dense=dense))
@@ -84,30 +86,30 @@ def held_by(request: ExportRequest) -> Held:
 
 
 def content_of(converted: Conversion) -> Content:
-    """What the tensors of a checkpoint are, by their names in a backbone."""
+    """Return what a checkpoint contains, from the names of its tensors in a backbone."""
     backbone, keys = converted.backbone, converted.tensors.keys()
     if f"{CLASSIFIER}weight" in keys:
         return "classifier"
-    if backbone.dense:  # which has no parts of a classification network to look for
+    if backbone.dense:  # it lacks the parts of a classification network
         parts = backbone.classification_keys
         return "maps" if not parts or any(key.startswith(parts) for key in keys) else "dense"
-    mixers = tuple(backbone.mixers())  # which the file need not have
+    mixers = tuple(backbone.mixers())  # may be missing in the file
     own = {key for key in backbone.state_dict() if not key.startswith(mixers)}
     of_classes = {key for key in own if key.startswith(backbone.classification_keys)}
     return "maps" if of_classes <= keys else "dense"
 
 
 def _looks_dense(checkpoint: Checkpoint) -> bool:
-    """Whether the backbone is probably one for dense prediction, so that no other is built first.
+    """Guess whether a checkpoint is for dense prediction, which saves building a backbone twice.
 
-    The names of a norm per map and of DeiT's pyramid tell it of ours; those of others may not.
+    The norms per map and DeiT's pyramid identify ours; other checkpoints may look different.
     """
     keys = checkpoint.state_dict.keys()
     return any(key.startswith(("norm0.", "pyramid.")) for key in keys)
 
 
 def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:
-    """Logits, or maps, as a list."""
+    """Return logits, or maps, as a list."""
     outputs = network(images)
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
@@ -115,20 +117,19 @@ def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]
 def names_of(
     request: ExportRequest, parts: Mapping[str, LinearClassifier | Maps]
 ) -> tuple[str, ...]:
-    """Return the names of the classes if a classifier is among the parts, else none."""
+    """Return the class names if a classifier is among the parts, else an empty tuple."""
     network = parts.get("classifier")
-    count = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
-    return class_names(request, count)
+    return class_names(request, network.num_classes if network else 0)
 
 
 def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
-    """The networks to record by their file names: ``classifier``, ``maps`` or ``dense``.
+    """Return the networks to record by their file names: ``classifier``, ``maps`` or ``dense``.
 
-    By default all that the checkpoint holds: of a classifier also the maps of its backbone, which
-    both of them share.
+    By default these are all parts of the checkpoint; a classifier also provides the maps of its
+    backbone.
 
     Raises:
-        ValueError: A part that the checkpoint does not hold, or weights of another model.
+        ValueError: The checkpoint lacks the part, or its weights are another model's.
     """
     asked = _asked(request.settings)
     if request.checkpoint is None and asked == "dense":
@@ -137,7 +138,7 @@ def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     holds = ("classifier", "maps") if held.content == "classifier" else (held.content,)
     if asked != "all" and asked not in holds:
         raise ValueError(
-            f"{request.ckpt} holds no {asked}; pass what={'|'.join(holds)}, or leave it out"
+            f"{request.ckpt} lacks the part {asked}; pass what={'|'.join(holds)}, or leave it out"
         )
     parts: dict[str, LinearClassifier | Maps] = {
         held.content: held.network,
@@ -147,10 +148,10 @@ def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
 
 
 def _asked(settings: Mapping[str, str]) -> str:
-    """Read ``what``, or ``network`` as it was called before: a part, or "all".
+    """Read ``what``, or its older name ``network``: a part, or "all".
 
     Raises:
-        ValueError: Both are typed, and differ.
+        ValueError: Both are given and differ.
     """
     what, network = settings.get("what", ""), settings.get("network", "")
     what = "all" if what == "both" else what

@@ -1,4 +1,4 @@
-"""To ONNX: models for onnxruntime and what else reads the format (``.onnx``)."""
+"""Export to ONNX: models for onnxruntime and other readers of the format (``.onnx``)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from tools.exports.tracing import INPUT, LONG, Graph, inference_form, module_of,
 from tools.exports.usage import Described, output_names, preprocessing, write_usage
 
 TOLERANCE = 1e-4
-# What onnxruntime raises for operators that it does not have, or not for these shapes.
+# Errors of onnxruntime for operators, or shapes, that it does not support.
 NOT_RUN = (states.Fail, states.InvalidGraph, states.NotImplemented, states.RuntimeException)
 
 
 def export(request: ExportRequest) -> list[Path]:
-    """Write one model per part of the network, run each in onnxruntime on several sizes.
+    """Write one model per part of the network, and run each in onnxruntime on several sizes.
 
     Raises:
-        ValueError: An operator without ONNX form, with its module, one that onnxruntime does not
-            run, or other outputs.
+        ValueError: An operator lacks an ONNX form or an onnxruntime kernel, or outputs differ.
     """
     files: list[Path] = []
     described: list[Described] = []
@@ -65,7 +64,7 @@ def export(request: ExportRequest) -> list[Path]:
 def _compare(
     request: ExportRequest, graph: Graph, network: LinearClassifier | Maps, path: Path
 ) -> None:
-    """Run a written model on several sizes, and compare what it gives."""
+    """Run a written model on several sizes and compare its outputs."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):
         images = request.images(batch, (size[0], size[1]))
@@ -83,7 +82,7 @@ def _write(
     outputs: Sequence[str],
     metadata: Mapping[str, str],
 ) -> None:
-    """Convert a graph and write it as one file; the converter's progress stays unprinted."""
+    """Convert a graph and write it to one file, without the converter's progress."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         level = logging.root.manager.disable
@@ -101,15 +100,16 @@ def _write(
             found = re.search(r"aten[.:]+\w+", " ".join(messages))
             operator = found.group().replace("::", ".") if found else "an operator"
             raise ValueError(
-                f"{request.backbone} has no ONNX form: {module_of(graph.program, operator)}, "
-                f"{operator}: {messages[-1].splitlines()[0][:200]}"
+                f"{request.backbone} cannot be written as ONNX: "
+                f"{module_of(graph.program, operator)}, {operator}: "
+                f"{messages[-1].splitlines()[0][:200]}"
             ) from error
         finally:
             logging.disable(level)
 
 
 def _messages(error: BaseException | None) -> list[str]:
-    """What an error says, then each of its causes."""
+    """Return the messages of an error and of its causes."""
     messages = []
     while error is not None:
         messages.append(str(error) or type(error).__name__)

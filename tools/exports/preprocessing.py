@@ -1,4 +1,4 @@
-"""How a run prepared the images that it was validated on, for tools that prepare their own."""
+"""Describe the preprocessing of a run's validation images for other tools."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbones import Backbone
-from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from tasks.engine.family import ANY, find_family
 from tasks.engine.instantiate import build
 
 Size = tuple[int, int]
@@ -21,12 +21,12 @@ class Preprocessing:
     """A run's evaluation transform.
 
     Attributes:
-        size: Side of the images that the network sees.
-        crop_pct: Share of the resized image's side that is seen.
-        squash: Resize both sides to the same length instead of keeping their ratio.
-        interpolation: Of resizing.
-        mean: Of the channels, for values from 0 to 1.
-        std: Of the channels.
+        size: Side of the network's input.
+        crop_pct: Side of the crop relative to the resized image.
+        squash: Resize both sides to the same length, ignoring the aspect ratio.
+        interpolation: Interpolation for resizing.
+        mean: Per channel, for values from 0 to 1.
+        std: Per channel.
     """
 
     size: int
@@ -38,11 +38,11 @@ class Preprocessing:
 
     @property
     def resized(self) -> int:
-        """The side before the crop, rounded as timm rounds it."""
+        """Return the side before the crop, rounded as in timm."""
         return int(self.size / self.crop_pct)
 
     def of_timm(self) -> dict[str, Any]:
-        """The preprocessing in the words of timm's configs."""
+        """Return the preprocessing in the format of timm's configs."""
         return {
             "input_size": (3, self.size, self.size),
             "crop_pct": self.crop_pct,
@@ -54,15 +54,14 @@ class Preprocessing:
 
 
 def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
-    """What a classification run did to its images; None for other checkpoints.
+    """Return the preprocessing of a classifier's run; None for other checkpoints.
 
-    It is read off the run's own datamodule, so that defaults are those that it ran with. An
-    augmentation from elsewhere, which may do anything, gives None as well.
+    It is read from the run's own data module, so defaults are those of the run. Unknown
+    augmentations, which may do anything, give None.
     """
-    if run is None or run.get("task_name") not in ("classification", "transfer"):
+    if run is None or find_family(run["task_name"]).export_of(ANY) != "classifier":
         return None
     datamodule = build(run, "data", seed=run["seed"], predict_path=None)
-    assert isinstance(datamodule, ClassificationDataModule)
     made, size = datamodule.augmentation, datamodule.image_size
     if isinstance(made, PaperAugmentation):
         crop_pct, squash, interpolation = made.crop_pct, False, made.interpolation
@@ -73,9 +72,9 @@ def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
     return Preprocessing(size, crop_pct, squash, interpolation, tuple(made.mean), tuple(made.std))
 
 
-# Where the numbers come from.
+# Sources of the values.
 FROM_RUN = "the run's validation"
-USUAL = "the ImageNet recipe of the papers; the checkpoint does not record its own"
+USUAL = "the papers' ImageNet recipe; the checkpoint does not record its own"
 
 
 def describe_preprocessing(
@@ -86,19 +85,18 @@ def describe_preprocessing(
     Args:
         run: Config of the run that made the weights, or None.
         backbone: The exported one.
-        size: (H, W) that the graph was recorded at.
-        fixed: Whether the graph takes images of this size only.
+        size: (H, W) at which the graph was recorded.
+        fixed: The graph only takes images of this size.
 
     Returns:
-        ``mean`` and ``std`` of the channels in the order ``channels``, for values from 0 to 1;
-        ``size``, the (H, W) that the network sees, or None where it follows the image;
-        ``resize``, the rule, with its numbers; ``crop``, the (H, W) of a central crop, or None;
-        ``interpolation`` of resizing; ``upright``, whether images are turned as their EXIF data
-        say; ``source`` of these numbers.
+        ``mean`` and ``std`` per channel in the order ``channels``, for values from 0 to 1;
+        ``size``: the network's input (H, W), or None if it follows the image; ``resize``: the rule
+        with its numbers; ``crop``: (H, W) of the centre crop, or None; ``interpolation`` of
+        resizing; ``upright``: True if images are rotated by their EXIF data; ``source`` of these
+        values.
     """
     prepared = preprocessing_of(run)
-    task = None if run is None else run.get("task_name")
-    if run is not None and task in ("detection", "segmentation"):
+    if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
         return _of_dense(run, backbone, size, fixed=fixed)
     source = FROM_RUN if prepared else USUAL
     if prepared is None:
@@ -122,7 +120,7 @@ def describe_preprocessing(
 
 
 def _of_dense(run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool) -> Values:
-    """Describe what a detector or segmentor does to its images before the backbone."""
+    """Describe how a detector or segmentor preprocesses images before the backbone."""
     datamodule = build(run, "data", seed=run["seed"], predict_path=None)
     weights = run["head"].get("class_weights")
     whole = build(

@@ -1,6 +1,6 @@
 """Copy the package ``backbones`` into an exported folder, which then opens without MixerLab.
 
-The folder's config imports ``backbones.mm`` from the copy. The copy needs torch, timm and mmengine.
+The folder's config imports ``backbones.mm`` from the copy, which needs torch, timm and mmengine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from backbones.registry import find_mixer, look_up
 from tools.exports import check_equal
 
 PACKAGE = Path(backbones.__file__).parent
-# Operators are compiled for one machine; torch's operations serve where they are missing.
+# Operators are compiled for one machine; without them torch's operations are used.
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "compiled")
-# Run in a process of its own (python -I), where the folder comes first on the path.
+# Runs in a separate process (python -I) with the folder first on the path.
 CHECK = """
 import sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Pat
         if build.__module__.partition(".")[0] != "backbones":
             raise ValueError(
                 f"standalone=true copies the package backbones, but {name} needs the module "
-                f"{build.__module__}; move it into backbones/hosts or backbones/mixers, or leave "
+                f"{build.__module__}; move that into backbones/hosts or backbones/mixers, or leave "
                 "standalone=true out"
             )
     return Path(shutil.copytree(PACKAGE, folder / "backbones", ignore=LEFT_OUT))
@@ -73,7 +73,7 @@ def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Pat
 def check_standalone(
     folder: Path, checkpoint: Path, images: Tensor, before: Sequence[Tensor]
 ) -> None:
-    """Compare the outputs of the exported folder, opened by a process that cannot import MixerLab.
+    """Compare the exported folder's outputs, computed by a process that cannot import MixerLab.
 
     Raises:
         ValueError: The outputs differ, or the copied package fails.

@@ -1,15 +1,15 @@
-"""To timm: a folder that ``timm.create_model("local-dir:<folder>", pretrained=True)`` opens.
+"""Export to timm: a folder for ``timm.create_model("local-dir:<folder>", pretrained=True)``.
 
-It holds what timm itself writes for the Hugging Face hub, ``config.json`` and
-``model.safetensors``; the model's class comes from ``import backbones.timm_models``. Of a run
-folder the config has the preprocessing that the run was validated with, and of a checkpoint of ours
-the names of the classes (``label_names``). timm's scripts number class folders in another order
-than ours: ``class_map.txt`` gives them this one.
+The folder has the files that timm writes for the Hugging Face hub, ``config.json`` and
+``model.safetensors``; ``import backbones.timm_models`` provides the model's class. The config has
+the preprocessing of a run's validation, and the class names of our checkpoints (``label_names``).
+timm's scripts number class folders in another order; ``class_map.txt`` gives them ours.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import timm
 import torch
@@ -31,18 +31,18 @@ import backbones.timm_models  # of mixerlab: pip install -e <its checkout>
 
 model = timm.create_model("local-dir:<this folder>", pretrained=True)  # {what}
 maps = timm.create_model("local-dir:<this folder>", pretrained=True, features_only=True)
-# Images are prepared as config.json says: size, crop, interpolation, mean and std.
+# Images are preprocessed as in config.json: size, crop, interpolation, mean and std.
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-outputs = model.eval()(transform(image)[None])  # an RGB image of Pillow's
+outputs = model.eval()(transform(image)[None])  # image: an RGB image of Pillow's
 ```
 
-Uploaded to the Hugging Face hub as it is, it is opened as `hf-hub:<owner>/<name>`.
+After an upload to the Hugging Face hub it opens as `hf-hub:<owner>/<name>`.
 """
 SCRIPTS = """
 ## Classes
 
 `{file}` lists the classes in the order of the classifier's outputs. timm sorts class folders by the
-numbers in their names and would number them otherwise, so pass it to timm's scripts:
+numbers in their names, which gives another order, so pass the file to timm's scripts:
 
 ```
 python -c "
@@ -64,20 +64,20 @@ for another order pass `--class-map <file with one class per line>` to timm's sc
 
 
 def export(request: ExportRequest) -> list[Path]:
-    """Write config, weights and README, and open them by timm.
+    """Write config, weights and README, and open them with timm.
 
     Raises:
-        ValueError: Weights of another model, options that JSON cannot hold, other outputs.
+        ValueError: The weights are another model's, JSON cannot hold an option, or outputs differ.
     """
     held = held_by(request)
     network = held.network
-    classes = network.classifier.out_features if isinstance(network, LinearClassifier) else 0
+    classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
     if held.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
-    if isinstance(network, LinearClassifier):
-        model.classifier = network.classifier
+    if classes:
+        model.classifier = cast("LinearClassifier", network).classifier
     prepared = preprocessing_of(request.run)
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}
@@ -100,7 +100,7 @@ def export(request: ExportRequest) -> list[Path]:
 
 
 def _check(request: ExportRequest, network: LinearClassifier | Maps, classes: int) -> None:
-    """Open the folder by timm and compare logits and maps."""
+    """Open the folder with timm and compare logits and maps."""
     source, images = f"local-dir:{request.folder}", request.images()
     opened = timm.create_model(source, pretrained=True).eval()
     maps = timm.create_model(source, pretrained=True, features_only=True).eval()

@@ -1,4 +1,4 @@
-"""To torch.export: programs that run where torch is, without our code (``.pt2``)."""
+"""Export to torch.export: programs that run with torch alone (``.pt2``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export(request: ExportRequest) -> list[Path]:
     """Write one program per part of the network, load each and compare on several sizes.
 
     Raises:
-        ValueError: A network that cannot be recorded, or other outputs; says where.
+        ValueError: The network cannot be recorded, or outputs differ.
     """
     files: list[Path] = []
     described: list[Described] = []

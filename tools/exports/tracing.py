@@ -1,8 +1,8 @@
-"""A network as a graph: what torch.export and ONNX have in common.
+"""Record a network as a graph, for torch.export and ONNX.
 
-Batch, height and width stay free wherever the network's code allows. Where it decides by the size
-of the map (windows that Python counts, as PosMLP's), height and width are fixed to those of the
-request, and the README beside the file says so.
+Batch, height and width stay free if the network's code allows it. Code that branches on the map
+size, such as PosMLP's windows, fixes height and width to those of the request. The README states
+which sizes are possible.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ AXES = {0: "batch", 2: "height", 3: "width"}
 
 @dataclass(frozen=True)
 class Graph:
-    """A network as one graph.
+    """A network recorded as one graph.
 
     Attributes:
-        program: What torch.export made.
+        program: From torch.export.
         free: Axes of the images that may have any size, among "batch", "height", "width".
-        why_fixed: What kept the other axes from being free; empty if nothing did.
-        least: The smallest height and width, where these are free.
+        why_fixed: The reason why other axes are fixed; empty if all are free.
+        least: Minimum height and width, if these are free.
     """
 
     program: ExportedProgram
@@ -46,11 +46,11 @@ class Graph:
     least: int = LEAST_SIDE
 
     def axes(self) -> dict[int, str]:
-        """The free axes of the images by their position."""
+        """Return the free axes of the images by position."""
         return {axis: name for axis, name in AXES.items() if name in self.free}
 
     def sizes(self, size: tuple[int, int]) -> list[tuple[int, int, int]]:
-        """(B, H, W) to compare on: the traced size and, where they are free, others."""
+        """Return (B, H, W) to compare on: the traced size and, for free axes, others."""
         if "height" not in self.free:
             return [(2, *size), (1, *size)]
         # Maps of 73 x 99 have odd sides at three of the strides 4, 8, 16, 32.
@@ -58,30 +58,30 @@ class Graph:
 
 
 def inference_form(network: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, re-parameterised where there is something to fold."""
+    """Return a copy in evaluation mode, re-parameterised if the network can be folded."""
     network = copy.deepcopy(network).eval().requires_grad_(False)
     return network if is_fused(network) else fuse(network)
 
 
 def trace(network: nn.Module, request: ExportRequest) -> Graph:
-    """Record a network, with as many free axes as it allows.
+    """Record a network with as many free axes as it allows.
 
-    Every graph is run on other sizes, since torch.export may fix an axis without a word.
+    Each graph is run on other sizes too, since torch.export may silently fix an axis.
 
     Raises:
-        ValueError: It cannot be recorded at any size; module and operator are named.
+        ValueError: The network cannot be recorded at any size; it names module and operator.
     """
     why = ""
     cause: Exception | None = None
     any_size = _with_any_size_pools(network)
-    # Named axes have to be proved free; where torch's algebra cannot, the runs below decide.
+    # Named axes must be proved free; if torch's algebra cannot do so, the runs below decide.
     for axes, named in itertools.product((AXES, {0: "batch"}), (True, False)):
         recorded = any_size if axes is AXES else network
         try:
             program = _export(recorded, request.images(), axes, named, least_side(request))
-        except Exception as error:  # torch.export raises whatever the traced code does
+        except Exception as error:  # torch.export raises any error of the traced code
             why, cause = culprit(recorded, error), error
-            request.say(f"not with free {' and '.join(axes.values())} in this way, trying the next")
+            request.say(f"free {' and '.join(axes.values())} failed this way; trying the next")
             continue
         free, why_fixed = tuple(axes.values()), "" if axes is AXES else why
         graph = Graph(program, free, why_fixed, least_side(request))
@@ -93,7 +93,7 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
 
 
 def least_side(request: ExportRequest) -> int:
-    """The smallest side that a graph shall take: every backbone's, or that of small images."""
+    """Return the minimum side of the graph: that of every backbone, or less for small images."""
     return min(LEAST_SIDE, *request.image_size)
 
 
@@ -105,16 +105,16 @@ class _EveryNth(nn.Module):
         self.n = n
 
     def forward(self, x: Tensor) -> Tensor:
-        # No view: a graph would compare its strides with memory formats and keep the answer.
+        # A view would make the graph compare strides with memory formats and fix the result.
         for axis in (2, 3):
             x = x.index_select(axis, torch.arange(0, x.shape[axis], self.n, device=x.device))
         return x
 
 
 def _with_any_size_pools(network: nn.Module) -> nn.Module:
-    """The network with strided max pooling as pooling at every place, of which some are taken.
+    """Replace strided max pooling by pooling at every place, followed by a selection.
 
-    torch's own decides by the remainder of the size, and a graph would keep the answer for ever.
+    torch's own pooling branches on the remainder of the size, which a graph would fix.
     """
     network = copy.deepcopy(network)
     for parent in list(network.modules()):
@@ -122,7 +122,7 @@ def _with_any_size_pools(network: nn.Module) -> nn.Module:
             if isinstance(pool, nn.MaxPool2d) and isinstance(pool.stride, int) and pool.stride > 1:
                 if pool.dilation != 1:
                     continue
-                # With ceil_mode the last windows reach beyond the map, where nothing is greatest.
+                # With ceil_mode the last windows extend beyond the map, where the maximum is -inf.
                 end = pool.stride - 1 if pool.ceil_mode else 0
                 padding = nn.ConstantPad2d((0, end, 0, end), -torch.inf)
                 everywhere = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
@@ -143,7 +143,7 @@ def _export(
 
 
 def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
-    """What a size that should be free raises."""
+    """Return the error at the first size that should work but fails, or None."""
     run = graph.program.module()
     for batch, *size in graph.sizes(request.image_size):
         try:
@@ -155,7 +155,7 @@ def _first_failure(graph: Graph, request: ExportRequest) -> Exception | None:
 
 
 def culprit(network: nn.Module, error: BaseException) -> str:
-    """Module and operator (or line) of a failure, and the beginning of its message."""
+    """Name the module and operator (or line) of a failure, and the start of its message."""
     module, operator, line = "the network", "", ""
     names = {id(part): name for name, part in network.named_modules()}
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -174,7 +174,7 @@ def culprit(network: nn.Module, error: BaseException) -> str:
 
 
 def module_of(program: ExportedProgram, operator: str) -> str:
-    """The innermost module whose code called an operator of a program."""
+    """Return the innermost module whose code called an operator of a program."""
     for node in program.graph.nodes:
         if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
             path, kind = list(node.meta["nn_module_stack"].values())[-1]

@@ -1,4 +1,4 @@
-"""README, preprocessing, class names and infer.py of a folder of exported graphs."""
+"""Write README, preprocessing, class names and infer.py into a folder of exported graphs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ README, INFER, PREPROCESSING = "README.md", "infer.py", "preprocessing.json"
 LOGITS = "logits"
 SCRIPT = '''"""Run {file} on an image: python infer.py IMAGE (needs {package} and Pillow)."""
 
-import json, pathlib, sys
-import numpy as np, {package}
+import {json}pathlib, sys, numpy as np, {package}
 from PIL import {pillow}
 
 {load}
 image = {image}.convert("RGB")
 {resize}
-x = (np.asarray(image){channels} / 255 - prepared["mean"]) / prepared["std"]
-x = x.transpose(2, 0, 1)[None].astype("float32")  # (1, 3, H, W)
+x = np.asarray(image.resize(shape, Image.Resampling.{interpolation}){crop}){channels} / 255
+x = ((x - {mean}) / {std}).astype("float32").transpose(2, 0, 1)[None]
 {run}
 {show}
 '''
@@ -35,21 +34,17 @@ OPENED = {
     False: "Image.open(sys.argv[1])",
     True: "ImageOps.exif_transpose(Image.open(sys.argv[1]))",
 }
-RESIZED = 'image = image.resize(shape, Image.Resampling[prepared["interpolation"].upper()])'
 RESIZES = {  # by the first key of the rule in preprocessing.json
-    "shorter_side": f"""shorter = prepared["resize"]["shorter_side"]
-shape = [shorter * side // min(image.size) for side in image.size]
-{RESIZED}
-height, width = prepared["crop"]
-left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-image = image.crop((left, top, left + width, top + height))""",
-    "height": f"""shape = prepared["resize"]["width"], prepared["resize"]["height"]
-{RESIZED}""",
-    "longest_side_at_most": f"""longest, shortest = prepared["resize"].values()
-scale = min(longest / max(image.size), shortest / min(image.size))
-shape = [max(1, int(side * scale + 0.5)) for side in image.size]
-{RESIZED}""",
+    "shorter_side": "shape = [{shorter_side} * side // min(image.size) for side in image.size]",
+    "height": "shape = {width}, {height}",
+    "longest_side_at_most": """limits = {longest_side_at_most}, {shortest_side_at_most}
+scale = min(limits[0] / max(image.size), limits[1] / min(image.size))
+shape = [max(1, int(side * scale + 0.5)) for side in image.size]""",
 }
+# Rounds as torchvision's CenterCrop.
+PLACE = """
+left, top = round((shape[0] - {width}) / 2), round((shape[1] - {height}) / 2)"""
+CROP = ".crop((left, top, left + {width}, top + {height}))"
 SHOW_CLASSES = """shares = np.exp(outputs[0][0] - outputs[0].max())
 for label in shares.argsort()[::-1][:5]:
     print(f"{{shares[label] / shares.sum():.4f}}  {name}")"""
@@ -62,11 +57,11 @@ class Format:
     """Python code that uses a file format.
 
     Attributes:
-        title: For the heading of the README.
-        package: What opens it.
-        load: Lines that open ``{file}`` and read ``prepared``.
-        run: Lines that turn ``x`` into ``outputs``.
-        classes: Where the names of the classes are, as an expression.
+        title: In the heading of the README.
+        package: The package that opens it.
+        load: Lines that open ``{file}``.
+        run: Line that turns ``x`` (H, W, 3) into ``outputs``.
+        classes: Expression for the JSON list of class names.
         example: Lines for the README.
     """
 
@@ -82,30 +77,26 @@ FORMATS = {
     "onnx": Format(
         title="ONNX",
         package="onnxruntime",
-        load="""session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_name("{file}"))
-held = session.get_modelmeta().custom_metadata_map
-prepared = json.loads(held["preprocessing"])""",
+        load='session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_name("{file}"))',
         run='outputs = session.run({names}, {{"images": x}})',
-        classes='held["class_names"]',
+        classes='session.get_modelmeta().custom_metadata_map["class_names"]',
         example="""import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
 {outputs} = session.run({names}, {{"images": images}})
-held = session.get_modelmeta().custom_metadata_map  # JSON: {metadata}""",
+metadata = session.get_modelmeta().custom_metadata_map  # JSON: {metadata}""",
     ),
     "torch_export": Format(
         title="torch.export",
         package="torch",
-        load=f"""held = {{{{"{PREPROCESSING}": "", "{NAMES}": ""}}}}
-program = torch.export.load(pathlib.Path(__file__).with_name("{{file}}"), extra_files=held).module()
-prepared = json.loads(held["{PREPROCESSING}"])""",
-        run="""found = program(torch.from_numpy(x))
-outputs = [y.numpy() for y in (found if isinstance(found, (list, tuple)) else [found])]""",
-        classes=f'held["{NAMES}"]',
+        load=f"""metadata = {{{{"{NAMES}": ""}}}}
+program = torch.export.load(pathlib.Path(__file__).with_name("{{file}}"), extra_files=metadata)""",
+        run="outputs = [y.numpy() for y in {begin}program.module()(torch.from_numpy(x)){end}]",
+        classes=f'metadata["{NAMES}"]',
         example=f"""import torch
 
-held = {{{{"{PREPROCESSING}": "", "{NAMES}": ""}}}}  # JSON texts are read into it
-program = torch.export.load("{{file}}", extra_files=held).module()
+metadata = {{{{"{PREPROCESSING}": "", "{NAMES}": ""}}}}  # filled with JSON texts
+program = torch.export.load("{{file}}", extra_files=metadata).module()
 {{outputs}} = program(images)""",
     ),
 }
@@ -113,12 +104,12 @@ program = torch.export.load("{{file}}", extra_files=held).module()
 
 @dataclass(frozen=True)
 class Described:
-    """A graph that was written.
+    """A written graph.
 
     Attributes:
         file: Its name.
         graph: As recorded.
-        outputs: Names of what it returns.
+        outputs: Names of its outputs.
         prepared: Preprocessing of its images.
     """
 
@@ -130,7 +121,7 @@ class Described:
 
 def output_names(network: LinearClassifier | Maps) -> list[str]:
     """Name the outputs: ``logits``, or ``map_<stride>`` for each map, fine to coarse."""
-    if isinstance(network, LinearClassifier):
+    if network.num_classes:
         return [LOGITS]
     names = [f"map_{info.stride}" for info in network.backbone.feature_info]
     if len(set(names)) == len(names):
@@ -147,12 +138,12 @@ def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> V
 def write_usage(
     request: ExportRequest, graphs: Sequence[Described], classes: Sequence[str]
 ) -> list[Path]:
-    """Write README, preprocessing, class names and infer.py of a folder.
+    """Write README, preprocessing, class names and infer.py into a folder.
 
     Args:
         request: The export.
         graphs: At least one; infer.py runs the first.
-        classes: Names of the classes; empty if they are unknown.
+        classes: Names of the classes; empty if unknown.
     """
     first, folder = graphs[0], request.folder
     prepared = json.dumps(first.prepared, indent=2, ensure_ascii=False) + "\n"
@@ -168,9 +159,11 @@ def write_usage(
 
 
 def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
-    names = json.dumps(list(graph.outputs))
-    run = form.run.format(names=names)
-    if list(graph.outputs) == [LOGITS]:
+    names, prepared = json.dumps(list(graph.outputs)), graph.prepared
+    crop = dict(zip(("height", "width"), prepared["crop"] or (), strict=False))
+    place = PLACE.format(**crop) if crop else ""
+    is_classifier = list(graph.outputs) == [LOGITS]
+    if is_classifier:
         show = SHOW_CLASSES.format(name="{names[label]!r}" if classes else "class {label}")
         show = f"names = json.loads({form.classes})\n{show}" if classes else show
     else:
@@ -178,12 +171,19 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
     return SCRIPT.format(
         file=graph.file,
         package=form.package,
-        pillow="Image, ImageOps" if graph.prepared["upright"] else "Image",
-        image=OPENED[graph.prepared["upright"]],
+        json="json, " if classes else "",
+        pillow="Image, ImageOps" if prepared["upright"] else "Image",
+        image=OPENED[prepared["upright"]],
         load=form.load.format(file=graph.file),
-        resize=RESIZES[next(iter(graph.prepared["resize"]))],
-        channels="[..., ::-1]" if graph.prepared["channels"] == "BGR" else "",
-        run=run,
+        resize=RESIZES[next(iter(prepared["resize"]))].format(**prepared["resize"]) + place,
+        interpolation=prepared["interpolation"].upper(),
+        crop=CROP.format(**crop) if crop else "",
+        channels="[..., ::-1]" if prepared["channels"] == "BGR" else "",
+        mean=prepared["mean"],
+        std=prepared["std"],
+        run=form.run.format(
+            names=names, begin="[" if is_classifier else "", end="]" if is_classifier else ""
+        ),
         show=show,
     )
 
@@ -206,8 +206,8 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
         "",
         f"```python\n{example}\n```",
         "",
-        f"`{INPUT}` are (B, 3, H, W) in float32, prepared as `{PREPROCESSING}` says, which each "
-        f"file holds as well. Its numbers are those of {first.prepared['source']}.",
+        f"`{INPUT}` are (B, 3, H, W) in float32, preprocessed as in `{PREPROCESSING}`, which is "
+        f"also inside each file. Its values come from {first.prepared['source']}.",
         "",
     ]
     for one in graphs:
@@ -216,10 +216,10 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
             sizes = f"any batch, any height and width from {one.graph.least}."
         else:
             sizes = (
-                f"any batch of {height}x{width} images (another size: export with "
-                f"image_size=HEIGHTxWIDTH). Not free because of {one.graph.why_fixed}"
+                f"any batch of {height}x{width} images (for another size export with "
+                f"image_size=HEIGHTxWIDTH), because of {one.graph.why_fixed}"
             )
-        lines.append(f"* `{one.file}` gives {outputs}: {sizes}")
+        lines.append(f"* `{one.file}` returns {outputs}: {sizes}")
     if classes:
-        lines += ["", f"`{NAMES}` names the classes in the order of `{LOGITS}`."]
+        lines += ["", f"`{NAMES}` lists the classes in the order of `{LOGITS}`."]
     return "\n".join(lines) + "\n"

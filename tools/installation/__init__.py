@@ -1,1 +1,1 @@
-"""What is installed, and whether it works together, by the standard library alone."""
+"""Check the installation with the standard library only."""

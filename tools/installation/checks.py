@@ -1,6 +1,6 @@
-"""What version numbers alone do not show: packages that do not fit each other or the machine.
+"""Checks beyond version numbers: packages that do not fit each other or the machine.
 
-Nothing but the standard library, for an environment in which nothing may work.
+Uses the standard library only, since everything else may be missing or broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from tools.cli.paths import ROOT
 from tools.installation.packages import IN_VENV, VENV, VersionOf, installed_version
 
-# Distributions that write into the folders of the ones we use.
+# Distributions that overwrite the files of the ones we use.
 ORIGINALS = {
     "onedl-mmcv": ("mmcv", "mmcv-full", "mmcv-lite"),
     "onedl-mmengine": ("mmengine", "mmengine-lite"),
@@ -44,13 +44,13 @@ found |= {{"registered": "", "broken": ""}}
 try:
     import heads, mmcv.ops
     found["operators"] = mmcv.ops.get_compiler_version()
-except Exception as error:  # of whatever kind, that is what is to be reported
+except Exception as error:  # reported, whatever it is
     found["error"] = f"{{type(error).__name__}}: {{error}}"
 try:
-    from backbones import kernels
+    from backbones import fast
     for index in range(len(gpus)):
-        kernels.serves(torch.empty(1, device=f"cuda:{{index}}"))  # a first trial, for the status
-    found["kernels"] = kernels.status()
+        fast.operators_serve(torch.empty(1, device=f"cuda:{{index}}"))  # triggers the first trial
+    found["kernels"] = fast.status()
 except Exception as error:
     found["kernels"] = f"{{type(error).__name__}}: {{error}}"
 try:
@@ -63,7 +63,7 @@ print("\\n" + json.dumps(found))
 
 FILES = "mixers and hosts"
 Level = Literal["ok", "note", "problem"]
-NOTHING_PROBED: dict[str, Any] = {
+EMPTY_PROBE: dict[str, Any] = {
     "gpus": [],
     "operators": None,
     "error": "torch is missing",
@@ -75,7 +75,7 @@ NOTHING_PROBED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing beyond version numbers; a problem in the core makes the exit status 1."""
+    """Result of one check; a problem in the core makes the exit status 1."""
 
     name: str
     level: Level
@@ -85,7 +85,7 @@ class Check:
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
-    """Python is one that serves, and the one that `make install` made if that exists."""
+    """Check that the Python version fits, and that `make install`'s Python is used if it exists."""
     text = f"{platform.python_version()} at {sys.executable}"
     remedy = ".venv/bin/python tools/doctor.py" if VENV.exists() else "make install"
     if not (3, 11) <= version <= (3, 13):
@@ -95,8 +95,8 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
     return Check("python", "ok", text)
 
 
-def torch_of_torchvision() -> str | None:
-    """The torch version that the installed torchvision was built for."""
+def required_torch() -> str | None:
+    """Return the torch version that the installed torchvision was built for."""
     if installed_version("torchvision") is None:
         return None
     for line in metadata.requires("torchvision") or ():
@@ -106,9 +106,9 @@ def torch_of_torchvision() -> str | None:
 
 
 def check_torch_pair(
-    version_of: VersionOf = installed_version, wanted: str | None = torch_of_torchvision()
+    version_of: VersionOf = installed_version, wanted: str | None = required_torch()
 ) -> Check:
-    """The installed torchvision was built for the installed torch."""
+    """Check that the installed torchvision was built for the installed torch."""
     torch, torchvision = version_of("torch"), version_of("torchvision")
     if torch is None or torchvision is None:
         return Check("torch and torchvision", "problem", "missing", "make install", core=True)
@@ -120,20 +120,20 @@ def check_torch_pair(
     return Check("torch and torchvision", "problem", text, remedy, core=True)
 
 
-def check_originals(version_of: VersionOf = installed_version) -> list[Check]:
-    """The original MM packages did not overwrite the maintained ones of the same import name."""
+def check_overwritten(version_of: VersionOf = installed_version) -> list[Check]:
+    """Check that the original MM packages have not overwritten the maintained ones."""
     checks = []
     for fork, originals in ORIGINALS.items():
         found = [name for name in originals if version_of(name) is not None]
         if found:
-            text = f"{' and '.join(found)} is installed over it, in the same folder"
+            text = f"{' and '.join(found)} overwrites its files in the same folder"
             remedy = f"pip uninstall -y {' '.join([*found, fork])}, then make install"
             checks.append(Check(fork, "problem", text, remedy))
     return checks
 
 
 def opencv_is_headless() -> bool:
-    """Whether the cv2 folder holds the files of a headless distribution."""
+    """Return True if the cv2 folder has the files of a headless distribution."""
     for folder in sys.path:
         facts = Path(folder) / "cv2" / "version.py"
         if facts.is_file():
@@ -144,7 +144,7 @@ def opencv_is_headless() -> bool:
 def check_opencv(
     version_of: VersionOf = installed_version, is_headless: Callable[[], bool] = opencv_is_headless
 ) -> Check:
-    """The OpenCV distributions, which all fill one folder, agree and the headless one is on top."""
+    """Check that the OpenCV packages in the shared folder agree, the headless one on top."""
     found = {name: version for name in OPENCV if (version := version_of(name)) is not None}
     text = ", ".join(f"{name} {version}" for name, version in found.items()) or "missing"
     if not found:
@@ -152,28 +152,28 @@ def check_opencv(
     repair = "pip install -c constraints.txt --force-reinstall --no-deps opencv-python-headless"
     if len(set(found.values())) > 1:
         remedy = f"pip install -c constraints.txt {' '.join(found)}, then {repair}"
-        return Check("opencv", "problem", f"{text}: different versions in one folder", remedy)
+        return Check("opencv", "problem", f"{text}: they share one folder and must agree", remedy)
     if not is_headless():
-        return Check("opencv", "note", f"{text}; the one on top needs libGL", repair)
+        return Check("opencv", "note", f"{text}; the one installed last needs libGL", repair)
     return Check("opencv", "ok", text)
 
 
 def probe() -> dict[str, Any]:
-    """Import torch and mmcv.ops in a process of its own: a wrong binary may crash it."""
+    """Import torch and mmcv.ops in a separate process, since a wrong binary may crash it."""
     command = [sys.executable, "-c", PROBE]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:
-        return {**NOTHING_PROBED, "error": "importing torch and mmcv took more than 5 minutes"}
+        return {**EMPTY_PROBE, "error": "importing torch and mmcv took more than 5 minutes"}
     try:
         return dict(json.loads(run.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         last = (run.stderr.strip().splitlines() or [f"status {run.returncode}"])[-1]
-        return {**NOTHING_PROBED, "error": last}
+        return {**EMPTY_PROBE, "error": last}
 
 
 def check_operators(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
-    """Mmcv's operators load: torchvision's in their place, or compiled ones that fit this torch."""
+    """Check that mmcv's operators load: torchvision's, or compiled ones for this torch."""
     mmcv, torch = version_of("onedl-mmcv"), version_of("torch")
     if mmcv is None:
         return Check("mmcv operators", "note", "mmcv is not installed", "make install")
@@ -186,7 +186,7 @@ def check_operators(found: dict[str, Any], version_of: VersionOf = installed_ver
 
 
 def check_kernels(found: dict[str, Any]) -> Check:
-    """Our own operators are compiled; without them mixers are slower and just as right."""
+    """Check that our operators are compiled; without them mixers are slower, with equal results."""
     text = found["kernels"]
     if "switched off" in text:
         return Check("mixer operators", "note", text, "unset MIXERLAB_KERNELS")
@@ -199,39 +199,39 @@ def check_kernels(found: dict[str, Any]) -> Check:
 
 
 def check_files(found: dict[str, Any], version_of: VersionOf = installed_version) -> Check:
-    """Every file of backbones/mixers and hosts can be imported: commands need all of them."""
+    """Check that every file of backbones/mixers and hosts can be imported."""
     if version_of("timm") is None:
-        return Check(FILES, "note", "not tried, as timm is missing", "make install")
+        return Check(FILES, "note", "not checked, because timm is missing", "make install")
     if found["broken"]:
-        remedy = "mend the file, or move it out of the folder"
+        remedy = "fix the file, or move it out of the folder"
         return Check(FILES, "problem", found["broken"], remedy, core=True)
     if not found["registered"]:
-        return Check(FILES, "note", f"not tried: {found['error']}", "make install")
+        return Check(FILES, "note", f"not checked: {found['error']}", "make install")
     return Check(FILES, "ok", found["registered"])
 
 
 def check_devices(found: dict[str, Any]) -> Check:
-    """Processors and GPUs; a machine without a GPU is fine."""
-    gpus = ", ".join(found["gpus"]) or "no GPU, so training runs on the CPU"
+    """List processors and GPUs; a machine without a GPU is fine."""
+    gpus = ", ".join(found["gpus"]) or "no GPU (training runs on the CPU)"
     return Check("devices", "ok", f"{len(os.sched_getaffinity(0))} CPU cores, {gpus}")
 
 
 def check_disk(free_bytes: int | None = None) -> Check:
-    """Room for sample data and runs."""
+    """Check that there is room for sample data and runs."""
     free = (shutil.disk_usage(ROOT).free if free_bytes is None else free_bytes) / 2**30
     if free < MIN_FREE_GB:
-        text = f"{free:.1f} GB free, runs and sample data may need {MIN_FREE_GB:.0f}"
+        text = f"{free:.1f} GB free; runs and sample data may need {MIN_FREE_GB:.0f}"
         return Check("disk", "note", text, "free some space")
     return Check("disk", "ok", f"{free:.0f} GB free")
 
 
-def all_checks() -> list[Check]:
-    """Everything that version numbers alone do not show."""
-    found = NOTHING_PROBED if installed_version("torch") is None else probe()
+def run_checks() -> list[Check]:
+    """Run all checks."""
+    found = EMPTY_PROBE if installed_version("torch") is None else probe()
     return [
         check_python(),
         check_torch_pair(),
-        *check_originals(),
+        *check_overwritten(),
         check_opencv(),
         check_operators(found),
         check_kernels(found),

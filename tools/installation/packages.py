@@ -1,6 +1,6 @@
-"""The packages that the project names, what is installed of them, and what was tested.
+"""The project's packages: what is installed of them, and which versions are tested.
 
-Nothing but the standard library, for an environment in which nothing may work.
+Uses the standard library only, since everything else may be missing or broken.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tools.cli.paths import ROOT
 VENV = ROOT / ".venv"
 IN_VENV = Path(sys.prefix).resolve() == VENV
 
-# What stops working without a package; a package that is not named here serves its whole group.
-GROUP_FEATURES = {"": "everything", "dense": "detection, segmentation", "dev": "tests and checks"}
+# Features that need a package; packages without an entry serve the features of their group.
+GROUP_FEATURES = {"": "everything", "dev": "tests and checks"}
 FEATURES = {
     "timm": "backbones",
-    "torchmetrics": "classification, transfer",
+    "torchmetrics": "metrics",
     "hydra-core": "command line",
     "scikit-learn": "sample data",
     "filelock": "sample data",
@@ -30,10 +30,6 @@ FEATURES = {
     "rich": "progress and tables",
     "tensorboard": "TensorBoard events",
     "safetensors": "safetensors checkpoints",
-    "onedl-mmdetection": "detection",
-    "onedl-mmsegmentation": "segmentation",
-    "pycocotools": "detection",
-    "faster-coco-eval": "detection metrics",
     "fvcore": "complexity with rule=fvcore",
     "pytest-xdist": "tests and checks",
     "cvxpy": "semidefinite programs",
@@ -54,12 +50,14 @@ FEATURES = {
 }
 
 Status = Literal["ok", "untested version", "missing"]
-VersionOf = Callable[[str], "str | None"]  # quoted for the Python that is too old and says so
+VersionOf = Callable[
+    [str], "str | None"
+]  # quoted, because a too old Python must still be able to report itself
 
 
 @dataclass(frozen=True)
 class Package:
-    """One direct requirement and what is installed of it."""
+    """One direct requirement and its installed version."""
 
     name: str
     group: str
@@ -71,12 +69,12 @@ class Package:
 
 
 def normalise(name: str) -> str:
-    """Spell a distribution name the way package indexes compare it."""
+    """Normalise a distribution name as package indexes do."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed_version(name: str) -> str | None:
-    """Version of an installed distribution, None if there is none."""
+    """Return the version of an installed distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -84,14 +82,14 @@ def installed_version(name: str) -> str | None:
 
 
 def read_pins(path: Path = ROOT / "constraints.txt") -> dict[str, str]:
-    """Read the pins of a constraints file as {name: version}."""
+    """Read a constraints file as {name: version}."""
     pins = re.findall(r"^([\w.-]+)==([^\s#;]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {normalise(name): version for name, version in pins}
 
 
-def requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
-    """Names of the direct requirements per group: "" (core), "dense", "dev"."""
-    import tomllib  # absent before Python 3.11, which main reports
+def read_requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
+    """Read the names of the direct requirements per group: "" (core), "dense", "dev", ..."""
+    import tomllib  # missing before Python 3.11, which main reports
 
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
@@ -104,23 +102,34 @@ def requirements(path: Path = ROOT / "pyproject.toml") -> dict[str, list[str]]:
     return named
 
 
+def tasks_with(name: str, group: str) -> list[str]:
+    """Return the tasks that need a package, or else those that need any other of its group."""
+    from tasks.engine.family import families  # of the Python that main has checked
+
+    needs = {family.name: set(family.needs) for family in families().values()}
+    others = set(read_requirements()[group]) if group else set()
+    named = [task for task, own in needs.items() if name in own]
+    return named or [task for task, own in needs.items() if own & others]
+
+
 def describe(name: str, group: str, tested: str, installed: str | None) -> Package:
-    """Compare one package with the tested set; a local part such as +cu130 does not count."""
+    """Compare one package with the tested set, ignoring local parts such as +cu130."""
     status: Status = "missing"
     if installed is not None:
         status = "ok" if installed.split("+")[0] == tested else "untested version"
     remedy = "" if status == "ok" else f"pip install -c constraints.txt {name}"
     if remedy and IN_VENV:
         remedy = "make install"
-    feature = FEATURES.get(name, GROUP_FEATURES.get(group, group))
+    feature = FEATURES.get(name) or ", ".join(tasks_with(name, group))
+    feature = feature or GROUP_FEATURES.get(group, group)
     return Package(name, group, installed, tested, status, feature, remedy)
 
 
-def packages(version_of: VersionOf = installed_version) -> list[Package]:
-    """Every direct requirement, in the order of pyproject.toml."""
+def list_packages(version_of: VersionOf = installed_version) -> list[Package]:
+    """Return every direct requirement, in the order of pyproject.toml."""
     tested = read_pins()
     return [
         describe(name, group, tested.get(name, "?"), version_of(name))
-        for group, names in requirements().items()
+        for group, names in read_requirements().items()
         for name in names
     ]

@@ -1,4 +1,4 @@
-"""The rows of the papers by the names that ``experiment=`` takes."""
+"""Rows of the papers by the names that ``experiment=`` takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tools.papers.published import Row, list_papers, load_rows
 
-# The papers' metrics, by which a row is described: the first that it has.
+# Metrics that describe a row; the first that the row has is used.
 HEADLINES = {
     "top1": "% top-1",
     "top1_finetune": "% top-1",
@@ -20,10 +20,10 @@ HEADLINES = {
 
 @functools.cache
 def experiments() -> Mapping[str, Row]:
-    """All rows that report a metric by name, those of a table together.
+    """Return all rows that report a metric, by name; rows of one table are neighbours.
 
     Raises:
-        ValueError: Two rows of a paper have one name: one of them needs a ``variant``.
+        ValueError: Two rows of a paper share a name; one of them needs a ``variant``.
     """
     found: dict[str, Row] = {}
     for paper in list_papers():
@@ -31,36 +31,36 @@ def experiments() -> Mapping[str, Row]:
             if not row.name:
                 continue
             if row.name in found:
-                raise ValueError(f"two rows of {paper} are called {row.name}; give one a variant")
+                raise ValueError(f"two rows of {paper} are named {row.name}; give one a variant")
             found[row.name] = row
     return found
 
 
 def find_experiment(name: str) -> Row:
-    """The row of a name.
+    """Return the row with a name.
 
     Raises:
-        ValueError: There is none, with the nearest names.
+        ValueError: The name is unknown; the message suggests the nearest.
     """
     known = experiments()
     if name in known:
         return known[name]
-    longer = [one for one in known if _leaves_words_out(name, one)]
+    longer = [one for one in known if _is_abbreviation(name, one)]
     near = sorted(longer, key=len)[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(
-        f"there is no experiment called {name!r}; {hint}names are <paper>_t<table>_<backbone>, and "
+        f"unknown experiment {name!r}; {hint}names are <paper>_t<table>_<backbone>, and "
         "python tools/run.py --help experiment lists all"
     )
 
 
-def _leaves_words_out(short: str, name: str) -> bool:
-    """Whether a name is a longer one without some of its words, as without the table."""
+def _is_abbreviation(short: str, name: str) -> bool:
+    """Return True if ``short`` is ``name`` without some of its words, such as the table."""
     words = iter(name.split("_"))
     return all(word in words for word in short.split("_"))
 
 
 def describe(row: Row) -> str:
-    """What the paper reports of a row, such as ``74.6 % top-1``."""
+    """Return the reported metric of a row, such as ``74.6 % top-1``."""
     metric = next((name for name in HEADLINES if name in row.metrics), next(iter(row.metrics)))
     return f"{row.metrics[metric]} {HEADLINES.get(metric, metric)}"

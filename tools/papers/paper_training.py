@@ -1,4 +1,4 @@
-"""How a row of a paper is trained, as configs/published says it."""
+"""Training settings of a paper's row, from configs/published."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.cli.nested_config import merge
+from tools.cli.nested_config import deep_merge
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a row trains with; configs/published/README.md explains the fields.
+    """Training settings of a row; configs/published/README.md explains the fields.
 
-    ``start`` is what trains the weights that the row starts from, as it is typed behind run.py.
-    A row that ``cannot_run`` as it is runs with any of the options that it ``needs``.
+    ``start`` is the run.py command, without ``run.py``, that trains the row's initial weights.
+    If ``cannot_run`` is set, the row runs only with one of the options in ``needs``.
     """
 
     data: str = ""
@@ -28,36 +28,36 @@ class Training:
     needs: Sequence[str] = ()
 
 
-def training_of(
+def row_training(
     backbone: str, options: str, shared: Mapping[str, Any], own: Mapping[str, Any]
 ) -> Training:
-    """The training of a row, whose own fields win over those that its table shares.
+    """Merge the training settings of a row with those of its table; the row's win.
 
-    ``overrides`` of both are merged. ``recipe`` and ``start`` may be tables of patterns of
-    backbones, of which the first that fits counts.
+    ``overrides`` are merged deeply. ``recipe`` and ``start`` may map patterns of backbone names to
+    values; the first match counts.
 
     Args:
-        backbone: The row's; ``start`` may have ``{backbone}`` for it.
-        options: The row's as they are typed; ``start`` may have ``{options}`` for them.
-        shared: What the table says.
-        own: What the row says.
+        backbone: The row's; replaces ``{backbone}`` in ``start``.
+        options: The row's as typed; replace ``{options}`` in ``start``.
+        shared: The table's settings.
+        own: The row's settings.
 
     Raises:
-        TypeError: A field that is not known.
-        ValueError: No pattern fits.
+        TypeError: A field is unknown.
+        ValueError: No pattern matches.
     """
     merged = {**shared, **own}
-    merged["overrides"] = merge(shared.get("overrides", {}), own.get("overrides", {}))
+    merged["overrides"] = deep_merge(shared.get("overrides", {}), own.get("overrides", {}))
     for key in ("recipe", "start"):
         if isinstance(merged.get(key), Mapping):
-            merged[key] = _of_backbone(key, merged[key], backbone)
+            merged[key] = _match_backbone(key, merged[key], backbone)
     if merged.get("start"):
         merged["start"] = merged["start"].format(backbone=backbone, options=options).strip()
     return Training(**merged)
 
 
-def _of_backbone(key: str, table: Mapping[str, str | None], backbone: str) -> str | None:
+def _match_backbone(key: str, table: Mapping[str, str | None], backbone: str) -> str | None:
     for pattern, value in table.items():
         if fnmatch.fnmatchcase(backbone, pattern):
             return value
-    raise ValueError(f"{key} has {', '.join(table)} and nothing for {backbone}")
+    raise ValueError(f"{key} has patterns {', '.join(table)}, but none matches {backbone}")

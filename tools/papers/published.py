@@ -1,4 +1,4 @@
-"""Reads what papers report from configs/published; README.md there explains the fields."""
+"""Read the figures that papers report from configs/published; its README.md lists the fields."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Any
 
 from tools.cli.paths import CONFIGS
-from tools.cli.typed_network import label
+from tools.cli.typed_network import network_label
 from tools.cli.yaml_files import read_yaml
-from tools.papers.paper_training import Training, training_of
+from tools.papers.paper_training import Training, row_training
 from tools.papers.row_names import row_names
 
-FOLDER = CONFIGS / "published"
-# Counts as papers print them; a change is against the row's base.
+PUBLISHED = CONFIGS / "published"
+# Counts as papers print them; a delta is relative to the row's base.
 COUNTS = ("params", "flops", "params_delta", "flops_delta")
 UNITS = {"params": "M", "flops": "G"}
-# Why a count differs from ours; "by" names the rule of count_macs that gives the printed one.
+# Reasons why a count differs from ours; "by" names the rule of count_macs that reproduces it.
 CAUSES = (
     "misprint", "rounding", "quoted", "counting", "counting by fvcore", "counting by torchprofile",
 )  # fmt: skip
@@ -27,17 +27,14 @@ CAUSES = (
 class Printed(float):
     """A count with the digits that a paper prints, such as "5.70".
 
-    Args:
-        text: The count as printed.
-
     Raises:
-        ValueError: It is not the text of a decimal number.
+        ValueError: The text is not a decimal number.
     """
 
     text: str
 
     def __new__(cls, text: str) -> Printed:
-        """Keep the text beside the number."""
+        """Store the text with the number."""
         if not isinstance(text, str) or not re.fullmatch(r"[+-]?\d+(\.\d+)?", text):
             raise ValueError(f'must be text with the printed digits, such as "5.70"; got {text!r}')
         number = super().__new__(cls, text)
@@ -49,11 +46,11 @@ class Printed(float):
         return self.text
 
     def is_printed_for(self, exact: Decimal, *, change: bool = False) -> bool:
-        """Return True if an exact count gives these digits.
+        """Return True if an exact count rounds to these digits.
 
         Args:
             exact: In the unit of the printed count.
-            change: The count is a change, which is rounded; other counts may be cut off too.
+            change: The count is a change, which is rounded; other counts may also be truncated.
         """
         printed = Decimal(self.text)
         unit = Decimal(1).scaleb(int(printed.as_tuple().exponent))
@@ -63,16 +60,16 @@ class Printed(float):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table of a paper, with what ours counts for it.
+    """One row of a paper's table, with our counts for it.
 
-    ``reported`` has its counts as ``Printed``. ``rule`` is the file's: how ``macs`` are counted,
-    since the paper counts them so. ``cause`` has one of ``CAUSES`` for each count that differs for
-    a known reason. ``name`` is what ``experiment=`` takes, empty for a row without a metric, and
-    ``train`` what it then trains with.
+    ``reported`` has counts as ``Printed``. ``rule`` is the paper's rule for counting ``macs``.
+    ``cause`` gives one of ``CAUSES`` for each count that differs for a known reason. ``name`` is
+    the value for ``experiment=``, empty for a row without a metric; ``train`` has its training
+    settings.
 
-    A dense row has ``macs`` of the whole model for an image of (H, W) ``counted_at``, with
-    ``head_options`` in place of those of its head's file and, if they are not its task's usual
-    ones, so many ``classes``.
+    Rows of detectors and segmentors have ``macs`` of the whole model for an image of (H, W)
+    ``counted_at``. ``head_options`` override the head's file, and ``classes`` the task's usual
+    number.
     """
 
     paper: str
@@ -98,24 +95,24 @@ class Row:
     name: str = ""
 
     def __str__(self) -> str:
-        """Backbone and options as they are typed: ``deit_t_afbo backbone.mixer.g2=6``."""
+        """Format backbone and options as typed: ``deit_t_afbo backbone.mixer.g2=6``."""
         size = [] if self.image_size == 224 else [f"image_size={self.image_size}"]
-        return " ".join([label((self.backbone, dict(self.options))), *size])
+        return " ".join([network_label((self.backbone, dict(self.options))), *size])
 
     @property
     def exact_macs(self) -> int | None:
-        """Our multiply-adds, each counted."""
+        """Return our multiply-adds as an integer."""
         return None if self.macs is None else round(1e9 * self.macs)
 
     def changes(
         self, params: int, macs: int | None, base: tuple[int, int | None]
     ) -> dict[str, Decimal]:
-        """Our change against the base, in M and G, of the counts that a paper prints a change of.
+        """Return our change relative to the base, in M and G, where the paper prints a change.
 
         Args:
             params: Our parameters.
-            macs: Our multiply-adds, None if they are not counted.
-            base: The same two of ``self.base``.
+            macs: Our multiply-adds, or None if not counted.
+            base: The same pair for ``self.base``.
         """
         ours, plain = _in_units(params, macs), _in_units(*base)
         return {
@@ -127,12 +124,12 @@ class Row:
     def residuals(
         self, params: int, macs: int | None, base: tuple[int, int | None] | None = None
     ) -> dict[str, Decimal]:
-        """Ours minus printed, in M and G; of the change against the base where one is printed.
+        """Return ours minus printed, in M and G; of the change where the paper prints one.
 
         Args:
             params: Our parameters.
-            macs: Our multiply-adds, None if they are not counted.
-            base: The same two of ``self.base``.
+            macs: Our multiply-adds, or None if not counted.
+            base: The same pair for ``self.base``.
         """
         ours = _in_units(params, macs)
         if base is not None:
@@ -144,25 +141,25 @@ class Row:
         }
 
     def printed(self, name: str) -> Printed | None:
-        """The count that ours is compared with: the printed change, else the printed total."""
+        """Return the count to compare ours with: the printed change, else the printed total."""
         found = self.reported.get(f"{name}_delta", self.reported.get(name))
         return found if isinstance(found, Printed) else None
 
-    def far(self, found: Mapping[str, Decimal]) -> list[str]:
-        """The counts of which ours, with these residuals, does not give the printed digits."""
+    def mismatches(self, found: Mapping[str, Decimal]) -> list[str]:
+        """Return the counts whose residuals change the printed digits."""
         return [name for name, value in found.items() if not self._agrees(name, value)]
 
     def verdict(self, found: Mapping[str, Decimal], *, as_published: bool = True) -> str:
-        """Judge residuals: "agrees", "differs by X: cause" or "DIFFERS by X", count by count.
+        """Judge residuals per count: "agrees", "differs by X: cause" or "DIFFERS by X".
 
         Args:
             found: From ``residuals``.
-            as_published: Ours are counted as the row says, so that its causes hold.
+            as_published: Ours are counted by the row's rule, so its causes apply.
         """
         causes = self.cause if as_published else {}
         known: list[str] = []
         unknown: list[str] = []
-        for name in self.far(found):
+        for name in self.mismatches(found):
             printed = self.printed(name)
             assert printed is not None
             decimals = len(printed.text.partition(".")[2])
@@ -181,13 +178,13 @@ class Row:
 
 
 def _in_units(params: int, macs: int | None) -> dict[str, Decimal]:
-    """Exact parameters in M and multiply-adds in G."""
+    """Return parameters in M and multiply-adds in G, exactly."""
     exact = {"params": Decimal(params) / 10**6}
     return exact if macs is None else exact | {"flops": Decimal(macs) / 10**9}
 
 
-def _as_printed(reported: Mapping[str, Any]) -> dict[str, float]:
-    """The reported figures, counts with their digits."""
+def _parse_reported(reported: Mapping[str, Any]) -> dict[str, float]:
+    """Parse the reported figures; counts keep their digits."""
     found = {}
     for name, value in reported.items():
         try:
@@ -198,28 +195,28 @@ def _as_printed(reported: Mapping[str, Any]) -> dict[str, float]:
 
 
 def list_papers() -> list[str]:
-    """Names that ``load_rows`` takes."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """List the names that ``load_rows`` takes."""
+    return sorted(path.stem for path in PUBLISHED.glob("*.yaml"))
 
 
 def load_rows(paper: str, task: str | None = None) -> list[Row]:
-    """Rows of one paper, in the order of its file; of one task, if given.
+    """Load the rows of a paper in file order; only those of one task if given.
 
     Raises:
-        ValueError: There is no such paper, or a row lacks a field or has one that is not known.
+        ValueError: The paper is unknown, or a row lacks a field or has an unknown one.
     """
     if paper not in list_papers():
         raise ValueError(f"paper must be one of {', '.join(list_papers())}; got {paper!r}")
-    path = FOLDER / f"{paper}.yaml"
+    path = PUBLISHED / f"{paper}.yaml"
     content = read_yaml(path)
     tables = content.get("tables", {})
     rows = []
     for number, entry in enumerate(content["rows"], start=1):
         try:
             shared = tables.get(entry.get("table"), {})
-            typed = label(("", entry.get("options", {}))).strip()
-            train = training_of(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
-            entry |= {"train": train, "reported": _as_printed(entry.get("reported", {}))}
+            typed = network_label(("", entry.get("options", {}))).strip()
+            train = row_training(entry.get("backbone", ""), typed, shared, entry.pop("train", {}))
+            entry |= {"train": train, "reported": _parse_reported(entry.get("reported", {}))}
             rows.append(Row(paper=paper, rule=content.get("rule", "macs"), **entry))
         except (TypeError, ValueError) as error:
             problem = (

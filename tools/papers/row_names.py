@@ -1,4 +1,4 @@
-"""Names of the rows that papers print: paper, table, backbone, and what tells rows apart."""
+"""Names of a paper's rows: paper, table, backbone, and what distinguishes similar rows."""
 
 from __future__ import annotations
 
@@ -8,49 +8,51 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tools.papers.published import Row
 
-# Papers count and time the fused form, which is never trained; the size is that of the data.
+# Papers count the fused form, which is never trained; the image size belongs to the data.
 UNTRAINED = ("fused", "img_size")
-# A token mixer is named where its options are.
+# The name of a token mixer follows from its options.
 UNNAMED = (*UNTRAINED, "name")
 Part = tuple[str, str]  # kind and key
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """A name for each row of a paper, ``<paper>_t<table>_<backbone>`` and what else is needed.
+    """Return a name for each row of a paper: ``<paper>_t<table>_<backbone>`` and suffixes.
 
-    Appended is, in this order, what differs between the rows of a backbone in a table: the head,
-    the data, the options (the last part of a key and the value, or the row's word for them,
-    ``variant``), the protocol; and the image size where the table has a smaller one. Rows without a
-    metric have no name.
+    Suffixes distinguish the rows of a backbone within a table: head, data, options, image size and
+    protocol, in this order. An option is the last part of its key and its value, or the row's
+    ``variant``. The image size is only added if the table also has a smaller one. Rows without a
+    metric get an empty name.
     """
     groups: dict[tuple[int, str], list[dict[Part, Any]]] = {}
     least: dict[int, int] = {}
     for row in rows:
         if row.metrics:
-            groups.setdefault((row.table, row.backbone), []).append(_parts(row))
+            groups.setdefault((row.table, row.backbone), []).append(_distinguishing_parts(row))
             least[row.table] = min(row.image_size, least.get(row.table, row.image_size))
     names = []
     for row in rows:
         if not row.metrics:
             names.append("")
             continue
-        group, own = groups[row.table, row.backbone], _parts(row)
+        group, own = groups[row.table, row.backbone], _distinguishing_parts(row)
         differing = {
             key: value
             for key, value in own.items()
             if any(other.get(key) != value for other in group)
         }
-        words = [_word(key, value) for key, value in differing.items() if key[0] == "head"]
-        words += [_word(key, value) for key, value in differing.items() if key[0] == "option"]
+        words = [_name_part(key, value) for key, value in differing.items() if key[0] == "head"]
+        words += [_name_part(key, value) for key, value in differing.items() if key[0] == "option"]
         words += [str(row.image_size)] * (row.image_size > least[row.table])
-        words += [_word(key, value) for key, value in differing.items() if key[0] == "protocol"]
+        words += [
+            _name_part(key, value) for key, value in differing.items() if key[0] == "protocol"
+        ]
         names.append("_".join([f"{row.paper}_t{row.table}", row.backbone, *words]))
     return names
 
 
-def _parts(row: Row) -> dict[Part, Any]:
-    """What may tell a row from others of its backbone and table, by kind and key."""
-    options = {"": row.variant} if row.variant else _leaves(row.options)
+def _distinguishing_parts(row: Row) -> dict[Part, Any]:
+    """Return what may distinguish a row from others of its backbone and table, by kind and key."""
+    options = {"": row.variant} if row.variant else _flatten_leaves(row.options)
     plain = {("head", "head"): row.head, ("head", "data"): row.train.data}
     return {
         **{part: value for part, value in plain.items() if value},
@@ -59,17 +61,17 @@ def _parts(row: Row) -> dict[Part, Any]:
     }
 
 
-def _leaves(options: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_leaves(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            found |= _leaves(value)
+            found |= _flatten_leaves(value)
         elif key not in UNNAMED:
             found[key] = value
     return found
 
 
-def _word(part: Part, value: Any) -> str:
+def _name_part(part: Part, value: Any) -> str:
     values = value if isinstance(value, list) else [value]
     said = "_".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
     kind, key = part

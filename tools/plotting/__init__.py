@@ -1,1 +1,1 @@
-"""Parts of pictures that commands share: colour bars, and labels that do not overlap."""
+"""Shared parts of plots: colour bars, and labels that do not overlap."""

@@ -1,19 +1,21 @@
-"""Colour bars beside pictures of numbers."""
+"""Colours of plots: the palette of lines and bars, and colour bars beside images."""
 
 from __future__ import annotations
 
 from typing import Any
 
+COLOURS = ("#2f6db3", "#d1603d", "#3d9467", "#8a5fb0", "#b88a1d", "#4aa3b5", "#c2577f", "#6b6b6b")
+
 
 def colour_bar(figure: Any, image: Any, beside: Any, label: str = "", size: float = 6) -> Any:
-    """Draw the scale of an image beside one or several axes.
+    """Draw the colour scale of an image beside one or several axes.
 
     Args:
         figure: With a constrained layout.
-        image: What ``imshow`` returned.
-        beside: Axes, or an array or list of them.
-        label: Of the quantity.
-        size: Of the letters, in points.
+        image: From ``imshow``.
+        beside: Axes, or an array or list of axes.
+        label: Name of the quantity.
+        size: Font size in points.
     """
     bar = figure.colorbar(image, ax=beside, shrink=0.85, pad=0.02, aspect=24)
     bar.locator = _few_ticks()

@@ -1,4 +1,4 @@
-"""Places the texts of a picture so that they do not overlap."""
+"""Place the labels of a plot without overlap."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST = 24  # characters of a name on an axis
-TURNED = 60  # degrees of names that do not fit side by side
-LINE = 1.25  # height of a line over its font size
+MAX_LENGTH = 24  # characters per name on an axis
+ANGLE = 60  # degrees of rotation for names too long to stand side by side
+LINE_HEIGHT = 1.25  # relative to the font size
 
 
 def name_ticks(axis: Any, names: Sequence[str], *, vertical: bool = False, size: float = 7) -> None:
-    """Name the places 0, 1, ... of an axis; of too many names only every second, third, ... stands.
+    """Label the ticks 0, 1, ... of an axis; if there are too many, every second, third, ... one.
 
     Args:
         axis: Matplotlib's, in a figure of its final size.
-        names: One for each place; long ones are cut.
-        vertical: Name the vertical axis.
-        size: Of the letters, in points.
+        names: One per tick; long ones are cut.
+        vertical: Label the vertical axis.
+        size: Font size in points.
     """
-    axis.figure.draw_without_rendering()  # lays the axes out
+    axis.figure.draw_without_rendering()  # computes the layout
     box = axis.get_position()
     inches = axis.figure.get_size_inches()
     points = 72 * (inches[1] * box.height if vertical else inches[0] * box.width)
-    needed = LINE * size / (1 if vertical else math.sin(math.radians(TURNED)))
+    needed = LINE_HEIGHT * size / (1 if vertical else math.sin(math.radians(ANGLE)))
     every = max(1, math.ceil(needed * len(names) / points))
     places = range(0, len(names), every)
     texts = [cut(names[place]) for place in places]
@@ -37,17 +37,17 @@ def name_ticks(axis: Any, names: Sequence[str], *, vertical: bool = False, size:
         axis.set_xticks(places, texts, fontsize=size)
     else:
         axis.set_xticks(
-            places, texts, fontsize=size, rotation=TURNED, ha="right", rotation_mode="anchor"
+            places, texts, fontsize=size, rotation=ANGLE, ha="right", rotation_mode="anchor"
         )
 
 
-def cut(name: str, longest: int = LONGEST) -> str:
-    """Return a name of at most so many characters, of which its end may be an ellipsis."""
+def cut(name: str, longest: int = MAX_LENGTH) -> str:
+    """Cut a name to ``longest`` characters, the last one an ellipsis."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def extent(text: Any) -> Any:
-    """Return the box of a text in pixels; of an annotation without its arrow."""
+def text_extent(text: Any) -> Any:
+    """Return the box of a text in pixels; for an annotation, without its arrow."""
     from matplotlib.text import Annotation, Text
 
     if isinstance(text, Annotation):
@@ -56,24 +56,24 @@ def extent(text: Any) -> Any:
     return Text.get_window_extent(text)
 
 
-def overlap(texts: Sequence[Any]) -> bool:
-    """Return True if two texts of a drawn figure overlap."""
+def texts_overlap(texts: Sequence[Any]) -> bool:
+    """Return True if two visible texts of a drawn figure overlap."""
     shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
-    boxes = [extent(text) for text in shown]
+    boxes = [text_extent(text) for text in shown]
     return any(
         one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[place + 1 :]
     )
 
 
 def spread_ticks(axis: Any) -> None:
-    """Turn the labels of a horizontal axis that overlap; of too many only those apart stay."""
+    """Rotate the labels of a horizontal axis if they overlap, and hide those that still do."""
     axis.figure.draw_without_rendering()
-    if not overlap(axis.get_xticklabels()):
+    if not texts_overlap(axis.get_xticklabels()):
         return
     needed = 0.0
     for label in axis.get_xticklabels():
-        label.set(rotation=TURNED, ha="right", rotation_mode="anchor")
-        needed = LINE * label.get_fontsize() / math.sin(math.radians(TURNED))
+        label.set(rotation=ANGLE, ha="right", rotation_mode="anchor")
+        needed = LINE_HEIGHT * label.get_fontsize() / math.sin(math.radians(ANGLE))
     dots = needed * axis.figure.dpi / 72
     last = -math.inf
     for place, label in sorted(zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)):
@@ -83,22 +83,22 @@ def spread_ticks(axis: Any) -> None:
 
 
 def turn_bar_labels(axis: Any, texts: Sequence[Any]) -> None:
-    """Turn the numbers above an axis' bars where one is wider than its bar's place."""
+    """Rotate the numbers above bars if one is wider than its bar."""
     axis.figure.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.x0)
     if any(one.x1 > other.x0 for one, other in itertools.pairwise(boxes)):
-        axis.margins(y=0.3)  # so high may a number stand
+        axis.margins(y=0.3)  # room for the rotated numbers
         for text in texts:
             text.set(rotation=90, va="bottom")
 
 
-def stacked(heights: Sequence[float], gap: float, top: float) -> list[float]:
-    """Move heights apart, in their order, by as little as leaves a gap between each two.
+def spread_heights(heights: Sequence[float], gap: float, top: float) -> list[float]:
+    """Move heights apart by as little as leaves ``gap`` between neighbours, keeping their order.
 
     Args:
-        heights: Rising.
-        gap: Between two.
-        top: What the last shall not exceed, where there is room for all below it.
+        heights: In ascending order.
+        gap: Between neighbours.
+        top: Upper limit of the last height, if there is room below it.
     """
     moved: list[float] = []
     for height in heights:

@@ -12,17 +12,17 @@ from torch import nn
 
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
-from heads.frozen.head import FrozenFeatures
 from tasks.engine.base import BaseTask
 from tasks.engine.compilation import check_compiler, compile_blocks
+from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
 from tasks.engine.signals import RunStopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
-from tools.config.lengths import OVERFIT
-from tools.runs import frozen_fit, predict_mode, report, resume, robustness_mode, trainer
+from tools.config.training_length import OVERFIT
+from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.source import Source, keep_source, read_source
@@ -72,18 +72,20 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
         task.load_weights(checkpoint)
         loaded = {"checkpoint_step": checkpoint.step}
     options, start = config["trainer"], None
+    shape = report.input_shape(config, datamodule)
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
-    facts = report.facts(config, task.model) | loaded | {"git_commit": code.commit}
+    facts = report.facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
         folder,
         task.monitor,
+        task.mode,
         training=training,
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
-    if training and not isinstance(task.model, FrozenFeatures):
+    if training and not solves(task.model):
         trainer.check_fit(engine, task, datamodule)
         if is_first_process():
             check_space(folder, task, top_k=config["callbacks"]["top_k"])
@@ -95,7 +97,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
 
 def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
     """Build the datamodule of a run; before a training choose what is auto, and check all files."""
-    known = automatic.fixed(config)
+    known = automatic.apply_fixed_schedule(config)
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if predict_mode.needs_no_data(config, datamodule, checkpoint):
         return datamodule
@@ -103,11 +105,16 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
     datamodule.prepare_data()
     datamodule.setup()
     if config["mode"] == "fit":
-        automatic.choose(config, datamodule, backbone)
+        automatic.choose_values(config, datamodule, backbone)
         check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():
         datamodule.check_files()
     return datamodule
+
+
+def solves(model: nn.Module) -> bool:
+    """Return True for a head that is solved from features in place of a training."""
+    return bool(getattr(model, "solves", False))
 
 
 def work(
@@ -125,13 +132,14 @@ def work(
     if config["mode"] == "predict":
         return predict_mode.predict(engine, task, datamodule)
     if config["mode"] != "fit" and datamodule.parts:
-        return robustness_mode.measure(engine, task, datamodule, config, folder)
+        evaluate_parts = imported(task.family.parts_evaluation)
+        return evaluate_parts(engine, task, datamodule, config, folder)
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
     keep_source(folder, parts.code)
     report.announce_network(task.model.backbone, config["backbone"])
-    if isinstance(task.model, FrozenFeatures):
+    if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
     report.announce(parts.facts, config, datamodule, engine.world_size)
     if parts.start:

@@ -15,23 +15,24 @@ MEASURED = 200  # files whose sizes are looked at, evenly spaced
 
 
 def fingerprints(datamodule: BaseDataModule) -> dict[str, str | None]:
-    """Fingerprints of the classes, in their order, and of the validation images.
+    """Return fingerprints of the targets, such as the classes, and of the validation data.
 
-    An image is known by its file and the folder around it, whatever lies above; some are measured.
+    A sample is known by its file and the folder around it, whatever lies above; some are measured.
     A set with an annotation file of its own is known by that file's content, too.
 
     Returns:
-        ``classes`` and ``val``; None for validation images that there are not.
+        One of each name in ``Family.targets``, and ``val``; None without validation data.
     """
+    targets = {name: _digest(one) for name, one in datamodule.target_identity().items()}
     if "val" not in datamodule.sizes():
-        return {"classes": _digest(list(datamodule.class_names)), "val": None}
+        return {**targets, "val": None}
     dataset = datamodule.dataset("val")
     files = [dataset.describe(index) for index in range(len(dataset))]
     parts: list[Any] = [sorted(_short(file) for file in files), _sizes(files)]
     annotations = getattr(datamodule, "annotations_digest", None)
     if annotations is not None:
         parts.append(annotations)
-    return {"classes": _digest(list(datamodule.class_names)), "val": _digest(parts)}
+    return {**targets, "val": _digest(parts)}
 
 
 def _short(file: str) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 import yaml
 
 from tasks.engine.saved_config import CONFIG, read_config
+from tasks.engine.schedule_rule import RATE, REFERENCE
 from tasks.engine.sources import check_sources
 from tasks.engine.whole_files import write_whole
 from tools.cli.nested_config import flatten
-from tools.cli.network_names import name_of
+from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
-from tools.config.automatic import AUTO, CHOSEN, RATE, REFERENCE, was_left_open
-from tools.config.usual_values import is_usual, with_token_mixer_name
+from tools.config.automatic import AUTO, CHOSEN, is_automatic
+from tools.config.default_values import is_default, name_token_mixer
 from tools.runs import lock
 
 log_info = logging.getLogger(__name__).info
@@ -39,6 +40,7 @@ FREE_ON_RESUME = {
     "ckpt",
     "data.eval_batch_size",
     "data.num_workers",
+    "backbone.fast",
     "backbone.grad_checkpointing",
     "report",
     "data.root",
@@ -220,7 +222,9 @@ def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Pat
 
 
 def _parent(config: Mapping[str, Any]) -> Path:
-    return Path(config["output_dir"]) / config["task_name"] / name_of(config["backbone"])
+    return (
+        Path(config["output_dir"]) / config["task_name"] / config_network_name(config["backbone"])
+    )
 
 
 def _folder_of(path: Path) -> Path:
@@ -262,7 +266,7 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
     the run began with and that has moved since.
     """
     saved = read_config(folder / CONFIG)
-    before, now = (with_token_mixer_name(flatten(one)) for one in (saved, config))
+    before, now = (name_token_mixer(flatten(one)) for one in (saved, config))
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -270,15 +274,15 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
         and not _is_free(key)
         and not _is_open(key, saved, now)
         and not _has_moved(key, before.get(key), now)
-        and not (key not in before and is_usual(now, key))
-        and not (key not in now and is_usual(before, key))
+        and not (key not in before and is_default(now, key))
+        and not (key not in now and is_default(before, key))
     ]
 
 
 def _is_open(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True for an option that neither the run nor the command sets."""
     decides = RATE if key == REFERENCE else key
-    return now.get(decides) == AUTO and was_left_open(saved, decides)
+    return now.get(decides) == AUTO and is_automatic(saved, decides)
 
 
 def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:

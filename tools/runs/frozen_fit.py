@@ -11,9 +11,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from heads.frozen.features import Draw
-from heads.frozen.head import FrozenFeatures
-from tasks.engine.extraction import extract
+from heads.frozen.features import SolveOptions
+from tasks.classification.extraction import extract
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -23,8 +22,8 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
 
     Args:
         engine: Lightning's trainer.
-        task: A ``ClassificationTask`` around ``FrozenFeatures``.
-        datamodule: A ``ClassificationDataModule``.
+        task: Its model is solved from features.
+        datamodule: Its ``plain`` gives a split prepared as in evaluation.
         seed: Seed of the run.
 
     Returns:
@@ -36,7 +35,6 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     if isinstance(engine.strategy, FSDPStrategy):
         raise ValueError("features are taken from whole networks: pass trainer=ddp instead of fsdp")
     head = task.model
-    assert isinstance(head, FrozenFeatures)
     started = time.perf_counter()
     train, test = (
         extract(
@@ -50,7 +48,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     )
     if not engine.is_global_zero:
         return {}
-    draw = Draw(seed, engine.strategy.root_device)
+    draw = SolveOptions(seed, engine.strategy.root_device)
     metrics, remarks = head.solve(train, test, draw)
     for remark in remarks:
         log_info(remark)

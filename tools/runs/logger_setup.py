@@ -20,7 +20,7 @@ from backbones.options import check_arguments, unknown
 from tasks.engine.loggers import RunLog, TensorBoardLog
 from tasks.engine.whole_files import is_own_file, write_whole
 from tools.cli.nested_config import flatten
-from tools.cli.network_names import name_of
+from tools.cli.network_names import config_network_name
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -217,7 +217,7 @@ def _require(module: str, package: str, remedy: str) -> None:
 
 
 def _title(folder: Path, config: Mapping[str, Any]) -> str:
-    return f"{name_of(config['backbone'])} {folder.name}"
+    return f"{config_network_name(config['backbone'])} {folder.name}"
 
 
 def _identifier(folder: Path) -> str:

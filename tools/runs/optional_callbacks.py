@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 
 from backbones.options import check_arguments, unknown
+from tasks.engine.family import Direction
 from tasks.engine.monitors import GradientNorm, StopEarly, TopCheckpoints
 from tasks.engine.profiling import ShowProfile, TorchProfile
 
@@ -19,7 +20,7 @@ from tasks.engine.profiling import ShowProfile, TorchProfile
 def make_callbacks(
     checkpoints: Path,
     monitor: str,
-    metrics: Sequence[str],
+    metrics: Mapping[str, Direction],
     *,
     early_stopping: Mapping[str, Any],
     top_k: int = 0,
@@ -31,8 +32,8 @@ def make_callbacks(
 
     Args:
         checkpoints: Folder of the run's checkpoints.
-        monitor: The metric, higher is better, that chooses the best checkpoint.
-        metrics: All that validation gives, for messages.
+        monitor: The metric that chooses the best checkpoint.
+        metrics: All that validation gives, with their directions.
         early_stopping: Options of ``early_stopping``.
         top_k: Number of best checkpoints to keep besides the best one.
         learning_rate: Log the rate of each group of parameters.
@@ -48,7 +49,7 @@ def make_callbacks(
     check_arguments(stop_early, early_stopping, "callbacks.early_stopping")
     made = stop_early(monitor, metrics, **early_stopping)
     if top_k:
-        made.append(TopCheckpoints(checkpoints, monitor, top_k))
+        made.append(TopCheckpoints(checkpoints, monitor, metrics[monitor.partition("/")[2]], top_k))
     if learning_rate:
         made.append(LearningRateMonitor(logging_interval="step"))
     if device:
@@ -65,14 +66,14 @@ def make_callbacks(
 
 def stop_early(
     monitor: str,
-    metrics: Sequence[str],
+    metrics: Mapping[str, Direction],
     *,
     patience: int | None = None,
     metric: str | None = None,
-    mode: Literal["max", "min"] = "max",
+    mode: Direction | None = None,
     min_delta: float = 0.0,
 ) -> list[Callback]:
-    """Early stopping, or nothing without patience.
+    """Build early stopping, in the metric's own direction by default; nothing without patience.
 
     Raises:
         ValueError: A metric that there is not, or a number that means nothing.
@@ -96,7 +97,8 @@ def stop_early(
         raise ValueError(
             unknown("metric to watch (callbacks.early_stopping.metric)", chosen, known)
         )
-    return [StopEarly(chosen, patience, mode, float(min_delta))]
+    direction = mode or metrics.get(chosen.partition("/")[2], "min")  # that of train/loss
+    return [StopEarly(chosen, patience, direction, float(min_delta))]
 
 
 def make_profiler(name: str | None, folder: Path) -> tuple[Profiler | None, list[Callback]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.engine.plain_files import read_text
-from tools.cli.errors import sentence
+from tools.cli.errors import user_message
 from tools.cli.printable import printable
 
 FAILURE = "error.txt"
@@ -25,7 +25,7 @@ def recording_failure(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        record_failure(folder, sentence(error) or str(error) or type(error).__name__)
+        record_failure(folder, user_message(error) or str(error) or type(error).__name__)
         raise
 
 

@@ -15,30 +15,29 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.checkpoints.opening import Checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
-from tasks.engine.classes import classes_of
+from tasks.engine.batches import UNREADABLE
 from tasks.engine.gather import gather_objects
-from tasks.engine.loading import serve_prediction
-from tasks.engine.prediction import UNREADABLE
+from tasks.engine.loading import targets_in
 from tasks.engine.whole_files import write_whole
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
-SHOWN = 20  # images whose answers are printed
+SHOWN = 20  # inputs whose answers are printed
 
 
 def needs_no_data(
     config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
 ) -> bool:
-    """Return True if a run only predicts a user's images, which needs no data set.
+    """Return True if a run only predicts the user's inputs and so needs no data set.
 
-    The classes are the checkpoint's, if it names them, as all of ours do.
+    The targets are the checkpoint's, if it states them, as all of ours do.
     """
     if checkpoint is None or config["input"] is None:
         return False
-    classes = classes_of(checkpoint)
-    if classes is not None:
-        serve_prediction(datamodule, classes)
-    return classes is not None
+    targets = targets_in(config, checkpoint)
+    if targets is not None:
+        datamodule.predict_only(**targets)
+    return targets is not None
 
 
 def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
@@ -64,7 +63,8 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
             log_info(f"Left out: {row[UNREADABLE]}")
         if broken:
             log_info(
-                f"{len(broken):,} of {len(found):,} images cannot be read and have no prediction"
+                f"{len(broken):,} of {len(found):,} {task.family.unit} cannot be read and have no "
+                "prediction"
             )
     unreadable = {"unreadable": float(len(broken))} if broken else {}
-    return {"images": float(len(rows)), **unreadable}
+    return {task.family.unit: float(len(rows)), **unreadable}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.engine.signals import STATUSES, STOP, RunStopped
-from tools.cli.processes import FIRST, end_with_parent, is_other_of_first, started
+from tools.cli.processes import FIRST_PROCESS, end_with_parent, find_launcher, is_child_process
 from tools.runs.folder import ENVIRONMENT
 from tools.runs.outcome import record_failure
 
@@ -46,7 +46,7 @@ def processes(trainer: Trainer) -> Iterator[None]:
     """
     before, parent = dict(os.environ), first_process()
     if not _belongs_to_parent(trainer):
-        os.environ[FIRST] = str(os.getpid())
+        os.environ[FIRST_PROCESS] = str(os.getpid())
     launcher = trainer.strategy.launcher
     others: list[subprocess.Popen[bytes]] = []
     try:
@@ -115,7 +115,7 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 def _belongs_to_parent(trainer: Trainer) -> bool:
     """Return True if the first process of this machine started this one."""
-    return trainer.local_rank > 0 and started() is None
+    return trainer.local_rank > 0 and find_launcher() is None
 
 
 def _orphaned(parent: int) -> bool:
@@ -128,13 +128,13 @@ def _orphaned(parent: int) -> bool:
 
 def first_process() -> int:
     """Return the id of the process that started this one."""
-    return int(os.environ.get(FIRST, os.getppid()))
+    return int(os.environ.get(FIRST_PROCESS, os.getppid()))
 
 
 @contextlib.contextmanager
 def following_first_process() -> Iterator[None]:
     """End a process that Lightning has started with the first one, from its beginning on."""
-    if not is_other_of_first():
+    if not is_child_process():
         yield
         return
     first = first_process()

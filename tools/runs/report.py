@@ -23,11 +23,12 @@ from backbones.analysis.description import describe_network, unlike_host
 from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
+from tasks.engine.family import find_family
 from tasks.engine.loggers import read_rows
 from tasks.engine.plain_files import DamagedFile
 from tasks.engine.whole_files import make_folder, whole_file, write_whole
 from tools.cli import tables
-from tools.cli.network_names import name_of
+from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.config.automatic import (
     batches_per_step,
@@ -53,27 +54,31 @@ PACKAGES = (
 )
 
 
-def facts(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     """What can be said about a run before it begins.
 
     That is its settings, the parameters of model and backbone, the backbone's multiply-adds at the
     training size, and what the network is besides its mixers.
     """
-    height, width = training_size(config["data"])
     return {
         "task": config["task_name"],
-        "backbone": name_of(config["backbone"]),
+        "backbone": config_network_name(config["backbone"]),
         "mode": config["mode"],
         "checkpoint": config["ckpt"],
         "seed": config["seed"],
         "parameters": count_parameters(model),
         "pooling": None if model.backbone.dense else model.backbone.pooling,
         "backbone_parameters": count_parameters(model.backbone),
-        "backbone_macs": count_macs(model.backbone, (height, width)),
-        "macs_at": [height, width],
+        "backbone_macs": count_macs(model.backbone, shape=shape),
+        "macs_at": list(shape[1:]),
         "network": describe_network(model.backbone),
         "strategy": config["trainer"]["strategy"],
     }
+
+
+def input_shape(config: Mapping[str, Any], datamodule: BaseDataModule) -> tuple[int, ...]:
+    """Return the shape of a training input without its batch; images have it in their options."""
+    return datamodule.input_shape or (3, *training_size(config["data"]))
 
 
 def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
@@ -92,6 +97,7 @@ def announce(
 ) -> None:
     """Print what is about to be trained, and the learning rate with its derivation."""
     batch, trainer = config["data"]["batch_size"], config["trainer"]
+    unit = find_family(config["task_name"]).unit
     epoch = datamodule.batches("train", processes)
     accumulated = batches_per_step(trainer, epoch)
     batches = f"{batch}"
@@ -101,7 +107,7 @@ def announce(
         batches = f"{processes * batch * accumulated} ({parts})"
     say(
         f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
-        f"{len(datamodule.dataset('train'))} training images in batches of {batches}, "
+        f"{len(datamodule.dataset('train'))} training {unit} in batches of {batches}, "
         f"{_length(trainer, epoch)}"
     )
     if accumulated < trainer["accumulate_grad_batches"]:
@@ -274,7 +280,8 @@ def cost(known: Mapping[str, Any]) -> dict[str, str]:
         "backbone MACs": f"{known['backbone_macs'] / 1e9:.3f} G at {size}",
     }
     if known.get("images_per_second"):
-        table["training"] = f"{known['images_per_second']:.3g} images/s"
+        unit = find_family(known["task"]).unit
+        table["training"] = f"{known['images_per_second']:.3g} {unit}/s"
         table["waiting for data"] = waiting(known["waiting_for_data"], known["num_workers"])
     seconds = known["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
@@ -303,7 +310,7 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
     paper = known.get("paper")
     if not paper:
         return {}
-    shown = {}
+    shown, family = {}, find_family(known["task"])
     for name, figures in paper["metrics"].items():
         ours = figures["ours"]
         words = [
@@ -312,7 +319,7 @@ def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
         ]
         if "difference" in figures:
             words.append(f"difference {figures['difference']:+.2g}")
-        lower = " (lower is better)" if name == "mce" else ""
+        lower = " (lower is better)" if family.direction(name) == "min" else ""
         shown[f"{paper['row']}, {name}{lower}"] = ", ".join(words)
     if "why_not" in paper:
         shown["does not compare"] = paper["why_not"]

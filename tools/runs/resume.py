@@ -14,7 +14,6 @@ from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
-from tasks.engine.classes import check_classes
 from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
 from tasks.engine.position import Position
 from tasks.engine.resume_checks import check_continues
@@ -59,7 +58,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     files = [named] if named is not None and named.is_file() else _last_ones(folder)
     path, checkpoint = _first_good(files, folder)
     position = ExactResume.position(checkpoint.values)
-    check_classes(checkpoint.values, task.class_names, path, task.other_orders)
+    task.check_targets(checkpoint)
     check_continues(checkpoint, task, sharded=trainer["strategy"] == "fsdp")
     _refuse_shorter(position, trainer)
     return Start(path, position, checkpoint)

@@ -23,10 +23,10 @@ from tasks.classification.corruption_error import (
     corruption_errors,
     mean_corruption_error,
 )
+from tasks.classification.family import ROBUSTNESS
 from tasks.engine.plain_files import read_json
 from tasks.engine.whole_files import write_whole
-from tools.cli.processes import started
-from tools.papers.robustness_names import ROBUSTNESS
+from tools.cli.processes import find_launcher
 from tools.runs import trainer
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -73,7 +73,7 @@ def measure(
     check_whole(config["trainer"])
     key = key_of(config)
     # Processes that something else started know no folder; all have to do the same parts.
-    done = {} if started() else earlier(folder.parent, key, datamodule)
+    done = {} if find_launcher() else earlier(folder.parent, key, datamodule)
     for number, part in enumerate(datamodule.parts, start=1):
         if part.name not in done:
             datamodule.choose(part)

@@ -32,7 +32,7 @@ def collect_facts(
             "root": None if datamodule.root is None else str(datamodule.root),
             "images": datamodule.sizes(),
             **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
-            "classes": len(datamodule.class_names),
+            **datamodule.target_facts(),
             "fingerprints": fingerprints(datamodule),
         },
         "precision": str(trainer.precision),

@@ -25,13 +25,14 @@ from tasks.engine.callbacks import ChannelsLast, ProgressLines
 from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.checkpoint_files import BEST, LAST, AtomicCheckpointIO, keep_only
 from tasks.engine.exact_resume import ExactResume
+from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
 from tasks.engine.monitors import BestCheckpoint
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
-from tools.cli.processes import for_this_machine
-from tools.config.lengths import OVERFIT
+from tools.cli.processes import resolve_devices
+from tools.config.training_length import OVERFIT
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 from tools.runs.resume import Start
@@ -51,6 +52,7 @@ def make_trainer(
     options: Mapping[str, Any],
     folder: Path,
     monitor: str,
+    mode: Direction,
     *,
     training: bool,
     callbacks: Sequence[Callback] = (),
@@ -63,7 +65,8 @@ def make_trainer(
         options: Arguments of Lightning's Trainer, and ``channels_last``; those of ``EXTRA`` are
             left to others.
         folder: Run folder.
-        monitor: Metric, higher is better, that chooses the best checkpoint.
+        monitor: Metric that chooses the best checkpoint.
+        mode: "max" or "min", by which it does.
         training: Keep logs, which an evaluation does not need.
         callbacks: Besides those that every run has.
         loggers: Besides metrics.csv.
@@ -91,7 +94,7 @@ def make_trainer(
         dirpath=checkpoints,
         filename=Path(BEST).stem,
         monitor=monitor,
-        mode="max",
+        mode=mode,
         save_weights_only=True,
         enable_version_counter=False,
     )
@@ -101,7 +104,7 @@ def make_trainer(
     try:
         trainer = Trainer(
             **{
-                **for_this_machine(options),
+                **resolve_devices(options),
                 "strategy": _strategy(options["strategy"]),
                 "profiler": profiler or Unprofiled(),
             },
@@ -147,7 +150,7 @@ def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str,
     check_arguments(make_callbacks, options, "callbacks")
     checkpoints = folder / "checkpoints"
     return {
-        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_names, **options),
+        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_directions, **options),
         "loggers": make_loggers(config["logger"], folder, config),
     }
 

@@ -1,1 +1,1 @@
-"""The spaces that search.py searches."""
+"""Search spaces of search.py."""

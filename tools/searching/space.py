@@ -1,4 +1,4 @@
-"""What a search may choose from, in the words that Hydra has for the values of a sweep."""
+"""Parse the search space of each setting from Hydra's syntax for sweeps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Space:
-    """The values of one setting: some given ones, or all numbers between two.
+    """Values of one setting: a list of choices, or all numbers in an interval.
 
     Attributes:
-        key: As it is typed.
-        choices: The given values, as they are typed; empty for numbers.
+        key: The setting, as typed.
+        choices: The values, as typed; empty for numbers.
         low: The lowest number.
         high: The highest number.
-        step: Between whole numbers; None for any number.
-        log: Whether to draw evenly on a logarithmic scale.
+        step: Distance of whole numbers; None for real numbers.
+        log: Draw uniformly on a logarithmic scale.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Space:
     log: bool = False
 
     def __str__(self) -> str:
-        """One line for the file that a search is recognised by."""
+        """Format the space as one line of the search's settings file."""
         if self.choices:
             return f"{self.key}={','.join(self.choices)}"
         kind = " log" if self.log else f" step {self.step}" if self.step else ""
@@ -39,16 +39,16 @@ class Space:
 
     @property
     def first(self) -> str:
-        """The setting with its first value, to be checked before anything runs."""
+        """Return the setting with its first value, for a check before the search."""
         return f"{self.key}={self.choices[0] if self.choices else self.low}"
 
     @property
     def last(self) -> str:
-        """The setting with its last value."""
+        """Return the setting with its last value."""
         return f"{self.key}={self.choices[-1] if self.choices else self.high}"
 
     def distribution(self) -> Any:
-        """The dimension as a distribution of Optuna's."""
+        """Return the space as a distribution of Optuna's."""
         from optuna.distributions import (
             CategoricalDistribution,
             FloatDistribution,
@@ -63,27 +63,27 @@ class Space:
 
 
 def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
-    """The spaces among the arguments of a run, and the arguments that are none.
+    """Split a run's arguments into search spaces and fixed arguments.
 
     Raises:
-        ValueError: There is no space, or one that has nothing in it.
+        ValueError: No argument is a search space, or one is empty.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from tools.cli.literal import literal
+    from tools.cli.quoting import quote_arguments
 
-    # Hydra's own word for a logarithmic interval is tag(log, interval(a, b)).
+    # Hydra spells a logarithmic interval tag(log, interval(a, b)).
     pattern = r"=interval\(([^,()]+),([^,()]+),\s*log\s*\)$"
     arguments = [re.sub(pattern, r"=tag(log,interval(\1,\2))", item) for item in arguments]
     if any(argument.startswith("-") for argument in arguments):
-        raise ValueError("a search is no sweep: leave out -m; each KEY=SPACE is searched")
-    arguments = literal(arguments, sweep=True)
+        raise ValueError("leave -m out: search.py searches each KEY=SPACE")
+    arguments = quote_arguments(arguments, sweep=True)
     try:
         parsed = OverridesParser.create().parse_overrides(arguments)
     except HydraException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    spaces = [_space(one) for one in parsed if one.is_sweep_override()]
+    spaces = [_parse_space(one) for one in parsed if one.is_sweep_override()]
     fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
     if not spaces:
         raise ValueError(
@@ -93,7 +93,7 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     return spaces, fixed
 
 
-def _space(override: Any) -> Space:
+def _parse_space(override: Any) -> Space:
     from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, RangeSweep
 
     key, value = override.get_key_element(), override.value()
@@ -105,24 +105,24 @@ def _space(override: Any) -> Space:
         assert high is not None
         if not low < high or (log and low <= 0):
             raise ValueError(
-                f"{override.input_line} has nothing in it; an interval goes up, on a log scale "
-                "from above 0"
+                f"{override.input_line} is empty; the first bound must be the smaller one, and "
+                "above 0 on a log scale"
             )
         return Space(key, low=low, high=high, log=log)
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
         if not numbers or not all(isinstance(one, int) for one in numbers):
             raise ValueError(
-                f"{override.input_line} is no range of whole numbers; for others write "
+                f"{override.input_line} must be a range of whole numbers; for others type "
                 f"{key}=interval(0.1,0.5) or {key}=0.1,0.2,0.5"
             )
         return Space(key, low=min(numbers), high=max(numbers), step=abs(int(value.step)))
     raise ValueError(
-        f"{override.input_line} cannot be searched; write interval(a,b), interval(a,b,log), "
-        "range(a,b) or the values with commas between them"
+        f"{override.input_line} cannot be searched; type interval(a,b), interval(a,b,log), "
+        "range(a,b) or comma-separated values"
     )
 
 
-def typed_values(spaces: Sequence[Space], chosen: Mapping[str, Any]) -> list[str]:
-    """The chosen values as arguments of a run, exact to the last digit."""
+def format_values(spaces: Sequence[Space], chosen: Mapping[str, Any]) -> list[str]:
+    """Format the chosen values as arguments of a run, exact to the last digit."""
     return [f"{space.key}={chosen[space.key]}" for space in spaces]

@@ -1,4 +1,4 @@
-"""The parts of FFNet: variants, stem, downsampling, blocks; see ``backbones.hosts.ffnet``."""
+"""Parts of FFNet: variants, stem, downsampling, blocks; see ``backbones.hosts.ffnet``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
-from backbones.layers.activations import GELU
 from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.mixers.metamixer.ffnified import branch_kernels
@@ -22,7 +21,7 @@ STEM_WIDTH = 64
 
 @dataclass(frozen=True)
 class Variant:
-    """One column of Table 9.
+    """Column of Table 9.
 
     Attributes:
         widths: Channels of the four stages.
@@ -30,8 +29,8 @@ class Variant:
         token_kernels: Side of K and V by stage.
         channel_kernel: Side of D.
         expansion: Hidden width of W1 over C.
-        layer_scale: First value of LayerScale; None leaves it out.
-        seg: Stem, downsampling, strips and pooling of FFNet_seg.
+        layer_scale: Initial value of LayerScale; None leaves it out.
+        seg: Use stem, downsampling, strips and pooling of FFNet_seg.
     """
 
     widths: Sequence[int]
@@ -43,12 +42,12 @@ class Variant:
     seg: bool = False
 
     def token_branches(self, stage: int, branches: bool = True) -> tuple[Kernel, ...] | None:
-        """Kernels beside those of K and V; None for plain convolutions with bias."""
+        """Return the additional kernels of K and V; None for plain convolutions with bias."""
         kernels = branch_kernels(self.token_kernels[stage], "strips" if self.seg else "small")
         return kernels if branches or kernels is None else ()
 
     def channel_branches(self, branches: bool = True) -> tuple[Kernel, ...]:
-        """Kernels beside that of D, which always has its BatchNorm."""
+        """Return the additional kernels of D, which always has its BatchNorm."""
         return (branch_kernels(self.channel_kernel, "small") if branches else None) or ()
 
 
@@ -64,13 +63,13 @@ VARIANTS = {
 
 
 class FFNetStage(nn.Module):
-    """Downsampling by 2, in all stages but the first, then blocks.
+    """Downsampling by 2 in all stages after the first, then blocks.
 
     Args:
         variant: The network.
         stage: Index from 0.
         drop_paths: Stochastic depth of each block.
-        branches: False leaves out the kernels beside the large ones.
+        branches: False leaves out the additional kernels.
 
     Shape: (B, D, H, W) -> (B, C, ceil(H / 2), ceil(W / 2)), or (B, C, H, W) in the first stage.
     """
@@ -88,7 +87,7 @@ class FFNetStage(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Downsampling, if there is any, then the blocks: (B, D, H, W) -> (B, C, h, w)."""
+        """Apply downsampling and blocks: (B, D, H, W) -> (B, C, h, w)."""
         return self.blocks(self.downsample(x))
 
 
@@ -108,12 +107,12 @@ class FFNetBlock(nn.Module):
         query = depthwise(dim, variant.channel_kernel, variant.channel_branches(branches))
         self.channel_mixer: nn.Module = convnext_block(query, dim, variant.expansion * dim)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        # (C, 1, 1) as the authors': what has more than one axis takes weight decay.
+        # (C, 1, 1) as in the authors' code: parameters of more than one axis take weight decay.
         self.token_scale = _layer_scale(dim, variant.layer_scale)
         self.channel_scale = _layer_scale(dim, variant.layer_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token mixer, then channel mixer, each with its shortcut: (B, C, H, W) -> (B, C, H, W)."""
+        """Apply token and channel mixer, each with its shortcut: (B, C, H, W) -> the same."""
         y = mix_nchw(self.token_mixer, x)
         x = x + self.drop_path(y if self.token_scale is None else y * self.token_scale)
         y = mix_nchw(self.channel_mixer, x)
@@ -122,7 +121,7 @@ class FFNetBlock(nn.Module):
     def fill_slots(
         self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
     ) -> None:
-        """Put a channel mixer behind D, in place of W1 and W2, and a token mixer behind a norm."""
+        """Replace W1 and W2 by a channel mixer after D, and FFNified attention by a token mixer."""
         if channel_mixer is not None:
             self.channel_mixer = QueriedMixer(self.channel_mixer)
         fill(self.channel_mixer, "memory", channel_mixer, slot)
@@ -132,7 +131,7 @@ class FFNetBlock(nn.Module):
 
 
 class QueriedMixer(nn.Module):
-    """The query of a ConvNeXt block with another mixer in place of its keys and values.
+    """ConvNeXt block with its keys and values replaced by a mixer.
 
     Shape: (B, C, H, W) -> (B, C, H, W).
     """
@@ -143,12 +142,12 @@ class QueriedMixer(nn.Module):
         self.memory = block.get_submodule("memory")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mixer of the query convolution's output: (B, C, H, W) -> (B, C, H, W)."""
+        """Mix the output of the query convolution: (B, C, H, W) -> (B, C, H, W)."""
         return mix_nchw(self.memory, self.query(x))
 
 
 class NormedMixer(Mixer):
-    """A BatchNorm, then a mixer, in a block that has no norm of its own."""
+    """BatchNorm and a mixer, for a block without norm."""
 
     def __init__(self, dim: int, mixer: Mixer) -> None:
         super().__init__()
@@ -156,12 +155,12 @@ class NormedMixer(Mixer):
         self.mixer = mixer
 
     def mix(self, x: Tensor) -> Tensor:
-        """mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
+        """Return mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
         return self.mixer(to_nhwc(self.norm(to_nchw(x))))
 
 
 class SegHead(nn.Module):
-    """How FFNet_seg ends on ImageNet: 1x1 convolution, mean, linear layer, LayerNorm.
+    """Last layers of FFNet_seg on ImageNet: 1x1 convolution, mean, linear layer, LayerNorm.
 
     Shape: (B, C, H, W) -> (B, 1280).
     """
@@ -175,30 +174,30 @@ class SegHead(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What ends FFNet_seg, each half with a hard swish: (B, C, H, W) -> (B, 1280)."""
+        """Return the embedding of a map: (B, C, H, W) -> (B, 1280)."""
         x = F.hardswish(self.conv(x)).mean(dim=(2, 3))
         return F.hardswish(self.norm(self.fc(x)))
 
 
 def stem(variant: Variant) -> nn.Sequential:
-    """Images (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4)) by 3x3 convolutions."""
+    """Build 3x3 convolutions (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4))."""
     width = variant.widths[0]
-    first = (ConvBN(3, STEM_WIDTH, 3, stride=2), GELU())
+    first = (ConvBN(3, STEM_WIDTH, 3, stride=2), nn.GELU())
     if not variant.seg:
         return nn.Sequential(*first, ConvBN(STEM_WIDTH, width, 3, stride=2))
     return nn.Sequential(
         *first,
         ConvBN(STEM_WIDTH, STEM_WIDTH, 3),
-        GELU(),
+        nn.GELU(),
         ConvBN(STEM_WIDTH, width, 3),
         ConvBN(width, width, 3, stride=2),
     )
 
 
 def _downsampling(dim: int, out: int, seg: bool, branches: bool) -> nn.Sequential:
-    """What begins a stage: (B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
+    """Build a stage's downsampling (B, D, H, W) -> (B, O, ceil(H / 2), ceil(W / 2))."""
     if seg:
-        return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), GELU(), ConvBN(2 * out, out))
+        return nn.Sequential(ConvBN(dim, 2 * out, 3, stride=2), nn.GELU(), ConvBN(2 * out, out))
     kernels = [(7, 7), (3, 3)] if branches else [(7, 7)]
     return nn.Sequential(BranchedConv(dim, out, kernels, stride=2), SkipNormConv(out))
 

@@ -1,9 +1,9 @@
-"""Names of FFNet's authors for the tensors of FFNet, in both forms.
+"""Names of FFNet's tensors in the authors' checkpoints, in the training and the fused form.
 
-Each module that holds tensors is listed once. A branch level that the training form has (``c`` and
-``bn`` below) is gone in the fused form. Two traps of their names: inside a token mixer ``conv1`` is
-the key, inside a branched convolution it is a branch; and in stages 2 to 4 the downsampling is
-entry 0, so that blocks start at 1.
+Each module with tensors is listed once. The fused form lacks the level of branches (``c`` and
+``bn`` below). Two traps of the authors' names: ``conv1`` is the key inside a token mixer and a
+branch inside a branched convolution; in stages 2 to 4 the downsampling is entry 0, so blocks start
+at 1.
 
 Source: the authors' code (github.com/ysj9909/FFNet), models/ffnet.py and, for FFNet_seg,
 segmentation/mmseg_custom/models/backbones/ffnet_sys.py.
@@ -21,7 +21,7 @@ from backbones.layers.reparam import Kernel, kernel_name
 
 Form = Literal["train", "fused"]
 FORMS = ("train", "fused")
-# What a part of the training form is made of: their names below it, and ours.
+# Tensors of a part in the training form: the authors' names and ours.
 Parts = tuple[tuple[str, str], ...]
 CONV_BN: Parts = ((".c", ".conv"), (".bn", ".norm"))
 SKIP: Parts = ((".conv.c", ".conv"), (".conv.bn", ".norm"))
@@ -35,7 +35,7 @@ def convert_official_state_dict(
     """Rename the authors' tensors to ours; the classifier becomes ``classifier.*``.
 
     Args:
-        state_dict: Names of the authors; names that they do not use pass unchanged.
+        state_dict: Tensors under the authors' names; others pass unchanged.
         variant: "ffnet_1" to "ffnet_4" or "ffnet_seg".
         form: "train" with branches and BatchNorm, or "fused".
 
@@ -46,14 +46,14 @@ def convert_official_state_dict(
 
 
 def official_form(state_dict: Mapping[str, Tensor]) -> Form | None:
-    """Which form a state dict under the authors' names has; None if the names are not theirs."""
+    """Return the form of a state dict under the authors' names; None for other names."""
     if "patch_embed.0.c.weight" in state_dict:
         return "train"
     return "fused" if "patch_embed.0.weight" in state_dict else None
 
 
 def official_names(variant: str, form: Form) -> dict[str, str]:
-    """Their prefixes -> ours, of modules that hold tensors, and of LayerScale.
+    """Return the authors' prefixes -> ours, of modules with tensors and of LayerScale.
 
     Raises:
         ValueError: An unknown variant or form.
@@ -73,7 +73,7 @@ def official_names(variant: str, form: Form) -> dict[str, str]:
 
 
 def _ends(variant: Variant) -> Iterator[tuple[str, str]]:
-    """What both forms have, before and behind the stages."""
+    """Yield the parts outside the stages, which both forms have."""
     if variant.seg:
         yield from (("head2.0", "head.fc"), ("head2.1", "head.norm"), ("head2.3", "classifier"))
     else:
@@ -81,7 +81,7 @@ def _ends(variant: Variant) -> Iterator[tuple[str, str]]:
 
 
 def _parts(variant: Variant) -> Iterator[Part]:
-    """Their prefix, ours, and what lies below it in the training form."""
+    """Yield the authors' prefix, ours, and the tensors below it in the training form."""
     for index in (0, 2, 4, 5) if variant.seg else (0, 2):
         yield f"patch_embed.{index}", f"stem.{index}", CONV_BN
     for stage, depth in enumerate(variant.depths):
@@ -117,7 +117,7 @@ def _block(theirs: str, ours: str, variant: Variant, stage: int) -> Iterator[Par
 
 
 def _branched(first: Kernel, others: tuple[Kernel, ...], seg: bool) -> Parts:
-    """Branches by kernel; the square ones are conv1 and conv2 in FFNet_seg, else conv and conv1."""
+    """Return branches by kernel; square ones are conv1, conv2 in FFNet_seg, else conv, conv1."""
     squares = ("conv1", "conv2") if seg else ("conv", "conv1")
     parts = []
     for kernel in (first, *others):

@@ -1,20 +1,19 @@
-"""FFNet-1 to 4 and the backbone of FFNet_seg: FFNified attention and ConvNeXt blocks, nothing else.
+"""FFNet-1 to 4 and the backbone of FFNet_seg: FFNified attention and ConvNeXt blocks.
 
     x <- x + drop_path(ls1 * V(GELU(K(BN(W x)))));  x <- x + drop_path(ls2 * W2 GELU(W1 D(x)))
 
-There is no norm before the residual branches: W carries its BatchNorm, and so does the depthwise
-convolution D. Large kernels train with small ones beside them, which ``fuse`` folds in.
+The residual branches start without norm; W and the depthwise convolution D have a BatchNorm each.
+Large kernels train together with small ones, which ``fuse`` folds in.
 
 Source: Yun et al., "FFNet: MetaMixer-based Efficient Convolutional Mixer Design",
-https://arxiv.org/abs/2406.02021, Table 9, App. E and F.1; the authors' code
-(github.com/ysj9909/FFNet) where the two differ, since the published parameters, FLOPs and
-checkpoints come from it:
+https://arxiv.org/abs/2406.02021, Table 9, App. E and F.1. The published parameters, FLOPs and
+checkpoints come from the authors' code (github.com/ysj9909/FFNet), which differs from the text:
 
-* The stem has no GELU after its last convolution; the text says that it has.
-* LayerScale is in FFNet-3, FFNet-4 and FFNet_seg only, each scale of shape (C, 1, 1).
+* The stem omits the GELU after its last convolution.
+* Only FFNet-3, FFNet-4 and FFNet_seg have a LayerScale, each scale of shape (C, 1, 1).
 * Downsampling adds a skip around a BatchNorm and a 1x1 convolution, in this order. FFNet_seg has
-  dense 3x3 convolutions there instead of the 7x7 depthwise ones of the text.
-* FFNet_seg has strips beside its 3x3 kernels too.
+  dense 3x3 convolutions instead of the 7x7 depthwise ones.
+* FFNet_seg adds strips to its 3x3 kernels as well.
 
 The paper's parameters and FLOPs are those of the fused form for classification, and of the training
 form for FFNet_seg. Drop path in the published training: 0.1, 0.15, 0.35, 0.4 for FFNet-1 to 4.
@@ -43,16 +42,18 @@ from backbones.registry import register_host
 class FFNet(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NCHW in channels_last memory inside.
 
-    A channel mixer replaces W1 and W2, behind D, whose BatchNorm is its norm. A token mixer
-    replaces all of the FFNified attention; a BatchNorm is put before it, as the block has no norm.
+    A channel mixer replaces W1 and W2 and is normed by the BatchNorm of D. A token mixer replaces
+    the whole FFNified attention and gets a BatchNorm before it.
 
     Classification ends in a BatchNorm and the mean over the map (FFNet_seg: in two more layers).
-    Dense prediction has a LayerNorm on each map, FFNet_seg has none.
+    Dense prediction has a LayerNorm on each map, except in FFNet_seg.
 
     Args:
         variant: Name of the network, "ffnet_1" to "ffnet_4" or "ffnet_seg".
         config: See ``HostConfig``.
-        branches: False leaves out the kernels beside the large ones.
+        branches: False leaves out the small kernels.
+
+    Source: FFNet, https://arxiv.org/abs/2406.02021.
     """
 
     classification_keys = ("norm.", "head.")
@@ -95,13 +96,13 @@ class FFNet(HierarchicalBackbone):
     def fuse(self) -> FFNet:
         """Fold branches and BatchNorm into plain convolutions, in place: for inference.
 
-        In evaluation mode it computes the same as before, up to rounding. Parameters are new ones,
-        so build an optimizer afterwards, if at all.
+        Outputs in evaluation mode stay equal up to rounding. The parameters are new, so build an
+        optimiser afterwards.
         """
         return fuse(self)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, C, h, w), before any norm."""
+        """Return the four stage outputs (B, C, h, w) of images (B, 3, H, W), before any norm."""
         x = self.stem(images.contiguous(memory_format=torch.channels_last))
         maps = []
         for stage in self.stages:
@@ -110,9 +111,9 @@ class FFNet(HierarchicalBackbone):
         return maps
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): norm over the last map, then its mean.
+        """Return the mean over the normed last map: (B, 3, H, W) -> (B, num_features).
 
-        FFNet_seg has its own two layers instead; see ``SegHead``.
+        FFNet_seg ends in two other layers; see ``SegHead``.
         """
         if not hasattr(self, "head"):
             return super().embed(images)
@@ -120,11 +121,11 @@ class FFNet(HierarchicalBackbone):
         return self.head(self.stage_maps(images)[-1])
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, and fold weights of the training form for a fused backbone.
+        """Rename the authors' tensors, and fold weights of the training form if fused.
 
         Raises:
-            ValueError: Fused weights for the training form, to which there is no way back, or
-                weights that would have to be folded around a mixer that they do not have.
+            ValueError: Fused weights for the training form, which cannot be unfolded, or weights of
+                the training form that lack a replaced mixer.
         """
         form = official_form(state_dict)
         if form is not None:
@@ -140,7 +141,7 @@ class FFNet(HierarchicalBackbone):
         return state_dict
 
     def _folded(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the training form in the fused one."""
+        """Return weights of the training form, folded."""
         config = HostConfig((64, 64), dense=self.dense, patch_size=self.patch_size)
         twin = FFNet(self.variant, config, self.branches)
         twin = twin.to(state_dict["stem.0.conv.weight"].dtype)
@@ -148,7 +149,7 @@ class FFNet(HierarchicalBackbone):
         absent = {key for key in own if key not in state_dict}
         if not all(key.startswith(self.map_keys) for key in absent):
             raise ValueError(
-                "these are weights of the training form, with branches, and not of a plain "
+                "these weights of the training form differ from a plain "
                 f"{self.variant}: load them into a backbone with fused=False, then call its fuse()"
             )
         twin.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
@@ -157,13 +158,13 @@ class FFNet(HierarchicalBackbone):
 
 
 def build(config: HostConfig, *, variant: str, branches: bool = True, fused: bool = False) -> FFNet:
-    """An FFNet in its training form, or in the one for inference.
+    """Build an FFNet in its training form, or in the fused form for inference.
 
     Args:
         config: See ``HostConfig``.
         variant: Its name.
-        branches: Train with small kernels beside the large ones; False is Table 10's "plain".
-        fused: Build the plain form for inference.
+        branches: Train with additional small kernels; False is Table 10's "plain".
+        fused: Build the fused form for inference.
     """
     refuse_pretrained(variant, config)
     backbone = FFNet(variant, config, branches)

@@ -1,4 +1,4 @@
-"""The two attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
+"""Attentions of LVT: convolutional in the first stage, recursive and atrous in the others.
 
 Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
 https://arxiv.org/abs/2112.10809.
@@ -24,10 +24,10 @@ DILATIONS = (1, 3, 5)
 
 
 class ConvolutionalSelfAttention(Mixer):
-    """Attention within overlapping 3x3 windows whose coefficients come from the window's mean.
+    """Attention within overlapping 3x3 windows, with coefficients from the window's mean.
 
-    Each of the nine places of a window has its own value matrix. Every window gives nine outputs,
-    which are added where windows overlap.
+    Each of the nine places of a window has its own value matrix and its own output. Outputs are
+    added where windows overlap.
 
     Args:
         dim: C, a multiple of 32.
@@ -46,10 +46,10 @@ class ConvolutionalSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Nine outputs per window, added where windows overlap: (B, H, W, C) -> (B, H, W, C)."""
+        """Add nine outputs per window where windows overlap: (B, H, W, C) -> (B, H, W, C)."""
         batch, height, width, dim = x.shape
         h, w = ceil_div(height, STRIDE), ceil_div(width, STRIDE)
-        # What the windows see: a border, and one token more where the map ends in mid-stride.
+        # Windows reach over a border, and over one more token if the map ends in mid-stride.
         inside = [
             (
                 slice(row, row + STRIDE * h - 1, STRIDE),
@@ -70,9 +70,9 @@ class ConvolutionalSelfAttention(Mixer):
         return self.proj(total[:, 1 : height + 1, 1 : width + 1].flatten(3))
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """Softmax of the windows' means: (B, H, W, C) -> (B, h, w, n, K, K), rows summing to 1."""
+        """Return coefficients from the windows' means: (B, H, W, C) -> (B, h, w, n, K, K)."""
         if is_any_size(x.shape[1:3]):
-            # Pooling in ceil_mode decides by the remainder, and a graph would keep the answer.
+            # Pooling in ceil_mode branches on the remainder, which a graph would freeze.
             end = (0, 0, 0, missing(x.shape[2], STRIDE), 0, missing(x.shape[1], STRIDE))
             sums, shares = (
                 F.avg_pool2d(to_nchw(F.pad(y, end)), STRIDE)
@@ -88,13 +88,13 @@ class ConvolutionalSelfAttention(Mixer):
 class RecursiveAtrousSelfAttention(Mixer):
     """Global attention with queries from several dilations, applied again to its own output.
 
-    With A(x) = attention of x, out_1 = SiLU(A(x)) and acc_1 = x, every further step has
+    With attention A, out_1 = SiLU(A(x)) and acc_1 = x, every further step has
     acc_t = acc_{t-1} + out_{t-1} and out_t = SiLU(A(acc_t)), all with the same weights. A single
     step is A(x) itself, without SiLU.
 
     Args:
         dim: C, a multiple of 32.
-        reduction: Keys and values are read from a map this many times smaller.
+        reduction: Factor by which the map of keys and values is smaller.
         steps: Recursion count r.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
@@ -113,7 +113,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:
-        """Attention applied ``steps`` times: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply attention ``steps`` times: (B, H, W, C) -> (B, H, W, C)."""
         out = self.attend(x)
         if self.steps == 1:
             return out
@@ -123,7 +123,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         return F.silu(out)
 
     def attend(self, x: Tensor) -> Tensor:
-        """A: (B, H, W, C) -> (B, H, W, C)."""
+        """Return A(x): (B, H, W, C) -> (B, H, W, C)."""
         size = x.shape[1:3]
         q = split_heads(self._queries(x).flatten(1, 2), self.num_heads)
         if self.reduce is not None and self.norm is not None:
@@ -134,7 +134,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         return self.proj(mixed.transpose(1, 2).flatten(2)).unflatten(1, size)
 
     def _queries(self, x: Tensor) -> Tensor:
-        """The sum of one depthwise convolution's outputs, each after SiLU, at three dilations."""
+        """Sum a depthwise convolution's outputs at three dilations, each after SiLU."""
         q, weight = to_nchw(self.q(x)), self.atrous.weight
         scales = [
             F.silu(F.conv2d(q, weight, padding=d, dilation=d, groups=len(weight)))
@@ -144,11 +144,11 @@ class RecursiveAtrousSelfAttention(Mixer):
 
 
 class ClassAttention(nn.Module):
-    """What the class token reads from itself and all other tokens.
+    """Attention of the class token to itself and all other tokens.
 
     Shape: (B, 1 + N, C), the class token first, -> (B, 1, C).
 
-    Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021.
+    Source: CaiT (ICCV 2021), https://arxiv.org/abs/2103.17239.
     """
 
     def __init__(self, dim: int) -> None:
@@ -159,7 +159,7 @@ class ClassAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Attention of the class token to all tokens: (B, 1 + N, C) -> (B, 1, C)."""
+        """Attend from the class token to all tokens: (B, 1 + N, C) -> (B, 1, C)."""
         q = split_heads(self.q(tokens[:, :1]), self.num_heads)
         k, v = self.kv(tokens).chunk(2, dim=-1)
         k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)

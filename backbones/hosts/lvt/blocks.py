@@ -30,14 +30,14 @@ CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C
 
 @dataclass(frozen=True)
 class LVTStageSpec:
-    """One stage.
+    """Configuration of a stage.
 
     Attributes:
         dim: C.
-        kernel_size: Of the embedding's convolution.
-        stride: Of the same.
+        kernel_size: Side of the embedding's convolution.
+        stride: Stride of the embedding's convolution.
         ratio: Hidden width of the FFNs over C.
-        reduction: Of the keys of RASA; None has CSA and a plain FFN instead.
+        reduction: Reduction of the keys of RASA; None for CSA and a plain FFN.
     """
 
     dim: int
@@ -56,7 +56,7 @@ SPECS = (
 
 
 class LVTStage(nn.Module):
-    """The embedding of patches, and blocks: (B, D, H, W) -> (B, h, w, C)."""
+    """Patch embedding and blocks: (B, D, H, W) -> (B, h, w, C)."""
 
     def __init__(
         self, in_channels: int, spec: LVTStageSpec, steps: int, drop_paths: Sequence[float]
@@ -66,12 +66,12 @@ class LVTStage(nn.Module):
         self.blocks = nn.Sequential(*(LVTBlock(spec, steps, rate) for rate in drop_paths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The blocks on the embedded patches: (B, D, H, W) -> (B, h, w, C)."""
+        """Apply the blocks to the embedded patches: (B, D, H, W) -> (B, h, w, C)."""
         return self.blocks(self.embed(x))
 
 
 class LVTBlock(nn.Module):
-    """x + attn(LN x), then x + mlp(LN x); the FFN has a depthwise convolution where RASA is.
+    """x + attn(LN x), then x + mlp(LN x); with RASA the FFN has a depthwise convolution.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
@@ -91,13 +91,13 @@ class LVTBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention, then FFN, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply attention and FFN, each with its shortcut: (B, H, W, C) -> the same."""
         x = x + self.drop_path(self.attn(self.norm1(x)))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class ClassBlock(nn.Module):
-    """Updates the class token by what it reads from all tokens, which stay as they are.
+    """Attention of the class token to all tokens; only the class token is updated.
 
     Shape: (B, 1, C) and (B, N, C) -> (B, 1, C).
     """
@@ -109,15 +109,17 @@ class ClassBlock(nn.Module):
         self.mlp: Mixer = FFN(dim, hidden_ratio=CLASS_RATIO)
 
     def forward(self, token: Tensor, tokens: Tensor) -> Tensor:
-        """The class token after attention and FFN: (B, 1, C) and (B, N, C) -> (B, 1, C)."""
+        """Update the class token by attention and FFN: (B, 1, C) and (B, N, C) -> (B, 1, C)."""
         token = token + self.attn(self.norm1(torch.cat([token, tokens], dim=1)))
-        # To a mixer the class token is a map of a single position.
+        # For a mixer the class token is a map of a single position.
         return token + self.mlp(self.norm2(token)[:, None])[:, 0]
 
     def fill_slot(self, factory: MixerFactory | None, index: int) -> None:
-        """Replace the FFN; ``index`` is the block's, behind the stages.
+        """Replace the FFN by a mixer.
 
-        Class blocks are a part of classification only.
+        Args:
+            factory: Builds the mixer; None keeps the FFN.
+            index: Index of this class block.
         """
         dim = self.norm1.normalized_shape[0]
         slot = Slot(dim, CLASS_RATIO, (1, 1), len(SPECS), index, dense=False)

@@ -1,17 +1,17 @@
-"""LVT-R1 to R4, a light transformer: convolutional, then recursive atrous self-attention.
+"""LVT-R1 to R4, light transformers of convolutional and recursive atrous self-attention.
 
-The four networks share all parameters; R2 applies its attentions twice, and so on. Classification
-has a class token that two class blocks update behind the stages, and a second classifier on all
-other tokens; a plain head (``class_blocks=False``) has neither.
+The four networks have equal parameters; R2 applies its attentions twice, and so on. For
+classification two class blocks update a class token after the stages, and a second classifier reads
+all other tokens; a plain head (``class_blocks=False``) omits both.
 
 Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
-https://arxiv.org/abs/2112.10809. Where text and released checkpoints leave a choice:
+https://arxiv.org/abs/2112.10809. Choices left open by the text and the released checkpoints:
 
-* The released network has no drop path, whatever is asked for; here ``drop_path_rate`` counts, and
-  is 0 unless given. Class blocks have none.
-* How the plain head pools is not in its checkpoint: here LayerNorm, then the mean over the map.
-* Token labels, by which it was trained, come with the data; ``heads.losses`` has what they do.
-* The FLOPs that papers print for it (0.76 to 1.00 G) seem to leave out the products of attention.
+* The released network ignores its drop path rate; here ``drop_path_rate`` applies, 0 by default,
+  except in class blocks.
+* The pooling of the plain head is unpublished: here LayerNorm, then the mean over the map.
+* Token labels for training come with the data; their loss is in ``heads.losses``.
+* The FLOPs in papers (0.76 to 1.00 G) seem to omit the products of attention.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class LVT(HierarchicalBackbone):
     Args:
         config: See ``HostConfig``.
         steps: Recursion count of the attentions, 1 to 4 in LVT-R1 to R4.
-        class_blocks: False has the plain head.
-        mix_token: Whether classification is trained with MixToken.
-        swap_class_ffn: Whether a channel mixer replaces the FFNs of the class blocks too.
+        class_blocks: False builds the plain head.
+        mix_token: Train classification with MixToken.
+        swap_class_ffn: Replace the FFNs of the class blocks by the channel mixer as well.
+
+    Source: LVT, https://arxiv.org/abs/2112.10809.
     """
 
     classification_keys = ("norm.", "cls_token", "class_blocks.")
@@ -111,7 +113,7 @@ class LVT(HierarchicalBackbone):
                 cast("ClassBlock", block).fill_slot(config.channel_mixer, index)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""
         return self._stage_maps(images, None)
 
     def _stage_maps(self, images: Tensor, box: Box | None) -> list[Tensor]:
@@ -127,7 +129,7 @@ class LVT(HierarchicalBackbone):
         return maps
 
     def _tokens(self, images: Tensor, box: Box | None = None) -> Tensor:
-        """(B, 3, H, W) -> normed tokens (B, 1 + h * w, C), the class token first."""
+        """Return normed tokens (B, 1 + h * w, C) of images (B, 3, H, W), the class token first."""
         x = self._stage_maps(images, box)[-1]
         assert self.cls_token is not None
         token = self.cls_token.repeat(x.shape[0], 1, 1)
@@ -138,16 +140,16 @@ class LVT(HierarchicalBackbone):
         return self.norm(torch.cat([token, x.flatten(1, 2)], dim=1))
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, 256): the normed class token, or the mean over the normed map."""
+        """Return the normed class token or mean over the map: (B, 3, H, W) -> (B, 256)."""
         if self.dense or self.cls_token is None:
             return super().embed(images)
         return self._tokens(images)[:, 0]
 
     def features(self, images: Tensor) -> Any:
-        """(B, 3, H, W) -> all normed tokens, mixed across the batch in training.
+        """Return all normed tokens of images (B, 3, H, W), in training mixed across the batch.
 
         MixToken (``mix_token``) exchanges a box of the first map with the image in the mirrored
-        place of the batch, in units of positions of the last map, where it is exchanged back.
+        place of the batch, in units of positions of the last map, and exchanges it back there.
         """
         if self.dense or self.cls_token is None:
             return super().features(images)
@@ -159,13 +161,13 @@ class LVT(HierarchicalBackbone):
         return Tokens(self._tokens(images, box), own_share(box, size))
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
-        """A class-token and a token classifier, or one linear layer for the plain head."""
+        """Build a class-token and a token classifier, or one linear layer for the plain head."""
         if self.cls_token is None:
             return super().classifier(num_classes, drop)
         return TokenClassifier(self.num_features, num_classes, drop)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, of classification and of dense prediction."""
+        """Rename the authors' tensors, of classification and of dense prediction, to ours."""
         return rename(state_dict, RENAMES)
 
 

@@ -1,8 +1,8 @@
-"""MixToken: a box of a map is exchanged with another image's, and given back behind the blocks.
+"""MixToken: exchange of a box of a map between two images, undone after the blocks.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
 NeurIPS 2021, https://arxiv.org/abs/2104.10858; Yun et al., "CutMix", ICCV 2019,
-https://arxiv.org/abs/1905.04899 (how the box is drawn).
+https://arxiv.org/abs/1905.04899 (for the box).
 
 Axes: B images, H W map, N tokens, C channels.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Box(NamedTuple):
-    """Rows and columns of a map, first and one past the last."""
+    """Rows and columns of a map: first, and one past the last."""
 
     top: int
     bottom: int
@@ -25,12 +25,12 @@ class Box(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What the classifier reads.
+    """Input of the classifier.
 
     Attributes:
-        tokens: (B, 1 + N, C), the class token first; the others each in their own image.
-        own_share: How much of the map behind each class token was its own image's; the rest was
-            that of the image in the mirrored place of the batch.
+        tokens: (B, 1 + N, C), the class token first, all others in their own image.
+        own_share: Share of the map from a class token's own image; the rest is from the image in
+            the mirrored place of the batch.
     """
 
     tokens: Tensor
@@ -38,9 +38,9 @@ class Tokens(NamedTuple):
 
 
 def draw_box(size: tuple[int, int]) -> Box:
-    """A random box in a map of (H, W), cut off at the map's borders, as CutMix draws it.
+    """Draw CutMix's random box in a map of (H, W), cropped at the map's borders.
 
-    Its area before that is uniform, its sides are rounded down to even numbers.
+    Its area before cropping is uniform, its sides are rounded down to even numbers.
     """
     area, *centre = torch.rand(3).tolist()
     sides = []
@@ -56,8 +56,8 @@ def swap(x: Tensor, box: Box, unit: int = 1) -> Tensor:
 
     Args:
         x: (B, H, W, C).
-        box: In units of ``unit`` positions.
-        unit: See ``box``.
+        box: Box in units.
+        unit: Positions per unit.
     """
     rows = slice(unit * box.top, unit * box.bottom)
     columns = slice(unit * box.left, unit * box.right)
@@ -67,5 +67,5 @@ def swap(x: Tensor, box: Box, unit: int = 1) -> Tensor:
 
 
 def own_share(box: Box, size: tuple[int, int]) -> float:
-    """The share of a map of (H, W) outside a box."""
+    """Return the share of a map of (H, W) outside a box."""
     return 1 - (box.bottom - box.top) * (box.right - box.left) / (size[0] * size[1])

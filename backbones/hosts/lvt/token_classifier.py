@@ -1,4 +1,4 @@
-"""How LVT is classified: by a class token, and by every token beside it.
+"""Classifier of LVT on the class token and on all other tokens.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers",
 NeurIPS 2021, https://arxiv.org/abs/2104.10858.
@@ -16,11 +16,11 @@ from backbones.hosts.lvt.mix_token import Tokens
 from backbones.layers.classifier import Classifier
 from backbones.layers.init import init_linear
 
-AUX_WEIGHT = 0.5  # of the tokens beside the class token, in the logits and in the loss
+AUX_WEIGHT = 0.5  # weight of all tokens but the class token, in the logits and in the loss
 
 
 class TokenClassifier(Classifier):
-    """Logits of the class token plus half the largest of all other tokens', class by class.
+    """Logits of the class token plus half the largest of all other tokens, per class.
 
     Its losses are in ``heads.losses``.
 
@@ -38,11 +38,11 @@ class TokenClassifier(Classifier):
         init_linear(self.aux)
 
     def outputs(self, features: Tokens) -> tuple[Tensor, Tensor]:
-        """Logits of the class token (B, K) and of all others (B, N, K)."""
+        """Return the logits of the class token (B, K) and of all others (B, N, K)."""
         token, tokens = features.tokens[:, 0], features.tokens[:, 1:]
         return super().forward(token), self.aux(self.drop(tokens))
 
     def forward(self, features: Any) -> Tensor:
-        """``Tokens`` of (B, 1 + N, C) -> logits (B, K)."""
+        """Return logits (B, K) of ``Tokens`` (B, 1 + N, C)."""
         logits, token_logits = self.outputs(features)
         return logits + AUX_WEIGHT * token_logits.amax(dim=1)

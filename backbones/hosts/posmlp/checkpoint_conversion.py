@@ -1,7 +1,7 @@
 """Names of tensors in PosMLP's released checkpoints: whole models, blocks and single units.
 
-Their ``gate_unit`` is our ``mixer.gate``. Tables of displacements, which they save, are computed
-here; axes of length 1 in front of and behind their biases and matrices are left out.
+Their ``gate_unit`` is our ``mixer.gate``. Tables of displacements are computed here, and the
+biases and matrices lose their axes of length 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-# Within a unit: theirs and ours. A free matrix and its bias go by another name beside a table.
+# Within a unit: the authors' names and ours. Without a table, matrix and bias have other names.
 UNIT = {
     "pos.attention_centers": "relation.centers",
     "pos.attention_spreads": "relation.spreads",
@@ -43,8 +43,8 @@ OUTSIDE_BACK = (
 )
 
 
-def from_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename theirs to ours; what is ours passes unchanged."""
+def rename_to_ours(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the authors' tensors to ours; our names pass unchanged."""
     inside = {**UNIT, **FREE_UNIT, **NORM}
     renamed = {}
     for key, value in state_dict.items():
@@ -59,8 +59,8 @@ def from_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def to_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename ours to theirs, without the tables that they compute at construction."""
+def rename_to_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename our tensors to the authors' names, without the tables computed at construction."""
     units = {key.partition("relation.")[0] for key in state_dict if "relation." in key}
     renamed = {}
     for key, value in state_dict.items():

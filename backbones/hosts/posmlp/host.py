@@ -2,9 +2,9 @@
 
 Source: Wang et al., "Parameterization of Cross-Token Relations with Relative Positional Encoding
 for Vision MLP", MM 2022, https://doi.org/10.1145/3503161.3547953, Sec. 4.2, Fig. 2, Table 11; the
-authors' released code for what these leave open (norms, activations, initialisation). The paper's
-detector is not published; for dense prediction windows are shifted in every second block (Sec.
-5.5), every map gets a LayerNorm, and the stem's BatchNorm keeps its statistics.
+authors' released code for norms, activations and initialisation. The paper's detector is
+unpublished; for dense prediction windows are shifted in every second block (Sec. 5.5), every map
+gets a LayerNorm, and the stem's BatchNorm keeps its statistics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, Slot, fill
-from backbones.hosts.posmlp.checkpoint_conversion import from_authors
+from backbones.hosts.posmlp.checkpoint_conversion import rename_to_ours
 from backbones.hosts.posmlp.patch_embeddings import (
     EPS,
     ConvEmbed,
@@ -47,15 +47,17 @@ class PosMLP(HierarchicalBackbone):
     """Four maps at strides 4, 8, 16, 32; NHWC inside the stages.
 
     Args:
-        config: Of the host.
-        width: Channels C of the first stage; each stage has twice as many.
+        config: See ``HostConfig``.
+        width: Channels C of the first stage; they double in each stage.
         embed: "conv" (ConvPE) or "linear" patch embedding, 4x4 pixels each (Table 10).
-        merge: Between stages: "conv" (ConvPM, depthwise), "linear" (Swin's), or "full_conv", which
-            the released code has besides.
+        merge: Between stages: "conv" (ConvPM, depthwise), "linear" (Swin's), or "full_conv" of the
+            released code.
         embed_norm: Norm of ConvPE.
         merge_norm: Norm of ConvPM.
-        position: Whether a learned table is added to the first map (APE, Tables 7 and 9).
+        position: Add a learned table to the first map (APE, Tables 7 and 9).
         drop: Dropout after every block's branch.
+
+    Source: PosMLP, https://doi.org/10.1145/3503161.3547953.
     """
 
     token_slots = ("mixer",)
@@ -90,10 +92,10 @@ class PosMLP(HierarchicalBackbone):
                 slot = Slot(dim, ratio, grids[stage], stage, index, dense=config.dense)
                 blocks.append(PosMLPBlock(slot, config.token_mixer, rates.pop(0), drop))
             self.stages.append(PosMLPStage(merging, blocks))
-        self.train()  # a module begins in training mode, where BatchNorm may have to stay out
+        self.train()  # applies norm_eval
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, C), before any norm."""
+        """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""
         x = self.patch_embed(images.contiguous(memory_format=torch.channels_last))
         if self.pos_embed is not None:
             x = x + _resized(self.pos_embed, (x.shape[2], x.shape[3]))
@@ -105,8 +107,8 @@ class PosMLP(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, and a position table of another image size."""
-        state_dict = from_authors(state_dict)
+        """Rename the authors' tensors, and resample a position table of another image size."""
+        state_dict = rename_to_ours(state_dict)
         table = state_dict.get("pos_embed")
         if table is not None and self.pos_embed is not None:
             if table.ndim == 3:  # the authors add it reshaped, not transposed
@@ -124,12 +126,12 @@ class PosMLPStage(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The blocks on the downsampled map: (B, C', h, w) -> (B, H, W, C)."""
+        """Apply the blocks to the downsampled map: (B, C', h, w) -> (B, H, W, C)."""
         return self.blocks(to_nhwc(self.downsample(x)).contiguous())
 
 
 class PosMLPBlock(nn.Module):
-    """x + DropPath(Dropout(mixer(LN(x)))), where the mixer is GGQPE unless it is replaced.
+    """x + DropPath(Dropout(mixer(LN(x)))) with GGQPE as mixer unless it is replaced.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
 
@@ -141,7 +143,7 @@ class PosMLPBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(slot.dim, eps=EPS)
-        # What is replaced at once needs no memory.
+        # A mixer that is replaced at once is built without memory.
         with torch.device("meta") if factory else contextlib.nullcontext():
             self.mixer: Mixer = ggqpe(slot.dim, hidden_ratio=slot.hidden_ratio, slot=slot)
         fill(self, "mixer", factory, slot)
@@ -149,12 +151,12 @@ class PosMLPBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mixer of the normed map, added to the map: (B, H, W, C) -> (B, H, W, C)."""
+        """Add the mixed normed map: (B, H, W, C) -> (B, H, W, C)."""
         return x + self.drop_path(self.drop(self.mixer(self.norm(x))))
 
 
 def _resized(table: Tensor, size: tuple[int, ...]) -> Tensor:
-    """A position map at another size: (1, C, h, w) -> (1, C, *size)."""
+    """Resample a position map: (1, C, h, w) -> (1, C, *size)."""
     if tuple(table.shape[2:]) == tuple(size):
         return table
     return F.interpolate(table, size, mode="bicubic", antialias=True)

@@ -1,4 +1,4 @@
-"""Patch embedding and merging of PosMLP, overlapping (ConvPE, ConvPM) and not (linear).
+"""Patch embedding and merging of PosMLP, overlapping (ConvPE, ConvPM) or linear.
 
 All work on (B, C, H, W), best in channels_last memory.
 
@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from timm.layers import LayerNorm2d, trunc_normal_
 from torch import Tensor, nn
 
-EPS = 1e-6  # of every norm but those of the linear layers
+EPS = 1e-6  # of every norm, except after linear layers
 
 Norm = Literal["bn", "ln"]
 Merge = Literal["conv", "full_conv", "linear"]
 
 
 class ConvEmbed(nn.Module):
-    """ConvPE: three convolutions, 3x3 and 3x3 of stride 2 and 1x1, each with a norm, no last GELU.
+    """ConvPE: convolutions of 3x3 and 3x3 with stride 2 and 1x1, each with a norm, GELU between.
 
     Shape: (B, 3, H, W) -> (B, C, ceil(H / 4), ceil(W / 4)).
 
@@ -42,7 +42,7 @@ class ConvEmbed(nn.Module):
         self.norms = nn.ModuleList(_norm(norm, channels) for channels in (half, width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Three convolutions of the images: (B, 3, H, W) -> (B, C, h, w)."""
+        """Embed images by three convolutions: (B, 3, H, W) -> (B, C, h, w)."""
         for index, (proj, norm) in enumerate(zip(self.projs, self.norms, strict=True)):
             x = norm(proj(F.gelu(x) if index else x))
         return x
@@ -65,13 +65,13 @@ class LinearEmbed(nn.Module):
         self.norm = LayerNorm2d(width, eps=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A projection of patches, normed: (B, 3, H, W) -> (B, C, h, w)."""
+        """Project and norm patches: (B, 3, H, W) -> (B, C, h, w)."""
         x = F.pad(x, (0, -x.shape[3] % self.side, 0, -x.shape[2] % self.side))
         return self.norm(self.proj(x))
 
 
 class ConvMerge(nn.Module):
-    """ConvPM: a 3x3 convolution of stride 2 and a norm; depthwise but for ``full_conv``.
+    """ConvPM: a 3x3 convolution of stride 2 and a norm; depthwise except for ``full_conv``.
 
     Shape: (B, C, H, W) -> (B, 2 C, ceil(H / 2), ceil(W / 2)).
 
@@ -84,7 +84,7 @@ class ConvMerge(nn.Module):
         self.norm = _norm(norm, 2 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A strided convolution, normed: (B, C, H, W) -> (B, 2 C, h, w)."""
+        """Apply the convolution and the norm: (B, C, H, W) -> (B, 2 C, h, w)."""
         return self.norm(self.conv(x))
 
 
@@ -100,14 +100,14 @@ class LinearMerge(nn.Module):
         self.conv = _conv(4 * width, 2 * width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Four neighbours side by side, normed and projected: (B, C, H, W) -> (B, 2 C, h, w)."""
+        """Concatenate, norm and project four neighbours: (B, C, H, W) -> (B, 2 C, h, w)."""
         x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
         corners = [x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
         return self.conv(self.norm(torch.cat(corners, dim=1)))
 
 
 def downsample(width: int, merge: Merge, norm: Norm) -> nn.Module:
-    """What leads from a stage of ``width`` channels to the next."""
+    """Build the downsampling after a stage of ``width`` channels."""
     if merge == "linear":
         return LinearMerge(width)
     return ConvMerge(width, width if merge == "conv" else 1, norm)
@@ -118,7 +118,7 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
 
 
 def _conv(channels: int, width: int, kernel_size: int, **options: Any) -> nn.Conv2d:
-    """A convolution with the authors' initialisation."""
+    """Build a convolution with the authors' initialisation."""
     conv = nn.Conv2d(channels, width, kernel_size, **options)
     trunc_normal_(conv.weight, std=0.02)
     if conv.bias is not None:

@@ -1,7 +1,7 @@
-"""The parts of the SBM network: stem, blocks and what lies between the stages.
+"""Parts of the SBM network: stem, blocks and downsampling.
 
-Stem and downsampling are those of MLLA (Han et al., "Demystify Mamba in Vision", NeurIPS 2024),
-whose cost fits the tables of SBM (Peng et al., CVPR 2025); its text describes neither.
+Stem and downsampling are those of MLLA (Han et al., "Demystify Mamba in Vision", NeurIPS 2024).
+Their cost fits the tables of SBM (Peng et al., CVPR 2025), which leaves them open.
 
 Axes: B images, (h, w) map, d channels.
 """
@@ -19,7 +19,7 @@ from backbones.mixers.sbm import StarBilinearMapping
 
 
 class SBMBlock(nn.Module):
-    """Two sublayers with shortcuts, each after LayerNorm and perhaps a positional encoding.
+    """Two sublayers with shortcuts, each after LayerNorm and an optional positional encoding.
 
     Shape: (B, h, w, d) -> (B, h, w, d).
 
@@ -41,7 +41,6 @@ class SBMBlock(nn.Module):
         self.cpe2 = ConvPosEnc(dim) if num_cpe > 1 else nn.Identity()
         self.norm1 = nn.LayerNorm(dim) if norm else nn.Identity()
         self.norm2 = nn.LayerNorm(dim) if norm else nn.Identity()
-        # What may stand here instead knows the map, so that its layout is the same.
         self.mixer: Mixer = mixer
         self.mlp: Mixer = mlp
         self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
@@ -49,7 +48,7 @@ class SBMBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mixer, then FFN, each with position, norm and shortcut: (B, h, w, d) -> (B, h, w, d)."""
+        """Apply mixer and FFN, each with position, norm and shortcut: (B, h, w, d) -> the same."""
         x = self.cpe1(x)
         y = self.drop_path1(self.mixer(self.norm1(x)))
         x = self.cpe2(x + y if self.shortcut else y)
@@ -72,13 +71,13 @@ class Stem(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolutions, one with a shortcut: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
+        """Embed images: (B, 3, H, W) -> (B, d, ceil(H / 4), ceil(W / 4))."""
         x = self.conv1(images)
         return self.conv3(x + self.conv2(x))
 
 
 def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution without bias and its batch norm."""
+    """Build a convolution without bias and its batch norm."""
     conv: nn.Module
     if (kernel, stride) == (1, 1):
         conv = PointwiseConv2d(in_channels, out_channels, bias=False)
@@ -88,7 +87,7 @@ def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -
 
 
 def downsampling(dim: int) -> nn.Sequential:
-    """(B, d, h, w) -> (B, 2 d, ceil(h / 2), ceil(w / 2)), by way of 8 d channels."""
+    """Build the inverted bottleneck (B, d, h, w) -> (B, 2 d, ceil(h / 2), ceil(w / 2))."""
     wide = 8 * dim
     return nn.Sequential(
         PointwiseConv2d(dim, wide),

@@ -1,19 +1,18 @@
 """SBM-T/S/B: four stages of star with bilinear mapping and feed-forward networks.
 
-Source: Peng et al., "Star with Bilinear Mapping", CVPR 2025, Sec. 4.1 and 4.3. The authors
-published no code, and the text leaves much of the network open. What is taken here:
+Source: Peng et al., "Star with Bilinear Mapping", CVPR 2025, Sec. 4.1 and 4.3. The authors'
+code is unpublished, and the text leaves much of the network open. Choices made here:
 
-* The body must hold 15 d^2 parameters a block for Tables 1 and 5 to fit (14 and 16 are far off),
-  with a convolutional stem and inverted bottlenecks between the stages, both as in MLLA (Han et
-  al., "Demystify Mamba in Vision", NeurIPS 2024); "non-overlapping patches" (Sec. 4.1) leave
-  SBM-T 0.5 G short.
-* How FFN and mixer share the 15 d^2 cannot be told from counts, so there are three presets. "fit"
+* Tables 1 and 5 require 15 d^2 parameters per block (14 and 16 are far off), with a convolutional
+  stem and inverted bottlenecks between the stages, both as in MLLA (Han et al., "Demystify Mamba in
+  Vision", NeurIPS 2024). With "non-overlapping patches" (Sec. 4.1) SBM-T is 0.5 G too small.
+* Counts leave the shares of FFN and mixer in the 15 d^2 open, so there are three presets. "fit"
   agrees with Eq. 2, Eq. 3 (5 d^2 in the mixer) and Tables 1 and 5, and has an FFN ratio of 5.
   "alt" has MLLA's ratio of 4 and 7 d^2 in the mixer, against Eq. 3. "eq2" is the literal reading
   with a ratio of 4; it misses Table 1 by 10 to 12 %.
-* A conditional positional encoding precedes both sublayers; Sec. 4.1 speaks of one (``num_cpe``).
-* Tables 3 and 4 cannot be met with the factors of the 224 grid, nor Table 6 by any network that
-  meets Tables 1 and 5; configs/published/sbm.yaml has the differences.
+* A conditional positional encoding precedes both sublayers; Sec. 4.1 mentions one (``num_cpe``).
+* The factors of the 224 grid miss Tables 3 and 4, and all networks that meet Tables 1 and 5 miss
+  Table 6; configs/published/sbm.yaml lists the differences.
 
 Axes: B images, (h, w) map, d channels.
 
@@ -34,7 +33,6 @@ from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import same_size
-from backbones.layers.linear import multiply_faster
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
@@ -47,27 +45,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class SBM(HierarchicalBackbone):
-    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass says ``width`` and ``depths``.
+    """Four maps at strides 4, 8, 16, 32; NHWC inside. A subclass sets ``width`` and ``depths``.
 
     Args:
-        config: What every host is given; ``img_size`` sets the maps that the spatial factors are
-            stored for. At other sizes they are resampled.
-        preset: "fit", "alt" or "eq2"; the next four options are its own where they are None.
+        config: See ``HostConfig``; spatial factors are stored for the maps of ``img_size`` and
+            resampled for others.
+        preset: "fit", "alt" or "eq2"; default of the next four options.
         mlp_ratio: Hidden width of the FFN over d.
-        x_width: See ``StarBilinearMapping``, as for all that follows but ``pos`` to ``block_norm``.
-        pre_proj: The same.
-        out_proj: The same.
+        x_width: See ``StarBilinearMapping``.
+        pre_proj: See ``StarBilinearMapping``.
+        out_proj: See ``StarBilinearMapping``.
         rank: m; 64 in the paper (Sec. 4.3).
-        kernel_size: Of the depthwise convolution in the mixer.
+        kernel_size: Side of the depthwise convolution in the mixer.
         pos: "cpe" for a depthwise 3x3 convolution with shortcut before the sublayers, "ape" for a
             learned map added after the stem, or "none" (Table 6).
-        num_cpe: 2 to have a "cpe" before each sublayer, 1 before the mixer only.
-        shortcut: Keep the shortcuts of the sublayers; without them there is no drop path (Table 6).
+        num_cpe: 2 for a "cpe" before each sublayer, 1 before the mixer only.
+        shortcut: Keep the shortcuts of the sublayers; without them drop path is 0 (Table 6).
         block_norm: Keep LayerNorm in blocks and mixers (Table 6).
         use_bilinear: Keep the branch U (Table 5).
         use_linear: Keep the branch V (Table 5).
         use_gate: Keep the mapping control (Table 5).
-        resample: How factors are brought to other maps.
+        resample: Interpolation of the factors for other maps.
+
+    Source: SBM, see the top of the file.
     """
 
     token_slots = ("mixer",)
@@ -97,7 +97,7 @@ class SBM(HierarchicalBackbone):
         super().__init__()
         if config.pretrained:
             raise ValueError(
-                "nobody publishes weights of SBM; give pretrained the path of a checkpoint"
+                "no pretrained weights exist for SBM; pass pretrained=<path of a checkpoint>"
             )
         own = {
             "mlp_ratio": mlp_ratio, "x_width": x_width, "pre_proj": pre_proj, "out_proj": out_proj
@@ -128,7 +128,6 @@ class SBM(HierarchicalBackbone):
             for _ in range(depth):
                 mixer = StarBilinearMapping(d, grid=grid, **options)
                 ffn = FFN(d, hidden_ratio=ratio, act="silu")
-                multiply_faster(ffn)
                 block = SBMBlock(mixer, ffn, rates.pop(0), num_encodings, shortcut, block_norm)
                 slot = Slot(d, ratio, grid, stage, len(blocks), dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
@@ -137,11 +136,10 @@ class SBM(HierarchicalBackbone):
             self.stages.append(blocks)
 
     def set_grid(self, grid: Size) -> None:
-        """Store all tables that depend on the map for stage-1 maps of ``grid`` = (h, w) instead.
+        """Resample all tables that depend on the map to stage-1 maps of ``grid`` = (h, w).
 
-        At that size the network computes what it did; then its factors can be trained there, such
-        as (128, 128) for crops of 512 pixels. The parameters are new ones, so make the optimiser
-        after this call.
+        Outputs at that size stay equal, and the factors can be trained there, such as (128, 128)
+        for crops of 512 pixels. The parameters are new, so build the optimiser afterwards.
         """
         for stage, blocks in enumerate(self.stages):
             size = (math.ceil(grid[0] / 2**stage), math.ceil(grid[1] / 2**stage))
@@ -152,7 +150,7 @@ class SBM(HierarchicalBackbone):
             self.pos_embed = nn.Parameter(_resized(self.pos_embed.detach(), grid))
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
-        """(B, 3, H, W) -> the four stage outputs (B, h, w, d), before any norm."""
+        """Return the four stage outputs (B, h, w, d) of images (B, 3, H, W), before any norm."""
         x = to_nhwc(self.stem(images.contiguous(memory_format=torch.channels_last)))
         if self.pos_embed is not None:
             x = x + to_nhwc(_resized(self.pos_embed, (x.shape[1], x.shape[2])))
@@ -166,7 +164,7 @@ class SBM(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept a position map of another grid."""
+        """Resample a position map of another grid."""
         table = state_dict.get("pos_embed")
         if table is not None and self.pos_embed is not None and table.ndim == 4:
             size = (self.pos_embed.shape[2], self.pos_embed.shape[3])
@@ -175,7 +173,7 @@ class SBM(HierarchicalBackbone):
 
 
 def _resized(table: Tensor, size: Size) -> Tensor:
-    """A position map (1, d, h, w) at another size."""
+    """Resample a position map (1, d, h, w)."""
     if same_size(size, table.shape[2:]):
         return table
     precise = table if table.dtype == torch.float64 else table.float()

@@ -1,1 +1,1 @@
-"""What several hosts are built on; no file here registers anything."""
+"""Base classes of hosts; these files register nothing."""

@@ -1,7 +1,7 @@
-"""What hierarchical hosts share: a norm per map for dense prediction, one norm for classes.
+"""Base class of hierarchical hosts: one norm per map for dense prediction, one for classes.
 
-Images of 32 pixels would leave a last map of one position, so ``patch_size`` says how many pixels a
-side one of the first map has: with 1 the maps of 32 pixels have 32, 16, 8 and 4 positions a side.
+``patch_size`` is the stride of the first map in pixels. At the usual 4 the last map of an image of
+32 pixels has a single position; at 1 the maps have sides of 32, 16, 8 and 4.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PATCH_SIZE = 4  # of all published ones
 
 
 class HierarchicalBackbone(Backbone):
-    """Maps at strides 4, 8, 16, 32. A subclass writes ``stage_maps`` and calls ``set_maps``.
+    """Maps at strides 4, 8, 16, 32. A subclass defines ``stage_maps`` and calls ``set_maps``.
 
-    With another ``patch_size`` p of the configuration they are p, 2 p, 4 p, 8 p; the subclass
-    builds its stem for p, or calls ``restride``.
+    With another ``patch_size`` p the strides are p, 2 p, 4 p, 8 p; the subclass builds its stem for
+    p, or calls ``restride``.
 
     Attributes:
-        channels_first: Whether stages and norms work on (B, C, h, w) instead of (B, h, w, C).
+        channels_first: True if stages and norms work on (B, C, h, w), False for (B, h, w, C).
         patch_size: Stride of the first map.
     """
 
@@ -40,7 +40,7 @@ class HierarchicalBackbone(Backbone):
         widths: Sequence[int],
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
     ) -> None:
-        """Say what the stages give, and make the norms ``norm0`` to ``norm3``, or only ``norm``."""
+        """Declare the maps, and build ``norm0`` to ``norm3`` if dense, otherwise ``norm``."""
         self.patch_size = config.patch_size
         strides = [config.patch_size * 2**stage for stage in range(len(widths))]
         self.feature_info = tuple(map(FeatureInfo, widths, strides))
@@ -58,7 +58,7 @@ class HierarchicalBackbone(Backbone):
         raise NotImplementedError
 
     def empty_maps(self, images: Tensor) -> list[Tensor]:
-        """Stage outputs of a batch without images, for networks that divide by how many there are.
+        """Return the stage outputs of an empty batch, for networks that divide by its size.
 
         Args:
             images: (0, 3, H, W).
@@ -72,7 +72,7 @@ class HierarchicalBackbone(Backbone):
         return maps
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per stage."""
+        """Return a map (B, C_i, ceil(H / s_i), ceil(W / s_i)) per stage of images (B, 3, H, W)."""
         maps = self.stage_maps(images)
         if self.dense:
             maps = [self.get_submodule(f"norm{i}")(x) for i, x in enumerate(maps)]
@@ -81,7 +81,7 @@ class HierarchicalBackbone(Backbone):
         return tuple(x.contiguous() for x in maps)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the norm, then the mean over the last map.
+        """Return the mean over the normed last map: (B, 3, H, W) -> (B, num_features).
 
         Raises:
             ValueError: The backbone was built for dense prediction.
@@ -92,17 +92,17 @@ class HierarchicalBackbone(Backbone):
 
 
 def restride(stem: nn.Module, config: HostConfig) -> None:
-    """Set a stem of overlapping kernels to ``config.patch_size``; its weights stay as they are.
+    """Set the stride of a stem of overlapping kernels to ``config.patch_size``; weights stay.
 
-    Of several strided convolutions the last ones give way first, so that the first, on the largest
-    map, stays as cheap as it can. A map then has ceil(H / p) rows.
+    The strides of the last convolutions are reduced first, since the first one works on the largest
+    map. The first map then has ceil(H / p) rows.
     """
     if config.patch_size == PATCH_SIZE:
         return
     layers = [m for m in stem.modules() if isinstance(m, nn.Conv2d) and m.stride[0] > 1]
     surplus = math.prod(layer.stride[0] for layer in layers) // config.patch_size
     for layer in reversed(layers):
-        assert layer.kernel_size[0] > layer.stride[0], "patches side by side have another size"
+        assert layer.kernel_size[0] > layer.stride[0], "kernels must overlap"
         cut = min(surplus, layer.stride[0])
         surplus //= cut
         if cut > 1:
@@ -111,5 +111,5 @@ def restride(stem: nn.Module, config: HostConfig) -> None:
 
 
 def drop_path_rates(rate: float, num_blocks: int) -> list[float]:
-    """Stochastic depth of each block, rising linearly from 0 to ``rate``."""
+    """Return the stochastic depth of each block, rising linearly from 0 to ``rate``."""
     return torch.linspace(0, rate, num_blocks, device="cpu").tolist()

@@ -1,4 +1,4 @@
-"""What isotropic hosts share: one map at stride 16, or a pyramid made from it.
+"""Base class of isotropic hosts: one map at stride 16, or a pyramid made from it.
 
 ``patch_size`` makes the patches smaller, for small images: 32 pixels have 8x8 patches of 4.
 """
@@ -19,7 +19,7 @@ PATCH_SIZE = 16  # of all published ones
 
 
 class IsotropicBackbone(Backbone):
-    """One width all through. A subclass writes ``last_map`` and calls ``set_map``.
+    """Backbone of constant width. A subclass defines ``last_map`` and calls ``set_map``.
 
     Attributes:
         patch_size: Side of the patches, and stride of the map.
@@ -32,7 +32,7 @@ class IsotropicBackbone(Backbone):
     map_keys = tuple(f"pyramid.scales.{level}." for level in range(len(PYRAMID_STRIDES)))
 
     def set_map(self, config: HostConfig, width: int, norm: nn.Module) -> None:
-        """Say how wide the map is; keep the final norm, or make the pyramid in its place."""
+        """Declare the map, and keep the final norm, or build the pyramid instead if dense."""
         self.num_features = width
         self.patch_size = config.patch_size
         self.dense = config.dense
@@ -44,18 +44,18 @@ class IsotropicBackbone(Backbone):
             self.feature_info = (FeatureInfo(width, config.patch_size),)
 
     def last_map(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, h, w, C) after the last block, before any norm."""
+        """Return the last block's output, before any norm: (B, 3, H, W) -> (B, h, w, C)."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, 3, H, W) -> the normed map, or four maps of 256 channels if dense."""
+        """Return the normed map of images (B, 3, H, W), or four maps of 256 channels if dense."""
         x = self.last_map(images)
         if not self.dense:
             return (to_nchw(self.norm(x)).contiguous(),)
         return self.pyramid.crop(to_nchw(x).contiguous(), (images.shape[-2], images.shape[-1]))
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, num_features): the final norm, then the mean over all tokens.
+        """Return the mean over all normed tokens: (B, 3, H, W) -> (B, num_features).
 
         Raises:
             ValueError: The backbone was built for dense prediction.

@@ -1,4 +1,4 @@
-"""What CycleMLP and Hire-MLP share: a pyramid as one list of stages and transitions."""
+"""Base class of CycleMLP and Hire-MLP: a pyramid as one list of stages and transitions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DENSE_NORMS = {f"norm{2 * stage}.": f"norm{stage}." for stage in range(4)}
 class NetworkList(HierarchicalBackbone):
     """Stages of blocks (even entries of ``network``) and strided convolutions (odd entries).
 
-    A subclass says what its norms, token mixers and FFNs are. Images are padded with zeros to a
-    multiple of the stem's stride, or the first map would lose its last row and column.
+    A subclass defines its norms, token mixers and FFNs. Images are padded with zeros to a multiple
+    of the stem's stride, so that the first map keeps its last row and column.
 
     Args:
         config: See ``HostConfig``.
@@ -68,15 +68,15 @@ class NetworkList(HierarchicalBackbone):
         return block
 
     def norm_layer(self, dim: int) -> nn.Module:
-        """The norm of blocks and maps."""
+        """Build the norm of a block or map."""
         raise NotImplementedError
 
     def token_mixer(self, slot: Slot) -> nn.Module:
-        """What a block mixes tokens with, on maps in the host's layout."""
+        """Build a block's token mixer for maps in the host's layout."""
         raise NotImplementedError
 
     def ffn(self, dim: int) -> nn.Module:
-        """The block's FFN, on maps in the host's layout."""
+        """Build a block's FFN for maps in the host's layout."""
         raise NotImplementedError
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
@@ -94,7 +94,7 @@ class NetworkList(HierarchicalBackbone):
         return maps
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Accept the authors' names, of their classifier and of their dense backbone."""
+        """Rename the authors' tensors, of their classifier and of their dense backbone, to ours."""
         norms = DENSE_NORMS if any(key.startswith("norm6.") for key in state_dict) else {}
         renames = {"head.": "classifier.", **norms}
         converted = {}
@@ -105,7 +105,7 @@ class NetworkList(HierarchicalBackbone):
 
 
 class Embedding(nn.Module):
-    """A strided convolution, and in Hire-MLP a BatchNorm and a ReLU.
+    """Strided convolution, in Hire-MLP with BatchNorm and ReLU.
 
     Shape: (B, D, H, W) -> (B, C, h, w).
     """
@@ -118,6 +118,6 @@ class Embedding(nn.Module):
         self.norm = nn.BatchNorm2d(dim) if norm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The strided convolution, and what follows it: (B, D, H, W) -> (B, C, h, w)."""
+        """Embed a map: (B, D, H, W) -> (B, C, h, w)."""
         x = self.proj(x)
         return x if self.norm is None else F.relu(self.norm(x))

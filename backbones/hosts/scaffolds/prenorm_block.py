@@ -1,4 +1,4 @@
-"""The block of most hosts: two residual branches, each behind its norm, with slots for mixers."""
+"""Block of most hosts: two residual branches, each after its norm, with slots for mixers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PreNormBlock(nn.Module):
 
     Args:
         dim: Channels C.
-        norm: Makes both norms.
-        attn: The token mixer, whatever it is.
+        norm: Builds both norms.
+        attn: The token mixer.
         mlp: The channel mixer.
         drop_path: Stochastic depth of both branches.
-        layer_scale: First value of g1 and g2, one for each channel; None leaves them out. Only
+        layer_scale: Initial value of g1 and g2, one per channel; None leaves them out. Only
             for (B, H, W, C).
-        channels_first: Works on (B, C, H, W) instead of (B, H, W, C).
+        channels_first: Work on (B, C, H, W) instead of (B, H, W, C).
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """
@@ -50,12 +50,12 @@ class PreNormBlock(nn.Module):
         self.channels_first = channels_first
 
     def fill_slots(self, slot: Slot, config: HostConfig) -> None:
-        """Put the mixers of a configuration in place of the block's own."""
+        """Replace the block's mixers by those of a configuration."""
         fill(self, "mlp", config.channel_mixer, slot)
         fill(self, "attn", config.token_mixer, slot)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token mixer, then channel mixer, each with its shortcut: (B, H, W, C) -> (B, H, W, C)."""
+        """Apply token and channel mixer, each with its shortcut: (B, H, W, C) -> the same."""
         x = x + self.drop_path(self._branch(self.attn, self.norm1(x), self.gamma_1))
         return x + self.drop_path(self._branch(self.mlp, self.norm2(x), self.gamma_2))
 

@@ -1,4 +1,4 @@
-"""timm as the source of host networks and of their published weights."""
+"""Host networks and published weights from timm."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import timm
 from torch import Tensor, nn
 
 from backbones.base import HostConfig
+from backbones.replace import replace, share_state
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Module:
-    """Build a timm network without classifier, with its published weights if the config asks.
+    """Build a timm network without classifier, with published weights if ``config.pretrained``.
 
     Raises:
-        ValueError: There are no weights, or they cannot be downloaded; says which file to fetch.
+        ValueError: timm publishes no weights, or the download fails; names the file to fetch.
     """
     options = {"num_classes": 0, "drop_path_rate": config.drop_path_rate, **options}
     if not config.pretrained:
@@ -39,25 +40,36 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
         ) from error
 
 
-def become(module: nn.Module, kind: type[M]) -> M:
-    """Give a module of timm's a subclass that adds methods only, and return it.
+def extend(parent: nn.Module, name: str, kind: type[M]) -> M:
+    """Replace a module of timm's by an instance of our subclass with the same parts; return it.
 
-    What timm built keeps its tensors, their names and their start; what it computes becomes ours. A
-    module of our own in its place would have to repeat timm's constructor and take every tensor.
-    """
-    assert issubclass(kind, type(module)), (kind, type(module))
-    module.__class__ = kind
-    assert isinstance(module, kind)
-    return module
-
-
-def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
-    """A new convolution over patches of another size in the place of one of timm's.
+    timm's constructor has drawn the weights, so that at one seed they are timm's own.
 
     Args:
-        side: Of a patch.
-        conv: The one to replace.
-        init: Fills the weights as timm does; biases are 0.
+        parent: Contains the module.
+        name: Its name below ``parent``.
+        kind: Subclass of its class that adds methods only.
+    """
+    timms = parent.get_submodule(name)
+    assert issubclass(kind, type(timms)), (kind, type(timms))
+    ours = share_state(timms, kind)
+    replace(parent, name, ours)
+    return ours
+
+
+def extend_all(container: nn.Module, kind: type[M]) -> list[M]:
+    """Extend every module in a list of timm's, such as the blocks of a stage; see ``extend``."""
+    names = [name for name, _ in container.named_children()]
+    return [extend(container, name, kind) for name in names]
+
+
+def create_patch_conv(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.Conv2d:
+    """Return timm's patch convolution with another patch size and new weights.
+
+    Args:
+        side: Side of a patch in pixels.
+        conv: timm's convolution.
+        init: timm's initialisation of the weights; biases are 0.
     """
     new = nn.Conv2d(conv.in_channels, conv.out_channels, side, side)
     init(new.weight)
@@ -66,13 +78,13 @@ def patches_of(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any]) -> nn.
 
 
 def refuse_pretrained(name: str, config: HostConfig) -> None:
-    """Refuse to fetch weights of a host that timm does not have.
+    """Check that ``config.pretrained`` is False for a host that timm lacks.
 
     Raises:
-        ValueError: The config asks for them.
+        ValueError: It is True.
     """
     if config.pretrained:
         raise ValueError(
-            f"timm has no weights of {name}; download those of its authors and pass "
+            f"timm publishes no weights of {name}; download its authors' and pass "
             "pretrained=<their path>"
         )

@@ -5,8 +5,7 @@
 A channel mapping CM takes each token from C to h channels, a spatial model SM mixes neighbouring
 tokens channel by channel. In reading order: ``channel_mappings`` (Fig. 2, Eq. 5 to 7),
 ``spatial_models`` (Tables 8 to 10), ``scfbo`` (Eq. 4, Table 6) and ``variants`` (Tables 1, 5 and
-14); ``block_products`` computes the sparse mappings, ``joined_tokens`` mixes map and class tokens
-at once, ``fused`` is the whole operation as one compiled operator.
+14).
 
 | name                    | CM of a (activated) | CM of b  | SM       | table         |
 |-------------------------|---------------------|----------|----------|---------------|
@@ -52,8 +51,7 @@ choice or contradicts itself:
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.layers.fused_forms import FUSED_FORMS
-from backbones.mixers.afbo import fused, variants
+from backbones.mixers.afbo import variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -61,8 +59,6 @@ from backbones.mixers.afbo.channel_mappings import (
     OverlappedCycleMapping,
 )
 from backbones.mixers.afbo.scfbo import SCFBO
-
-FUSED_FORMS[SCFBO] = fused
 
 __all__ = [
     "SCFBO",

@@ -6,18 +6,15 @@ Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs),
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layers.eager import is_eager
-from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
-from backbones.mixers.afbo.joined_tokens import mix_joined
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 from backbones.options import check_value
 
@@ -25,6 +22,11 @@ Order = Literal["cs", "sc"]
 Act = Literal["silu", "gelu", "relu"]
 ActOn = Literal["a", "b", "ab", "post"]
 Init = Literal["ours", "timm"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
 
 
 class SCFBO(Mixer):
@@ -47,6 +49,8 @@ class SCFBO(Mixer):
 
     Raises:
         ValueError: An unknown switch, an even kernel, or a full convolution after the mappings.
+
+    Source: AFBO (ICLR 2025), Eq. 4, https://openreview.net/forum?id=MJyqwBVgMs.
     """
 
     value_layer = "proj"
@@ -90,7 +94,7 @@ class SCFBO(Mixer):
         self.reset_parameters(init)
 
     def reset_parameters(self, init: Init = "ours") -> None:
-        """Start near the plain bilinear product, at a scale that lets gradients through.
+        """Initialise near the plain bilinear product, at a scale that lets gradients through.
 
         The paper is silent. "timm" is ViT's recipe, a truncated normal of 0.02 for all linear
         weights and torch's own for convolutions; the output is then 4 to 7 times smaller than an
@@ -105,57 +109,26 @@ class SCFBO(Mixer):
                 model.start_as_identity()
         init_linear(self.proj)
 
-    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it."""
-        fused = FUSED_FORMS.get(type(self))
-        if fused is not None and fused.serves(self, x):
-            return fused.mix(self, x, prefix)
-        mapped_first = self.order == "cs" and self.cm_b is not None
-        if prefix is None or not mapped_first or torch.is_grad_enabled() or not is_eager(x):
-            return super().forward(x, prefix)
-        maps = (self.cm_a, cast("ChannelMapping", self.cm_b))
-        spatial = (self.sm_a, self.sm_b)
-        return mix_joined(x, prefix, maps, spatial, self._activate, self._project)
-
     def mix(self, x: Tensor) -> Tensor:
-        """Eq. 4, W3 (act(SM_a(CM_a(x))) * SM_b(CM_b(x))) + b3: (B, H, W, C) -> (B, H, W, C)."""
-        # One branch after the other, so that the second finds the first one's memory free.
+        """Return W3 (act(SM_a(CM_a(x))) * SM_b(CM_b(x))) + b3, Eq. 4: (B, H, W, C) -> the same."""
         if self.order == "sc":
-            a = self._activate(self.cm_a(self.sm_a(x)), "a")
-            b = self._activate((self.cm_b or self.cm_a)(self.sm_b(x)), "b")
-        elif self.cm_b is not None:
-            a = self._activate(self.sm_a(self.cm_a(x)), "a")
-            b = self._activate(self.sm_b(self.cm_b(x)), "b")
+            a, b = self.cm_a(self.sm_a(x)), (self.cm_b or self.cm_a)(self.sm_b(x))
         else:
             mapped = self.cm_a(x)
-            a = self._activate(self.sm_a(mapped), "a")
-            b = self._activate(self.sm_b(mapped), "b")
+            a, b = self.sm_a(mapped), self.sm_b(mapped if self.cm_b is None else self.cm_b(x))
         return self._combine(a, b)
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C): everything but the spatial models."""
+        """Mix prefix tokens without the spatial models: (B, P, C) -> (B, P, C)."""
         a = self.cm_a(prefix)
-        b = a if self.cm_b is None else self.cm_b(prefix)
-        return self._combine(self._activate(a, "a"), self._activate(b, "b"))
+        return self._combine(a, a if self.cm_b is None else self.cm_b(prefix))
 
     def _combine(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._project(a.mul_(b) if self._in_place() else a * b)
-
-    def _project(self, product: Tensor) -> Tensor:
-        product = self._activate(product, "post")
-        if not self.training:  # where calling a module that does nothing costs as much as a token
-            return self.proj(product)
+        """Return W3 (act(a) * b) + b3, with the activation where ``act_on`` places it."""
+        act = ACTIVATIONS[self.act]
+        if self.act_on in ("a", "ab"):
+            a = act(a)
+        if self.act_on in ("b", "ab"):
+            b = act(b)
+        product = act(a * b) if self.act_on == "post" else a * b
         return self.drop(self.proj(self.drop(product)))
-
-    def _activate(self, x: Tensor, place: str) -> Tensor:
-        """Apply the activation in one of its places "a", "b" and "post", if it acts there."""
-        if place != self.act_on and not (self.act_on == "ab" and place in "ab"):
-            return x
-        if self.act == "gelu":
-            return F.gelu(x)
-        activation = F.silu if self.act == "silu" else F.relu
-        return activation(x, self._in_place())
-
-    def _in_place(self) -> bool:
-        # With a shared mapping the two branches may be one tensor.
-        return self.cm_b is not None and not torch.is_grad_enabled()

@@ -30,7 +30,7 @@ def create_spatial_model(
             full convolution, "none".
         channels: C.
         kernel_size: k, odd; spatial attention has its own.
-        bias: Whether a convolution adds one; the others have none.
+        bias: Whether a convolution adds one.
 
     Raises:
         ValueError: Unknown name or an even kernel.
@@ -54,12 +54,12 @@ class SameConv(nn.Conv2d):
         super().__init__(channels, channels, kernel_size, 1, padding, groups=groups, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution with a border of zeros: (B, H, W, C) -> (B, H, W, C)."""
+        """Convolve with a border of zeros: (B, H, W, C) -> (B, H, W, C)."""
         return to_nhwc(super().forward(to_nchw(x)))
 
     @torch.no_grad()
     def start_as_identity(self) -> None:
-        """Centre tap 1 on the diagonal plus a truncated normal of 0.02, zero biases."""
+        """Set the centre tap to 1 on the diagonal plus a truncated normal of 0.02, biases to 0."""
         nn.init.trunc_normal_(self.weight, std=0.02)
         centre = self.kernel_size[0] // 2
         if self.groups == self.in_channels:
@@ -78,7 +78,7 @@ class MaxPool(nn.Module):
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
+        """Return the largest neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
         size = self.kernel_size
         return to_nhwc(F.max_pool2d(to_nchw(x), size, stride=1, padding=size // 2))
 
@@ -94,7 +94,7 @@ class AveragePool(nn.Module):
         self.kernel_size = kernel_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
+        """Return the mean neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
         size = self.kernel_size
         pooled = F.avg_pool2d(
             to_nchw(x), size, stride=1, padding=size // 2, count_include_pad=False
@@ -113,7 +113,7 @@ class SpatialAttention(nn.Module):
         self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map times a gate for each position: (B, H, W, C) -> (B, H, W, C)."""
+        """Multiply the map with a gate per position: (B, H, W, C) -> (B, H, W, C)."""
         statistics = torch.stack([x.amax(-1), x.mean(-1)], dim=1)
         return x * to_nhwc(self.conv(statistics)).sigmoid()
 

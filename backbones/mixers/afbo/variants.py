@@ -25,7 +25,7 @@ from backbones.registry import register_mixer
 
 MappingName = Literal["dense", "block", "gccm", "occm"]
 
-GROUPING = ("g1", "g2", "window", "rounds", "pairing")  # which dense mappings have no use for
+GROUPING = ("g1", "g2", "window", "rounds", "pairing")  # unused by dense mappings
 
 # (G1, G2) is (2, 4) but on these; the package says why.
 HOST_GROUPS = {
@@ -35,7 +35,7 @@ HOST_GROUPS = {
         *("mixer_*", "cyclemlp_*", "hiremlp_*"),
     )
 }
-# A spatial model has nothing to see around a class token.
+# A class token is alone, without neighbours for a spatial model.
 HOST_OVERRIDES = {"lvt_*": {"swap_class_ffn": False}}
 
 
@@ -87,7 +87,7 @@ def afbo(
     bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
-    """W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, and whatever the ablations make of it.
+    """Build W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, or one of its ablations.
 
     Parameters: C h (1 / (rounds g1) + window / g2 + 1) + 2 h k^2 + 4 h + C, for widths that divide
     evenly.
@@ -111,6 +111,8 @@ def afbo(
         init: "ours" or "timm".
         bias: Whether mappings, convolutions and W3 add one; without, 4 h + C parameters fewer.
         drop: Dropout after the product and after W3.
+
+    Source: AFBO (ICLR 2025), Eq. 4, https://openreview.net/forum?id=MJyqwBVgMs.
     """
     hidden = hidden_width(dim, hidden_ratio)
 
@@ -147,7 +149,7 @@ def afbo(
 )
 @variant_of(afbo, fixed={"cm_a": "gccm", "cm_b": "gccm"}, without=("g2", "window"))
 def scfbo_gc() -> None:
-    """GCCM on both branches, each with its own weights."""
+    """Build AFBO with GCCM on both branches, each with its own weights."""
 
 
 @register_mixer(
@@ -160,7 +162,7 @@ def scfbo_gc() -> None:
 )
 @variant_of(afbo, fixed={"cm_a": "occm", "cm_b": "occm"}, without=("g1", "rounds", "pairing"))
 def scfbo_oc() -> None:
-    """OCCM on both branches, each with its own weights."""
+    """Build AFBO with OCCM on both branches, each with its own weights."""
 
 
 @register_mixer(
@@ -172,7 +174,7 @@ def scfbo_oc() -> None:
 )
 @variant_of(afbo, fixed={"cm_a": "dense", "cm_b": "dense"}, without=GROUPING)
 def full() -> None:
-    """Two dense mappings (Fig. 2a): W3 (SiLU(DW_a(W1 x + b1)) * DW_b(W2 x + b2)) + b3."""
+    """Build AFBO with dense mappings: W3 (SiLU(DW_a(W1 x + b1)) * DW_b(W2 x + b2)) + b3."""
 
 
 @register_mixer(
@@ -185,7 +187,7 @@ def full() -> None:
 )
 @variant_of(afbo, fixed={"sm": "none"}, without=("cm_a", "cm_b", "kernel_size", "order"))
 def afbo_c() -> None:
-    """AFBO with its channel mappings only: W3 (SiLU(OCCM(x)) * GCCM(x)) + b3."""
+    """Build AFBO with its channel mappings only: W3 (SiLU(OCCM(x)) * GCCM(x)) + b3."""
 
 
 @register_mixer(
@@ -197,7 +199,7 @@ def afbo_c() -> None:
 )
 @variant_of(afbo, fixed={"cm_a": "dense", "cm_b": "shared"}, without=GROUPING)
 def afbo_s() -> None:
-    """AFBO with its spatial models only: z = W1 x + b1, then W3 (SiLU(DW_a(z)) * DW_b(z)) + b3."""
+    """Build AFBO with one dense mapping z = W1 x + b1: W3 (SiLU(DW_a(z)) * DW_b(z)) + b3."""
 
 
 @register_mixer(
@@ -210,4 +212,4 @@ def afbo_s() -> None:
 )
 @variant_of(afbo, fixed={"order": "sc"}, without=("cm_a", "cm_b"))
 def afbo_sc() -> None:
-    """AFBO in the other order: W3 (SiLU(OCCM(DW_a(x))) * GCCM(DW_b(x))) + b3."""
+    """Build AFBO in the other order: W3 (SiLU(OCCM(DW_a(x))) * GCCM(DW_b(x))) + b3."""

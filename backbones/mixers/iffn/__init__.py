@@ -27,24 +27,20 @@ What the paper leaves open, and what the code that its authors released for DeiT
   ``init`` and ``DepthwiseBlock``. The release begins with ones and zeros in Arb, as ``init="ones"``
   does, and leaves the depthwise convolution at torch's default, which ours is not.
 * The release keeps alpha and beta as (1, 1, h / N), which timm's rule gives weight decay; here they
-  are vectors, which have none.
+  are vectors, which timm's rule exempts.
 
 The two options of the release make its network; its checkpoints load with them and are refused
 without them, see ``checkpoint_conversion``.
 
 In reading order: ``mixer`` (Eq. 5, Fig. 4), ``activations`` (Eq. 3 and 4), ``depthwise``
-(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``merged`` is the mixer's form
-for inference, ``fused`` one compiled operator, ``chunked_sum`` computes the sum of many
-activations, ``checkpoint_conversion`` reads the released checkpoints.
+(Sec. 4.3), ``ablations`` (Table 2) and ``nonlinear_sum`` (Table 5); ``checkpoint_conversion`` reads
+the released checkpoints.
 
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.layers.fused_forms import FUSED_FORMS
-from backbones.mixers.iffn import ablations, fused, nonlinear_sum
+from backbones.mixers.iffn import ablations, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
-
-FUSED_FORMS[IFFN] = fused
 
 __all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]

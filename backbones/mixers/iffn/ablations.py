@@ -24,7 +24,7 @@ from backbones.registry import register_mixer
     without=("channel", "kernel_size", "dw_residual", "dw_order", "grid"),
 )
 def affn() -> None:
-    """IFFN without its depthwise block, each token by itself."""
+    """Build IFFN without its depthwise block, each token by itself."""
 
 
 @register_mixer(
@@ -41,4 +41,4 @@ def affn() -> None:
     without=("spatial", "n_branches", "arb", "init"),
 )
 def iffn_spatial() -> None:
-    """An FFN of full width with IFFN's depthwise block after its activation."""
+    """Build an FFN of full width with IFFN's depthwise block after its activation."""

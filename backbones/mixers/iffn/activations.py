@@ -48,13 +48,13 @@ class Base(nn.Module):
         self.slope = slope
 
     def forward(self, x: Tensor) -> Tensor:
-        """phi(x): (..., C) -> (..., C)."""
+        """Return phi(x): (..., C) -> (..., C)."""
         if self.slope is not None:
             return torch.where(x > 0, x, x * self.slope.to(x.dtype))
         return BASES[self.name][0](x)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Least and greatest slope of each channel; 0-dimensional where all agree."""
+        """Return least and greatest slope per channel; 0-dimensional where all agree."""
         if self.slope is not None:
             one = torch.ones_like(self.slope)
             return torch.minimum(self.slope, one), torch.maximum(self.slope, one)
@@ -87,11 +87,11 @@ class Arb(nn.Module):
         self.theta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Eq. 3, beta phi(alpha x + gamma) + theta: (..., C) -> (..., C)."""
+        """Return beta phi(alpha x + gamma) + theta, Eq. 3: (..., C) -> (..., C)."""
         return affine(self.base(affine(x, self.alpha, self.gamma)), self.beta, self.theta)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Least and greatest slope (C,) of each channel."""
+        """Return least and greatest slope (C,) per channel."""
         return scaled_slopes(self.base.slopes(), self.alpha.double() * self.beta.double())
 
 
@@ -113,23 +113,20 @@ class RPReLU(nn.Module):
         self.z = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """PReLU_a(x - g) + z: (..., C) -> (..., C)."""
+        """Return PReLU_a(x - g) + z: (..., C) -> (..., C)."""
         return self.base(x - self.g.to(x.dtype)) + self.z.to(x.dtype)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Least and greatest slope (C,) of each channel."""
+        """Return least and greatest slope (C,) per channel."""
         return self.base.slopes()
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor, out: Tensor | None = None) -> Tensor:
-    """Scale x + shift per channel, in the precision of x (B, ..., C) and in one pass."""
-    scale, shift = scale.to(x.dtype), shift.to(x.dtype)
-    if out is None:
-        return torch.addcmul(shift, x, scale)
-    return torch.addcmul(shift, x, scale, out=out)
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return scale x + shift per channel, in the precision of x (B, ..., C)."""
+    return torch.addcmul(shift.to(x.dtype), x, scale.to(x.dtype))
 
 
 def scaled_slopes(slopes: tuple[Tensor, Tensor], factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and greatest slope (C,) after a factor (C,) of either sign."""
+    """Return least and greatest slope (C,) after a factor (C,) of either sign."""
     ends = (slopes[0].double() * factor, slopes[1].double() * factor)
     return torch.minimum(*ends), torch.maximum(*ends)

@@ -44,14 +44,14 @@ NAMES = {
 
 
 def is_released(tensors: Collection[str]) -> bool:
-    """Whether a mixer's tensors have the authors' names."""
+    """Return True if a mixer's tensors have the authors' names."""
     return "act1.move1.scale" in tensors
 
 
 def from_released(
     tensors: Mapping[str, Tensor], options: Mapping[str, object]
 ) -> dict[str, Tensor]:
-    """Released tensors under our names, coefficients (1, 1, h / N) as (h / N,).
+    """Rename released tensors to ours; reshape coefficients (1, 1, h / N) to (h / N,).
 
     A convolution of another side than the mixer's keeps its name, as it has no place in it.
 

@@ -1,4 +1,4 @@
-"""The depthwise block between IFFN's two linear layers: Sec. 4.3 and Table 6."""
+"""Depthwise block between IFFN's two linear layers: Sec. 4.3 and Table 6."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class DepthwiseBlock(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal of variance 2 / k^2 and zero biases: He's rule for the fan out of a channel."""
+        """Draw a normal of variance 2 / k^2, He's rule for a channel's fan out; zero biases."""
         nn.init.normal_(self.conv.weight, std=(2 / self.conv.kernel_size[0] ** 2) ** 0.5)
         nn.init.zeros_(cast("Tensor", self.conv.bias))
 
     def forward(self, t: Tensor) -> Tensor:
-        """GELU(BN(DW(t))), or BN(GELU(DW(t))), and t: (B, H, W, h) -> (B, H, W, h)."""
+        """Return GELU(BN(DW(t))) or BN(GELU(DW(t))), perhaps plus t: (B, H, W, h) -> the same."""
         u = to_nhwc(self.conv(to_nchw(t)))  # a view as channels_last memory spares both copies
         if self.residual:
             u = u + t

@@ -5,19 +5,17 @@ Source: Xu et al., ICML 2024, Eq. 5 and Fig. 4, https://proceedings.mlr.press/v2
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
-from backbones.layers.norms import can_merge, normalise
+from backbones.layers.norms import normalise
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
 from backbones.mixers.iffn.checkpoint_conversion import from_released, is_released
 from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order, Residual
-from backbones.mixers.iffn.merged import Merged
 from backbones.registry import register_mixer
 
 ArbName = Literal["on", "off", "rprelu"]
@@ -75,6 +73,8 @@ class IFFN(Mixer):
 
     Raises:
         ValueError: N that does not divide, an even kernel, or an unknown name.
+
+    Source: IFFN (ICML 2024), Eq. 5, https://proceedings.mlr.press/v235/xu24n.html.
     """
 
     value_layer = "fc2"
@@ -151,31 +151,23 @@ class IFFN(Mixer):
         if prefix is None:
             return self.mix(x)
         size, num_prefix_tokens = x.shape[1:3], prefix.shape[1]
-        steps = self._merged(x) or self
-        t = steps.expand(torch.cat([prefix, x.flatten(1, 2)], dim=1))
+        t = self.expand(torch.cat([prefix, x.flatten(1, 2)], dim=1))
         if self.dw is not None:
-            patches = steps.spatial(t[:, num_prefix_tokens:].unflatten(1, size)).flatten(1, 2)
+            patches = self.spatial(t[:, num_prefix_tokens:].unflatten(1, size)).flatten(1, 2)
             t = torch.cat([t[:, :num_prefix_tokens], patches], dim=1)
-        y = steps.project(t)
+        y = self.project(t)
         return y[:, num_prefix_tokens:].unflatten(1, size), y[:, :num_prefix_tokens]
 
     def mix(self, x: Tensor) -> Tensor:
-        """W1, branches, depthwise block and W2: (B, H, W, C) -> (B, H, W, C)."""
-        fused = FUSED_FORMS.get(type(self))
-        if fused is not None and fused.serves(self, x):
-            return cast("Tensor", fused.mix(self, x, None))
-        merged = self._merged(x)
-        if merged is not None:
-            return merged.mix(x)
+        """Apply W1, branches, depthwise block and W2: (B, H, W, C) -> (B, H, W, C)."""
         return self.project(self.spatial(self.expand(x)))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """(B, P, C) -> (B, P, C): everything but the depthwise block."""
-        steps = self._merged(prefix) or self
-        return steps.project(steps.expand(prefix))
+        """Mix prefix tokens without the depthwise block: (B, P, C) -> (B, P, C)."""
+        return self.project(self.expand(prefix))
 
     def expand(self, x: Tensor) -> Tensor:
-        """The norm of concat_i Arb_i(W1 x + b1), (..., C) -> (..., h)."""
+        """Return the norm of concat_i Arb_i(W1 x + b1): (..., C) -> (..., h)."""
         z = self.fc1(x)
         t = normalise(torch.cat([branch(z) for branch in self.branches], dim=-1), self.bn_mid)
         if self.ln_mid is not None:
@@ -183,11 +175,11 @@ class IFFN(Mixer):
         return self.drop(t) if self.drops_before_dw else t
 
     def spatial(self, t: Tensor) -> Tensor:
-        """GELU(BN(DW(t))) where there is a depthwise block, (B, H, W, h) -> (B, H, W, h)."""
+        """Return GELU(BN(DW(t))), or t without depthwise block: (B, H, W, h) -> (B, H, W, h)."""
         return t if self.dw is None else self.dw(t)
 
     def project(self, t: Tensor) -> Tensor:
-        """The norm of W2 t + b2, (..., h) -> (..., C)."""
+        """Return the norm of W2 t + b2: (..., h) -> (..., C)."""
         y = normalise(self.fc2(t if self.drops_before_dw else self.drop(t)), self.bn_out)
         return self.drop(y if self.ln_out is None else self.ln_out(y))
 
@@ -203,24 +195,6 @@ class IFFN(Mixer):
         if not is_released(tensors):
             return tensors
         return from_released(tensors, self.options)
-
-    def _merged(self, x: Tensor) -> Merged | None:
-        """The form for inference, where it serves: the one place that chooses between the two."""
-        norms = [self.bn_mid, self.bn_out, None if self.dw is None else self.dw.bn]
-        if not all(can_merge(x, norm) for norm in norms):
-            return None
-        return Merged(
-            self.fc1,
-            self.branches,
-            self.bn_mid,
-            self.ln_mid,
-            self.dw,
-            self.fc2,
-            self.bn_out,
-            self.ln_out,
-            self.drop,
-            self.drops_before_dw,
-        )
 
 
 def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
 from backbones.mixers.iffn.activations import Base
-from backbones.mixers.iffn.chunked_sum import chunked_sum
 from backbones.registry import register_mixer
 
 Per = Literal["function", "element"]
@@ -44,6 +43,8 @@ class NonlinearSum(PointwiseMixer):
         scale: Factor before the sum; by default 1 / h, where Eq. 11 has 1.
 
     Shape: (..., C) -> (..., C). Parameters: 4 h or 4 h C with coefficients, else none but PReLU's.
+
+    Source: IFFN (ICML 2024), Eq. 11, https://proceedings.mlr.press/v235/xu24n.html.
     """
 
     def __init__(
@@ -72,23 +73,24 @@ class NonlinearSum(PointwiseMixer):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Every function nearly phi; equal ones would stay equal for ever."""
+        """Initialise every function near phi; equal ones would stay equal for ever."""
         for scale in (self.alpha, self.beta):
             nn.init.trunc_normal_(scale, mean=1.0, std=0.02)
         for shift in (self.gamma, self.theta):
             nn.init.trunc_normal_(shift, std=0.02)
 
     def mix(self, x: Tensor) -> Tensor:
-        """The scaled sum of h functions of each channel: (..., C) -> (..., C)."""
+        """Return the scaled sum of h functions of each channel: (..., C) -> (..., C)."""
         if not self.learned:
             return self.base(x) * (self.scale * self.hidden)
-        alpha, beta, gamma, theta = (
-            p.to(x.dtype).reshape(self.hidden, -1)
-            for p in (self.alpha, self.beta, self.gamma, self.theta)
-        )
-        terms = chunked_sum(self._sum, x, (alpha, beta, gamma), theta.sum(dim=0).expand_as(x))
-        return self.scale * terms
+        *coefficients, theta = self.coefficients(x)
+        return self.scale * (self.sum(x, *coefficients) + theta.sum(dim=0))
 
-    def _sum(self, x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
-        """(..., C) with coefficients (j, C or 1) -> (..., C): the sum over j, without theta."""
+    def coefficients(self, x: Tensor) -> list[Tensor]:
+        """Return alpha, beta, gamma and theta in the type of x, each (h, C or 1)."""
+        named = (self.alpha, self.beta, self.gamma, self.theta)
+        return [p.to(x.dtype).reshape(self.hidden, -1) for p in named]
+
+    def sum(self, x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+        """Return the sum over j without theta: (..., C), coefficients (j, C or 1) -> (..., C)."""
         return (beta * self.base(alpha * x.unsqueeze(-2) + gamma)).sum(dim=-2)

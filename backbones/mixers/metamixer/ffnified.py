@@ -31,7 +31,7 @@ MARGIN = 4  # by how much the small branch is smaller: 3x3 beside 7x7, 5x5 besid
     source="FFNet, Sec. 3.2 and Fig. 3b: FFNified attention",
 )
 def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") -> MetaMixer:
-    """V(GELU(K(BN(W x)))) with a 1x1 convolution W and depthwise K and V.
+    """Build V(GELU(K(BN(W x)))) with a 1x1 convolution W and depthwise K and V.
 
     Args:
         dim: Channels C.
@@ -45,6 +45,8 @@ def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") ->
 
     Raises:
         ValueError: An even kernel.
+
+    Source: FFNet (2024), Sec. 3.2, https://arxiv.org/abs/2406.02021.
     """
     kernels = branch_kernels(kernel_size, branches)
     mixer = convolutional(
@@ -57,7 +59,7 @@ def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") ->
 
 
 def branch_kernels(kernel_size: int, branches: Branches) -> tuple[Kernel, ...] | None:
-    """Kernels beside the k x k one; None stands for a plain convolution with bias."""
+    """Return the kernels beside the k x k one; None for a plain convolution with bias."""
     small = kernel_size - MARGIN
     square: tuple[Kernel, ...] = ((small, small),) if kernel_size >= MIN_BRANCHED else ()
     if branches == "strips":

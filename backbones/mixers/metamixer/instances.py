@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers.activations import GELU
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.metamixer.query_key_value import (
@@ -30,12 +29,12 @@ from backbones.mixers.metamixer.query_key_value import (
 
 
 def scaled_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Scores q k^T / sqrt(d): (..., N, d) and (..., K, d) -> (..., N, K)."""
+    """Return scores q k^T / sqrt(d): (..., N, d) and (..., K, d) -> (..., N, K)."""
     return (queries * queries.shape[-1] ** -0.5) @ keys.transpose(-2, -1)
 
 
 def weighted_sum(coefficients: Tensor, values: Tensor) -> Tensor:
-    """Values summed by their coefficients: (..., N, K) and (..., K, d) -> (..., N, d)."""
+    """Sum values by their coefficients: (..., N, K) and (..., K, d) -> (..., N, d)."""
     return coefficients @ values
 
 
@@ -58,7 +57,7 @@ def to_tokens(x: Tensor) -> Tensor:
 
 
 def to_rows(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, C, N): every channel a row of tokens."""
+    """Enter where every channel is a row of tokens: (B, H, W, C) -> (B, C, N)."""
     return x.flatten(1, 2).transpose(1, 2)
 
 
@@ -76,7 +75,7 @@ class HeadQuery(nn.Module):
         self.proj = nn.Linear(dim, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """W x + b, split into heads: (B, N, C) -> (B, h, N, C / h)."""
+        """Return W x + b, split into heads: (B, N, C) -> (B, h, N, C / h)."""
         return split_heads(self.proj(x), self.num_heads)
 
 
@@ -88,11 +87,11 @@ class MergeHeads(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, size: Size) -> Tensor:
-        """W [heads] + b as a map: (B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
+        """Return W [heads] + b as a map: (B, h, N, C / h) and (H, W) -> (B, H, W, C)."""
         return self.merge(x).unflatten(1, size)
 
     def merge(self, x: Tensor) -> Tensor:
-        """W [heads] + b as tokens: (B, h, N, C / h) -> (B, N, C)."""
+        """Return W [heads] + b as tokens: (B, h, N, C / h) -> (B, N, C)."""
         return self.proj(x.transpose(1, 2).flatten(2))
 
 
@@ -100,7 +99,7 @@ class MergeHeads(nn.Module):
 
 
 class SelfAttention(MetaMixer):
-    """What ``self_attention`` returns: prefix tokens are tokens among those of the map."""
+    """Self-attention, in which prefix tokens are tokens among those of the map."""
 
     prefix_mixing = "joint"
     leave: MergeHeads
@@ -115,7 +114,7 @@ class SelfAttention(MetaMixer):
 
 
 def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> SelfAttention:
-    """Multi-head self-attention over all tokens of the map, without positions.
+    """Build multi-head self-attention over all tokens of the map, without positions.
 
     Interaction over tokens, coefficients (B, h, N, N); the fused kernel never holds them.
 
@@ -138,7 +137,7 @@ def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> SelfAtten
 
 
 def feed_forward(dim: int, hidden: int) -> MetaMixer:
-    """The FFN: static keys W1 and values W2, interaction over channels.
+    """Build the FFN: static keys W1 and values W2, interaction over channels.
 
     Coefficients (B, H, W, M).
     """
@@ -146,7 +145,7 @@ def feed_forward(dim: int, hidden: int) -> MetaMixer:
         query=nn.Identity(),
         memory=StaticMemory(nn.Linear(dim, hidden), nn.Linear(hidden, dim)),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=as_is,
         leave=as_is,
@@ -154,7 +153,7 @@ def feed_forward(dim: int, hidden: int) -> MetaMixer:
 
 
 def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
-    """The spatial MLP of MLP-Mixer: an FFN over the N tokens, shared by all channels.
+    """Build the spatial MLP of MLP-Mixer: an FFN over the N tokens, shared by all channels.
 
     Coefficients (B, C, M). Its weights belong to one number of tokens, so maps of another are
     refused.
@@ -164,7 +163,7 @@ def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
         query=_FixedTokens(grid),
         memory=StaticMemory(nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=to_rows,
         leave=from_rows,
@@ -172,7 +171,7 @@ def spatial_mlp(grid: Size, hidden: int) -> MetaMixer:
 
 
 def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMixer:
-    """Operators on (B, C, H, W) maps as query, static key and static value, GELU between.
+    """Build a mixer of operators on (B, C, H, W): query, static key and value, GELU between.
 
     With a depthwise query and 1x1 key and value it is the ConvNeXt block, without its norm and
     residual: interaction over channels, coefficients (B, M, H, W). With a 1x1 query and depthwise
@@ -182,7 +181,7 @@ def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMix
         query=query,
         memory=StaticMemory(key, value),
         match=apply,
-        activation=GELU(),
+        activation=nn.GELU(),
         read=apply,
         enter=to_nchw,
         leave=from_nchw,
@@ -190,7 +189,7 @@ def convolutional(query: nn.Module, key: nn.Module, value: nn.Module) -> MetaMix
 
 
 def convnext_block(query: nn.Module, dim: int, hidden: int) -> MetaMixer:
-    """A depthwise query convolution (C -> C), then an FFN of 1x1 convolutions of ``hidden``."""
+    """Build a depthwise query convolution (C -> C), then an FFN of 1x1 convolutions."""
     return convolutional(query, PointwiseConv2d(dim, hidden), PointwiseConv2d(hidden, dim))
 
 
@@ -202,7 +201,7 @@ class _FixedTokens(nn.Module):
         self.grid = grid
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rows themselves: (B, C, N) -> (B, C, N)."""
+        """Return the rows themselves: (B, C, N) -> (B, C, N)."""
         height, width = self.grid
         if x.shape[-1] != height * width:
             raise ValueError(

@@ -38,7 +38,7 @@ class StaticMemory(nn.Module):
         self.key, self.value = key, value
 
     def forward(self, x: Tensor) -> tuple[nn.Module, nn.Module]:
-        """Any input -> the operators ``key`` and ``value``."""
+        """Return the operators ``key`` and ``value``, for any input."""
         return self.key, self.value
 
 
@@ -61,7 +61,7 @@ class ProjectedMemory(nn.Module):
         self.proj = nn.Linear(dim, 2 * dim, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the input: (B, N, C) -> keys and values (B, h, N, C / h)."""
+        """Return keys and values of the input: (B, N, C) -> two of (B, h, N, C / h)."""
         keys, values = self.proj(x).chunk(2, dim=-1)
         return split_heads(keys, self.num_heads), split_heads(values, self.num_heads)
 
@@ -84,6 +84,8 @@ class MetaMixer(Mixer):
 
     Raises:
         ValueError: An interaction that does not fit the memory.
+
+    Source: FFNet (2024), Eq. 4, https://arxiv.org/abs/2406.02021.
     """
 
     value_layer = "memory.value"
@@ -119,13 +121,13 @@ class MetaMixer(Mixer):
         self.enter, self.leave = enter, leave
 
     def coefficients(self, x: Tensor) -> tuple[Tensor, Any]:
-        """(B, H, W, C) -> the coefficients in the layout of the slots, and the values."""
+        """Return the coefficients of (B, H, W, C) in the layout of the slots, and the values."""
         z = self.enter(x)
         keys, values = self.memory(z)
         return self.activation(self.match(self.query(z), keys)), values
 
     def mix(self, x: Tensor) -> Tensor:
-        """read(activation(match(q, k)), v): (B, H, W, C) -> (B, H, W, C)."""
+        """Return read(activation(match(q, k)), v): (B, H, W, C) -> (B, H, W, C)."""
         size = (x.shape[1], x.shape[2])
         if self.fused is None:
             return self.leave(self.read(*self.coefficients(x)), size)
@@ -134,7 +136,7 @@ class MetaMixer(Mixer):
 
 
 def apply(x: Tensor, operator: nn.Module) -> Tensor:
-    """Interaction with a static key or value: run it."""
+    """Run a static key or value: the interaction with it."""
     return operator(x)
 
 

@@ -1,4 +1,4 @@
-"""The block's branch that gMLP and PosMLP share: a feed-forward network with a gate over tokens.
+"""Branch of gMLP and PosMLP: a feed-forward network with a gate over tokens.
 
 Source: Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050, Fig. 1; Wang et al.,
 PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Fig. 1 to 3.
@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
-from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
 
@@ -56,9 +55,9 @@ class SpatialGatingUnit(nn.Module):
         self.out_features = mixed if structure in ("gate", "add") else width
 
     def forward(self, h: Tensor) -> Tensor:
-        """(M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out_features)."""
+        """Return (M u + b) * v, or another ``structure``: (B, H, W, h) -> (B, H, W, out)."""
         u, v = (h, h) if self.structure == "nonsplit" else h.chunk(2, dim=-1)
-        mixed = self.relation.mix(self.norm(u), shifted=self.shifted)
+        mixed = self.relation(self.norm(u), self.shifted)
         if self.structure == "add":
             return mixed + v
         if self.structure == "concat":
@@ -80,6 +79,8 @@ class GatedMLP(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 1.5 gamma C^2 + (gamma + 1) C and the
         relation's, for the structures "gate" and "add".
+
+    Source: PosMLP (MM 2022), Fig. 1, https://doi.org/10.1145/3503161.3547953.
     """
 
     value_layer = "fc2"
@@ -99,19 +100,12 @@ class GatedMLP(Mixer):
         for linear in (self.fc1, self.fc2):
             init_linear(linear)
 
-    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map (B, H, W, C), in the form that is the fastest for it."""
-        fused = FUSED_FORMS.get(type(self))
-        if prefix is None and fused is not None and fused.serves(self, x):
-            return fused.mix(self, x, None)
-        return super().forward(x, prefix)
-
     def mix(self, x: Tensor) -> Tensor:
-        """W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
+        """Return W2 unit(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
         return self.drop(self.fc2(self.gate(F.gelu(self.fc1(x)))))
 
     def is_dead(self, key: str, value: Tensor) -> bool:
-        """A b of zeros where there is none: PosMLP's released code keeps one that it never adds."""
+        """Return True for a b of zeros without place here: PosMLP's release never adds it."""
         unused = key == "gate.relation.bias" and self.gate.relation.bias is None
         return unused and not value.any()
 
@@ -145,7 +139,7 @@ class GatedMLP(Mixer):
 
 
 def _resized(table: Tensor, side: int) -> Tensor:
-    """A table over a square, resampled to another side: (a * a, s) -> (side * side, s)."""
+    """Resample a table over a square to another side: (a * a, s) -> (side * side, s)."""
     old = math.isqrt(len(table))
     if old == side:
         return table

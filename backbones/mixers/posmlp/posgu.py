@@ -9,7 +9,7 @@ host's FFN stays.
 Source: Wang et al., PosMLP, MM 2022, https://doi.org/10.1145/3503161.3547953, Eq. 9 to 15, Fig. 1
 to 3; Liu et al., gMLP, NeurIPS 2021, https://arxiv.org/abs/2105.08050. What the paper leaves open:
 
-* Class tokens have no place in a window, so hosts with one are refused.
+* Windows hold tokens of the map only, so hosts with a class token are refused.
 * LRPE has a LayerNorm before M in Eq. 10 and 11 and none in the authors' released code, which is
   followed; ``norm=True`` adds it.
 * Windows are shifted in every second block where the host is built for dense prediction (Sec. 5.5).
@@ -60,7 +60,7 @@ def gating_unit(
     cache: bool = True,
     slot: Slot | None = None,
 ) -> GatedMLP:
-    """W2 ((M u + b) * v) + b2, with M as ``relation`` says.
+    """Build W2 ((M u + b) * v) + b2 with the M that ``relation`` names.
 
     Args:
         dim: Channels C.
@@ -112,7 +112,7 @@ def gating_unit(
     without=("groups", "cache", *GAUSSIAN),
 )
 def sgu() -> None:
-    """The gate of gMLP over windows: M is free, N^2 + N parameters per block of N-token windows."""
+    """Build the gate of gMLP over windows of N tokens: M is free, N^2 + N parameters."""
 
 
 @register_mixer(
@@ -129,7 +129,7 @@ def sgu() -> None:
     without=("init", *GAUSSIAN),
 )
 def lrpe_m() -> None:
-    """M is free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters."""
+    """Build the unit with M free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters."""
 
 
 @register_mixer(
@@ -141,7 +141,7 @@ def lrpe_m() -> None:
 )
 @variant_of(gating_unit, fixed={"relation": "offset", "groups": 1}, without=("init", *GAUSSIAN))
 def lrpe() -> None:
-    """M has a weight per offset: (2w - 1)^2 + N parameters. It is ``glrpe`` with one group."""
+    """Build ``glrpe`` with one group: a weight per offset, (2w - 1)^2 + N parameters."""
 
 
 @register_mixer(
@@ -153,7 +153,10 @@ def lrpe() -> None:
 )
 @variant_of(gating_unit, fixed={"relation": "offset"}, without=("init", *GAUSSIAN))
 def glrpe() -> None:
-    """M has a weight per offset and group: s (2w - 1)^2 + N parameters (App. 4 prints 3 s more)."""
+    """Build the unit with a weight per offset and group: s (2w - 1)^2 + N parameters.
+
+    App. 4 prints 3 s more.
+    """
 
 
 @register_mixer(
@@ -165,19 +168,19 @@ def glrpe() -> None:
 )
 @variant_of(gating_unit, fixed={"relation": "gaussian"}, without=("init",))
 def ggqpe() -> None:
-    """M is a Gaussian of the offset per group, normalised over the window: 6 s + N parameters.
+    """Build the unit with a Gaussian of the offset per group, normalised: 6 s + N parameters.
 
     With ``groups=1`` it is GQPE.
     """
 
 
 def _shifted(shift: bool | None, slot: Slot | None) -> bool:
-    """Every second block, where asked for or else in dense prediction."""
+    """Return True for every second block, if asked for or, by default, in dense prediction."""
     return slot is not None and bool(slot.block % 2) and (slot.dense if shift is None else shift)
 
 
 def _of_stage(option: str, values: PerStage, slot: Slot | None) -> int:
-    """The value of a stage out of one for all or one each; later stages take the last."""
+    """Return a stage's value out of one for all or one each; later stages take the last."""
     if isinstance(values, int):
         return values
     if not values:

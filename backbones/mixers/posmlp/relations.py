@@ -19,17 +19,18 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
-from backbones.mixers.posmlp.matrix_cache import MatrixCache, exact
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
 Init = Literal["gmlp", "posmlp"]
-SINGULAR = 1e-4  # share of a layer's largest eigenvalue; the paper gives no number
+SINGULAR = 1e-4  # share of a layer's largest eigenvalue; ours, the paper leaves it open
 TINY = 1e-6  # standard deviation of a token matrix that shall start as zero
 
 
@@ -40,8 +41,8 @@ class TokenRelation(nn.Module):
         window: Side w.
         groups: s.
         bias: Whether there is a b.
-        cache: Whether evaluation remembers the matrix; it takes 4 s N^2 bytes, and as much again
-            for up to eight matrices at the edges of maps that the window does not divide.
+        cache: Whether the fast form keeps the matrix in evaluation; it takes 4 s N^2 bytes, and as
+            much again for up to eight matrices at edges of maps that the window does not divide.
     """
 
     def __init__(self, window: int, groups: int, *, bias: bool, cache: bool = True) -> None:
@@ -51,31 +52,38 @@ class TokenRelation(nn.Module):
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
-        self.cache = MatrixCache() if cache else None
+        self.cache = cache
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f) for windows of e * f tokens, in at least float32."""
+        """Return (s, e * f, e * f) for windows of e * f tokens, in at least float32."""
         raise NotImplementedError
 
     def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
-        """M of a whole window, (s, N, N), and the window's (h, w)."""
+        """Return M of a whole window, (s, N, N), and the window's (h, w)."""
         whole = Pattern(self.window, self.window)
         return self.matrix(whole, whole), (self.window, self.window)
 
-    def mix(self, u: Tensor, *, shifted: bool = False, contiguous: bool = False) -> Tensor:
-        """M u + b in every window: (B, H, W, C) -> (B, H, W, C).
+    def exact_matrix(self, rows: Pattern, columns: Pattern, u: Tensor) -> Tensor:
+        """Return ``matrix`` in the type of u, computed without autocast.
+
+        Squared offsets of 28 tokens do not fit half precision.
+        """
+        device = u.device.type
+        off = torch.autocast(device, enabled=False) if is_autocast_available(device) else None
+        with off or contextlib.nullcontext():
+            return self.matrix(rows, columns).to(u.dtype)
+
+    def forward(self, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:
+        """Return M u + b in every window: (B, H, W, C) -> (B, H, W, C).
 
         Args:
-            u: What is mixed.
+            u: (B, H, W, C).
             shifted: Whether windows are shifted by half their side.
             contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
         """
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
-            if self.cache is None:
-                return exact(self.matrix, rows, columns, u)
-            sources = [p for name, p in self.named_parameters() if name != "bias"]
-            return self.cache.get(sources, self.matrix, rows, columns, u)
+            return self.exact_matrix(rows, columns, u)
 
         return mix_windows(
             u, self.window, shifted, self.groups, matrix, self.bias, contiguous=contiguous
@@ -105,7 +113,7 @@ class TokenFC(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """The weights of the window's tokens, (1, e * f, e * f)."""
+        """Return the weights of the window's tokens, (1, e * f, e * f)."""
         weight = corner_of_matrix(self.weight, self.window, rows, columns)
         return hide(weight, rows, columns)[None]
 
@@ -113,7 +121,7 @@ class TokenFC(TokenRelation):
 class LookupRelation(TokenRelation):
     """One weight per offset and group, LRPE or GLRPE. Parameters: s (2w - 1)^2 + N.
 
-    There is no softmax. Starts as zero, as in the released code.
+    The weights stay without softmax and start as zero, as in the released code.
 
     Args:
         window: Side w.
@@ -136,7 +144,7 @@ class LookupRelation(TokenRelation):
             nn.init.trunc_normal_(self.weight, std=TINY)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f): table[(row_m - row_n + w - 1) (2w - 1) + col_m - col_n + w - 1]."""
+        """Return table[(row_m - row_n + w - 1) (2w - 1) + col_m - col_n + w - 1], (s, e f, e f)."""
         w, e, f = self.window, rows.size, columns.size
         table = self.table.unflatten(0, (2 * w - 1, 2 * w - 1))[
             w - e : w - 1 + e, w - f : w - 1 + f
@@ -183,7 +191,7 @@ class QuadraticRelation(TokenRelation):
         self.centers = None if freeze_delta else nn.Parameter(0.01 * torch.randn(groups, 2))
 
     def precision(self) -> Tensor:
-        """P (s, 2, 2)."""
+        """Return P (s, 2, 2)."""
         gamma = self.spreads.to(torch.promote_types(self.spreads.dtype, torch.float32))
         if self.sigma == "gamma":
             return gamma
@@ -192,7 +200,7 @@ class QuadraticRelation(TokenRelation):
         return gamma.square()[:, None, None] * torch.eye(2, dtype=gamma.dtype, device=gamma.device)
 
     def coefficients(self) -> Tensor:
-        """(s, 5): the factors of X, Y, X^2, Y^2 and X Y."""
+        """Return the factors of X, Y, X^2, Y^2 and X Y, (s, 5)."""
         p = self.precision()
         linear = p.new_zeros(len(p), 2)
         if self.centers is not None:
@@ -203,7 +211,7 @@ class QuadraticRelation(TokenRelation):
         return torch.cat([linear, -0.5 * quadratic], dim=1)
 
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
-        """(s, e * f, e * f), every row summing to 1."""
+        """Return (s, e * f, e * f), every row summing to 1."""
         coefficients = self.coefficients()
         e, f = rows.size, columns.size
         y, x = (_differences(side, coefficients) for side in (e, f))
@@ -240,6 +248,6 @@ def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
 
 
 def _differences(size: int, like: Tensor) -> Tensor:
-    """The differences m - n of positions, (size, size)."""
+    """Return the differences m - n of positions, (size, size)."""
     position = torch.arange(size, dtype=like.dtype, device=like.device)
     return position[:, None] - position

@@ -16,16 +16,11 @@ no code. Where the paper leaves a choice:
 
 Axes: C = d channels, m rank, (h, w) map, n = h * w tokens, (gh, gw) the stored map.
 
-In reading order: ``mixer`` (Eq. 2), ``bilinear_mapping`` (Sec. 4.2.1); ``orders`` computes the
-mapping in the cheaper of two orders, ``in_place`` spares memory where no gradient is recorded, and
-``evaluation`` is Eq. 2 once more for that case, without what torch does between operations;
-``fused`` hands it to one compiled operator, where there is one.
+In reading order: ``mixer`` (Eq. 2), ``bilinear_mapping`` (Sec. 4.2.1).
 
 https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
 """
 
-from backbones.layers.fused_forms import FUSED_FORMS
-from backbones.mixers.sbm import fused
 from backbones.mixers.sbm.bilinear_mapping import (
     BilinearMapping,
     Resample,
@@ -33,7 +28,5 @@ from backbones.mixers.sbm.bilinear_mapping import (
     resample_factors,
 )
 from backbones.mixers.sbm.mixer import StarBilinearMapping
-
-FUSED_FORMS[StarBilinearMapping] = fused
 
 __all__ = ["BilinearMapping", "Resample", "Size", "StarBilinearMapping", "resample_factors"]

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
-from backbones.layers.eval_cache import EvalCache
 from backbones.layers.graph_sizes import same_size
-from backbones.mixers.sbm.orders import map_tokens, product_type
 
 Size = tuple[int, int]
 Resample = Literal["bicubic", "bilinear"]
@@ -42,46 +41,51 @@ class BilinearMapping(nn.Module):
         self.space_read = nn.Parameter(torch.empty(rank, *grid))
         self.space_write = nn.Parameter(torch.empty(rank, *grid))
         self.proj = nn.Linear(dim, dim)
-        self.cache = EvalCache()
         # Both keep the size of a signal; 0.02 would make U depend on the size of the map.
         nn.init.trunc_normal_(self.space_read, std=(grid[0] * grid[1]) ** -0.5)
         nn.init.trunc_normal_(self.space_write, std=rank**-0.5)
 
     @property
     def grid(self) -> Size:
-        """Map size that the factors are stored for."""
+        """Return the map size that the factors are stored for."""
         return self.space_read.shape[1], self.space_read.shape[2]
 
     def forward(self, x: Tensor) -> Tensor:
-        """W_s x W_c + b: (B, h, w, C) -> (B, h, w, C)."""
-        batch, size = x.shape[0], (x.shape[1], x.shape[2])
-        # (B, m, n) without copies; plain matmul would copy the tokens of all images instead.
-        read, write = (f.flatten(1).expand(batch, -1, -1) for f in self.factors(size))
-        return map_tokens(x.flatten(1, 2), read, write, self.proj, size).unflatten(1, size)
+        """Return W_s x W_c + b: (B, h, w, C) -> (B, h, w, C)."""
+        read, write = self.expanded_factors(x)
+        mixed = torch.bmm(write.mT, torch.bmm(read, x.flatten(1, 2)))
+        return self.proj(mixed).unflatten(1, (x.shape[1], x.shape[2]))
+
+    def expanded_factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return read and write factors (B, m, h w) for maps x (B, h, w, C), without copies."""
+        read, write = self.factors((x.shape[1], x.shape[2]))
+        batch = x.shape[0]
+        # Matrix products of all images with one matrix would copy the images' tokens instead.
+        return read.flatten(1).expand(batch, -1, -1), write.flatten(1).expand(batch, -1, -1)
 
     def token_matrix(self) -> tuple[Tensor, Size]:
-        """W_s of the map that the factors are stored for, (1, h w, h w), and (h, w)."""
+        """Return W_s (1, h w, h w) of the map that the factors are stored for, and (h, w)."""
         read, write = self.space_read.flatten(1), self.space_write.flatten(1)
         return (write.T @ read)[None], self.grid
 
     def factors(self, size: Size) -> tuple[Tensor, Tensor]:
-        """Read and write factors (m, h, w) for a map of ``size``."""
-        if same_size(size, self.grid):
-            # Cast before they are expanded, or autocast would cast them once per image.
-            dtype = product_type(self.space_read)
-            return self.space_read.to(dtype), self.space_write.to(dtype)
-        sources = (self.space_read, self.space_write)
-        both = self.cache.get(sources, size, lambda: self._resampled(size))
-        return both[0], both[1]
+        """Return read and write factors (m, h, w) for a map of ``size``.
 
-    def _resampled(self, size: Size) -> Tensor:
-        """Both factors (2, m, h, w), in the type that the products are taken in."""
-        read, write = resample_factors(self.space_read, self.space_write, size, self.resample)
-        return torch.stack([read, write]).to(product_type(read))
+        They have the type of matrix products: autocast would cast expanded factors once per image.
+        """
+        factors: tuple[Tensor, Tensor] = (self.space_read, self.space_write)
+        if not same_size(size, self.grid):
+            factors = resample_factors(*factors, size, self.resample)
+        device, dtype = factors[0].device.type, factors[0].dtype
+        if dtype is torch.float64 or not is_autocast_available(device):
+            return factors
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        return factors[0].to(dtype), factors[1].to(dtype)
 
     @torch.no_grad()
     def set_grid(self, grid: Size) -> None:
-        """Store the factors for another map, where the results stay what they are.
+        """Store the factors for another map, on which the results stay the same.
 
         The parameters are new ones; make the optimiser after this call.
         """
@@ -111,7 +115,7 @@ class BilinearMapping(nn.Module):
 def resample_factors(
     read: Tensor, write: Tensor, size: Size, mode: Resample = "bicubic"
 ) -> tuple[Tensor, Tensor]:
-    """Factors (m, gh, gw) of one map brought to another, (m, h, w).
+    """Resample factors (m, gh, gw) of one map to another, (m, h, w).
 
     A read is a sum over tokens: with h w tokens in place of gh gw its weights shrink by the ratio,
     so that the latents of the same picture stay what they are.

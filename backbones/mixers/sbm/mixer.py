@@ -7,7 +7,7 @@ https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapp
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,8 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.fused_forms import FUSED_FORMS
 from backbones.layers.init import init_linear
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping, Resample, Size
-from backbones.mixers.sbm.evaluation import is_usual, mix_evaluation
-from backbones.mixers.sbm.in_place import linear, product, silu
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -48,6 +45,9 @@ class StarBilinearMapping(Mixer):
 
     Raises:
         ValueError: A rank below 1, an even kernel, or neither of the two branches.
+
+    Source: SBM (CVPR 2025), Eq. 2,
+    https://openaccess.thecvf.com/content/CVPR2025/html/Peng_Star_with_Bilinear_Mapping_CVPR_2025_paper.html
     """
 
     def __init__(
@@ -85,34 +85,30 @@ class StarBilinearMapping(Mixer):
         self.apply(init_linear)
 
     def mix(self, x: Tensor) -> Tensor:
-        """SiLU(x W_G) * LN(SiLU(U) * V): (B, h, w, C) -> (B, h, w, C)."""
-        if is_usual(self, x):
-            fused = FUSED_FORMS.get(type(self))
-            if fused is not None and fused.serves(self, x):
-                return cast("Tensor", fused.mix(self, x, None))
-            return self.out_proj(mix_evaluation(self, x))
+        """Return SiLU(x W_G) * LN(SiLU(U) * V): (B, h, w, C) -> (B, h, w, C)."""
         p = self.pre_proj(to_nhwc(self.conv(to_nchw(self.in_proj(x)))))
         mixed = self._normalise(self._star(p[..., : self.dim], p[..., -self.dim :]))
         if self.gate_proj is not None:
-            mixed = product(mixed, silu(self.gate_proj(x)))
+            mixed = mixed * F.silu(self.gate_proj(x))
         return self.out_proj(mixed)
 
     def _star(self, for_bilinear: Tensor, for_linear: Tensor) -> Tensor:
-        """SiLU(U) * V, or what is left of it."""
+        """Return SiLU(U) * V, or the branch that there is."""
         if self.bilinear is None:
             assert self.lin_proj is not None
-            return linear(self.lin_proj, for_linear)
+            return self.lin_proj(for_linear)
         mapped = self.bilinear(for_bilinear)
         if self.lin_proj is None:
-            return silu(mapped)
-        value = linear(self.lin_proj, for_linear)
+            return F.silu(mapped)
+        # As one matrix, some channels of a map need no copy.
+        value = self.lin_proj(for_linear.flatten(0, 2)).unflatten(0, for_linear.shape[:3])
         if value.dtype == torch.float16:
             # At the start the product is about 1e-4, where float16 has few digits left.
             mapped, value = mapped.float(), value.float()
-        return product(silu(mapped), value)
+        return F.silu(mapped) * value
 
     def _normalise(self, star: Tensor) -> Tensor:
-        """LayerNorm, in single precision where the weights are in half."""
+        """Apply LayerNorm, in single precision if the weights are float16."""
         weights = self.in_proj.weight.dtype
         if weights != torch.float16:
             return self.norm(star)
@@ -127,7 +123,7 @@ class StarBilinearMapping(Mixer):
             self.bilinear.set_grid(grid)
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Factors stored for another map at this one's; other tensors unchanged."""
+        """Resample factors stored for another map to this one; other tensors pass unchanged."""
         if self.bilinear is None:
             return tensors
         return self.bilinear.to_own_grid(tensors, "bilinear.")

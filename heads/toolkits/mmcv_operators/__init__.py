@@ -1,9 +1,9 @@
-"""mmcv's operators by torchvision's: what ``mmcv._ext`` is where mmcv was not compiled.
+"""mmcv's operators on torchvision's, in place of ``mmcv._ext`` in an uncompiled mmcv.
 
-Names, arguments and results are those that the Python part of mmcv calls; most operators write into
-tensors that they are given. They run on every device that torchvision's run on, in float32 and
-float64; other precisions are computed in float32. Served is what MMDetection's and MMSegmentation's
-heads need; any other operator is refused by name.
+Names, arguments and results match the calls in mmcv's Python code; most operators write into given
+tensors. They run on every device of torchvision's, in float32 and float64; other precisions are
+computed in float32. The operators cover the heads of MMDetection and MMSegmentation; any other
+raises an error that names it.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Any other operator of mmcv: it can be imported, and says what is missing when called."""
+    """Return a stand-in for any other operator, which raises an error when called."""
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def refuse(*arguments: object, **options: object) -> None:
+    def raise_missing(*arguments: object, **options: object) -> None:
         raise ValueError(
-            f"mmcv's operator {name} is not among those that torchvision serves here; compile "
-            f"mmcv with a C++ compiler (and nvcc for CUDA) at hand: {COMPILE}"
+            f"mmcv's operator {name} is missing, as torchvision lacks it; compile mmcv with a C++ "
+            f"compiler (and nvcc for CUDA): {COMPILE}"
         )
 
-    return refuse
+    return raise_missing
 
 
 def get_compiler_version() -> str:
-    """The compiler of the operators, as the toolkits' reports on an environment show it."""
+    """Return the compiler of the operators, for the toolkits' reports on the environment."""
     return "torchvision's, not compiled"
 
 
 def get_compiling_cuda_version() -> str:
-    """CUDA's version that torch was built with, shown by the toolkits' reports as well."""
+    """Return the CUDA version of torch, for the toolkits' reports on the environment."""
     return torch.version.cuda or "not available"

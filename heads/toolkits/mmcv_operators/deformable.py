@@ -9,7 +9,7 @@ import torch
 import torchvision  # noqa: F401 - registers torch.ops.torchvision
 from torch import Tensor
 
-from heads.toolkits.mmcv_operators.precision import wide
+from heads.toolkits.mmcv_operators.precision import upcast
 
 Place = tuple[int, int, int, int, int, int, int, int]  # stride, padding, dilation: (H, W); groups
 
@@ -23,7 +23,7 @@ def deform_conv_forward(
     ones: Tensor,
     **place: int,
 ) -> None:
-    """Deformable convolution without modulation into ``output`` (B, C', h, w)."""
+    """Write the deformable convolution without modulation to ``output`` (B, C', h, w)."""
     output.copy_(_convolve(input, weight, offset, None, None, _plain_place(place)))
 
 
@@ -53,7 +53,7 @@ def deform_conv_backward_parameters(
     scale: float,
     **place: int,
 ) -> None:
-    """Add the gradient of the weight, which itself it does not depend on, times ``scale``."""
+    """Add the gradient of the weight times ``scale``; it is independent of the weight itself."""
     grads = _gradients(gradOutput, input, gradWeight, offset, None, None, _plain_place(place))
     gradWeight += scale * grads[1]
 
@@ -70,7 +70,7 @@ def modulated_deform_conv_forward(
     with_bias: bool,
     **place: int,
 ) -> None:
-    """Deformable convolution with a factor for each sample into ``output`` (B, C', h, w)."""
+    """Write the deformable convolution with a factor per sample to ``output`` (B, C', h, w)."""
     shift = bias if with_bias else None
     output.copy_(_convolve(input, weight, offset, mask, shift, _modulated_place(place)))
 
@@ -131,19 +131,19 @@ def _gradients(
     bias: Tensor | None,
     place: Place,
 ) -> tuple[Tensor, ...]:
-    """Gradients of maps, weight, offsets, mask and bias."""
+    """Return the gradients of maps, weight, offsets, mask and bias."""
     tensors = _convolution_inputs(maps, weight, offset, mask, bias)
     backward = torch.ops.torchvision._deform_conv2d_backward
-    return backward(wide(grad), *tensors, *place, mask is not None)
+    return backward(upcast(grad), *tensors, *place, mask is not None)
 
 
 def _convolution_inputs(
     maps: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None, bias: Tensor | None
 ) -> list[Tensor]:
-    """What torchvision's operator takes, which asks for a mask and a bias in any case."""
+    """Return the inputs of torchvision's operator, which always needs a mask and a bias."""
     mask = maps.new_zeros(len(maps), 1) if mask is None else mask
     bias = maps.new_zeros(len(weight)) if bias is None else bias
-    return [wide(tensor) for tensor in (maps, weight, offset, mask, bias)]
+    return [upcast(tensor) for tensor in (maps, weight, offset, mask, bias)]
 
 
 def ms_deform_attn_forward(
@@ -154,7 +154,7 @@ def ms_deform_attn_forward(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    """Multi-scale deformable attention by mmcv's own form of it for any device."""
+    """Return multi-scale deformable attention, by mmcv's own version for any device."""
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
     return multi_scale_deformable_attn_pytorch(
@@ -174,7 +174,7 @@ def ms_deform_attn_backward(
     grad_attn_weight: Tensor,
     im2col_step: int,
 ) -> None:
-    """Add the gradients of values, places and weights; the forward pass is done once more."""
+    """Add the gradients of values, positions and weights, after repeating the forward pass."""
     inputs = value, sampling_locations, attention_weights
     values, places, weights = (tensor.detach().requires_grad_() for tensor in inputs)
     with torch.enable_grad():

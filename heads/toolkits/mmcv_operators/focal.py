@@ -1,4 +1,4 @@
-"""Focal losses of N rows of C classes, with their derivatives.
+"""Focal losses of N rows with C classes, and their derivatives.
 
 Source: Focal Loss for Dense Object Detection, ICCV 2017, Eq. 5.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heads.toolkits.mmcv_operators.precision import wide
+from heads.toolkits.mmcv_operators.precision import upcast
 
-SMALLEST = torch.finfo(torch.float32).tiny  # below it no logarithm is taken
+SMALLEST = torch.finfo(torch.float32).tiny  # smallest argument of the logarithm
 
 
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Focal loss of each logit (N, C) into ``output``; the label C is the background."""
+    """Write the focal loss per logit (N, C) to ``output``; the label C is the background."""
     chance, own, share = _focal_parts(input, target, weight, alpha)
     surprise = torch.where(own, 1 - chance, chance).pow(gamma)
     output.copy_(-share * surprise * torch.where(own, chance, 1 - chance).clamp(SMALLEST).log())
@@ -25,7 +25,7 @@ def sigmoid_focal_loss_forward(
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
-    """The derivative of each loss by its logit into ``grad_input`` (N, C)."""
+    """Write the derivative of each loss by its logit to ``grad_input`` (N, C)."""
     chance, own, share = _focal_parts(input, target, weight, alpha)
     right = torch.where(own, chance, 1 - chance)
     slope = (1 - right).pow(gamma) * (1 - right - gamma * right * right.clamp(SMALLEST).log())
@@ -35,18 +35,18 @@ def sigmoid_focal_loss_backward(
 def _focal_parts(
     logits: Tensor, target: Tensor, weight: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, which of them belong to the label, and what their losses are weighted by."""
+    """Return probabilities, a mask of the labels' entries, and loss weights."""
     own = target[:, None] == torch.arange(logits.shape[1], device=logits.device)
     share = torch.where(own, alpha, 1 - alpha)
-    if weight.numel():  # one for each class, none for the background
+    if weight.numel():  # one per class; the background has weight 1
         share = share * torch.cat([weight, weight.new_ones(1)])[target][:, None]
-    return wide(logits).sigmoid(), own, share
+    return upcast(logits).sigmoid(), own, share
 
 
 def softmax_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Focal loss of each row of probabilities (N, C) into ``output`` (N,); 0 for labels below 0."""
+    """Write the focal loss per row of probabilities (N, C) to ``output``; 0 for labels below 0."""
     chance, share = _own_chance(input, target, weight, alpha)
     output.copy_(-share * (1 - chance).pow(gamma) * chance.clamp(SMALLEST).log())
 
@@ -60,20 +60,20 @@ def softmax_focal_loss_backward(
     gamma: float,
     alpha: float,
 ) -> None:
-    """The derivative of each row's loss by its logits into ``grad_input`` (N, C)."""
+    """Write the derivative of each row's loss by its logits to ``grad_input`` (N, C)."""
     chance, share = _own_chance(input, target, weight, alpha)
     rest = 1 - chance
     slope = gamma * rest.pow(gamma - 1) * chance * chance.clamp(SMALLEST).log() - rest.pow(gamma)
     own = target[:, None] == torch.arange(input.shape[1], device=input.device)
-    grad_input.copy_((share * slope)[:, None] * (own.to(chance) - wide(input)))
+    grad_input.copy_((share * slope)[:, None] * (own.to(chance) - upcast(input)))
 
 
 def _own_chance(
     chances: Tensor, target: Tensor, weight: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """The probability of each row's label, and what its loss is weighted by."""
+    """Return the probability of each row's label, and the row's loss weight."""
     label = target.clamp(min=0)
     share = alpha * (target >= 0)
-    return wide(chances).gather(1, label[:, None])[:, 0], (
+    return upcast(chances).gather(1, label[:, None])[:, 0], (
         share * weight[label] if weight.numel() else share
     )

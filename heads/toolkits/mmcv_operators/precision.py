@@ -1,4 +1,4 @@
-"""What the operators share."""
+"""Precision of the operators, and the command that compiles mmcv's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ COMPILE = (
 )
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """The tensor in a precision that torchvision's operators take on every device."""
+def upcast(tensor: Tensor) -> Tensor:
+    """Return the tensor in a precision that torchvision's operators support on every device."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

@@ -1,4 +1,4 @@
-"""RoIAlign: C channels of B maps, pooled in R regions."""
+"""RoIAlign: pools C channels of B maps in R regions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torchvision  # noqa: F401 - registers torch.ops.torchvision
 from torch import Tensor
 
-from heads.toolkits.mmcv_operators.precision import COMPILE, wide
+from heads.toolkits.mmcv_operators.precision import COMPILE, upcast
 
 
 def roi_align_forward(
@@ -22,17 +22,17 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Mean of the samples of maps (B, C, H, W) in each bin of regions (R, 5): (R, C, h, w).
+    """Write the mean of samples per bin of regions (R, 5) of maps (B, C, H, W): (R, C, h, w).
 
     Raises:
-        ValueError: Another pooling, which no config of the toolkits asks for.
+        ValueError: Another pooling than the mean, which the toolkits' configs leave unused.
     """
     if pool_mode != 1:
         raise ValueError(
-            "RoIAlign with pool_mode=max is not among the operators that torchvision serves here; "
+            "RoIAlign with pool_mode=max is missing, as torchvision lacks it; "
             f"use pool_mode=avg, or compile mmcv: {COMPILE}"
         )
-    maps = wide(input)
+    maps = upcast(input)
     place = (spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned)
     output.copy_(torch.ops.torchvision.roi_align(maps, rois.to(maps), *place))
 
@@ -51,7 +51,7 @@ def roi_align_backward(
     aligned: bool,
 ) -> None:
     """Add the gradient of the maps to ``grad_input`` (B, C, H, W)."""
-    grad = wide(grad_output)
+    grad = upcast(grad_output)
     place = (spatial_scale, aligned_height, aligned_width, *grad_input.shape)
     backward = torch.ops.torchvision._roi_align_backward
     grad_input += backward(grad, rois.to(grad), *place, sampling_ratio, aligned)

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: of N boxes the best of those that overlap."""
+"""Non-maximum suppression: keeps the best of overlapping boxes among N."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import ops
 
-from heads.toolkits.mmcv_operators.precision import wide
+from heads.toolkits.mmcv_operators.precision import upcast
 
 Array = NDArray[Any]
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the boxes (N, 4) that stay, best first; ``offset`` is 1 where pixels count."""
-    # mmcv's order of equal scores, which torchvision has another one for: it sees ranks.
+    """Return the indices of the kept boxes (N, 4), best first; ``offset`` is 1 in pixel units."""
+    # mmcv orders equal scores differently than torchvision, so torchvision gets ranks.
     order = scores.sort(0, descending=True)[1]
-    corners = wide(boxes)[order]
-    if offset:  # one pixel more at the far corners is one more in every width, overlaps' too
+    corners = upcast(boxes)[order]
+    if offset:  # moving the far corners by one pixel adds one to every width, overlaps included
         corners = corners + corners.new_tensor([0, 0, offset, offset])
     ranks = torch.arange(len(order), 0, -1, device=corners.device).to(corners)
-    # mmcv compares in float32, where 0.6 is a little more than in double precision.
+    # mmcv compares in float32, where 0.6 is slightly more than in double precision.
     return order[ops.nms(corners, ranks, float(np.float32(iou_threshold)))]
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Indices of each box that stays, before those that it suppresses; ``dets`` is (N, 5)."""
+    """Return per kept box its index and those it suppresses; ``dets`` is (N, 5)."""
     boxes, left = dets[:, :4].numpy(), dets[:, 4].sort(0, descending=True)[1].numpy()
     groups = []
     while len(left):
         near = _overlaps(boxes[left[0]], boxes[left], 0) >= np.float32(iou_threshold)
-        near[0] = True  # also a box of no area
+        near[0] = True  # also for a box of area 0
         groups.append(left[near].tolist())
         left = left[~near]
     return groups
@@ -49,17 +49,17 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Soft-NMS on the CPU: fills ``dets`` (N, 5) and gives the indices, best first.
+    """Fill ``dets`` (N, 5) by Soft-NMS on the CPU and return the indices, best first.
 
     Args:
         boxes: (N, 4).
         scores: (N,).
-        dets: Boxes with their lowered scores, as many rows as there are indices.
+        dets: Output: boxes with lowered scores, one row per returned index.
         iou_threshold: Overlap from which methods 0 and 1 lower scores.
         sigma: Width of method 2.
-        min_score: Boxes whose score falls below it are dropped.
+        min_score: Boxes with a lower score are dropped.
         method: 0 drops, 1 lowers linearly, 2 by a Gaussian of the overlap.
-        offset: 1 where pixels count.
+        offset: 1 in pixel units, else 0.
     """
     places, values = boxes.numpy(), scores.numpy().copy()
     left: Array = np.arange(len(places))
@@ -82,7 +82,7 @@ def softnms(
 
 
 def _drop(items: Array, dropped: Array) -> Array:
-    """Fill each gap with the last item that stays, an order that decides between equal scores."""
+    """Fill each gap with the last kept item, an order that decides between equal scores."""
     end = int((~dropped).sum())
     gaps, movers = np.flatnonzero(dropped[:end]), end + np.flatnonzero(~dropped[end:])
     items[gaps] = items[movers[::-1]]
@@ -90,9 +90,9 @@ def _drop(items: Array, dropped: Array) -> Array:
 
 
 def _overlaps(box: Array, others: Array, offset: int) -> Array:
-    """Intersection over union of a box (4,) with others (N, 4), in their precision."""
+    """Return the intersection over union of a box (4,) with others (N, 4), in their precision."""
     near, far = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     shared = np.maximum(far - near + offset, 0).prod(1)
     areas = (others[:, 2:] - others[:, :2] + offset).prod(1)
-    with np.errstate(invalid="ignore", divide="ignore"):  # boxes of no area
+    with np.errstate(invalid="ignore", divide="ignore"):  # boxes of area 0
         return shared / ((box[2:] - box[:2] + offset).prod() + areas - shared)

@@ -1,6 +1,7 @@
-"""Writes the exports of this folder with the tools' own packages; images are left out.
+"""Writes the exports of this folder, by the tools' own packages where pip has them; without images.
 
-Needs datumaro, supervision, label-studio-sdk and labelme, which the tests do not:
+FiftyOne's and Roboflow's Darknet exports are written by hand in their documented format. The others
+need packages that the tests do without:
 pip install datumaro==1.13.12 supervision==0.31.2 label-studio-sdk==2.0.28 labelme==6.3.1
 """
 
@@ -52,7 +53,7 @@ def shoelace(corners):
 
 
 def truth(outlines, split=None):
-    """The same annotations in COCO's form."""
+    """Return the same annotations in COCO's form."""
     names = [n for n in SIZES if split is None or n in SPLITS[split]]
     images = [
         {"id": i, "file_name": f"{n}.jpg", "width": SIZES[n][0], "height": SIZES[n][1]}
@@ -76,7 +77,7 @@ def truth(outlines, split=None):
 
 
 def datumaro_set(outlines, splits):
-    """A data set of datumaro's, which writes CVAT's exports."""
+    """Return a datumaro dataset, which writes CVAT's exports."""
     items = []
     for name, (width, height) in SIZES.items():
         annotations = [
@@ -136,7 +137,7 @@ def write_roboflow(folder):
         boxes = supervision_set(split, False)
         coco, yolo, voc = (folder / f"roboflow_{kind}" for kind in ("coco", "yolo", "voc"))
         boxes.as_coco(str(coco / place), str(coco / place / "_annotations.coco.json"))
-        with_supercategory(coco / place / "_annotations.coco.json")
+        add_supercategory(coco / place / "_annotations.coco.json")
         boxes.as_yolo(
             str(yolo / place / "images"), str(yolo / place / "labels"), str(yolo / "data.yaml")
         )
@@ -151,8 +152,8 @@ def write_roboflow(folder):
         (kind / "README.roboflow.txt").write_text("pets - v1\n")
 
 
-def with_supercategory(file):
-    """Number the categories from 1 and add the one above them, as the web site does."""
+def add_supercategory(file):
+    """Number the categories from 1 and add their parent, as the web site does."""
     content = json.loads(file.read_text())
     above = {"id": 0, "name": "pets", "supercategory": "none"}
     own = [{"id": i, "name": name, "supercategory": "pets"} for i, name in enumerate(NAMES, 1)]
@@ -278,8 +279,63 @@ def write_labelme(folder):
             )
 
 
+def write_darknet(folder):
+    """Write Roboflow's YOLO Darknet export: images, texts and a list of classes per split."""
+    for split, place in (("train", "train"), ("val", "valid")):
+        target = folder / "darknet_roboflow" / place
+        target.mkdir(parents=True)
+        (target / "_darknet.labels").write_text("".join(f"{name}\n" for name in NAMES))
+        for name in SPLITS[split]:
+            width, height = SIZES[name]
+            Image.new("RGB", SIZES[name]).save(target / f"{name}.jpg")
+            rows = [
+                (
+                    NAMES.index(label),
+                    (x + w / 2) / width,
+                    (y + h / 2) / height,
+                    w / width,
+                    h / height,
+                )
+                for image, label, (x, y, w, h), _ in OBJECTS
+                if image == name
+            ]
+            text = "".join(f"{' '.join(f'{value:.10g}' for value in row)}\n" for row in rows)
+            (target / f"{name}.txt").write_text(text)
+
+
+def write_fiftyone(folder):
+    """Write FiftyOne's COCODetectionDataset: ``data`` and labels.json per export.
+
+    Source: https://docs.voxel51.com/user_guide/export_datasets.html#cocodetectiondataset
+    """
+    exports = {
+        "fiftyone_coco/train": (False, "train"),
+        "fiftyone_coco/validation": (False, "val"),
+        "fiftyone_coco_outlines": (True, None),
+    }
+    for place, (outlines, split) in exports.items():
+        content = truth(outlines, split)
+        names = sorted(NAMES)  # FiftyOne numbers the sorted classes
+        for image in content["images"]:
+            target = folder / place / "data" / image["file_name"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (image["width"], image["height"])).save(target)
+            image.update(license=None, date_captured=None)
+        for one in content["annotations"]:
+            one["category_id"] = names.index(NAMES[one["category_id"]]) + 1
+            if not outlines:
+                del one["segmentation"]
+        categories = [
+            {"id": i, "name": name, "supercategory": None} for i, name in enumerate(names, 1)
+        ]
+        own = {"info": {"year": "", "version": "1.5.0"}, "licenses": [], "categories": categories}
+        (folder / place / "labels.json").write_text(
+            json.dumps({**own, "images": content["images"], "annotations": content["annotations"]})
+        )
+
+
 def main(what):
-    for name in what or ("cvat", "roboflow", "label_studio", "labelme"):
+    for name in what or ("cvat", "roboflow", "label_studio", "labelme", "darknet", "fiftyone"):
         for old in HERE.glob(f"{name}*"):
             shutil.rmtree(old)
         with contextlib.redirect_stdout(sys.stderr):

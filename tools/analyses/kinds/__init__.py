@@ -1,1 +1,1 @@
-"""One analysis a file; the package above says what such a file holds."""
+"""One analysis per file; the package above describes such a file."""

@@ -1,7 +1,7 @@
 """Learnt shapes of AGeLU, PReLU and RPReLU against GELU, per layer and channel (IFFN Fig. 3).
 
-A thin line a channel, the thick line GELU; below it how the learnt coefficients are distributed.
-Weights alone tell; no image is looked at.
+One thin line per channel and a dotted line for GELU; below, the distribution of the learnt
+coefficients. Only the weights are used, not images.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import COLOURS, evenly, finish, new_figure, wrapped
-from tools.cli.arguments import number
+from tools.analyses.figures import evenly, finish, new_figure, wrapped
+from tools.cli.arguments import parse_integer
+from tools.plotting.colours import COLOURS
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -27,16 +28,16 @@ COLUMNS = {
     "greatest": ("greatest", "{:.3f}"),
     "negative": ("below 0", "{:.1%}"),
 }
-MOST_CHANNELS = 64  # lines of a panel; of more channels evenly spaced ones
+MOST_CHANNELS = 64  # lines per panel; with more channels evenly spaced ones are drawn
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The activations of each network; ``layers`` of them, evenly spaced, are drawn."""
+    """Analyse the activations of each network; ``layers`` of them, evenly spaced, are drawn."""
     import torch
 
     from backbones.analysis.learnt_activations import learnt_activations
 
-    reach = number("reach", options["reach"])
+    reach = parse_integer("reach", options["reach"])
     points = torch.linspace(-reach, reach, 101)
     rows, shown = [], []
     drawn: list[tuple[str, dict[str, Any]]] = []
@@ -55,13 +56,13 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                      "coefficient": key, "channel": channel, "value": value}
                     for channel, value in enumerate(values.tolist())
                 ]  # fmt: skip
-        names = evenly(list(found), number("layers", options["layers"]))
+        names = evenly(list(found), parse_integer("layers", options["layers"]))
         drawn.append((subject.label, {name: found[name] for name in names}))
     return Findings(rows, shown, COLUMNS, {"activations": _draw(drawn, points)})
 
 
 def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any:
-    """Two rows of panels a network; all curves have one vertical axis."""
+    """Draw two rows of panels per network; all curves share one vertical axis."""
     import torch.nn.functional as F
 
     columns = max(len(found) for _, found in networks)
@@ -77,7 +78,7 @@ def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any
             step = max(1, -(-len(one.curves) // MOST_CHANNELS))
             lines = one.curves[::step].T.float()
             above.plot(points, lines, color=COLOURS[0], linewidth=0.4, alpha=0.5)
-            # Thin and dotted, as learnt curves may lie upon it.
+            # Thin and dotted, because learnt curves may lie on it.
             above.plot(points, gelu, color="black", linewidth=1.0, linestyle=":", label="GELU")
             above.set_ylim(low, high)
             above.set_title(wrapped(name, 30), fontsize=6)

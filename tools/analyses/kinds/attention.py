@@ -1,8 +1,8 @@
 """Attention maps, rollout, and mean attention distance per layer and head.
 
-The maps are what the class token reads, or without one the token in the middle (of windows, the
-middle one), mean over heads, for ``layers`` layers. Rollout follows all layers, where each attends
-over one whole map. The distance is in pixels of the image, one point a head.
+The maps show what the class token reads; without one, the centre token of the map or window. They
+are averaged over heads and drawn for ``layers`` layers. Rollout combines all layers, if each
+attends over one whole map. The distance is in pixels of the image, one point per head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    COLOURS,
     Panels,
     as_drawn,
     bare,
@@ -25,7 +24,8 @@ from tools.analyses.figures import (
     picture_of,
     wrapped,
 )
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
+from tools.plotting.colours import COLOURS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The attention of each network."""
+    """Analyse the attention of each network."""
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     heads: dict[str, list[Tensor]] = {}
@@ -63,7 +63,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 {"backbone": subject.label, "layer": name, "head": head, "distance": value}
                 for head, value in enumerate(values.tolist(), start=1)
             ]
-        names = evenly(list(maps), number("layers", options["layers"]))
+        names = evenly(list(maps), parse_integer("layers", options["layers"]))
         grids[subject.label] = {
             name: [(f"image {i + 1}", map_ / map_.max()) for i, map_ in enumerate(maps[name])]
             for name in names
@@ -77,25 +77,25 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 def _measure(
     subject: Subject, rolled: list[tuple[str, Any, Any]]
 ) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-    """Mean distance of each head, and what is read of each image; rollouts are added."""
+    """Measure each head's mean distance and each image's maps; add rollouts to ``rolled``."""
     import torch
 
-    from backbones.analysis.attention import attention_of, rollout
+    from backbones.analysis.attention import record_attention, rollout
 
     distances: dict[str, list[Tensor]] = {}
     maps: dict[str, list[Tensor]] = {}
     for batch in subject.batches():
-        found = attention_of(subject.backbone, batch.images)
+        found = record_attention(subject.backbone, batch.images)
         for name, one in found.items():
             distances.setdefault(name, []).append(one.distances())
             maps.setdefault(name, []).extend(one.maps().mean(1))
         if len(found) < len(subject.backbone.block_names()):
             continue
-        with suppress(ValueError):  # of windows and reduced keys there is none
+        with suppress(ValueError):  # undefined for windows and reduced keys
             total = rollout(found)
             last = list(found.values())[-1]
             prefix = last.num_prefix_tokens
-            # What the class token has read in the end, or all tokens together.
+            # What the class token has finally read, or the mean over all tokens.
             read = total[:, 0, prefix:] if prefix else total.mean(1)
             for image, row in zip(batch.images, read, strict=True):
                 size = (image.shape[1], image.shape[2])

@@ -1,11 +1,11 @@
-"""How much each pixel counts for a class: integrated gradients, occlusion and more (by Captum).
+"""Contribution of each pixel to a class: integrated gradients, occlusion and more (by Captum).
 
-A row an image, a column a network; red speaks for the class, blue against it. Of saliency and
-smoothgrad, which have no sign, bright is much. Without class= it is the class that the network
-predicts; class=label is the right one. steps are the images on the way from a plain one of the mean
-colour, or with noise; window is the side in pixels of what occlusion covers, by default an eighth
-of the image. For classifiers. Integrated gradients sum to the difference of the logits of the image
-and of the plain one: what is missing to it stands in the table, and more steps make it smaller.
+One row per image, one column per network; red supports the class, blue opposes it. saliency and
+smoothgrad are unsigned: bright is strong. class= defaults to the predicted class; class=label is
+the true one. steps is the number of images between a plain image of the mean colour and the image,
+or with noise; window is the side in pixels that occlusion covers (default: an eighth of the image).
+For classifiers. Integrated gradients sum to the difference between the logits of the image and the
+plain one; the table shows the rest, which more steps reduce.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import bare, new_figure, picture_of, wrapped
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ COLUMNS = {
     "sum": ("sum", "{:.4f}"),
     "missing": ("missing", "{:.2g}"),
 }
-REACH = 0.99  # of the pixels are within the scale of colours; single ones stand out far
+REACH = 0.99  # share of the pixels within the colour scale; few exceed it by far
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The attributions of each network on the same images."""
-    number("steps", options["steps"])
-    number("window", options["window"], least=0)
+    """Analyse the attributions of each network on the same images."""
+    parse_integer("steps", options["steps"])
+    parse_integer("window", options["window"], least=0)
     rows: list[dict[str, Any]] = []
     seen = []
     for subject in subjects:
@@ -63,7 +63,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 def _of_batch(
     subject: Subject, batch: Batch, options: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], Any, Any]]:
-    """What is said of each image, its picture and its map."""
+    """Return the row, the image and the map of each image."""
     import torch
 
     from tools.analyses.attributing import COMPLETE, attributions

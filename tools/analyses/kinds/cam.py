@@ -1,10 +1,9 @@
 """Class activation maps at any block, over the images (Grad-CAM and its relatives; AFBO Fig. 3, 4).
 
-A row an image, a column a network; the colours of each map reach to its own maximum, or with
-scale=shared to that of all networks. Without class= the map is for the class that the network
-predicts; class=label is the right one. Of a segmentor the map is for the pixels that are taken for
-a class, by default the one of most pixels; of a detector for its boxes of a class, by default the
-one whose scores sum to most.
+One row per image, one column per network; the colours of a map span its own range, or with
+scale=shared that of all networks. class= defaults to the predicted class; class=label is the true
+one. For segmentors the map explains the pixels assigned to a class, by default that of most pixels.
+For detectors it explains the boxes of a class, by default that with the highest sum of scores.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from tools.analyses.subjects import Batch, Subject
 
 OPTIONS = {"method": "gradcam", "block": "-1", "class": "predicted", "scale": "own", "images": "6"}
-# How much of the class there is, below a map.
+# Text below a map: how much of the class was found.
 TITLES = {"probability": "{:.2f}", "pixels": "{:.0%} of the pixels", "boxes": "boxes: {}"}
 CHOICES = {
     "method": ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "eigencam"),
@@ -50,12 +49,12 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The maps of each network on the same images."""
+    """Compute the maps of each network on the same images."""
     from tools.analyses.evidence import amount_of
 
     if len({amount_of(subject) for subject in subjects}) > 1:
         raise ValueError(
-            "networks of several tasks look at different images; draw their maps apart"
+            "networks of different tasks need different images; draw their maps separately"
         )
     seen: list[list[_Panel]] = []
     rows: list[dict[str, Any]] = []
@@ -68,14 +67,14 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         empty = [panel.row["image"] for panel in column if not panel.found]
         if empty:
             notes.append(
-                f"{subject.label} finds nothing of the class in {len(empty)} of {len(column)} "
-                f"images, whose maps are empty: {', '.join(empty)}"
+                f"{subject.label} does not find the class in {len(empty)} of {len(column)} images; "
+                f"their maps are empty: {', '.join(empty)}"
             )
         against = [panel.row["image"] for panel in column if panel.found and not panel.heat.any()]
         if against:
             notes.append(
-                f"nothing at {column[0].row['layer']} of {subject.label} speaks for the class in "
-                f"{len(against)} of {len(column)} images, whose maps are empty: "
+                f"{column[0].row['layer']} of {subject.label} does not support the class in "
+                f"{len(against)} of {len(column)} images; their maps are empty: "
                 f"{', '.join(against)}"
             )
         seen.append(column)
@@ -85,7 +84,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 @dataclass(frozen=True)
 class _Panel:
-    """The map of one image, both without padding, and what is said of it."""
+    """Map of one image, both without padding, with its row of the table."""
 
     row: dict[str, Any]
     picture: Any

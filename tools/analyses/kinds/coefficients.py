@@ -1,11 +1,11 @@
 """Coefficients of mixers: sparsity, keys of classes, coefficient maps (FFNet Fig. 2, 4 to 7).
 
-The coefficient of a key is what a hidden channel of an FFN has behind its activation. Sparsity is
-the share of them above ``threshold``, layer by layer. Of the mixer ``mixer`` (a name, or the last
-one) the most activated keys of each class are listed, with the share of classes that have a key
-among their first five, and the map of the first key of an image's class is drawn over the image;
-the number is its mean. key=N draws another key for all images. More images than the usual 16 make
-the ranking of keys steadier.
+The coefficient of a key is the activation of a hidden channel of an FFN. Sparsity is the share of
+coefficients above ``threshold``, per layer. The most activated keys of each class are listed for
+the mixer ``mixer`` (a name; default: the last one). So is the share of classes that have a key
+among their top five. The map of the top key of an image's class is drawn over the image, titled
+with its mean. key=N draws another key for all images. More than the usual 16 images make the
+ranking of keys more stable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRAWN = 6  # images
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """Sparsity of all mixers, and the keys of one."""
+    """Analyse the sparsity of all mixers, and the keys of one."""
     threshold = _threshold(options["threshold"])
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The activated shares over depth: one line a network, or one for each kind of its mixers."""
+    """Return the activated shares over depth: one line per network or per kind of mixer."""
     kinds = {
         "token mixers": subject.backbone.token_mixers(),
         "channel mixers": subject.backbone.channel_mixers(),
@@ -77,7 +77,7 @@ def _lines(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, l
 
 
 class _Measured:
-    """What the images of a network have told."""
+    """Measurements of one network."""
 
     def __init__(self, subject: Subject, mixer: str) -> None:
         self.subject, self.mixer = subject, mixer
@@ -86,7 +86,7 @@ class _Measured:
         self.drawn: list[tuple[Any, Any, int]] = []
 
     def classes(self) -> list[dict[str, Any]]:
-        """A row for each class: its five most activated keys and how strongly they fire."""
+        """Return a row per class: its five most activated keys and their mean activation."""
         if self.ranking is None:
             return []
         means, keys = self.ranking.means(), self.ranking.top_keys(5)
@@ -102,7 +102,7 @@ class _Measured:
         ]
 
     def tiles(self, subject: Subject, key: str) -> list[tuple[Any, Any, str]]:
-        """Image, coefficient map and title of those that are drawn."""
+        """Return image, coefficient map and title of the drawn images."""
         tiles = []
         first = {}
         if self.ranking is not None:
@@ -113,7 +113,7 @@ class _Measured:
                 raise ValueError(
                     f"key must be from 0 to {len(maps) - 1} of {self.mixer}; got {key!r}"
                 )
-            # Without a class the key that fires most in this image.
+            # Without a class, the most activated key of this image.
             own = int(key) if key else first.get(label, int(maps.mean((1, 2)).argmax()))
             named = subject.class_name(label) if label >= 0 else ""
             tiles.append((image, maps[own], f"{named} key {own} ({float(maps[own].mean()):.3g})"))
@@ -131,7 +131,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
         maps = coefficients(subject.backbone, batch.images)
         if not maps:
             raise ValueError(
-                f"{subject.label} has no mixer that sums values by coefficients on its maps"
+                f"{subject.label} needs a mixer that sums values by coefficients on its maps"
             )
         found.mixer = mixer or list(maps)[-1]
         if found.mixer not in maps:
@@ -148,7 +148,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
             if found.ranking is None:
                 found.ranking = KeyRanking.empty(len(subject.class_names), own.shape[1])
             found.ranking.add(own[known], batch.labels[known])
-        # A few of each batch, as sets have their images class by class.
+        # A few of each batch, because datasets are sorted by class.
         free = min(DRAWN - len(found.drawn), max(1, DRAWN * len(batch.images) // subject.count))
         found.drawn += list(zip(batch.images[:free], own[:free], batch.labels[:free].tolist(),
                                 strict=True))  # fmt: skip
@@ -177,7 +177,7 @@ def _threshold(text: str) -> float:
 
 
 def _draw(columns: Sequence[tuple[Subject, Sequence[tuple[Any, Any, str]]]]) -> Any:
-    """Images in rows, networks in columns; the maps of a row share one scale."""
+    """Draw images in rows, networks in columns; the maps of a row share one scale."""
     count = min(len(tiles) for _, tiles in columns)
     figure, axes = new_figure(count, 1 + len(columns), 2.0, 2.2)
     for row in range(count):

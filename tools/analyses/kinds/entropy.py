@@ -1,7 +1,7 @@
 """Feature entropy of every block, as a curve (AFBO Table 18).
 
-Of each image a histogram of the block's values, 256 bins between the least and the greatest, and
-its entropy in bits; the mean over images. The paper does not define its entropy.
+The entropy in bits of a 256-bin histogram between the minimum and maximum of a block's values, per
+image, averaged over images. The paper does not define its entropy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tools.analyses import Findings
 from tools.analyses.figures import curves
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -27,12 +27,12 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The entropy of each block of each network."""
+    """Measure the entropy of each block of each network."""
     import torch
 
     from backbones.analysis.entropy import feature_entropy
 
-    bins = number("bins", options["bins"])
+    bins = parse_integer("bins", options["bins"])
     rows, lines = [], {}
     for subject in subjects:
         found = [

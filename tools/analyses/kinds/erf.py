@@ -1,10 +1,10 @@
 """Effective receptive field and high-contribution ratios (FFNet Fig. 10, RepLKNet's protocol).
 
-The papers take 50 validation images at 1024x1024 (images=50 image_size=1024, the defaults): the
-positive part of the gradient of the middle of the last map, before any norm, summed over colours,
-averaged over images. r(t) is the area of the smallest centred square that holds more than t of
-log10(score + 1), over the image's; "-" where none within the image does. A batch norm keeps its
-statistics; images are resized (bicubic) if they are smaller.
+The papers use 50 validation images at 1024x1024 (images=50 image_size=1024, the defaults). The
+field is the positive part of the gradient of the last map's centre, before any norm. It is summed
+over colours and averaged over images. r(t) is the area, relative to the image, of the smallest
+centred square with more than t of log10(score + 1); "-" if no square inside the image has it. Batch
+norms use their statistics; smaller images are enlarged (bicubic).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.plotting.colours import colour_bar
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
 
-OPTIONS = {"images": "50", "image_size": "1024"}  # in place of the usual ones
+OPTIONS = {"images": "50", "image_size": "1024"}  # overrides the command's defaults
 COLUMNS = {
     "backbone": ("backbone", "{}"),
     "size": ("image", "{}"),
@@ -29,11 +29,11 @@ COLUMNS = {
     "r50": ("r(50%)", "{:.4f}"),
     "r99": ("r(99%)", "{:.4f}"),
 }
-DRAWN = 128  # pixels of a side in the picture, at most; it shows the mean of those between
+DRAWN = 128  # maximum pixels per side of the figure, each the maximum of an area
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The receptive field of each network; its map beside the others', on one scale."""
+    """Measure the receptive field of each network; maps are drawn side by side on one scale."""
     import torch.nn.functional as F
 
     from backbones.analysis.receptive_field import high_contribution, log_scores, receptive_field
@@ -41,7 +41,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     figure, axes = new_figure(1, len(subjects), 3.4, 3.6)
     shown, rows = [], []
     for axis, subject in zip(axes[0], subjects, strict=True):
-        # Large images one by one, as many as a batch would not fit.
+        # Large images one by one, since a batch may not fit into memory.
         batches = [image[None] for batch in subject.batches() for image in batch.images]
         field = receptive_field(subject.backbone, batches)
         height, width = field.shape

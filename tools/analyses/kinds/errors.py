@@ -1,23 +1,24 @@
 """Confusions, calibration, worst images; COCO's error breakdown of detectors, IoU of segmentors.
 
-Classifiers: the confusion matrix, all of it in confusion.csv, the most confused pairs, the
-reliability curve with ECE (15 bins) and the images whose right class got the least probability.
-Segmentors: the IoU of each class over all pixels. Detectors: the area under precision over recall
-of the boxes as counted at an IoU of
-0.75 and 0.5, then with errors of localisation (Loc), similar classes (Sim), other classes (Oth) and
-background (BG) forgiven one after the other. All validation images, unless images=N says fewer.
+Classifiers: the confusion matrix (also in confusion.csv), the most confused pairs, and the
+reliability curve with ECE (15 bins). The worst images have the lowest probability of their true
+class. Segmentors: the IoU of each class over all pixels. Detectors: the area under precision over
+recall at an IoU of 0.75 and 0.5. Then errors are forgiven one kind after the other: localisation
+(Loc), similar classes (Sim), other classes (Oth), background (BG). All validation images are used;
+images=N limits them.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import imported
 from tools.analyses import Findings
-from tools.analyses.figures import COLOURS, bare, finish, new_figure, picture_of, wrapped
-from tools.plotting.colours import colour_bar
+from tools.analyses.figures import bare, finish, new_figure, picture_of, wrapped
+from tools.plotting.colours import COLOURS, colour_bar
 from tools.plotting.labels import cut, name_ticks
 
 if TYPE_CHECKING:
@@ -41,30 +42,27 @@ BREAKDOWN = ("C75", "C50", "Loc", "Sim", "Oth", "BG", "FN")
 COLUMNS |= {kind: (kind, "{:.3f}") for kind in BREAKDOWN}
 COLUMNS["left_out"] = ("left out of evaluation", "{}")
 WORST = 8
-CELL, WIDEST = 0.3, 15.0  # inches of a confusion matrix for each class, and at most
-NUMBERED = 50  # classes up to which the cells of a confusion matrix have numbers
+CELL, WIDEST = 0.3, 15.0  # inches per class of a confusion matrix, and its maximum
+NUMBERED = 50  # maximum number of classes for numbers in the cells of a confusion matrix
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The errors of each network; all have to be of one task."""
-    from tasks.detection.task import DetectionTask
-    from tasks.segmentation.task import SegmentationTask
-    from tools.cli.arguments import number
-
-    segmenting = [isinstance(subject.task, SegmentationTask) for subject in subjects]
-    if all(segmenting):
-        return _of_segmentors(subjects)
-    detecting = [isinstance(subject.task, DetectionTask) for subject in subjects]
-    if all(detecting):
-        return _of_detectors(subjects)
-    if any(segmenting) or any(detecting):
-        raise ValueError("networks of several tasks err in different ways; analyse them apart")
-    return _of_classifiers(subjects, number("pairs", options["pairs"]))
+    """Analyse the errors of each network; all must have the same task."""
+    kinds = {subject.family.analyses["errors"] for subject in subjects}
+    if len(kinds) > 1:
+        raise ValueError(
+            "networks of different tasks have different errors; analyse them separately"
+        )
+    find: Callable[..., Findings] = imported(kinds.pop())
+    return find(subjects, options)
 
 
-def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
+def of_classifiers(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find confusions, calibration and the worst images."""
     from tools.analyses.judged import confused_pairs, confusion, reliability
+    from tools.cli.arguments import parse_integer
 
+    pairs = parse_integer("pairs", options["pairs"])
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     drawn, worst = [], []
@@ -111,7 +109,7 @@ def _of_classifiers(subjects: Sequence[Subject], pairs: int) -> Findings:
 
 
 def _table(subject: Subject, counts: Tensor) -> str:
-    """Write a confusion matrix as CSV: a row for each right class, a column for each guess."""
+    """Write a confusion matrix as CSV: one row per true class, one column per prediction."""
     names = [subject.class_name(label) for label in range(len(counts))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -121,13 +119,11 @@ def _table(subject: Subject, counts: Tensor) -> str:
     return file.getvalue()
 
 
-Worst = tuple[
-    float, Any, str, int, int
-]  # probability of the right class, image, file, both classes
+Worst = tuple[float, Any, str, int, int]  # probability of the true class, image, file, both classes
 
 
 def _judged(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
-    """Probabilities and labels of all images, and the worst images."""
+    """Return probabilities and labels of all images, and the worst images."""
     import torch
 
     parts, labels = [], []
@@ -136,8 +132,8 @@ def _judged(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
         for batch in subject.batches():
             if int(batch.labels.min()) < 0:
                 raise ValueError(
-                    f"the errors of {subject.label} need images of known classes: leave input= "
-                    "out, or name a data set"
+                    f"the errors of {subject.label} need labelled images: leave input= out, or "
+                    "pass a dataset"
                 )
             found = subject.logits(batch.images).double().softmax(1)
             shares = found.gather(1, batch.labels[:, None]).flatten().tolist()
@@ -172,7 +168,7 @@ def _draw(drawn: Sequence[tuple[Subject, Tensor, Any]]) -> Any:
 
 
 def _draw_confusion(figure: Any, axis: Any, subject: Subject, counts: Tensor) -> None:
-    """Draw the shares of each right class's images, and their numbers where there is room."""
+    """Draw the shares of each true class's images, with counts where there is room."""
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     image = axis.imshow(shares, cmap="magma_r", vmin=0, vmax=1)
     axis.set(xlabel="guess", ylabel="right class")
@@ -206,7 +202,8 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
     return figure
 
 
-def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
+def of_segmentors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find the IoU of each class."""
     import torch
 
     rows: list[dict[str, Any]] = []
@@ -242,7 +239,8 @@ def _of_segmentors(subjects: Sequence[Subject]) -> Findings:
     return Findings(rows, rows, COLUMNS, {"iou": figure})
 
 
-def _of_detectors(subjects: Sequence[Subject]) -> Findings:
+def of_detectors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+    """Find precision over recall with kinds of errors forgiven one after the other."""
     import numpy as np
     import torch
 
@@ -263,8 +261,8 @@ def _of_detectors(subjects: Sequence[Subject]) -> Findings:
         annotations = getattr(subject.data, "annotations", None)
         if annotations is None:
             raise ValueError(
-                f"the errors of {subject.label} need annotated images: leave input= out, or name a "
-                "data set"
+                f"the errors of {subject.label} need annotated images: leave input= out, or pass a "
+                "dataset"
             )
         curves = precision_curves(annotations, found, seen, subject.data.category_ids)
         names = {one["id"]: one["name"] for one in annotations["categories"]}

@@ -1,10 +1,10 @@
 """The loss along two filter-normalised directions, and the Hessian's largest eigenvalue.
 
-Cross entropy of the images with their labels, of segmentors the mean over the pixels that count at
-the size of the annotations, without auxiliary heads; on a grid of ``points`` x ``points`` from
--``span`` to ``span`` filter lengths around the weights. All networks have the same colours and
-levels. The eigenvalue is found by power iteration in double precision; "unsettled" is by how much
-its last iteration still changed it.
+The loss is the cross entropy of the labelled images; for segmentors the mean over valid pixels at
+the size of the annotations, without auxiliary heads. The grid has ``points`` x ``points`` points
+from -``span`` to ``span`` filter lengths around the weights. All networks share the colour scale.
+The eigenvalue comes from power iteration in double precision; "unsettled" is its relative change in
+the last iteration.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.family import imported
 from tools.analyses import Findings
 from tools.analyses.figures import new_figure, wrapped
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -31,23 +32,23 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The surface of each network."""
+    """Compute the loss surface of each network."""
     import torch
 
     from backbones.analysis.landscape import largest_curvature, surface
 
-    points = number("points", options["points"], 2)
+    points = parse_integer("points", options["points"], 2)
     span = _span(options["span"])
-    seed = number("seed", options["seed"], 0)
+    seed = parse_integer("seed", options["seed"], 0)
     places = torch.linspace(-span, span, points).tolist()
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     surfaces = []
     for subject in subjects:
-        network, objective, images = _objective(subject)
+        network, objective, images = imported(subject.family.analyses["landscape"])(subject)
         values = surface(network, objective, places, seed)
         network.double()
-        iterations = number("iterations", options["iterations"])
+        iterations = parse_integer("iterations", options["iterations"])
         eigenvalue, unsettled = largest_curvature(network, objective, iterations, seed)
         edge = torch.cat([values[0], values[-1], values[1:-1, 0], values[1:-1, -1]])
         with torch.no_grad():
@@ -66,22 +67,20 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     return Findings([*shown, *rows], shown, COLUMNS, figures)
 
 
-def _objective(subject: Subject) -> tuple[Any, Any, int]:
-    """A copy of the network, its cross entropy on the images, and how many images there are."""
-    from tasks.detection.task import DetectionTask
-    from tasks.segmentation.task import SegmentationTask
+def of_detector(subject: Subject) -> tuple[Any, Any, int]:
+    """Raise an error, since the loss of a detector jumps.
 
-    if isinstance(subject.task, DetectionTask):
-        raise ValueError(
-            f"the loss of {subject.label} draws boxes and matches them to objects anew at every "
-            "weight, so that it jumps and has no surface; pass a classifier or a segmentor"
-        )
-    if isinstance(subject.task, SegmentationTask):
-        return _of_segmentor(subject)
-    return _of_classifier(subject)
+    Raises:
+        ValueError: Always, with the reason.
+    """
+    raise ValueError(
+        f"the loss of {subject.label} matches boxes to objects anew at every weight, so it "
+        "jumps; pass a classifier or a segmentor"
+    )
 
 
-def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+    """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
     import torch
@@ -104,7 +103,8 @@ def _of_classifier(subject: Subject) -> tuple[Any, Any, int]:
     return network, objective, len(labels)
 
 
-def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+def of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+    """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
     import torch
@@ -114,8 +114,7 @@ def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
 
     if subject.size is not None:
         raise ValueError(
-            f"the landscape of {subject.label} is at the size that it validates at; leave "
-            "image_size= out"
+            f"the landscape of {subject.label} uses its validation size; leave image_size= out"
         )
     task: Any = subject.task
     network = copy.deepcopy(task.model)
@@ -141,8 +140,8 @@ def _of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
 
 def _unlabelled(subject: Subject) -> str:
     return (
-        f"the landscape of {subject.label} needs images of known classes: leave input= out, or "
-        "name a data set"
+        f"the landscape of {subject.label} needs labelled images: leave input= out, or pass a "
+        "dataset"
     )
 
 

@@ -1,8 +1,8 @@
 """Channel-mapping matrices, structure and weights, and which channels interact (AFBO Fig. 2).
 
-A row a layer: |weights| of each mapping from C channels to hidden ones, white where an output does
-not read an input, and for mixers that multiply two branches how strongly the products of two
-channels count in the output. Weights alone tell.
+One row per layer: |weights| of each mapping from C channels to hidden ones, white where an output
+does not read an input. For mixers that multiply two branches also the weight of each product of two
+channels in the output. Only the weights are used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import Panels, evenly, panel_grid
-from tools.cli.arguments import number
+from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
     from tools.analyses.subjects import Subject
@@ -27,11 +27,11 @@ COLUMNS = {
     "mean": ("mean |w|", "{:.4f}"),
     "greatest": ("greatest", "{:.4f}"),
 }
-SIDE = 192  # entries of a side in pictures and in the CSV; larger matrices are averaged in blocks
+SIDE = 192  # maximum side in figures and in the CSV; larger matrices are averaged in blocks
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The mappings of each network."""
+    """Analyse the mappings of each network."""
     from backbones.analysis.mappings import channel_mappings
 
     rows: list[dict[str, Any]] = []
@@ -39,7 +39,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     products: dict[str, Panels] = {}
     for subject in subjects:
         found = channel_mappings(subject.backbone)
-        names = evenly(list(found), number("layers", options["layers"]))
+        names = evenly(list(found), parse_integer("layers", options["layers"]))
         weights[subject.label], products[subject.label] = {}, {}
         for name, one in found.items():
             density = one.density()
@@ -70,7 +70,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 def _reduced(matrix: Any) -> Any:
-    """|w| in at most SIDE x SIDE means; zeros beside nothing but zeros stay zeros."""
+    """Average |w| to at most SIDE x SIDE; blocks of zeros stay zero."""
     import torch.nn.functional as F
 
     size = tuple(min(SIDE, side) for side in matrix.shape)

@@ -1,13 +1,13 @@
 """Token-mixing matrices and position terms, by group or head (PosMLP Fig. 1, 5, 7, 8).
 
-One row a layer: what a token takes from each, for up to ``groups`` groups or heads; the bias b as a
-map where there is one. Of window attention it is the position term, logits. Matrices that are sums
-have their parts besides. ``matrices`` draws whole N x N matrices, parts first, and their rows at
-the token. ``token`` is its row-major index in the window, from 0; by default it is the one in the
-middle (PosMLP's Fig. 7 has 40). The curve is the mean distance of the weights, and of Gaussians the
-non-locality g of Eq. 16 (smaller reaches further), without groups that have an eigenvalue below
-``singular`` times the layer's largest. Weights alone tell; windows of PosMLP are as large as the
-maps of the run's images, or of image_size=, let them be.
+One row per layer: the weight of each token in one token's output, for up to ``groups`` groups or
+heads. A bias b is drawn as another map. For window attention these are the position terms
+(logits). Matrices that are sums also show their parts. ``matrices`` draws whole N x N matrices,
+parts first, and their rows at the token. ``token`` is its row-major index in the window, from 0
+(default: the centre; PosMLP's Fig. 7 uses 40). The curves show the mean distance of the weights
+and, for Gaussians, the non-locality g of Eq. 16 (smaller is wider), without groups with an
+eigenvalue below ``singular`` times the layer's largest. Only the weights are used; PosMLP's windows
+are as large as the maps of the run's images, or of image_size=.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    COLOURS,
     Panels,
     bare,
     curves,
@@ -27,15 +26,15 @@ from tools.analyses.figures import (
     panel_grid,
     wrapped,
 )
-from tools.cli.arguments import number
-from tools.plotting.colours import colour_bar
+from tools.cli.arguments import parse_integer
+from tools.plotting.colours import COLOURS, colour_bar
 
 if TYPE_CHECKING:
     from backbones.analysis.relations import Relation
     from tools.analyses.subjects import Subject
 
 OPTIONS = {"groups": "6", "layers": "6", "token": "middle", "singular": "1e-4"}
-MOST_DRAWN = 512  # tokens of a matrix; larger ones are drawn as means of their neighbours
+MOST_DRAWN = 512  # tokens per matrix; larger ones are drawn as means of neighbours
 COLUMNS = {
     "backbone": ("backbone", "{}"),
     "layer": ("module", "{}"),
@@ -49,10 +48,10 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The matrices of each network."""
+    """Analyse the matrices of each network."""
     from backbones.analysis.relations import token_relations
 
-    most, singular = number("groups", options["groups"]), _share(options["singular"])
+    most, singular = parse_integer("groups", options["groups"]), _share(options["singular"])
     rows, shown, notes = [], [], []
     drawn: dict[str, Panels] = {}
     biases: dict[str, Panels] = {}
@@ -88,16 +87,16 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         groups = sum(len(one.matrix) for one in found.values() if one.non_locality is not None)
         if groups:
             notes.append(
-                f"{subject.label}: g leaves {left_out} of {groups} matrices out, which have an "
-                f"eigenvalue below {singular:g} of their layer's largest"
+                f"{subject.label}: g excludes {left_out} of {groups} matrices, because they have "
+                f"an eigenvalue below {singular:g} of their layer's largest"
             )
         if len(tokens) < len(found):
             notes.append(
                 f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
-                f"drawn, as their windows have no token {options['token']}"
+                f"drawn, because their windows lack token {options['token']}"
             )
-        names = evenly(list(maps), number("layers", options["layers"]))
-        # The bias is another quantity, so it has a picture and a scale of its own.
+        names = evenly(list(maps), parse_integer("layers", options["layers"]))
+        # The bias is another quantity, so it has its own figure and scale.
         drawn[subject.label] = {
             name: [panel for panel in maps[name] if panel[0] != "b"] for name in names
         }
@@ -116,7 +115,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
 
 
 def _share(text: str) -> float:
-    """The option ``singular``."""
+    """Parse the option ``singular``."""
     try:
         share = float(text)
     except ValueError:
@@ -127,7 +126,7 @@ def _share(text: str) -> float:
 
 
 def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
-    """The option ``token`` in every layer whose window has it.
+    """Parse the option ``token`` for every layer whose window has that token.
 
     Raises:
         ValueError: No window has it.
@@ -146,7 +145,7 @@ def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
 
 
 def _maps(relation: Relation, token: int, most: int) -> list[tuple[str, Any]]:
-    """What a token takes from each, by group and by part, and the bias."""
+    """Return the weights of one token's output, by group and by part, and the bias."""
     from backbones.analysis.relations import token_row
 
     groups = token_row(relation.matrix, relation.size, token)[:most]
@@ -156,7 +155,7 @@ def _maps(relation: Relation, token: int, most: int) -> list[tuple[str, Any]]:
 
 
 def _matrices(relation: Relation, most: int) -> list[tuple[str, Any]]:
-    """Whole matrices, (N, N): the parts and their sum, or those of the first groups."""
+    """Return whole matrices, (N, N): the parts and their sum, or those of the first groups."""
     from torch.nn.functional import adaptive_avg_pool2d
 
     named = [(key, part[0]) for key, part in relation.parts.items()]
@@ -168,7 +167,7 @@ def _matrices(relation: Relation, most: int) -> list[tuple[str, Any]]:
 
 
 def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> Any:
-    """Each layer's matrices, and behind them what the token takes, in row-major order."""
+    """Draw each layer's matrices, then the token's rows in row-major order."""
     widths = [1 + max(map(len, layers.values())) for layers in whole.values()]
     figure, axes = new_figure(max(map(len, whole.values())), sum(widths), 1.7, 1.7)
     for axis in axes.flat:
@@ -181,7 +180,7 @@ def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> 
             for axis, (title, matrix) in zip(axes[line, start:], matrices, strict=False):
                 image = axis.imshow(matrix.cpu().float().numpy(), cmap="turbo")
                 axis.set_title(title, fontsize=7)
-                colour_bar(figure, image, axis, size=5)  # each matrix has a scale of its own
+                colour_bar(figure, image, axis, size=5)  # each matrix has its own scale
             cut = axes[line, start + len(matrices)]
             for index, (_, row) in enumerate(rows[label][layer]):
                 colour = COLOURS[index % len(COLOURS)]
@@ -192,7 +191,7 @@ def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> 
 
 
 def _image_size(subject: Subject) -> tuple[int, int] | None:
-    """(H, W) of the images; of a network of no run, whose windows are whole, None."""
+    """Return (H, W) of the images, or None for a network without a run, whose windows are whole."""
     from tools.runs.report import training_size
 
     if subject.size is not None or subject.config is None:

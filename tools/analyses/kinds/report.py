@@ -1,7 +1,7 @@
 """One self-contained HTML page of a run: settings, curves, predictions and all analyses.
 
-only=cam,entropy leaves the other analyses out. Those that do not apply to the run say why in one
-sentence. Here they look at fewer images than by themselves, so that a page takes minutes.
+only=cam,entropy shows these analyses alone. Analyses that do not apply to the run give the reason
+in one sentence. They use fewer images than on their own, so a page takes minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIONS = {"only": ""}
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """The page of each run, report.html, numbered where there are several."""
+    """Write a page per run: report.html, numbered if there are several."""
     from tools.analyses.page import page
 
     chosen = [name for name in options["only"].split(",") if name]

@@ -1,8 +1,9 @@
-"""How alike layers and tokens are: CKA within and between networks, oversmoothing, rank.
+"""Similarity of layers and tokens: CKA within and between networks, oversmoothing, rank.
 
-CKA compares what all blocks give for the same images (linear, on flattened maps), of one network
-with itself and of the first network with each other one. Token similarity is the mean cosine
-between the tokens of an image (1: all alike), the effective rank how many directions they use.
+CKA (linear, on flattened maps) compares the outputs of all blocks for the same images. It compares
+each network with itself, and the first network with each other one. Token similarity is the mean
+cosine between the tokens of an image (1: all equal); the effective rank is the number of directions
+used.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COLUMNS = {
 
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
-    """Similarities of each network, and between the first and the others."""
+    """Measure the similarities within each network, and between the first and the others."""
     from backbones.analysis.similarity import alignments
 
     rows: list[dict[str, Any]] = []

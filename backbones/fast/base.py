@@ -1,0 +1,180 @@
+"""The base class of all fast modules, and the conversion of a network to them and back."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as module_calls
+
+from backbones.fast.library import find_switch, load
+from backbones.fast.triton import choice
+from backbones.layers.eager import is_switched_off
+from backbones.replace import share_state
+
+M = TypeVar("M", bound=nn.Module)
+ROOMS = ("cpu", "torch")  # whose files define fast modules; both serve Triton's operators as well
+# Quantised, sharded and fake tensors define operations of their own.
+ORDINARY = frozenset({Tensor, nn.Parameter})
+_FORMS: dict[type[nn.Module], type[FastModule]] = {}
+
+
+class FastModule(nn.Module):
+    """Fast form of a plain module, which its class inherits from behind this one.
+
+    ``fast`` makes it from a built module and shares all state with it. Every call computes either
+    by the fast form or, where ``needs_plain`` or ``serves`` say so, by the plain class's forward.
+
+    Attributes:
+        operators_on: Types of devices for which ``compute`` needs our operators; empty if it runs
+            on any device by torch's operations.
+    """
+
+    operators_on: tuple[str, ...] = ("cpu",)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Register the class as the fast form of its second base class, if there is one."""
+        super().__init_subclass__(**options)
+        first, *plain_bases = cls.__bases__
+        if issubclass(first, FastModule):
+            _FORMS.update(dict.fromkeys(plain_bases, cls))
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Compute by the fast form if it serves this call, otherwise by the plain one."""
+        if self.is_fast(*given, **named):
+            return self.compute(*given, **named)
+        return super().forward(*given, **named)
+
+    def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
+        """Return True if ``forward`` computes this call by the fast form: the one test per call."""
+        devices = self.operators_on
+        return (
+            not needs_plain(self, x)
+            and (not devices or (x.device.type in devices and operators_serve(x)))
+            and self.serves(x, *rest, **named)
+        )
+
+    def serves(self, *given: Any, **named: Any) -> bool:
+        """Return True if ``compute`` covers the module's options and this input."""
+        return True
+
+    def compute(self, *given: Any, **named: Any) -> Any:
+        """Return what the plain class's forward returns, to rounding."""
+        raise NotImplementedError
+
+    def _get_name(self) -> str:
+        return type(self).__bases__[1].__name__
+
+
+def needs_plain(module: nn.Module, x: Tensor) -> bool:
+    """Return True if a call must run the plain operations.
+
+    These are calls under a compiler, tracer, ``torch.func``, forward-mode derivatives or a dispatch
+    mode, calls with tensors of other classes, and calls of modules with a hook, a replaced
+    ``forward``, a parametrization, or weights of several types, without values or with gaps.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or is_switched_off.get()
+        or type(x) not in ORDINARY
+        or x.is_meta
+        or module_calls._global_forward_hooks
+        or module_calls._global_forward_pre_hooks
+        or module_calls._global_backward_hooks
+        or module_calls._global_backward_pre_hooks
+    ):
+        return True
+    # Under autocast weights keep the type that they were built in.
+    is_cast = torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64
+    dtype = torch.float32 if is_cast else x.dtype
+    # torch's own iterators over modules and parameters take longer than a small map.
+    modules = [module]
+    for part in modules:
+        if (
+            part._forward_hooks
+            or part._forward_pre_hooks
+            or part._backward_hooks
+            or part._backward_pre_hooks
+            # A replica's weight is an attribute; a user may have assigned a forward.
+            or "forward" in part.__dict__
+            or part.__dict__.get("weight") is not None
+        ):
+            return True
+        for parameter in part._parameters.values():
+            if parameter is not None and not (
+                parameter.dtype is dtype
+                and parameter.is_contiguous()
+                and not parameter.is_meta
+                and type(parameter) in ORDINARY
+            ):
+                return True
+        if parts := part._modules:
+            if "parametrizations" in parts:
+                return True
+            modules += [one for one in parts.values() if one is not None]
+    return False
+
+
+def operators_serve(x: Tensor) -> bool:
+    """Return True if the operators take a tensor of this device and type.
+
+    On a CPU they take 32 and 64 bits without autocast, on a GPU what Triton's kernels take.
+    """
+    if x.is_cpu:
+        return (
+            x.dtype in (torch.float32, torch.float64)
+            and not torch.is_autocast_enabled("cpu")
+            and not load()
+        )
+    if not x.is_cuda or x.numel() == 0 or find_switch():
+        return False
+    return choice.serve(x.device, product_dtype(x), not load())
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type that matrix products of a tensor are computed in, autocast's if it is on."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def fast(network: M) -> M:
+    """Replace every module below a network, or the network, by its fast form.
+
+    Parameters, buffers, options and hooks are shared, so names in state dicts, optimisers and
+    pickles are those of the plain network.
+
+    Args:
+        network: Built; changed in place unless it has a fast form itself.
+
+    Returns:
+        The network.
+    """
+    for room in ROOMS:
+        importlib.import_module(f"backbones.fast.{room}")
+    return _convert(network, {**_FORMS}, {})
+
+
+def plain(network: M) -> M:
+    """Undo ``fast``: replace every fast module by one of its plain class."""
+    return _convert(network, {kind: base for base, kind in _FORMS.items()}, {})
+
+
+def _convert(module: Any, classes: dict[Any, Any], done: dict[nn.Module, nn.Module]) -> Any:
+    """Convert a module and its parts; a part in several places stays one object."""
+    if module in done:
+        return done[module]
+    kind = classes.get(type(module))
+    done[module] = module if kind is None else share_state(module, kind)
+    for name, part in module._modules.items():
+        if part is not None and (new := _convert(part, classes, done)) is not part:
+            module._modules[name] = new
+    return done[module]

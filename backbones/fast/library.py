@@ -1,0 +1,81 @@
+"""Load the compiled operators once, and describe which ones are in use."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+
+import torch
+
+from backbones.fast.fingerprint import MISSING, compiled_file, find_fault, operator_names
+from backbones.fast.triton import choice
+from backbones.layers.eager import is_switched_off
+
+SWITCH = "MIXERLAB_KERNELS"
+_loading = threading.Lock()
+
+
+@functools.cache
+def load() -> str:
+    """Load the operators; return why they cannot be used, or an empty string."""
+    with _loading:
+        return _load_once()
+
+
+@functools.cache
+def _load_once() -> str:
+    if find_switch():
+        return find_switch()
+    faults = []
+    for portable in (False, True):
+        path = compiled_file(portable)
+        fault = find_fault(path) or _load_file(path)
+        if not fault:
+            return ""
+        if fault != MISSING:
+            faults.append(f"{path.name} {fault}")
+    what = faults[0] if faults else "not compiled for this torch and processor"
+    return f"{what}; type: make install"
+
+
+def _load_file(path: Path) -> str:
+    """Load a library; return why it cannot be used, or an empty string."""
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return f"cannot be loaded ({str(error).splitlines()[0]})"
+    lacking = [name for name in operator_names() if not hasattr(torch.ops.mixerlab, name)]
+    return f"lacks the operator {lacking[0]}" if lacking else ""
+
+
+def find_switch() -> str:
+    """Return the environment's setting that switches all operators off, or an empty string."""
+    value = os.environ.get(SWITCH, "")
+    return f"switched off by {SWITCH}={value}" if value.lower() in ("off", "0", "false") else ""
+
+
+def is_available() -> bool:
+    """Return True if the operators are compiled, fit this machine and are switched on."""
+    return not is_switched_off.get() and not load()
+
+
+def status() -> str:
+    """Describe in one line the operators in use, on the CPU and on a GPU if there is one."""
+    if is_switched_off.get():
+        return "torch's own operations (switched off)"
+    if load():
+        text = f"torch's own operations ({load()})"
+    else:
+        portable = bool(find_fault(compiled_file(portable=False)))
+        own = f"products of their own ({torch.ops.mixerlab.instructions()})"
+        products = own if has_tiles() else "the BLAS"
+        text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
+    return f"{text}{'' if find_switch() else choice.status()}"
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Return True if the operators multiply by their own tiles, which are as fast as torch's."""
+    return not load() and bool(torch.ops.mixerlab.has_tiles())

@@ -1,0 +1,1 @@
+"""Triton kernels behind the operators of AFBO and IFFN, for GPUs; no GPU has timed them yet."""

@@ -1,0 +1,177 @@
+"""Decodes images strictly and converts them to 8-bit RGB."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError, features
+
+from datamodules.files.folders import file_suffix
+
+ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
+LARGEST_BYTE = 255
+MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
+
+
+@contextlib.contextmanager
+def open_image(path: str | Path) -> Iterator[Image.Image]:
+    """Open an image file strictly, with ``image_errors`` and a limit on its pixels."""
+    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
+    with STRICT, image_errors(path), plain_file(path).open("rb") as file, Image.open(file) as image:
+        check_pixel_count(image)
+        yield image
+
+
+def decode(path: str | Path) -> Image.Image:
+    """Decode a whole image file of any mode, strictly.
+
+    OpenCV, the authors' reader, fills the missing half of a JPEG with grey; this raises instead.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is empty, truncated, too large or not an image.
+    """
+    with open_image(path) as image:
+        image.load()
+        return image
+
+
+def check_pixel_count(image: Image.Image) -> None:
+    """Check the pixel count in the header of an opened image.
+
+    Raises:
+        DecompressionBombError: The image has too many pixels; ``image_errors`` rewords this.
+    """
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError(f"{image.width}x{image.height}")
+
+
+def decode_bytes(content: bytes, name: str) -> Image.Image:
+    """Decode the bytes of a whole image file as ``decode`` does.
+
+    Args:
+        content: Bytes of the file.
+        name: Name of the file in messages.
+
+    Raises:
+        ValueError: The file is empty, truncated, too large or not an image.
+    """
+    try:
+        with STRICT, image_errors(name), Image.open(io.BytesIO(content)) as image:
+            check_pixel_count(image)
+            image.load()
+            return image
+    except (FileNotFoundError, NotADirectoryError):  # image_errors has looked for it on the disk
+        reason = "is not an image, whatever its name says" if content else "is empty (0 bytes)"
+        raise ValueError(f"{name} {reason}; replace or remove it") from None
+
+
+class StrictDecoding(contextlib.AbstractContextManager[None]):
+    """Context in which Pillow raises on truncated files, even if a library made it tolerant.
+
+    Pillow has one switch for all threads. The last thread to leave restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._tolerant = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._tolerant = ImageFile.LOAD_TRUNCATED_IMAGES
+            self._users += 1
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._tolerant
+
+
+STRICT = StrictDecoding()
+
+
+def plain_file(path: str | Path) -> Path:
+    """Return the path after a check that it is a regular file, which reading cannot block on.
+
+    Raises:
+        OSError: The path is a pipe, device, socket or folder.
+    """
+    path = Path(path)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is a pipe, device or folder, not a regular file")
+    return path
+
+
+@contextlib.contextmanager
+def image_errors(path: str | Path) -> Iterator[None]:
+    """Turn what Pillow raises over a file into an error that says what is wrong with it.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is empty, truncated, too large or not an image.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"image file {path} does not exist") from error
+    except UnidentifiedImageError as error:
+        empty = Path(path).stat().st_size == 0
+        reason = "is empty (0 bytes)" if empty else "is not an image, whatever its name says"
+        if file_suffix(str(path)) == ".avif" and not features.check("avif"):
+            raise ValueError(
+                f"{path}: this Pillow cannot read AVIF; type pip install -U pillow"
+            ) from error
+        raise ValueError(f"{path} {reason}; replace or remove it") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path} has more than {MAX_PIXELS:,} pixels; make it smaller") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}); replace it") from error
+
+
+def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
+    """Convert any mode to 8-bit RGB by fixed rules.
+
+    Grey is repeated, palettes are looked up, alpha is dropped and CMYK uses Pillow's formula.
+    16-bit values keep their high byte, animations their first frame.
+    """
+    if image.mode == "F":
+        raise ValueError(f"{path} has floating-point pixels; save it with 8 or 16 bits per channel")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)  # Pillow alone would clip 16 bits at 255.
+        if 0 < values.max() <= LARGEST_BYTE:
+            raise ValueError(
+                f"{path} has 16 bits per pixel but its largest value is {values.max()}, so it "
+                "would be read as black; save it with 8 bits"
+            )
+        return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def load_rgb(path: str | Path, *, upright: bool) -> Image.Image:
+    """Decode an image file strictly into 8-bit RGB.
+
+    Args:
+        path: The image file.
+        upright: Rotate the image by its EXIF orientation. OpenCV does (dense tasks), timm and
+            torchvision do not (classification), and published numbers depend on each.
+    """
+    image = decode(path)
+    # Pillow would copy an image that is upright already.
+    if upright and not is_upright(image):
+        image = ImageOps.exif_transpose(image)
+    return to_rgb(image, path)
+
+
+def is_upright(image: Image.Image) -> bool:
+    """Return True if an image is displayed as stored, according to its EXIF data."""
+    return bool(image.getexif().get(ORIENTATION, UPRIGHT) == UPRIGHT)

@@ -1,0 +1,89 @@
+"""Image classification."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tasks.engine.family import ANY, Counted, Family, Metric, Published
+from tasks.engine.schedule_rule import (
+    BATCH,
+    BATCH_NORM,
+    EPOCHS,
+    INTERVAL,
+    PRETRAINED,
+    RANDOM,
+    RATE,
+    REFERENCE,
+    WARMUP,
+    ScheduleRule,
+)
+
+# ImageNet's robustness sets, and the top-1 accuracies that papers report on them.
+ROBUSTNESS = {
+    "imagenet_a": "in_a",
+    "imagenet_r": "in_r",
+    "imagenet_sketch": "in_sketch",
+    "imagenet_v2": "in_v2",
+}
+
+INATURALIST = {
+    "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030)
+}
+
+
+def usual_data(img_size: Any) -> dict[str, Any]:
+    """Return the config of a data module that resizes and normalises by the papers' recipe."""
+    side = img_size if isinstance(img_size, int) else max(img_size or (224,))
+    target = "datamodules.images.class_folders.ClassFoldersDataModule"
+    return {"_target_": target, "image_size": side}
+
+
+FAMILY = Family(
+    name="classification",
+    task="tasks.classification.task.ClassificationTask",
+    modality="image",
+    unit="images",
+    batch={"image": "(B, 3, H, W)", "label": "(B,)"},
+    targets=("classes",),
+    metrics=(
+        Metric("top1", "top-1 accuracy in %", published="top1", data_set="imagenet"),
+        Metric("top5", "top-5 accuracy in %", published="top5"),
+        Metric("mce", direction="min", published="mce", data_set="imagenet_c"),
+        *(Metric(one, published=one, data_set=name) for name, one in ROBUSTNESS.items()),
+    ),
+    monitor="top1",
+    rule=ScheduleRule(
+        batches=((500, 16), (5_000, 32), (50_000, 64)),
+        device_batch=128,
+        rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
+        seen=1_200,
+        least_epochs=lambda images: min(max(images / 1_000, 15), 100),
+        warmup_steps=math.inf,
+        fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
+        large=50_000,
+        large_batch=1_024,  # DeiT, Table 9
+    ),
+    usual_data=usual_data,
+    counted=Counted({"num_classes": 1000}, head="linear", size="224", rows=True),
+    pipeline="tools.bench.pipelines.class_folders",
+    exports={ANY: "classifier"},
+    analyses={
+        ANY: "",
+        "errors": "tools.analyses.kinds.errors.of_classifiers",
+        "evidence": "tools.analyses.evidence.LOGITS",
+        "landscape": "tools.analyses.kinds.landscape.of_classifier",
+    },
+    parts_evaluation="tools.runs.robustness_mode.measure",
+    published=Published(
+        "datamodules.images.image_folder.ImageFolderDataModule",
+        50_000,
+        also=INATURALIST,
+        containers=(
+            "datamodules.images.class_folders.ClassFoldersDataModule",
+            "datamodules.images.image_tars.ImageTarsDataModule",
+            "datamodules.images.image_parquet.ImageParquetDataModule",
+        ),
+        suite="datamodules.images.robustness.RobustnessDataModule",
+    ),
+)

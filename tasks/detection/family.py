@@ -1,0 +1,65 @@
+"""Object detection and instance segmentation."""
+
+from tasks.engine.family import ANY, Counted, Family, Metric, Published
+from tasks.engine.schedule_rule import (
+    BATCH,
+    EPOCHS,
+    INTERVAL,
+    MILESTONES,
+    PRETRAINED,
+    RANDOM,
+    RATE,
+    REFERENCE,
+    WARMUP,
+    ScheduleRule,
+)
+
+ENDS = ("", "50", "75", "_small", "_medium", "_large")
+TITLES = {"AP": "box AP", "mask_AP": "mask AP"}
+
+FAMILY = Family(
+    name="detection",
+    task="tasks.detection.task.DetectionTask",
+    modality="image",
+    unit="images",
+    batch={"inputs": "list of (3, H, W)", "data_samples": "list of DetDataSample"},
+    targets=("classes",),
+    metrics=tuple(
+        Metric(ours, TITLES.get(ours, ""), published=theirs, scale=100)
+        for ours, theirs in (
+            *((f"mask_AP{end}", f"ap{end}_mask" if end else "ap_mask") for end in ENDS[:3]),
+            *((f"AP{end}", f"ap{end}") for end in ENDS),
+        )
+    ),
+    monitor="AP50",
+    headline="AP",
+    needs=("onedl-mmdetection", "pycocotools", "faster-coco-eval"),
+    # Swin's Mask R-CNN in MMDetection: 1e-4 for 16 images, 12 epochs, 500 steps of warm-up.
+    rule=ScheduleRule(
+        batches=(),
+        device_batch=2,
+        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
+        seen=400,
+        least_epochs=lambda _: 12,
+        warmup_steps=500,
+        fixed={
+            BATCH: 2, RATE: 1e-4, REFERENCE: 16, WARMUP: 0.07, MILESTONES: [8, 11], EPOCHS: 12,
+            INTERVAL: 1,
+        },
+    ),
+    counted=Counted(
+        {"num_classes": 80},  # COCO's
+        head="mask_rcnn",
+        size="800x1280",
+        parts="tools.papers.dense_counts.parts_of",
+    ),
+    pipeline="tools.bench.pipelines.coco",
+    exports={ANY: "backbone", "mmdet": "model"},
+    analyses={
+        ANY: "",
+        "errors": "tools.analyses.kinds.errors.of_detectors",
+        "evidence": "tools.analyses.evidence.BOXES",
+        "landscape": "tools.analyses.kinds.landscape.of_detector",
+    },
+    published=Published("datamodules.dense.coco.CocoDataModule", 5000, whole_cost=True),
+)  # fmt: skip

@@ -1,0 +1,221 @@
+"""Task families: one object per folder of ``tasks/`` that answers all questions about it.
+
+A family is a folder with ``family.py``, whose ``FAMILY`` commands, engine and data modules ask.
+Importing it loads no library: what needs one is named by its dotted path, see ``imported``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.engine.schedule_rule import ScheduleRule
+
+PACKAGE = Path(__file__).resolve().parents[1]
+ANY = "*"  # as a key of ``analyses`` or ``exports``: every other one
+Direction = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that a family's runs are judged by.
+
+    Attributes:
+        name: As in summary.json and, after "val/", in metrics.csv.
+        title: On the axis of a plot; the name if empty.
+        direction: "max" if higher is better, "min" if lower is.
+        published: Its name in configs/published; empty if papers do not report it.
+        scale: What the published value is divided by to get our unit.
+        data_set: The set that gives it, for a family evaluated on several at once.
+    """
+
+    name: str
+    title: str = ""
+    direction: Direction = "max"
+    published: str = ""
+    scale: float = 1
+    data_set: str = ""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The network that tools/complexity.py counts for a family.
+
+    Attributes:
+        targets: Arguments that the head gets from the data module, such as ``num_classes``.
+        head: Usual file of configs/head.
+        size: Usual value of ``image_size`` of families that take images.
+        shape: Of one input without its batch, such as (C, L), of other families.
+        parts: Function (model, size, rule) that yields name, parameters and multiply-adds of each
+            part; empty to count the whole model in one pass of an input tensor.
+        rows: True if papers' rows are counted anew; False if the counts come from their YAML.
+    """
+
+    targets: Mapping[str, Any]
+    head: str
+    size: str = ""
+    shape: tuple[int, ...] = ()
+    parts: str = ""
+    rows: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """Data sets that papers report a family's rows on, by the dotted names of data modules.
+
+    Attributes:
+        data: Data module of most rows.
+        examples: Number of test examples of these rows.
+        also: Further data modules by what ``train.data`` of a row names, with their test examples.
+        containers: Data modules that read the same set as ``data`` in another format.
+        suite: Data module of several test sets at once; empty if there is none.
+        fixed_parameters: True if a run with another number of parameters is another model.
+        whole_cost: True if papers report the multiply-adds of the whole model.
+    """
+
+    data: str
+    examples: int
+    also: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    containers: tuple[str, ...] = ()
+    suite: str = ""
+    fixed_parameters: bool = True
+    whole_cost: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kind of problem.
+
+    Attributes:
+        name: Of the folder, of the file in configs/task, and of ``task=``.
+        task: Dotted name of its LightningModule, which evaluates, draws and writes predictions.
+        modality: What its networks take, in the singular: "image". Hosts state theirs.
+        unit: What throughput counts, in the plural: "images".
+        batch: Entries of a batch with their shapes, the input first.
+        targets: Facts about the targets that its data modules state, in summary.json's words.
+        metrics: All that are known, see ``direction``.
+        monitor: Name of the metric that chooses the best checkpoint.
+        headline: Name of the metric of tables and searches; by default ``monitor``.
+        needs: Packages that it needs besides those of every run, by distribution.
+        started_by: Family whose trained backbones it starts from; empty if it starts anew.
+        rule: Schedule for options typed as ``auto``; None refuses the word.
+        usual_data: Function of the network's input size that returns the config of a data module,
+            for prediction with a task that was trained without one; None if there is none.
+        counted: What tools/complexity.py counts; None refuses the family.
+        pipeline: Function that tools/benchmark.py data times; empty refuses the family.
+        exports: What of a run goes to a target of tools/export.py ("model", "classifier" or
+            "backbone"), by target; absent ones are refused.
+        analyses: What an analysis of tools/analyse.py asks of the family, by analysis; a dotted
+            name, or empty if it asks for nothing. Absent ones are refused.
+        parts_evaluation: Function that evaluates data modules with several ``parts``.
+        published: What papers report; None if nothing.
+    """
+
+    name: str
+    task: str
+    modality: str
+    unit: str
+    batch: Mapping[str, str]
+    metrics: Sequence[Metric]
+    monitor: str
+    headline: str = ""
+    targets: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    started_by: str = ""
+    rule: ScheduleRule | None = None
+    usual_data: Callable[[Any], dict[str, Any]] | None = None
+    counted: Counted | None = None
+    pipeline: str = ""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    analyses: Mapping[str, str] = field(default_factory=dict)
+    parts_evaluation: str = ""
+    published: Published | None = None
+
+    @property
+    def table_metric(self) -> str:
+        """Name of the metric that tables, plots and searches are about."""
+        return self.headline or self.monitor
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric by name; an unlisted one is as the monitored one, a loss is lowered."""
+        known = {metric.name: metric for metric in self.metrics}
+        if name in known:
+            return known[name]
+        is_loss = name.rpartition("/")[2] == "loss" or name.endswith("_loss")
+        return Metric(name, direction="min" if is_loss else known[self.monitor].direction)
+
+    def direction(self, name: str) -> Direction:
+        """Return "max" or "min" for the name of a metric."""
+        return self.metric(name).direction
+
+    def is_better(self, one: float, other: float) -> bool:
+        """Return True if a value of the monitored metric is at least as good as another one."""
+        return one >= other if self.direction(self.monitor) == "max" else one <= other
+
+    def export_of(self, target: str) -> str:
+        """Return what goes to a target of tools/export.py; empty if nothing does."""
+        return self.exports.get(target, self.exports.get(ANY, ""))
+
+    def analysis(self, name: str) -> str | None:
+        """Return what an analysis asks of the family; None if it does not apply."""
+        return self.analyses.get(name, self.analyses.get(ANY))
+
+    def check_host(self, host: str, modality: str, fitting: Sequence[str]) -> None:
+        """Refuse a host of another modality.
+
+        Args:
+            host: Name of the backbone.
+            modality: What it takes.
+            fitting: Names of hosts that fit.
+
+        Raises:
+            ValueError: Names both modalities and some hosts that fit.
+        """
+        if modality == self.modality:
+            return
+        shown = [*fitting[:5], *(["..."] if len(fitting) > 5 else [])]
+        raise ValueError(
+            f"task={self.name} takes {self.modality}s, but {host} is a backbone for {modality}s; "
+            f"pass backbone={', '.join(shown) if shown else f'<a host for {self.modality}s>'}"
+        )
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+    """Return all families by name: every folder of ``tasks/`` with a ``family.py``."""
+    found = {}
+    for file in sorted(PACKAGE.glob("*/family.py")):
+        if file.parent.name == "engine":
+            continue
+        family: Family = importlib.import_module(f"tasks.{file.parent.name}.family").FAMILY
+        if family.name != file.parent.name:
+            raise ValueError(f"{file} has FAMILY.name={family.name!r}; name it like its folder")
+        found[family.name] = family
+    return found
+
+
+def find_family(name: str) -> Family:
+    """Return the family of a ``task=``.
+
+    Raises:
+        ValueError: Unknown name, with the valid ones.
+    """
+    known = families()
+    if name not in known:
+        raise ValueError(f"there is no task called {name!r}; known: {', '.join(known)}")
+    return known[name]
+
+
+def family_of_task(names: Collection[str]) -> Family | None:
+    """Return the first family that has one of these task classes, by dotted name."""
+    return next((one for one in families().values() if one.task in names), None)
+
+
+def imported(name: str) -> Any:
+    """Import what a dotted name stands for."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

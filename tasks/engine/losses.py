@@ -1,0 +1,61 @@
+"""The loss of a training batch: its sum, its check, and when it is logged."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.engine.batches import Batch, batch_size
+
+
+def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the losses of a batch and the sum of those with "loss" in the name.
+
+    Raises:
+        ValueError: Batch norm has one value per channel to normalise by.
+    """
+    try:
+        losses: dict[str, Tensor] = model.loss(batch)
+    except ValueError as error:
+        if "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            f"batch norm needs more than one value per channel, but the batch is of "
+            f"{batch_size(batch)}; pass data.batch_size=2 or more, or to UperNet "
+            "head.group_norm=true"
+        ) from error
+    parts = [value for name, value in losses.items() if "loss" in name]
+    return losses, torch.stack(parts).sum()
+
+
+def loss_problem(loss: Tensor, trainer: Any, step: int) -> str | None:
+    """Return why training stops at a loss that is not finite; None for any other loss."""
+    value = loss.item()
+    if math.isfinite(value):  # a twentieth of the time of torch's
+        return None
+    folder = None if trainer is None else Path(trainer.default_root_dir) / "checkpoints"
+    is_saved = folder is not None and any(folder.glob("*.ckpt"))
+    left = "the last checkpoint stays" if is_saved else "there is no checkpoint yet"
+    return (
+        f"the loss is {value} at step {step}; training stops here, {left}. Lower optimizer.lr, "
+        "lengthen schedule.warmup, or set trainer.gradient_clip_val"
+    )
+
+
+def is_logged(trainer: Any, step: int, batch_idx: int) -> bool:
+    """Return True if the losses of a batch are logged, or looked at when it is over.
+
+    Other batches need not wait for each other's losses; progress shows their ``latest_loss``. All
+    processes must come to the same answer.
+    """
+    every = trainer.log_every_n_steps
+    if every and step % every == 0:
+        return True
+    if batch_idx + 1 == trainer.num_training_batches or step == trainer.max_steps:
+        return True
+    validated = trainer.val_check_batch  # None where validation goes by the clock
+    return validated is None or (batch_idx + 1) % validated == 0

@@ -1,0 +1,51 @@
+"""Default schedule of a family by the size of its training set, for options typed as ``auto``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Options that may be ``auto``.
+BATCH, RATE, REFERENCE = "data.batch_size", "optimizer.lr", "optimizer.reference_batch"
+WARMUP, MILESTONES = "schedule.warmup", "schedule.milestones"
+EPOCHS, STEPS = "trainer.max_epochs", "trainer.max_steps"
+INTERVAL = "trainer.check_val_every_n_epoch"
+KEYS = (BATCH, RATE, WARMUP, MILESTONES, EPOCHS, INTERVAL)
+
+# Starts of a training; a network whose only norms are batch norms bears higher rates.
+RANDOM, BATCH_NORM = "random weights", "random weights, batch norms only"
+PRETRAINED = "pretrained weights"
+
+
+@dataclass(frozen=True)
+class ScheduleRule:
+    """Default schedule of a family for N training examples.
+
+    Attributes:
+        batches: Largest N, and examples per step over all devices up to it.
+        device_batch: Examples per step on one device for larger N, and the maximum for all.
+        rates: Learning rate and its batch by the start of the training. With more examples per
+            step the rate stays, with fewer it falls with the square root of their number.
+        seen: A run has ``seen / sqrt(N)`` epochs, so that it sees ``seen * sqrt(N)`` examples.
+        least_epochs: Of N, the least number of epochs.
+        warmup_steps: The longest warm-up.
+        fixed: Published schedule by option, for recipes and experiments that leave it open.
+        large: Largest N for these batches; beyond it they are ``large_batch``, since long runs
+            want lower rates.
+        large_batch: See ``large``.
+
+    Source of the square root: Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
+    Algorithms", 2022; the linear rule is SGD's.
+    """
+
+    batches: tuple[tuple[int, int], ...]
+    device_batch: int
+    rates: Mapping[str, tuple[float, int]]
+    seen: float
+    least_epochs: Callable[[int], float]
+    warmup_steps: float
+    fixed: Mapping[str, Any]
+    large: float = math.inf
+    large_batch: int = 0

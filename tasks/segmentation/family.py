@@ -1,0 +1,61 @@
+"""Semantic segmentation."""
+
+from tasks.engine.family import ANY, Counted, Family, Metric, Published
+from tasks.engine.schedule_rule import (
+    BATCH,
+    EPOCHS,
+    INTERVAL,
+    PRETRAINED,
+    RANDOM,
+    RATE,
+    REFERENCE,
+    WARMUP,
+    ScheduleRule,
+)
+
+FAMILY = Family(
+    name="segmentation",
+    task="tasks.segmentation.task.SegmentationTask",
+    modality="image",
+    unit="images",
+    batch={"inputs": "list of (3, H, W)", "data_samples": "list of SegDataSample"},
+    targets=("classes",),
+    metrics=(
+        Metric("mIoU", "mIoU in %", published="miou"),
+        Metric("mAcc", published="macc"),
+        Metric("aAcc"),
+        Metric("mIoU_ms", published="miou_ms"),
+    ),
+    monitor="mIoU",
+    needs=("onedl-mmsegmentation",),
+    # Swin's UperNet in MMSegmentation: 6e-5 for 16 images, 1,500 steps of warm-up.
+    rule=ScheduleRule(
+        batches=(),
+        device_batch=2,
+        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
+        seen=800,
+        least_epochs=lambda _: 30,
+        warmup_steps=1_500,
+        fixed={BATCH: 2, RATE: 6e-5, REFERENCE: 16, WARMUP: 1.2, EPOCHS: 100, INTERVAL: 1},
+    ),
+    counted=Counted(
+        {"num_classes": 150},  # ADE20K's
+        head="upernet",
+        size="512x2048",
+        parts="tools.papers.dense_counts.parts_of",
+    ),
+    pipeline="tools.bench.pipelines.ade20k",
+    exports={ANY: "backbone", "mmseg": "model"},
+    analyses={
+        ANY: "",
+        "errors": "tools.analyses.kinds.errors.of_segmentors",
+        "evidence": "tools.analyses.evidence.PIXELS",
+        "landscape": "tools.analyses.kinds.landscape.of_segmentor",
+    },
+    published=Published(
+        "datamodules.dense.ade20k.ADE20KDataModule",
+        2000,
+        also={"cityscapes": ("datamodules.dense.cityscapes.CityscapesDataModule", 500)},
+        whole_cost=True,
+    ),
+)

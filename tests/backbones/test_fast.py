@@ -1,0 +1,252 @@
+"""Conversion to fast forms and back, and the one test per call that decides between both."""
+
+import contextlib
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+)
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
+
+from backbones import create_backbone, create_mixer, list_mixers
+from backbones.fast import FastModule, fast, plain, switched_off
+from backbones.layers.grouped_linear import GroupedLinear
+from backbones.layers.recomputation import Recomputed, recompute
+from tests.families import QUICK_NAMES, SMALLEST, build_short, rest_slow
+from tests.tensors import build_mixer, images, tokens
+
+# Hosts with fast forms of their own, and mixers with one.
+CONVERTED = ["deit_t_afbo", "swin_t_iffn", "posmlp_t", "sbm_t", "hiremlp_t", "ffnet_1"]
+
+
+def fast_parts(network):
+    return [part for part in network.modules() if isinstance(part, FastModule)]
+
+
+def described(network):
+    """Classes by name and all tensors, the objects themselves."""
+    kinds = {name: type(part) for name, part in network.named_modules(remove_duplicate=False)}
+    state = dict(network.state_dict(keep_vars=True))
+    return kinds, {name: id(tensor) for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("name", rest_slow([*QUICK_NAMES, *CONVERTED[1:]], CONVERTED))
+def test_plain_undoes_fast(name):
+    with torch.device("meta"):
+        network = create_backbone(name, fast=False)
+    before = described(network)
+    assert not fast_parts(network)
+    converted = fast(network)
+    assert bool(fast_parts(converted)) == (name not in SMALLEST or name in CONVERTED), name
+    kinds, tensors = described(converted)
+    assert tensors == before[1]
+    assert all(issubclass(kind, before[0][part]) for part, kind in kinds.items())
+    assert fast(converted) is converted
+    assert described(plain(converted)) == before
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_a_mixer_itself_is_converted_and_back(name):
+    mixer = create_mixer(name, 8)
+    before = described(mixer)
+    assert not fast_parts(mixer)
+    assert isinstance(fast(mixer), type(mixer))
+    assert described(plain(fast(mixer))) == before
+
+
+def test_backbones_are_fast_unless_asked_and_say_nothing_of_it():
+    with torch.device("meta"):
+        networks = [create_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
+    assert [len(fast_parts(network)) for network in networks] == [12, 0]
+    assert networks[0].record == networks[1].record
+    assert networks[0].made_by == networks[1].made_by
+    assert repr(networks[0]) == repr(networks[1])
+    with pytest.raises(ValueError, match=r"backbone\.fast=often"):
+        create_backbone("deit_t", fast="often")
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_both_forms_give_the_same(name, training):
+    network = build_short(name, img_size=64).double().train(training)
+    results = []
+    for form in (fast, plain):
+        own, x = form(copy.deepcopy(network)), images(64, 64, batch=2)
+        with torch.no_grad() if not training else contextlib.nullcontext():
+            y = own.embed(x)
+        gradients = torch.autograd.grad(y.sin().sum(), list(own.parameters())) if training else ()
+        results.append((y, *gradients, *own.buffers()))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_both_forms_share_their_state():
+    mixer = build_mixer("group_ffn")
+    twin = fast(mixer.w1)
+    mixer.w1.bias = nn.Parameter(torch.zeros_like(mixer.w1.bias))
+    assert twin.bias is mixer.w1.bias
+    mixer.eval().float()
+    assert not twin.training
+    assert twin.weight.dtype is torch.float32
+    seen = []
+    mixer.w1.register_forward_hook(lambda *_: seen.append(1))
+    twin(torch.randn(2, 8))
+    assert seen
+
+
+def test_a_part_in_two_places_stays_one():
+    shared = GroupedLinear(4, 4, 2)
+    network = fast(nn.Sequential(shared, nn.GELU(), shared))
+    assert network[0] is network[2]
+    assert isinstance(network[0], FastModule)
+    assert plain(network)[0] is network[2]
+
+
+def test_copies_and_pickles_stay_fast():
+    network = build_short("swin_t_afbo", img_size=64)
+    count = len(fast_parts(network))
+    assert count
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert len(fast_parts(again)) == count
+        assert list(again.state_dict()) == list(network.state_dict())
+
+
+def test_a_recomputed_mixer_is_no_fast_form_of_another():
+    assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
+    again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
+    assert not isinstance(again[0], Recomputed)
+
+
+def test_an_optimiser_goes_on_after_a_conversion():
+    mixer = create_mixer("afbo", 8)
+    optimiser = torch.optim.AdamW(mixer.parameters(), 0.1)
+    for form in (fast, plain, fast):
+        mixer = form(mixer)
+        before = copy.deepcopy(mixer.state_dict())
+        mixer(torch.randn(2, 3, 3, 8)).square().sum().backward()
+        optimiser.step()
+        assert all(not torch.equal(mixer.state_dict()[name], before[name]) for name in before)
+
+
+# The test per call
+
+
+class Quantised(Tensor):
+    """A tensor of a class that is not torch's own."""
+
+
+def layer():
+    return fast(GroupedLinear(4, 6, 2))
+
+
+X = torch.randn(3, 4)
+LOOKING = {
+    "forward hook": lambda m: m.register_forward_hook(lambda *_: None),
+    "forward pre-hook": lambda m: m.register_forward_pre_hook(lambda *_: None),
+    "backward hook": lambda m: m.register_full_backward_hook(lambda *_: None),
+    "backward pre-hook": lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+    "any forward hook": lambda m: register_module_forward_hook(lambda *_: None),
+    "any forward pre-hook": lambda m: register_module_forward_pre_hook(lambda *_: None),
+    "any backward hook": lambda m: register_module_full_backward_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("look", LOOKING)
+@torch.no_grad()
+def test_hooks_see_the_plain_operations(look):
+    module = layer()
+    assert module.is_fast(X)
+    handle = LOOKING[look](module)
+    assert not module.is_fast(X)
+    handle.remove()
+    assert module.is_fast(X)
+
+
+def with_parameter(change):
+    def apply(module):
+        module.weight = nn.Parameter(change(module.weight.detach()), requires_grad=False)
+
+    return apply
+
+
+def as_attribute(module):
+    weight = module.weight.detach()
+    del module.weight
+    module.weight = weight  # as in a replica
+
+
+CHANGES = {
+    "type": with_parameter(lambda weight: weight.double()),
+    "gaps": with_parameter(lambda weight: weight.repeat(1, 1, 2)[..., ::2]),
+    "class": with_parameter(lambda weight: weight.as_subclass(Quantised)),
+    "meta": with_parameter(lambda weight: weight.to("meta")),
+    "replica": as_attribute,
+    "forward": lambda module: setattr(module, "forward", lambda x: x),
+    "parametrization": lambda module: parametrize.register_parametrization(
+        module, "weight", nn.Identity()
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_changed_modules_compute_plainly(change):
+    module = layer()
+    CHANGES[change](module)
+    assert not (isinstance(module, FastModule) and module.is_fast(X))
+
+
+MODES = {
+    "torch.func": lambda ask: torch.func.vmap(lambda x: ask(x).sum())(X[None]),
+    "flop counter": lambda ask: FlopCounterMode(display=False),
+    "forward-mode derivatives": lambda ask: forward_ad.dual_level(),
+    "fake tensors": lambda ask: FakeTensorMode(),
+    "switched off": lambda ask: switched_off(),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_modes_see_the_plain_operations(mode):
+    module, asked = layer(), []
+
+    def ask(x):
+        asked.append(module.is_fast(x))
+        return x
+
+    entered = MODES[mode](ask)
+    if not asked:
+        with entered:
+            ask(X)
+    assert asked == [False]
+    assert module.is_fast(X)
+
+
+@torch.no_grad()
+def test_compilers_and_tracers_see_the_plain_operations():
+    module, x = layer(), tokens(3, 4).float()
+    expected = module(x)
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    assert "baddbmm" not in str(graphs[0].graph)
+    traced = torch.jit.trace(module, x)
+    torch.testing.assert_close(traced(x), expected)
+    assert "baddbmm" not in str(traced.inlined_graph)
+    assert "baddbmm" not in str(torch.export.export(module, (x,)).graph)
+    torch.testing.assert_close(module(x.as_subclass(Quantised)).as_subclass(Tensor), expected)

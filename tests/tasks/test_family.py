@@ -1,0 +1,85 @@
+"""Task families: light to import, whole, and asked for the direction of a metric."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tasks.classification.family import FAMILY
+from tasks.engine.family import Metric, families, family_of_task, find_family, imported
+from tasks.engine.monitors import BestCheckpoint
+from tests.runs import CONFIGS, ROOT
+from tools.runs.optional_callbacks import stop_early
+
+LOWER = replace(FAMILY, metrics=(Metric("mae", direction="min"),), monitor="mae", headline="")
+
+
+def test_importing_all_families_loads_no_library():
+    code = "import sys; from tasks.engine.family import families; families(); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = {name.partition(".")[0] for name in run.stdout.split()}
+    assert loaded
+    assert not loaded & {"torch", "lightning", "mmdet", "mmengine", "numpy", "timm"}
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_a_family_is_whole(family):
+    assert (CONFIGS / "task" / f"{family.name}.yaml").is_file()
+    assert {family.monitor, family.table_metric} <= {metric.name for metric in family.metrics}
+    named = [family.task, family.pipeline, family.parts_evaluation, *family.analyses.values()]
+    named += [family.counted.parts] if family.counted else []
+    published = family.published
+    named += [published.data, published.suite, *published.containers] if published else []
+    for name in filter(None, named):
+        assert imported(name), name
+    assert family_of_task([family.task]).task == family.task
+
+
+def test_an_unknown_task_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match="no task called 'x'; known: classification, detection"):
+        find_family("x")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "direction"),
+    [(FAMILY, "top1", "max"), (FAMILY, "mce", "min"), (FAMILY, "loss", "min"),
+     (FAMILY, "top1_knn", "max"), (LOWER, "mae", "min"), (LOWER, "rmse", "min")],
+)  # fmt: skip
+def test_the_direction_of_a_metric(family, name, direction):
+    assert family.direction(name) == direction
+
+
+def test_which_of_two_figures_is_better():
+    assert FAMILY.is_better(2, 1)
+    assert FAMILY.is_better(1, 1)
+    assert not FAMILY.is_better(1, 2)
+    assert LOWER.is_better(1, 2)
+    assert LOWER.is_better(1, 1)
+    assert not LOWER.is_better(2, 1)
+
+
+@pytest.mark.parametrize(("mode", "real"), [("max", -50.0), ("min", 50.0)])
+def test_a_validation_without_the_metric_is_worse_than_any_with_it(mode, real, tmp_path):
+    best = BestCheckpoint(dirpath=tmp_path, monitor="val/x", mode=mode)
+    trainer = SimpleNamespace(callback_metrics={}, current_epoch=0, global_step=0)
+    figures = []
+    for trainer.global_step in (0, 10):
+        with pytest.warns(UserWarning, match="val/x cannot be computed"):
+            figures.append(float(best._monitor_candidates(trainer)["val/x"]))
+    sign = 1 if mode == "max" else -1
+    assert sign * figures[0] < sign * figures[1] < sign * real
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "expected"),
+    [(None, None, "min"), ("loss", None, "min"), ("train/loss", None, "min"),
+     ("score", None, "max"), (None, "max", "max")],
+)  # fmt: skip
+def test_early_stopping_follows_the_metric(metric, mode, expected):
+    known = {"mae": "min", "score": "max", "loss": "min"}
+    (stop,) = stop_early("val/mae", known, patience=1, metric=metric, mode=mode)
+    assert stop.mode == expected
+    assert torch.isinf(stop.best_score)

@@ -1,0 +1,77 @@
+"""Options with their default value: the run is the same with or without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.cli.catalogue import catalogue
+
+TOKEN_MIXER = "backbone.token_mixer"
+GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
+
+
+def name_token_mixer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat config in which a token mixer's name is one of its options."""
+    found = dict(config)
+    name = found.get(TOKEN_MIXER)
+    if isinstance(name, str):
+        del found[TOKEN_MIXER]
+        found[f"{TOKEN_MIXER}.name"] = name
+    return found
+
+
+def is_default(config: Mapping[str, Any], key: str) -> bool:
+    """Return True if an option has its default value."""
+    group, _, name = key.rpartition(".")
+    if key.startswith(f"{TOKEN_MIXER}."):
+        defaults: Mapping[str, Any] = _token_mixer_defaults(config)
+    elif group in ("optimizer", "schedule"):
+        defaults = _training_defaults(config, group)
+    else:
+        return _is_target_default(config, group, name)
+    return name in defaults and _tuples_to_lists(defaults[name]) == _tuples_to_lists(config[key])
+
+
+def drop_defaults(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove options that have their default and are missing in some of the flat configs."""
+    common = set.intersection(*map(set, configs)) if configs else set()
+    return [
+        {key: value for key, value in one.items() if key in common or not is_default(one, key)}
+        for one in configs
+    ]
+
+
+def _token_mixer_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = catalogue().mixers.get(str(config.get(f"{TOKEN_MIXER}.name")), {})
+    return {**known.get("options", {})}
+
+
+def _training_defaults(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    from backbones.options import defaults
+    from tasks.engine.optim import build_optimizer, learning_rate_factor, optimizer_class
+
+    if group == "schedule":
+        return defaults(learning_rate_factor)
+    try:
+        own = defaults(optimizer_class(str(config.get("optimizer.name"))))
+    except ValueError:  # an optimiser of another version, or of a missing package
+        own = {}
+    return {**own, **defaults(build_optimizer)}
+
+
+def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool:
+    target = config.get(f"{group}._target_")
+    if group.partition(".")[0] not in GROUPS or target is None:
+        return False
+    from tasks.engine.instantiate import has_default
+
+    part = {"_target_": target, name: config[f"{group}.{name}"]}
+    try:
+        return has_default({group: part}, group, name)
+    except ValueError:  # from another checkout
+        return False
+
+
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value
