@@ -22,7 +22,7 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
 
     Args:
         engine: Lightning's trainer.
-        task: Task with a model that is solved from features.
+        task: Its model is solved from features.
         datamodule: Its ``plain`` gives a split prepared as in evaluation.
         seed: Seed of the run.
 

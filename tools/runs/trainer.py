@@ -66,7 +66,7 @@ def make_trainer(
             left to others.
         folder: Run folder.
         monitor: Metric that chooses the best checkpoint.
-        mode: "max" or "min", by which the metric does so.
+        mode: "max" or "min", by which it does.
         training: Keep logs, which an evaluation does not need.
         callbacks: Besides those that every run has.
         loggers: Besides metrics.csv.
