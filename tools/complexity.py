@@ -53,7 +53,8 @@ from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import label, read_networks, separate
 from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import notes_on
-from tools.config.config_checks import CONFIGS, tasks_of
+from tools.config.config_checks import tasks_of
+from tools.config.run_config import CONFIGS
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
 
