@@ -96,7 +96,8 @@ class Subject:
         if self.task is None:
             return ()
         task: Any = self.task
-        return tuple(getattr(task, "shown_names", ()) or getattr(task, "class_names", ()))
+        names: Sequence[str] = getattr(task, "shown_names", ()) or getattr(task, "class_names", ())
+        return tuple(names)
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number."""
