@@ -404,7 +404,7 @@ class TestTraining:
         monkeypatch.setattr(ClassificationTask, "compute_metrics", lambda _: next(figures))
         watching = [
             StopEarly("val/top1", 1, "max", 0.0),
-            TopCheckpoints(Path("run"), "val/top1", 1),
+            TopCheckpoints(Path("run"), "val/top1", "max", 1),
         ]
         monkeypatch.setattr(TopCheckpoints, "_save_checkpoint", lambda _, trainer, path: (
             tops.append(trainer.global_step)))  # fmt: skip
