@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from datamodules import SampleClassification
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
-from tasks.engine.base import EMA, UNREPORTED
+from tasks.engine.checkpoint_entries import EMA, UNREPORTED
 from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.gather import gather_objects
 from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
@@ -447,7 +447,7 @@ class TestTraining:
         monkeypatch.setattr(ClassificationTask, "compute_metrics", lambda _: next(figures))
         watching = [
             StopEarly("val/top1", 1, "max", 0.0),
-            TopCheckpoints(Path("run"), "val/top1", 1),
+            TopCheckpoints(Path("run"), "val/top1", "max", 1),
         ]
         monkeypatch.setattr(TopCheckpoints, "_save_checkpoint", lambda _, trainer, path: (
             tops.append(trainer.global_step)))  # fmt: skip
