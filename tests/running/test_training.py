@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from datamodules import SampleClassification
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
-from tasks.engine.base import EMA, UNREPORTED
 from tasks.engine.checkpoint_callbacks import KeepLast
+from tasks.engine.checkpoint_entries import EMA, UNREPORTED
 from tasks.engine.gather import gather_objects
 from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
 from tasks.engine.monitors import StopEarly, TopCheckpoints
