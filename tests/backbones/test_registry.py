@@ -220,7 +220,7 @@ def test_other_kinds_are_refused(registering):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda dim, *, width: 0, "option width of mixer mine needs a default; add one"),
+        (lambda dim, *, width: 0, "mine needs a default; add one"),
         (lambda dim, hidden_ratio=4, act=1: 0, r"by position.*write \(dim, \*, hidden_ratio, act,"),
         (lambda dim, *, act=torch.nn.GELU: 0, "mine has the default act=<class .*cannot be typed"),
         (lambda dim, *, sizes=(1, {2: 3}): 0, "mine has the default sizes=.*cannot be typed"),
