@@ -30,18 +30,17 @@ check_packages("heads")
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
-    """The network of a training run, to predict with: ``load("<run folder>").predict(images)``.
+    """Load a trained network: ``load("<run folder>").predict(images)``.
 
-    Network, preprocessing and classes are those of the run; its data set is not needed. With an
-    average (``task.ema``) the weights are the average, as in evaluation.
+    Network, preprocessing and classes are the run's; its data set may be absent. With
+    ``task.ema`` the weights are the average, as in evaluation.
 
     Args:
-        run: Run folder, of which the best checkpoint is taken, or a checkpoint of a task, which
-            need not lie in a run folder.
+        run: Run folder, whose best checkpoint is loaded, or a checkpoint of a task.
         device: Where to predict, such as "cuda".
 
     Raises:
-        ValueError: A folder that is not whole, or a file that does not say what it is of.
+        ValueError: The folder is incomplete, or the file lacks the config of its task.
     """
     from tasks.engine.loading import load_run  # with it come torch, lightning and timm
 

@@ -33,10 +33,10 @@ Errors = Mapping[str, Mapping[int, float]]
 
 
 def corruption_errors(errors: Errors) -> dict[str, float]:
-    """CE in percent of each kind whose five severities are there: the error relative to AlexNet's.
+    """Return the CE in percent of each kind with five severities: the error relative to AlexNet's.
 
     Args:
-        errors: Per kind and severity the share of images that are told wrongly.
+        errors: Share of misclassified images per kind and severity.
     """
     return {
         kind: 100 * fmean(errors[kind].values()) / fmean(alexnet)
@@ -46,6 +46,6 @@ def corruption_errors(errors: Errors) -> dict[str, float]:
 
 
 def mean_corruption_error(errors: Errors) -> float | None:
-    """MCE in percent, the mean CE of the 15 kinds; None where one of the 75 errors is missing."""
+    """Return the mean CE of the 15 kinds in percent (mCE); None if one of 75 errors is missing."""
     found = corruption_errors(errors)
     return fmean(found.values()) if len(found) == len(ALEXNET) else None

@@ -1,4 +1,4 @@
-"""A frozen backbone's features of all images of a loader, in the order of the data set."""
+"""Features of all images of a loader by a frozen backbone, in the order of the data set."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ from tasks.engine.gather import gather_objects
 
 
 class FeatureExtraction(LightningModule):
-    """Keep what a network makes of each image of a test loader.
+    """Collect the features of each image of a test loader.
 
     Args:
         model: Maps images (B, 3, H, W) to features (B, D).
-        loader: Makes the loader, once the processes of the run are known.
+        loader: Function that builds the loader, called once the run's processes are known.
     """
 
     def __init__(self, model: nn.Module, loader: Callable[[], DataLoader[Any]]) -> None:
         super().__init__()
         self.model, self._loader = model, loader
-        self._taken: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The images of this process."""
+        """Return the loader of this process's images."""
         return self._loader()
 
     def on_test_start(self) -> None:
-        """Forget what was taken before."""
-        self._taken = []
+        """Clear the collected features."""
+        self._collected = []
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Take the features of a batch, its labels and which images they are."""
+        """Collect the features, labels and sample ids of a batch."""
         values = self.model(batch["image"]).float()
-        taken = (values, batch["label"], batch["sample_id"])
-        self._taken.append(tuple(part.detach().cpu() for part in taken))  # type: ignore[arg-type]
+        tensors = (values, batch["label"], batch["sample_id"])
+        self._collected.append(tuple(one.detach().cpu() for one in tensors))  # type: ignore[arg-type]
 
     def features(self, count: int) -> Features:
         """Return the rows of all processes, each image once, in order.
 
         Args:
-            count: Images of the data set.
+            count: Number of images in the data set.
 
         Raises:
-            ValueError: Images were left out.
+            ValueError: Images were skipped.
         """
         empty = (torch.empty(0), *(torch.empty(0, dtype=torch.int64) for _ in range(2)))
-        own = tuple(map(torch.cat, zip(*self._taken, strict=True))) if self._taken else empty
+        own = (
+            tuple(map(torch.cat, zip(*self._collected, strict=True))) if self._collected else empty
+        )
         parts = [part for part in gather_objects(own) if len(part[0])]
         values, labels, numbers = map(torch.cat, zip(*parts, strict=True))
         order = numbers.argsort()
         if not torch.equal(numbers[order], torch.arange(count)):
             raise ValueError(
-                f"features of {len(numbers.unique())} of {count} images were taken, and all are "
-                "needed; leave trainer.limit_val_batches and trainer.fast_dev_run out"
+                f"features of {len(numbers.unique())} of {count} images were extracted, but all "
+                "are needed; leave trainer.limit_val_batches and trainer.fast_dev_run out"
             )
         return Features(values[order], labels[order])
 
@@ -66,13 +68,14 @@ class FeatureExtraction(LightningModule):
 def extract(
     trainer: Trainer, model: nn.Module, loader: Callable[[], DataLoader[Any]], count: int
 ) -> Features:
-    """Return the features of all images, the same in all processes.
+    """Extract the features of all images; all processes return the same.
 
     Args:
-        trainer: Its device, precision and processes are used.
+        trainer: Trainer with the device, precision and processes to use.
         model: See ``FeatureExtraction``.
-        loader: Makes one of ``image``, ``label`` and ``sample_id``, of a process's share of images.
-        count: Images of the data set.
+        loader: Function that builds the loader of a process's share, with ``image``, ``label`` and
+            ``sample_id``.
+        count: Number of images in the data set.
     """
     module = FeatureExtraction(model, loader)
     trainer.test(module, verbose=False)

@@ -1,6 +1,6 @@
-"""A check before a classification training: the embedding depends on every patch of the image.
+"""Check before a classification training: the embedding depends on every patch of the image.
 
-A class token that reads nothing of the map trains without any message, at the accuracy of chance.
+A class token that ignores the feature map trains silently, at the accuracy of chance.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ warn = rank_zero_only(logging.getLogger(__name__).warning)
 
 
 def unseen_patches(backbone: Backbone, size: tuple[int, int], like: Tensor) -> str | None:
-    """Say which patches of an image the embedding cannot see; None if it sees all of them.
+    """Describe the patches of an image that the embedding ignores; None if it sees all of them.
 
-    The network runs in evaluation mode on an image of noise, a few more where patches are missing.
-    Zero-initialised parameters that block the gradient, such as a layer scale, are named in a
-    warning as long as they learn. The network, its gradients and all random numbers are afterwards
-    as they were.
+    The network runs in evaluation mode on an image of noise, or a few where patches are missing.
+    A warning lists zero-initialised parameters that block the gradient but are trained, such as a
+    layer scale. The network, its gradients and the random state stay unchanged.
 
     Args:
-        backbone: Of any host, with its weights at the start of the training.
+        backbone: Backbone with its weights at the start of the training.
         size: (H, W) of the training images.
-        like: A tensor of the type and device that the images have.
+        like: Tensor with the type and device of the images.
     """
     with undisturbed(backbone):
         reached = reached_by_any(backbone, size, like)
@@ -43,17 +42,17 @@ def unseen_patches(backbone: Backbone, size: tuple[int, int], like: Tensor) -> s
             return None
         frozen = any(not parameter.requires_grad for parameter in backbone.parameters())
         if frozen and not reached.any() and tells_images_apart(backbone, size, like):
-            return None  # frozen parts may compute without gradient
+            return None  # frozen modules may compute without gradient
         zeros = blocking_zeros(backbone, lambda: bool(reached_by_any(backbone, size, like).all()))
     found = _described(backbone, reached)
     names = [name for group in zeros.values() for name in group]
     shown = ", ".join(list(zeros)[:SHOWN])
     if names and all(backbone.get_parameter(name).requires_grad for name in names):
-        warn(f"{found}, as long as these parameters are 0, which they are at the start: {shown}")
+        warn(f"{found} while these parameters are 0, as they are at the start: {shown}")
         return None
     if names:
-        return f"{found}, because these parameters are 0 and frozen: {shown}; let them learn"
-    return f"{found}. {_advice(backbone)}, or pass {OPTION}=false to train all the same"
+        return f"{found}, because these parameters are 0 and frozen: {shown}; unfreeze them"
+    return f"{found}. {_advice(backbone)}, or pass {OPTION}=false to train anyway"
 
 
 def _described(backbone: Backbone, reached: Tensor) -> str:
@@ -82,15 +81,15 @@ def _advice(backbone: Backbone) -> str:
 
 @contextmanager
 def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Let a network run in evaluation mode, uncompiled, and leave no trace.
+    """Set a network to evaluation mode, uncompiled, and restore it at the end.
 
-    Random state, buffers, and what modules remember in attributes are as before at the end.
+    The random state, buffers and attributes of all modules are restored.
     """
     random = random_state()
     kept = [(module, dict(vars(module)), _containers(module)) for module in network.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     for module in network.modules():
-        # The mode alone: a method train() may do more than to set it.
+        # Set the attribute, since a module's train() may do more.
         module.training, module._compiled_call_impl = False, None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Image classification: ImageNet and its likes, and transfer to CIFAR-100."""
+"""Image classification, on ImageNet or by transfer to sets such as CIFAR-100."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tasks.classification.teacher import (
 from tasks.engine.batches import Batch, Row, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
 from tasks.engine.drawing import Tile, contact_sheet, to_image
-from tasks.engine.evaluation_loss import Summed, of_classes
+from tasks.engine.evaluation_loss import Summed, class_loss
 from tasks.engine.gather import refuse_together
 from tasks.engine.whole_files import write_whole
 
@@ -46,26 +46,26 @@ make_erasing: Any = RandomErasing
 
 
 class ClassificationTask(ClassesTask):
-    """Cross entropy on hard or mixed labels; top-1 and top-5 accuracy in percent.
+    """Classification with hard or mixed labels; top-1 and top-5 accuracy in percent.
 
-    The loss of validation is the cross entropy alone, see ``evaluation_loss``.
+    The validation loss is the plain cross entropy, see ``evaluation_loss``.
 
     Args:
         model: Maps ``{"image": (B, 3, H, W), "label": (B,)}`` to losses and logits (B, K).
-        class_names: K names.
+        class_names: Names of the K classes, in label order.
         optimizer: See ``BaseTask``.
         schedule: See ``BaseTask``.
         mixup: Options of ``timm.data.Mixup``, such as ``mixup_alpha``, ``cutmix_alpha`` and
-            ``label_smoothing``, or None. With it the label smoothing of the targets is Mixup's.
+            ``label_smoothing``, or None. With Mixup its label smoothing applies.
         random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
-            where timm's script loads data; an augmentation's ``random_erasing`` does it before.
-        distillation: Options of ``TeacherOptions``, of which the ``type`` None is no teacher.
+            timm's training script does. An augmentation's ``random_erasing`` does it before.
+        distillation: Options of ``TeacherOptions``; without a ``type`` there is no teacher.
         ema: See ``BaseTask``.
-        check_patches: Whether a training stops before its first step if the embedding cannot see a
-            patch of the image, see ``patch_check``.
+        check_patches: Stop before the first step if the embedding ignores a patch of the image, see
+            ``patch_check``.
 
     Raises:
-        ValueError: An option that Mixup does not have, or labels that would be smoothed twice.
+        ValueError: Mixup lacks an option, or labels would be smoothed twice.
     """
 
     family = FAMILY
@@ -118,22 +118,22 @@ class ClassificationTask(ClassesTask):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """top1, and top5 of more than five classes."""
+        """Return top1, and top5 for more than five classes."""
         return tuple(str(name) for name in self.accuracy)
 
     def prepare_training(self, datamodule: Any) -> None:
-        """Load the teacher, if there is to be one, and see to it that token labels can be used.
+        """Load the teacher, if any, and check that the model can use token labels.
 
         Raises:
-            ValueError: The teacher cannot be had, or knows other classes; or there are token labels
-                and the network classifies no tokens, or mixup would mix its images.
+            ValueError: The teacher cannot be loaded or has other classes, or token labels meet
+                mixup or a network without a token classifier.
         """
         if getattr(datamodule, "token_labels", None) is not None:
             check_token_labels(self.model, self.mixup)
         if self.distillation.how is not None and self._teacher is None:
             if not hasattr(datamodule, "normalisation"):
                 raise ValueError(
-                    "task.distillation needs a datamodule, which knows how images are normalised: "
+                    "task.distillation needs a datamodule, which defines how to normalise images: "
                     "call trainer.fit(task, datamodule=...)"
                 )
             images = datamodule.normalisation
@@ -142,15 +142,15 @@ class ClassificationTask(ClassesTask):
             self._teacher = teacher, images
 
     def setup(self, stage: str) -> None:
-        """Load what only training needs where a trainer is used without ``tools/run.py``."""
+        """Prepare a training that a trainer starts without ``tools/run.py``."""
         super().setup(stage)
         if stage == "fit":
             self.prepare_training(self.trainer.datamodule)  # type: ignore[attr-defined]
-            if self._shards_weights():  # they are whole until the strategy has them
+            if self._shards_weights():  # weights are whole until the strategy shards them
                 self._check_patches(torch.empty(0), contextlib.nullcontext())
 
     def on_fit_start(self) -> None:
-        """Stop if the embedding cannot see a patch, on the training's device and in its type."""
+        """Stop if the embedding ignores a patch, on the training's device and in its precision."""
         if not self._shards_weights():
             precision = self.trainer.precision_plugin
             like = precision.convert_input(torch.empty(0, device=self.device))
@@ -171,16 +171,16 @@ class ClassificationTask(ClassesTask):
         refuse_together(problem)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Mix the images and labels of a training batch, erase parts of them, ask the teacher.
+        """Apply mixup and random erasing to a training batch, and add the teacher's logits.
 
-        What is drawn comes from the global generators, which checkpoints keep. The teacher sees the
-        very images that the student will.
+        Random numbers come from the global generators, which checkpoints save. The teacher sees the
+        same images as the student.
         """
         batch = self._with_token_labels(self._mixed(batch))
         if self._teacher is None:
             return batch
         teacher, normalisation = self._teacher
-        return batch | {"taught": teacher.say_of(batch["image"], normalisation)}
+        return batch | {"taught": teacher.teacher_logits(batch["image"], normalisation)}
 
     def _with_token_labels(self, batch: Batch) -> Batch:
         if "token_scores" not in batch:
@@ -198,8 +198,8 @@ class ClassificationTask(ClassesTask):
         if self.mixup is not None:
             if len(image) % 2:
                 raise ValueError(
-                    f"task.mixup pairs the images of a batch, and there are {len(image)}; pass an "
-                    "even data.batch_size that the training set fills, or task.mixup=null"
+                    f"task.mixup pairs the images of a batch, but this one has {len(image)}; pass "
+                    "an even data.batch_size that the training set fills, or task.mixup=null"
                 )
             image, label = self.mixup(image, label)
         if self.erasing is not None:
@@ -208,40 +208,40 @@ class ClassificationTask(ClassesTask):
         return batch | {"image": image, "label": label}
 
     def only_classes(self, labels: Sequence[int] = ()) -> None:
-        """Let evaluation choose among these classes alone; without any, among all again.
+        """Restrict evaluation to these classes; without labels, reset it to all.
 
-        Source: as the authors of ImageNet-A and ImageNet-R do with networks of 1000 classes.
+        Source: as the authors of ImageNet-A and ImageNet-R evaluate networks of 1000 classes.
         """
         others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
         self._others = torch.tensor(others, dtype=torch.int64) if others else None
 
     def evaluated(self, batch: Batch) -> Tensor:
-        """Logits (B, K), minus infinity of classes that are not to be chosen."""
+        """Return logits (B, K), minus infinity for classes that ``only_classes`` excludes."""
         logits: Tensor = self.model.predict(batch)
         if self._others is None:
             return logits
         return logits.index_fill(1, self._others.to(logits.device), -math.inf)
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
-        """Count hits."""
+        """Update the accuracies."""
         self.accuracy.update(predictions, batch["label"])
 
     def compute_metrics(self) -> dict[str, Tensor]:
-        """Accuracies in percent."""
+        """Return the accuracies in percent."""
         return {name: 100 * value for name, value in self.accuracy.compute().items()}
 
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
-        """Cross entropy over the images."""
-        return of_classes(predictions, batch["label"])
+        """Return the summed cross entropy and the number of images with a label."""
+        return class_loss(predictions, batch["label"])
 
     def reset_metrics(self) -> None:
-        """Forget all hits."""
+        """Reset the accuracies."""
         self.accuracy.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Per image: ``image``, its name; the five best ``classes`` and their ``probabilities``.
+        """Return per image ``image``, its name, the five best ``classes`` and ``probabilities``.
 
-        Where classes are ImageNet's synsets, ``names`` says what they mean.
+        For ImageNet's synsets ``names`` has the everyday names.
         """
         probabilities = self.model.predict(batch).float().softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
@@ -262,14 +262,14 @@ class ClassificationTask(ClassesTask):
         ]
 
     def answer(self, row: Row) -> str:
-        """The best classes with their probabilities."""
+        """Return the best classes with their probabilities."""
         best = zip(row["names" if "names" in row else "classes"], row["probabilities"], strict=True)
         return ", ".join(f"{name} ({share:.3f})" for name, share in best)
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
-        """Write predictions.csv: the image, then its classes and probabilities by turns.
+        """Write predictions.csv: the image, then class and probability of each prediction.
 
-        Where ``describe`` has names, they stand between the two.
+        The everyday name, if ``describe`` has one, stands between the two.
         """
         kinds = ["class", "probability"]
         keys = ["classes", "probabilities"]
@@ -283,17 +283,17 @@ class ClassificationTask(ClassesTask):
         for row in rows:
             groups = zip(*(row[key] for key in keys), strict=True)
             writer.writerow([row["image"], *(value for group in groups for value in group)])
-        # Names of files need not be UTF-8; they are written as they are.
+        # File names need not be UTF-8; they are written unchanged.
         write_whole(folder / "predictions.csv", text.getvalue())
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """One sheet of images with the predicted class and its probability, green where right.
+        """Draw one sheet of images with the predicted class and its probability.
 
-        Where it is wrong the right class stands below; it is grey where a negative label says that
-        nobody knows.
+        Correct captions are green, wrong ones red with the right class below, and those of images
+        without a label (negative) grey.
         """
-        # Outside the trainer nothing else brings them to the precision of the weights.
+        # Outside the trainer the images still need the precision of the weights.
         weights = next(self.model.parameters())
         images = {"image": batch["image"].to(weights)}
         best = self.model.predict(images).float().softmax(-1).max(-1)
@@ -310,10 +310,10 @@ class ClassificationTask(ClassesTask):
 
 
 def check_token_labels(model: Any, mixup: Any) -> None:
-    """Refuse to train with token labels what cannot use them.
+    """Refuse token labels that the model or mixup cannot use.
 
     Raises:
-        ValueError: Says what to pass.
+        ValueError: States what to pass.
     """
     if not isinstance(getattr(model, "classifier", None), TokenClassifier):
         raise ValueError(NO_TOKENS)
@@ -325,10 +325,10 @@ def check_token_labels(model: Any, mixup: Any) -> None:
 
 
 def check_mixup(options: Mapping[str, Any]) -> None:
-    """Refuse values that timm's Mixup takes without a word.
+    """Refuse invalid values that timm's Mixup accepts silently.
 
     Raises:
-        ValueError: Names the option and what it may be.
+        ValueError: Names the option and its valid values.
     """
     for name, value in options.items():
         option = f"task.mixup.{name}"
@@ -340,7 +340,7 @@ def check_mixup(options: Mapping[str, Any]) -> None:
             check_value(option, value, Sequence[float] | None)
             if value is not None and not (len(value) == 2 and 0 <= value[0] <= value[1] <= 1):
                 raise ValueError(
-                    f"{option}={value} is no range; give two shares, such as [0.2,0.8]"
+                    f"{option}={value} must be two increasing shares, such as [0.2,0.8]"
                 )
         else:
             check_value(option, value, float)

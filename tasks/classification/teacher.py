@@ -1,4 +1,4 @@
-"""The trained network that a student learns from: found, loaded, and asked about a batch."""
+"""Teacher of a distillation: its options, its weights and its logits of a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
 from tasks.engine.saved_config import checkpoint_file, open_saved
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 OPTION = "task.distillation"
 data_config_of: Any = resolve_model_data_config  # timm's function is untyped
@@ -32,21 +32,21 @@ Normalisation = tuple[Sequence[float], Sequence[float]]  # mean and deviation of
 
 
 class TeacherOptions:
-    """What ``task.distillation`` says, checked without a look at any weights.
+    """Options of ``task.distillation``, checked before any weights are loaded.
 
     Args:
-        type: "hard" or "soft"; None is no distillation, and then nothing else may be given.
-        teacher: Name of a backbone here, which needs ``checkpoint``, or of one of timm's networks,
-            with its tag (``regnety_160.deit_in1k``) where timm has several weights of it. May be
-            left out where ``checkpoint`` lies in a run folder.
-        checkpoint: Weights of the teacher with its classifier: a file, or a run folder of ours.
+        type: "hard" or "soft"; None disables distillation and excludes the other options.
+        teacher: Name of one of our backbones, which needs ``checkpoint``, or of a network of timm,
+            with its tag (``regnety_160.deit_in1k``) if timm has several weights of it. Optional if
+            ``checkpoint`` lies in a run folder.
+        checkpoint: Weights of the teacher with its classifier: a file, or one of our run folders.
         alpha: Share of the teacher in the loss.
-        temperature: Of soft labels.
-        image_size: Side that images are resized to for the teacher; None leaves them as the student
-            sees them, but for networks of timm's that take one size only.
+        temperature: Temperature of soft labels.
+        image_size: Side that images are resized to for the teacher. By default the teacher sees the
+            student's images; networks of timm with a fixed size get that size.
 
     Raises:
-        ValueError: An option that cannot be, or a name that nobody knows.
+        ValueError: An option is invalid, or a name is unknown.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class TeacherOptions:
         if type is None:
             if teacher is not None or checkpoint is not None:
                 raise ValueError(
-                    f"{OPTION} has a teacher and no type; pass {OPTION}.type=hard or soft"
+                    f"{OPTION} has a teacher but lacks a type; pass {OPTION}.type=hard or soft"
                 )
             self.how = None
             return
-        self.how = Distillation(type, alpha, temperature)  # type: ignore[arg-type] # checked there
+        self.how = Distillation(type, alpha, temperature)  # type: ignore[arg-type] # it checks
         for name, value, hint in (
             ("teacher", teacher, str | None),
             ("checkpoint", checkpoint, Path | None),
@@ -84,23 +84,23 @@ class TeacherOptions:
             _check_timm(teacher)
         elif teacher is not None and checkpoint is None:
             raise ValueError(
-                f"{OPTION}.teacher={teacher} has no weights; pass {OPTION}.checkpoint=<its file or "
+                f"{OPTION}.teacher={teacher} needs weights; pass {OPTION}.checkpoint=<its file or "
                 "run folder>, or name a network of timm's with its tag"
             )
 
 
 class Teacher:
-    """A trained classifier in evaluation mode, that no gradient reaches.
+    """Trained classifier in evaluation mode, detached from the gradient.
 
-    It is no module, so that the task that holds it neither saves, averages, optimises, synchronises
-    nor exports it. It follows the images to their device and precision.
+    It is kept outside ``nn.Module``, so that the task neither saves, averages, optimises,
+    synchronises nor exports it. It moves to the device and precision of the images.
 
     Args:
         network: Maps images to logits (B, K).
-        name: For messages.
-        normalisation: Of the images that it was trained on.
-        image_size: Side that images are resized to for it, or None.
-        how: What the student makes of its logits.
+        name: Name for messages.
+        normalisation: Normalisation of its training images.
+        image_size: Side that images are resized to, or None.
+        how: Loss that the student computes from the logits.
     """
 
     def __init__(
@@ -117,19 +117,23 @@ class Teacher:
         self._place: tuple[torch.device, torch.dtype] | None = None
 
     @torch.no_grad()
-    def say_of(self, images: Tensor, normalisation: Normalisation) -> TeacherLogits:
-        """The logits of images (B, 3, H, W) that are normalised as the student's are.
+    def teacher_logits(self, images: Tensor, normalisation: Normalisation) -> TeacherLogits:
+        """Return the teacher's logits of the student's images.
 
-        Called within the precision of the training step, which is then the teacher's as well.
+        The teacher computes in the precision of the training step.
+
+        Args:
+            images: (B, 3, H, W).
+            normalisation: The student's, by which the images are normalised.
         """
         place = images.device, images.dtype
         if self._place != place:
             self.network.to(*place)
             self._place = place
-        return TeacherLogits(self.network(self.as_trained_on(images, normalisation)), self.how)
+        return TeacherLogits(self.network(self.convert_images(images, normalisation)), self.how)
 
-    def as_trained_on(self, images: Tensor, normalisation: Normalisation) -> Tensor:
-        """Images in the teacher's normalisation and size."""
+    def convert_images(self, images: Tensor, normalisation: Normalisation) -> Tensor:
+        """Convert images to the teacher's normalisation and size."""
         if not _equal(normalisation, self.normalisation):
             (mean, std), (own_mean, own_std) = (
                 (images.new_tensor(list(part))[:, None, None] for part in pair)
@@ -151,20 +155,18 @@ def load_teacher(
     other_orders: Orders | None = None,
     order_option: str = ORDER,
 ) -> Teacher:
-    """Build the teacher of a student.
-
-    The random numbers of the run are left as they are.
+    """Build the teacher of a student; the run's random state stays unchanged.
 
     Args:
-        options: Which network teaches, and how.
-        class_names: Of the data.
-        normalisation: Of the student's images.
-        other_orders: The classes in each other order that the data can be read in; a teacher that
-            does not name its classes may know them in that one.
+        options: Network and type of distillation.
+        class_names: Class names of the data.
+        normalisation: Normalisation of the student's images.
+        other_orders: The data's classes in each other order that they can be read in. A teacher
+            without class names may use one of these.
         order_option: Name of the option that chooses the order, for the warning.
 
     Raises:
-        ValueError: No such weights, weights of another network, or of other classes.
+        ValueError: The weights are missing, or of another network or of other classes.
     """
     assert options.how is not None
     with torch.random.fork_rng(devices=[]):
@@ -175,7 +177,7 @@ def load_teacher(
     notes = [] if _equal(own, normalisation) else ["normalised as its own training's"]
     if teacher.image_size is not None:
         notes.append(f"resized to {teacher.image_size} pixels")
-    say(
+    log_info(
         f"Teacher: {name}, {count / 1e6:.1f} M parameters, {options.how.type} labels, alpha "
         f"{options.how.alpha:g}; it sees the student's images"
         + (f", {' and '.join(notes)}" if notes else "")
@@ -193,17 +195,17 @@ def _load(
     if file is not None and (name is None or _is_ours(name)):
         run = open_saved(file).run
         if run is not None:
-            return _of_run(run.config, name, file, class_names)
+            return _load_run_teacher(run.config, name, file, class_names)
         if name is None:
             raise ValueError(
-                f"{file} lies in no run folder, which would say what network it is of; pass "
+                f"{file} lies outside a run folder, which would name its network; pass "
                 f"{OPTION}.teacher=<its name>"
             )
         network = LinearClassifier.from_pretrained(name, file)
         _check_count(network.classifier.out_features, class_names, str(file))
         return network, name, normalisation, None
     assert name is not None
-    network = _of_timm(name, file, class_names)
+    network = _build_timm(name, file, class_names)
     data = data_config_of(network)
     fixed = data["input_size"][-1] if network.pretrained_cfg.get("fixed_input_size") else None
     return network, name, (data["mean"], data["std"]), fixed
@@ -212,7 +214,7 @@ def _load(
 def _check_order(
     options: TeacherOptions, name: str, class_names: Sequence[str], others: Orders, option: str
 ) -> None:
-    """Compare a teacher's classes by name and order, or warn where it does not name them.
+    """Compare a teacher's classes by name and order; warn if it lacks class names.
 
     Raises:
         ValueError: They differ.
@@ -226,7 +228,7 @@ def _check_order(
         warn_of_order(source, class_names, others, option)
 
 
-def _of_run(
+def _load_run_teacher(
     config: Mapping[str, Any], name: str | None, file: str | Path, class_names: Sequence[str]
 ) -> Loaded:
     from tasks.engine.loading import load_run
@@ -234,11 +236,11 @@ def _of_run(
     trained = config["backbone"]["name"]
     if name not in (None, trained):
         raise ValueError(
-            f"{file} is of a run of {trained}, not of {name}; leave {OPTION}.teacher out"
+            f"{file} belongs to a run of {trained}, not of {name}; leave {OPTION}.teacher out"
         )
     if config["task"]["_target_"] != FAMILY.task:
         raise ValueError(
-            f"{file} is of a run of task={config['task_name']}, whose network gives no classes of "
+            f"{file} belongs to a run of task={config['task_name']}, but a teacher must classify "
             "images; pass a run of task=classification or transfer"
         )
     task: Any = load_run(file)
@@ -246,13 +248,13 @@ def _of_run(
     return task.model, trained, task.data.normalisation, None
 
 
-def _of_timm(name: str, file: str | Path | None, class_names: Sequence[str]) -> Any:
+def _build_timm(name: str, file: str | Path | None, class_names: Sequence[str]) -> Any:
     source = timm.get_pretrained_cfg(name)
     if file is not None:
-        return _of_timm_from(name, file, class_names)
+        return _build_timm_from_file(name, file, class_names)
     if source is None or not source.has_weights:
         raise ValueError(
-            f"timm publishes no weights of {name}; pass {OPTION}.checkpoint=<file of its weights>"
+            f"timm lacks weights of {name}; pass {OPTION}.checkpoint=<file of its weights>"
         )
     _check_count(source.num_classes, class_names, name)
     try:
@@ -266,10 +268,10 @@ def _of_timm(name: str, file: str | Path | None, class_names: Sequence[str]) -> 
         ) from error
 
 
-def _of_timm_from(name: str, file: str | Path, class_names: Sequence[str]) -> Any:
-    """A network of timm's with the weights and as many classes as a file has."""
+def _build_timm_from_file(name: str, file: str | Path, class_names: Sequence[str]) -> Any:
+    """Build a network of timm with the weights and number of classes of a file."""
     tensors = open_checkpoint(file).state_dict
-    classifier = (timm.get_pretrained_cfg(name, allow_unregistered=True) or _NOTHING).classifier
+    classifier = (timm.get_pretrained_cfg(name, allow_unregistered=True) or _EmptyConfig).classifier
     classifiers = [classifier] if isinstance(classifier, str) else list(classifier or ())
     counts = {len(tensors[f"{key}.weight"]) for key in classifiers if f"{key}.weight" in tensors}
     count = counts.pop() if counts else len(class_names)
@@ -281,10 +283,10 @@ def _of_timm_from(name: str, file: str | Path, class_names: Sequence[str]) -> An
         )
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"{file} holds another network than {name}: {reason}") from error
+        raise ValueError(f"{file} contains another network than {name}: {reason}") from error
 
 
-class _NOTHING:
+class _EmptyConfig:
     classifier = None
 
 
@@ -297,20 +299,20 @@ def _check_timm(name: str) -> None:
     if not timm.is_model(architecture):
         known = [*list_backbones(), *timm.list_models()]
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has all"
-        raise ValueError(f"there is no teacher called {name!r}, here or in timm; {hint}")
+        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
+        raise ValueError(f"{name!r} is neither a backbone here nor a network of timm; {hint}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:
         raise ValueError(
-            f"timm has no weights {name}; of {architecture} there are: {', '.join(tags) or 'none'}"
+            f"timm lacks the weights {name}; of {architecture} it has: {', '.join(tags) or 'none'}"
         )
 
 
 def _check_count(count: int, class_names: Sequence[str], source: str) -> None:
     if count != len(class_names):
         raise ValueError(
-            f"the teacher {source} tells {count} classes apart, the data have {len(class_names)}; "
-            "pass one that was trained on these"
+            f"the teacher {source} has {count} classes, the data have {len(class_names)}; "
+            "pass a teacher that was trained on the data's classes"
         )
 
 

@@ -18,16 +18,19 @@ KINDS = (("bbox", ""), ("segm", "mask_"))
 
 
 class CocoMetric:
-    """Collects detections and evaluates them against annotations.
+    """COCO average precision of collected detections against annotations.
 
-    faster-coco-eval computes what pycocotools does (largest difference seen 1.4e-17) in an eighth
-    of the time. Each image counts once, however many processes saw it, and images not seen do not
-    count. Ids may be any integers: the evaluation itself sees their ranks.
+    faster-coco-eval computes the same as pycocotools (largest difference seen 1.4e-17) in an eighth
+    of the time. Each image seen counts once, whatever the number of processes. Ids may be any
+    integers, since the evaluation uses their ranks.
 
     Args:
         annotations: Ground truth, the content of a json in COCO's format.
         category_ids: The json's category id of each label.
-        with_masks: Whether to evaluate masks as well as boxes.
+        with_masks: Evaluate masks as well as boxes.
+
+    Attributes:
+        class_figures: AP and AP50 by category id, of the last ``compute``.
     """
 
     def __init__(
@@ -37,24 +40,24 @@ class CocoMetric:
         self.category_ids = tuple(category_ids)
         self.with_masks = with_masks
         self.detections: dict[int, list[dict[str, Any]]] = {}
-        self.of_classes: dict[int, dict[str, float | None]] = {}
+        self.class_figures: dict[int, dict[str, float | None]] = {}
 
     def reset(self) -> None:
-        """Forget all detections."""
+        """Reset the detections."""
         self.detections = {}
 
     def update(self, samples: Sequence[Any]) -> None:
-        """Take in mmdet's data samples with ``pred_instances`` at the original image size."""
+        """Add mmdet's data samples with ``pred_instances`` at the original image size."""
         for sample in samples:
             self.detections[int(sample.img_id)] = instances(sample, self.category_ids)
 
     def compute(self) -> dict[str, torch.Tensor]:
-        """AP, AP50, AP75, AP_small/medium/large of boxes, and of masks with the prefix "mask_".
+        """Return AP, AP50, AP75, AP_small/medium/large of boxes; of masks with the prefix "mask_".
 
-        A size range without ground truth, for which COCO's own tool gives -1, has no figure.
+        Size ranges without ground truth, for which COCO's own tool gives -1, are left out.
 
         Raises:
-            ValueError: The images seen have no ground truth at all.
+            ValueError: The evaluated images lack ground truth.
         """
         parts = gather_objects(self.detections)
         detections = {image: rows for part in parts for image, rows in part.items()}
@@ -63,24 +66,24 @@ class CocoMetric:
         images = [truth.images[image] for image in detections]
         ranks = {category: truth.categories[category] for category in self.category_ids}
         figures = {}
-        self.of_classes = {category: {} for category in self.category_ids}
+        self.class_figures = {category: {} for category in self.category_ids}
         for kind, prefix in KINDS[: 1 + self.with_masks]:
             stats, classes = average_precisions(coco, found, images, kind, list(ranks.values()))
             if stats[0] < 0:
                 raise ValueError(
-                    f"AP has no value: {len(images)} images were evaluated and have no box that "
-                    "counts; raise trainer.limit_val_batches"
+                    f"AP is undefined: the {len(images)} evaluated images have 0 boxes that count; "
+                    "raise trainer.limit_val_batches"
                 )
             named = zip(STATS, stats, strict=False)
             figures.update({f"{prefix}AP{name}": value for name, value in named if value >= 0})
-            for category, row in self.of_classes.items():
+            for category, row in self.class_figures.items():
                 of_class = classes.get(ranks[category], (None, None))
                 row |= {f"{prefix}AP": of_class[0], f"{prefix}AP50": of_class[1]}
         return {name: torch.tensor(value) for name, value in figures.items()}
 
     @cached_property
     def _truth(self) -> tuple[RankedTruth, Any]:
-        """The annotations and, made of them, the evaluator's ``COCO``; kept for all evaluations."""
+        """Return the annotations and the evaluator's ``COCO`` of them, cached."""
         from faster_coco_eval import COCO
 
         ranked = RankedTruth(self.annotations)
@@ -94,23 +97,23 @@ def average_precisions(
     kind: str,
     category_ids: Sequence[int],
 ) -> tuple[list[float], dict[int, tuple[float | None, float | None]]]:
-    """COCO's figures for detections on some images, and each category's AP and AP50.
+    """Return COCO's figures for detections on some images, and AP and AP50 per category.
 
-    A category without ground truth on them has none.
+    The figures of a category without ground truth are None.
 
     Args:
         truth: The annotations, as faster_coco_eval's ``COCO``; its ids are numbered from 1.
-        found: Result rows.
-        image_ids: The images that count.
+        found: COCO result rows.
+        image_ids: The images to evaluate.
         kind: "bbox" or "segm".
-        category_ids: The categories that count; a set may be restricted to some of its file's.
+        category_ids: The categories to evaluate, all or some of the file's.
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
-    # With boxes in the rows the tool would take an instance's size from its box, masks or not.
+    # If a row has a box, the tool reads the instance's size from it, even for masks.
     left_out = "segmentation" if kind == "bbox" else "bbox"
     rows = [{key: value for key, value in row.items() if key != left_out} for row in found]
-    # loadRes needs a row.
+    # loadRes fails on an empty list.
     results = truth.loadRes(rows) if rows else COCO({**truth.dataset, "annotations": []})
     evaluation = COCOeval_faster(truth, results, iouType=kind, print_function=lambda *_: None)
     evaluation.params.imgIds = sorted(image_ids)
@@ -118,7 +121,7 @@ def average_precisions(
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    # Thresholds, recalls, categories, sizes (the first is all), most detections (the last is 100).
+    # Axes: thresholds, recalls, categories, sizes (first: all), most detections (last: 100).
     precision = evaluation.eval["precision"][:, :, :, 0, -1]
     means = {
         category: (_mean(precision[:, :, place]), _mean(precision[0, :, place]))
@@ -128,13 +131,13 @@ def average_precisions(
 
 
 def _mean(precisions: Any) -> float | None:
-    """Of the precisions where there is ground truth; None where there is none."""
+    """Return the mean of precisions where ground truth exists (above -1); None without any."""
     known = precisions[precisions > -1]
     return float(known.mean()) if known.size else None
 
 
 def instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """One image's detections as COCO result rows: box as (x, y, width, height), mask as RLE."""
+    """Return an image's detections as COCO result rows: boxes (x, y, w, h), masks as RLE."""
     predicted = sample.pred_instances
     boxes = predicted.bboxes.cpu().double()
     boxes[:, 2:] -= boxes[:, :2]

@@ -1,4 +1,4 @@
-"""Ids of a COCO file as COCO's evaluators need them: numbered from 1, in the order of the ids."""
+"""Ranks that replace the ids of a COCO file for COCO's evaluators: from 1, in the ids' order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class RankedTruth:
-    """The content of a COCO file with ranks for its ids.
+    """Content of a COCO file with ranks in place of its ids.
 
-    The evaluators read annotation id 0 as "no match" and keep ids in arrays of 64 bits. The order
-    of image ids decides between detections of equal score, and ranks keep it.
+    The evaluators read annotation id 0 as "no match" and store ids in 64 bits. The order of image
+    ids decides between detections of equal score; ranks preserve it.
 
     Attributes:
         content: Images, annotations and categories in the file's order, with ranks as ids.
@@ -18,7 +18,7 @@ class RankedTruth:
         categories: The rank of each category id.
 
     Args:
-        content: Of a json in COCO's format; ids may be any integers.
+        content: Content of a json in COCO's format; ids may be any integers.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:

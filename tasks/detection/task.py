@@ -21,13 +21,13 @@ from tasks.engine.drawing import draw_instances, open_upright, side_by_side
 from tasks.engine.whole_files import write_whole
 
 PREVIEW_SCORE = 0.3
-SAME_PLACE = 0.7  # overlap (IoU) of two boxes from which on one is drawn
+SAME_PLACE = 0.7  # of two boxes with a larger overlap (IoU) only the surer one is drawn
 
 
 class DetectionTask(ClassesTask):
-    """A detector of MMDetection; COCO's average precision for boxes and, where predicted, masks.
+    """Detection by a model of MMDetection; COCO's average precision of boxes and predicted masks.
 
-    The datamodule tells the ground truth: ``annotations`` and ``category_ids``.
+    The datamodule provides the ground truth: ``annotations`` and ``category_ids``.
     """
 
     family = FAMILY
@@ -39,23 +39,23 @@ class DetectionTask(ClassesTask):
     metric: CocoMetric
 
     def prepare_training(self, datamodule: Any) -> None:
-        """Ask for the ground truth before there is a run: without a box in AP it is refused."""
+        """Read the ground truth before the run starts; one without boxes is refused."""
         super().prepare_training(datamodule)
         datamodule.annotations  # noqa: B018
 
     def setup(self, stage: str) -> None:
-        """Ask the datamodule for the ground truth, where there is any.
+        """Read the ground truth of the datamodule, except for prediction.
 
         Raises:
-            ValueError: Tests are to have several views, which the detector cannot merge, or it
-                predicts masks and the data have none.
+            ValueError: The detector cannot merge the several views of a test, or it predicts masks
+                that the data lack.
         """
         super().setup(stage)
         trainer: Any = self.trainer
         data = trainer.datamodule
         if data is None:
             raise ValueError(
-                "a detector is trained and tested with a datamodule, which knows the ground truth: "
+                "a detector needs a datamodule, which provides the ground truth: "
                 "call trainer.fit(task, datamodule=...)"
             )
         if getattr(data, "has_views", False):
@@ -72,18 +72,18 @@ class DetectionTask(ClassesTask):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """COCO's precisions of boxes, and of masks where the model has them."""
+        """Return the names of COCO's precisions of boxes, and of masks if predicted."""
         with_masks = bool(getattr(self.model.model, "with_mask", False))
         return tuple(f"{prefix}AP{end}" for _, prefix in KINDS[: 1 + with_masks] for end in STATS)
 
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
-        """Take in the detections."""
+        """Add the detections."""
         self.metric.update(predictions)
 
     def compute_metrics(self) -> dict[str, torch.Tensor]:
-        """COCO's figures, in [0, 1]."""
+        """Return COCO's figures, in [0, 1]."""
         figures = self.metric.compute()
-        found = self.metric.of_classes
+        found = self.metric.class_figures
         self.class_figures = [
             {"class": name, **found[category]}
             for name, category in zip(self.class_names, self.metric.category_ids, strict=True)
@@ -91,14 +91,14 @@ class DetectionTask(ClassesTask):
         return {name: value.to(self.device) for name, value in figures.items()}
 
     def reset_metrics(self) -> None:
-        """Forget all detections."""
+        """Reset the detections."""
         self.metric.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Per image: ``image``, its name; ``image_id``; ``detections``, the surest first.
+        """Return per image ``image``, its name, ``image_id`` and ``detections``, the surest first.
 
         A detection has ``bbox`` (x, y, width, height) in pixels of the image, ``score``, ``class``
-        and, of a detector with masks, ``segmentation``, a mask in COCO's run-length code.
+        and, if the detector predicts masks, ``segmentation`` in COCO's run-length code.
         """
         labels = range(len(self.class_names))
         results = []
@@ -112,7 +112,7 @@ class DetectionTask(ClassesTask):
         return results
 
     def answer(self, row: Row) -> str:
-        """How many objects of each class are found with some certainty."""
+        """Return the number of objects per class with a score above 0.3."""
         found = Counter(r["class"] for r in row["detections"] if r["score"] > PREVIEW_SCORE)
         named = ", ".join(f"{count} {name}" for name, count in found.most_common())
         objects = "object" if found.total() == 1 else "objects"
@@ -132,9 +132,9 @@ class DetectionTask(ClassesTask):
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Per image: the ground truth where there is one, and detections above a score of 0.3.
+        """Draw per image the ground truth, if any, and the detections above a score of 0.3.
 
-        Of detections in one place, whatever their classes, the surest is drawn.
+        Of overlapping detections of any class only the surest is drawn.
         """
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []
@@ -165,6 +165,6 @@ class DetectionTask(ClassesTask):
 
 
 def _to_draw(found: Any) -> Any:
-    """The detections that are sure enough, without those that lie over a surer one."""
+    """Select the detections to draw: sure ones, without those that overlap a surer one."""
     found = found[found.scores > PREVIEW_SCORE]
     return found[nms(found.bboxes.float(), found.scores.float(), SAME_PLACE)]

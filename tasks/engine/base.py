@@ -1,4 +1,4 @@
-"""The base of all tasks: training, evaluation, prediction and what checkpoints hold."""
+"""Base of all tasks: training, evaluation, prediction and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tasks.engine.checkpoint_entries import (
     weights_problem,
 )
 from tasks.engine.ema import WeightEMA, reported
-from tasks.engine.ema_metrics import SecondJudgement, log_better
+from tasks.engine.ema_metrics import SecondMetrics, log_better
 from tasks.engine.evaluation_loss import Summed
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
@@ -41,31 +41,30 @@ SCHEDULE: dict[str, Any] = {"name": "cosine"}
 
 
 class BaseTask(Remembering, LightningModule):
-    """Train, evaluate and apply a model; ``tasks.engine.batches`` describes its batches.
+    """Training, evaluation and prediction of a model; ``tasks.engine.batches`` describes batches.
 
-    A family's task names its ``family`` and writes the methods from ``update_metrics`` to
-    ``preview``. What it predicts (classes, numbers, ...) is its own: see ``take_targets``,
-    ``targets_of``, ``target_state`` and ``check_targets``.
+    A family's task sets ``family`` and defines the methods from ``update_metrics`` to ``preview``.
+    It defines its targets (classes, numbers, ...) by ``take_targets``, ``targets_of``,
+    ``target_state`` and ``check_targets``.
 
     Args:
         model: An ``nn.Module`` with ``loss(batch)`` and ``predict(batch)``.
-        optimizer: ``name`` (see ``optimizer_names``), ``lr``, ``weight_decay``, what depends on
-            the parameter (``parameter_rules``), and the optimiser's own options. What is left out
-            is as in ``OPTIMIZER``.
-        schedule: ``name`` and options of ``learning_rate_factor``; what is left out is as in
-            ``SCHEDULE``.
-        ema: Options of ``WeightEMA``, such as ``decay``, or None. With it the average is what
-            validation and tests see and what loading a checkpoint gives, or with ``report="best"``
-            whichever is better in a validation; training goes on from the weights themselves.
+        optimizer: ``name`` (see ``optimizer_names``), ``lr``, ``weight_decay``, rules for groups of
+            parameters (``parameter_rules``), and the optimiser's own options. Defaults are in
+            ``OPTIMIZER``.
+        schedule: ``name`` and options of ``learning_rate_factor``; defaults are in ``SCHEDULE``.
+        ema: Options of ``WeightEMA``, such as ``decay``, or None. Validation, tests and loaded
+            checkpoints then use the average, or with ``report="best"`` the better of weights and
+            average. Training continues from the weights.
 
     Attributes:
-        family: Of the task: its metrics, their directions, its modality.
-        data: The datamodule that prepares inputs for ``predict``: by default that of the training.
-        preview_images: Number of inputs that a run draws its predictions for.
-        headline: The metrics that progress lines show.
-        metric_stores: Attributes in which ``update_metrics`` keeps what it takes in.
-        why_no_loss: Why validation logs no loss; empty where it does.
-        latest_loss: Of the last training batch of this process; None before the first.
+        family: Family of the task: its metrics, their directions, its modality.
+        data: Datamodule that prepares inputs for ``predict``; by default that of the training.
+        preview_images: Number of inputs with predictions that a run draws.
+        headline: Metrics shown in progress lines.
+        metric_stores: Names of the attributes that ``update_metrics`` updates.
+        why_no_loss: Reason why validation logs no loss; empty if it logs one.
+        latest_loss: Loss of the last training batch of this process; None before the first.
         class_figures: Metrics per class of the last evaluation; empty without classes.
     """
 
@@ -88,27 +87,27 @@ class BaseTask(Remembering, LightningModule):
         self.data: Any = None
         self.optimizer_options = OPTIMIZER | dict(optimizer or {})
         self.schedule_options = SCHEDULE | dict(schedule or {})
-        # Sums, since torchmetrics' mean drops its weights where it lets a NaN be seen; in double
-        # precision, since pixels are many.
+        # Sums, since torchmetrics' mean ignores its weights if NaN is allowed. Double precision,
+        # since pixels are many.
         self.loss_sum, self.loss_count = (
             SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2)
         )
         self._rules = optimizer_rules(model, self.optimizer_options)
         # Refuse wrong options here, before anything else is built.
         check_optimizer(self.optimizer_options)
-        # The top rate is known once the batch that it is scaled to is.
+        # A rate scaled by the batch size is unknown until the batch size is.
         scaled = self.optimizer_options.get("reference_batch")
         top = math.inf if scaled else self.optimizer_options["lr"]
         learning_rate_factor(1, 1, top, **self.schedule_options)
         check_arguments(WeightEMA, ema or {}, "task.ema")
         self.ema = None if ema is None else WeightEMA(**ema)
-        self._beside: SecondJudgement | None = None
+        self._second_metrics: SecondMetrics | None = None
         self.latest_loss: Tensor | None = None
         self.class_figures: list[Row] = []
 
     @property
     def monitor(self) -> str:
-        """The logged metric that chooses the best checkpoint."""
+        """Return the logged metric that selects the best checkpoint."""
         return f"val/{self.family.monitor}"
 
     @property
@@ -118,25 +117,25 @@ class BaseTask(Remembering, LightningModule):
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """All that ``compute_metrics`` may return."""
+        """Return the names of all metrics that ``compute_metrics`` may return."""
         return self.headline
 
     @property
     def metric_directions(self) -> dict[str, Direction]:
-        """The direction of each metric, of the loss where there is one, and of ``monitor``."""
+        """Return the direction of each metric, of the loss, if any, and of ``monitor``."""
         names = [*self.metric_names, *([] if self.why_no_loss else ["loss"]), self.family.monitor]
         return {name: self.family.direction(name) for name in names}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Build the optimiser, and a schedule that moves at every step."""
+        """Build the optimiser, and a schedule that is updated at every step."""
         return optimizer_and_schedule(self)
 
     def check_training(self, strategy: Any, batch: int) -> None:
-        """Refuse what task and trainer do not allow together; see ``optimizing.check_training``."""
+        """Refuse conflicting options of task and trainer; see ``optimizing.check_training``."""
         check_training(self, strategy, batch)
 
     def optimizer_step(self, *args: Any, **options: Any) -> None:
-        """Step the optimiser, then the average, before anything is saved."""
+        """Step the optimiser, then update the average, before anything is saved."""
         super().optimizer_step(*args, **options)
         if self.trainer.world_size > 1:
             share_statistics(self.model, self.trainer.strategy.reduce)
@@ -144,14 +143,14 @@ class BaseTask(Remembering, LightningModule):
             self.ema.update(self.model)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Sum the losses of a batch."""
+        """Return the summed losses of a batch, and log them."""
         losses, total = total_loss(self.model, self.prepare_batch(batch))
-        # A look at a CUDA scalar waits for the device, so there only every 20th step pays for it.
+        # Reading a CUDA scalar waits for the device, so only every 20th step does.
         if total.device.type == "cpu" or self.global_step % 20 == 0:
             refuse_together(loss_problem(total, self._trainer, self.global_step))
         self.latest_loss = total.detach()
         if not is_logged(self.trainer, self.global_step + 1, batch_idx):
-            return total  # logging takes Lightning half a millisecond
+            return total  # logging takes half a millisecond in Lightning
         size = batch_size(batch)
         shown = {f"train/{name}": value.detach() for name, value in losses.items()}
         shown["train/loss"] = total.detach()
@@ -164,10 +163,10 @@ class BaseTask(Remembering, LightningModule):
         return total
 
     def prepare_training(self, datamodule: Any) -> None:
-        """Load what only training needs, before anything is trained; nothing by default.
+        """Prepare a training before its first step; a no-op by default.
 
         Args:
-            datamodule: Of the training, set up.
+            datamodule: Datamodule of the training, after ``setup``.
         """
 
     def prepare_batch(self, batch: Batch) -> Batch:
@@ -175,26 +174,26 @@ class BaseTask(Remembering, LightningModule):
         return batch
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Refuse a batch of another form, such as the pairs that torchvision's data sets give."""
+        """Refuse a batch of another form, such as the pairs of torchvision's data sets."""
         check_batch(batch, self.family)
         return batch
 
     @property
     def is_spare(self) -> bool:
-        """True in a process beyond the number of examples, whose one example is another's."""
+        """Return True in a process beyond the number of examples; see ``batches.is_spare``."""
         return is_spare(self._trainer)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Update metrics and loss with a batch, of the average as well if both are judged."""
+        """Update metrics and loss with a batch; also those of the average if both are compared."""
         if self.is_spare:
             return
-        self._judge(batch)
-        if self._beside is not None:
+        self._evaluate(batch)
+        if self._second_metrics is not None:
             assert self.ema is not None
-            with self._beside.taken_in(self), self.ema.worn_by(self.model):
-                self._judge(batch)
+            with self._second_metrics.swap_in(self), self.ema.applied_to(self.model):
+                self._evaluate(batch)
 
-    def _judge(self, batch: Batch) -> None:
+    def _evaluate(self, batch: Batch) -> None:
         predictions = self.evaluated(batch)
         self.update_metrics(batch, predictions)
         if not self.why_no_loss:
@@ -203,32 +202,33 @@ class BaseTask(Remembering, LightningModule):
             self.loss_count.update(count)
 
     def evaluated(self, batch: Batch) -> Any:
-        """Return the predictions that metrics see."""
+        """Return the predictions for the metrics."""
         return self.model.predict(batch)
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the metrics; swap the average in, or judge both in training."""
+        """Reset the metrics; swap the average in, or set up the metrics of both."""
         self.reset_metrics()
         self.loss_sum.reset()
         self.loss_count.reset()
-        self._beside = None
+        self._second_metrics = None
         if self.ema is None:
             return
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if self.ema.report == "best" and self.ema.tensors and fitting:
-            self._beside = SecondJudgement(self, (*self.metric_stores, "loss_sum", "loss_count"))
+            stores = (*self.metric_stores, "loss_sum", "loss_count")
+            self._second_metrics = SecondMetrics(self, stores)
         elif self.ema.is_reported:
-            self.ema.put_into(self.model)
+            self.ema.swap_in(self.model)
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics over the whole set, equal on all processes; swap the average out."""
-        if self._beside is None:
+        if self._second_metrics is None:
             self._log_figures("val", self._figures())
         else:
-            log_better(self, self._beside)
-            self._beside = None
+            log_better(self, self._second_metrics)
+            self._second_metrics = None
         if self.ema is not None:
-            self.ema.take_out(self.model)
+            self.ema.swap_out(self.model)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Evaluate a batch as in validation."""
@@ -251,7 +251,7 @@ class BaseTask(Remembering, LightningModule):
         raise NotImplementedError
 
     def evaluation_loss(self, batch: Batch, predictions: Any) -> Summed:
-        """Return the summed loss of a batch's predictions and their number; see ``why_no_loss``."""
+        """Return the summed loss of a batch's predictions and its count; see ``why_no_loss``."""
         raise NotImplementedError
 
     def reset_metrics(self) -> None:
@@ -270,23 +270,23 @@ class BaseTask(Remembering, LightningModule):
 
     @torch.no_grad()
     def predict(self, images: Any) -> list[Row]:
-        """Predict inputs, prepared as in evaluation: of a task from ``tasks.load``.
+        """Predict inputs, prepared as in evaluation, with a task from ``tasks.load``.
 
-        An input gets the prediction that it gets alone. Several threads may call at the same time.
+        Predictions are independent of the other inputs. Several threads may call at the same time.
 
         Args:
-            images: Whatever the family's data modules take. Of images: one or a list of them, as
-                paths (of a folder, all its images), PIL images, arrays (H, W, 3), tensors
-                (3, H, W), grey ones (H, W), or batches of these; uint8, or floats from 0 to 1.
+            images: Inputs of the family's data modules. Images: one or a list, as paths (a folder
+                means all its images), PIL images, arrays (H, W, 3), tensors (3, H, W), grey ones
+                (H, W), or batches of these; uint8, or floats from 0 to 1.
 
         Returns:
-            A dict for each input, as in predictions.json; see the tasks' ``describe``.
+            A dict per input, as in predictions.json; see the tasks' ``describe``.
         """
         if self.data is None:
             self.data = self._usual_data()
         self.eval()
         data = self.data.with_predict_inputs(images)
-        data.num_workers = 0  # starting others takes longer than a few inputs
+        data.num_workers = 0  # starting workers takes longer than a few inputs
         rows: list[Row] = []
         with reported(self.ema, self.model):
             for batch in data.predict_dataloader():
@@ -309,7 +309,7 @@ class BaseTask(Remembering, LightningModule):
             self.data = data
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
-        """Predict a batch of the trainer's datamodule; arrays go to files of the run."""
+        """Predict a batch of the trainer's datamodule; write arrays to files of the run."""
         trainer: Any = self.trainer
         if self.is_spare:
             return []
@@ -323,25 +323,25 @@ class BaseTask(Remembering, LightningModule):
         raise NotImplementedError
 
     def filed(self, row: Row) -> Row:
-        """Return a row of ``describe`` as json takes it."""
+        """Return a row of ``describe`` in a form that json can write."""
         return row
 
     def answer(self, row: Row) -> str:
-        """Return a row of ``describe`` in words, for the terminal."""
+        """Return a row of ``describe`` as a line for the terminal."""
         raise NotImplementedError
 
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
-        """Write predictions as other tools read them, beside predictions.json."""
+        """Write predictions in other tools' formats; a no-op by default."""
 
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw the predictions for a batch of the datamodule."""
         raise NotImplementedError
 
     def take_targets(self, datamodule: Any) -> None:
-        """Read from the datamodule what the constructor does not take; nothing by default."""
+        """Copy targets from the datamodule; a no-op by default."""
 
     def target_arguments(self) -> dict[str, Any]:
-        """Return what ``predict_only`` of a datamodule takes; see ``targets_of``."""
+        """Return the arguments of a datamodule's ``predict_only``; see ``targets_of``."""
         return {}
 
     def target_state(self) -> dict[str, Any]:
@@ -350,41 +350,42 @@ class BaseTask(Remembering, LightningModule):
 
     @classmethod
     def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any] | None:
-        """Return what ``predict_only`` of a datamodule takes; None if the file does not say."""
+        """Return a checkpoint's arguments of ``predict_only``; None if the file lacks them."""
         return {}
 
     def check_targets(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint of other targets; nothing to compare by default."""
+        """Refuse a checkpoint of other targets; a no-op by default."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add targets, the network's options, and the average where loaders look first.
 
         Raises:
-            ValueError: Weights that are not finite, of this process or another one.
+            ValueError: Weights of any process are not finite.
         """
         refuse_together(weights_problem(checkpoint.get("state_dict", {})))
         checkpoint |= network_entries(self) | self.target_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse one of other targets, and restore the average."""
+        """Refuse a checkpoint of other targets, and restore the average."""
         self.check_targets(Checkpoint("the checkpoint", checkpoint))
         load_average(self.ema, checkpoint, self.model)
 
     def config(self) -> dict[str, Any]:
-        """Return what builds this task again; empty if its parts are not all of this project."""
+        """Return the config that rebuilds this task; empty if a part is not of this project."""
         return built_config(self)
 
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
         """Load the model's weights from a checkpoint of this task.
 
-        A classifier takes files of timm's and the authors' as well.
+        A classifier also accepts files of timm and of papers' authors.
 
         Args:
-            checkpoint: A file, or what it holds.
+            checkpoint: A file, or its content.
             converted: Resize its tables to this network's sizes, to start a training from it.
 
         Raises:
-            ValueError: Weights of another model or for other targets; what differs is listed.
+            ValueError: The weights belong to another model or to other targets; the message lists
+                the differences.
         """
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         self.check_targets(opened)
@@ -394,17 +395,17 @@ class BaseTask(Remembering, LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu", **options: Any
     ) -> Self:
-        """Build a task from a checkpoint of its kind, to train on or to predict with.
+        """Build a task from a checkpoint of its class, for training or prediction.
 
         Args:
             checkpoint_path: The file, or a run folder.
-            map_location: Where to put the task.
-            **options: Arguments of the class, such as ``model``, for a file that does not say how
-                its task was built; and Lightning's own. Loading is always strict and executes
-                nothing.
+            map_location: Device of the task.
+            **options: Arguments of the class, such as ``model``, for a file that lacks the config
+                of its task; and Lightning's own. Loading is always strict and executes no code
+                from the file.
 
         Raises:
-            ValueError: A file of another task, or one that does not say how it was built.
+            ValueError: The file belongs to another task, or lacks the config of its task.
         """
         from tasks.engine.loading import task_from_file
 

@@ -1,7 +1,7 @@
 """Inputs and outputs of tasks: batches, models, rows of predictions.
 
-A batch is a dictionary whose first entry is the input; each ``Family.batch`` lists its entries.
-``sample_id`` (B,), the places in the data set, names the inputs of predictions.
+A batch is a dictionary with the input as its first entry; ``Family.batch`` lists all entries.
+``sample_id`` (B,), indices into the data set, identifies the inputs of predictions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tasks.engine.family import Family
 
 Batch = dict[str, Any]
 Row = dict[str, Any]
-UNREADABLE = "unreadable"  # key of the inputs of a batch, and of the reason in a row
+UNREADABLE = "unreadable"  # key of a batch's unreadable inputs, and of the reason in a row
 
 
 class Model(Protocol):
-    """A backbone with a head: the only model a task sees."""
+    """Backbone with a head, as tasks use it."""
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return scalars; those with "loss" in the name are summed, the others only logged."""
@@ -28,7 +28,7 @@ class Model(Protocol):
 
 
 def check_batch(batch: Any, family: Family) -> None:
-    """Refuse what is not a batch of a family.
+    """Refuse anything but a batch of a family.
 
     Raises:
         ValueError: States the form of a batch.
@@ -36,10 +36,10 @@ def check_batch(batch: Any, family: Family) -> None:
     expected = next(iter(family.batch))
     if isinstance(batch, dict) and (not batch or {expected, UNREADABLE} & batch.keys()):
         return
-    held = f"with the keys {list(batch)}" if isinstance(batch, dict) else "without names"
+    content = f"with the keys {list(batch)}" if isinstance(batch, dict) else "without names"
     form = ", ".join(f'"{name}": {shape}' for name, shape in family.batch.items())
     raise ValueError(
-        f"this batch is a {type(batch).__name__} {held}; a batch for {family.name} is a "
+        f"this batch is a {type(batch).__name__} {content}; a batch for {family.name} is a "
         f"dictionary {{{form}}}. Let the data set return such items"
     )
 
@@ -50,7 +50,7 @@ def batch_size(batch: Batch) -> int:
 
 
 def input_names(batch: Batch, datamodule: Any, modality: str) -> list[str]:
-    """Return the names of a batch's inputs, or numbers if the datamodule has none."""
+    """Return the names of a batch's inputs; numbers if the datamodule lacks names."""
     samples = batch.get("sample_id")
     if samples is None or not hasattr(datamodule, "predict_name"):
         return [f"{modality} {index}" for index in range(batch_size(batch))]
@@ -58,7 +58,7 @@ def input_names(batch: Batch, datamodule: Any, modality: str) -> list[str]:
 
 
 def is_spare(trainer: Any) -> bool:
-    """Return True in a process beyond the number of examples, whose one example is another's."""
+    """Return True in a process beyond the number of examples; it repeats another's example."""
     if trainer is None or trainer.world_size == 1:
         return False
     stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
@@ -67,11 +67,11 @@ def is_spare(trainer: Any) -> bool:
 
 
 def batches_of_step(trainer: Any, batch_idx: int) -> int:
-    """Return the batches of a batch's optimiser step: maybe fewer at the end of an epoch.
+    """Return the number of batches in a batch's optimiser step; fewer at the end of an epoch.
 
     Args:
-        trainer: Accumulates ``accumulate_grad_batches``, anew in each epoch.
-        batch_idx: Within the epoch.
+        trainer: Trainer with ``accumulate_grad_batches``, counted anew in each epoch.
+        batch_idx: Index of the batch within the epoch.
     """
     most = trainer.accumulate_grad_batches
     return int(min(most, trainer.num_training_batches - batch_idx // most * most))

@@ -1,4 +1,4 @@
-"""What a task adds to a checkpoint beside its weights: how it was built, and the average."""
+"""Entries that a task adds to a checkpoint: its config and the averaged weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from backbones.checkpoints.equations import RECORD
 from backbones.options import plain_config
 from tasks.engine.ema import WeightEMA
 
-BUILT = "config"  # says how the task was built
-# The average: if it is what a run reports, and if it is not.
+BUILT = "config"  # config of the task
+# The average: if the run reports it, and if the run reports the weights.
 EMA, UNREPORTED = "state_dict_ema", "state_dict_ema_not_reported"
 
 
 def built_config(task: Any) -> dict[str, Any]:
-    """Return what builds a task again, as a run's config has it.
+    """Return the config that rebuilds a task, in the form of a run's config.
 
-    It is empty if the model is not a head of ``heads`` on a backbone of ``create_backbone``.
+    It is empty unless the model is a head of ``heads`` on a backbone of ``create_backbone``.
     """
     backbone: Any = getattr(task.model, "backbone", None)
     head, data = getattr(task.model, "made_by", None), getattr(task.data, "made_by", None)
@@ -35,21 +35,21 @@ def built_config(task: Any) -> dict[str, Any]:
 
 
 def network_entries(task: Any) -> dict[str, Any]:
-    """Return how the task and its network were built, and the average where loaders look first."""
+    """Return the config of a task and the average, under the key that loaders read first."""
     config, ema = task.config(), task.ema
     entries = {BUILT: config} if config else {}
     entries[RECORD] = dict(getattr(getattr(task.model, "backbone", None), "record", {}))
     if ema is not None and ema.tensors:
         state = ema.state_dict()
         tensors = {f"model.{key}": value for key, value in state["tensors"].items()}
-        # Loaders of weights find it under the first name, whoever wrote them.
+        # Our loaders and timm's prefer the first key to the weights.
         place = EMA if ema.is_reported else UNREPORTED
         entries |= {place: tensors, "ema_steps": state["steps"]}
     return entries
 
 
 def load_average(ema: WeightEMA | None, checkpoint: Mapping[str, Any], model: nn.Module) -> None:
-    """Restore the average of a checkpoint, if there is one."""
+    """Restore the average of a checkpoint, if any."""
     place = EMA if EMA in checkpoint else UNREPORTED
     if ema is None or place not in checkpoint:
         return
@@ -59,8 +59,8 @@ def load_average(ema: WeightEMA | None, checkpoint: Mapping[str, Any], model: nn
 
 
 def weights_problem(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return what is wrong with weights or statistics; the latter may be each process's own."""
+    """Describe weights or statistics that are not finite; None if all are."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
-            return f"{name} holds NaN or Inf; the checkpoint before is kept"
+            return f"{name} contains NaN or Inf; the previous checkpoint is kept"
     return None

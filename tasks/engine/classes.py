@@ -1,4 +1,4 @@
-"""Tasks that tell classes apart, and the check of a checkpoint's classes against the data's."""
+"""Base of tasks with classes, and the check of a checkpoint's classes against the data's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import nn
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from tasks.engine.base import BaseTask
 
-SYNSET = re.compile(r"n\d{8}")  # WordNet's numbers of nouns, by which ImageNet's folders are called
-LISTED = 20  # classes that are listed whole
+SYNSET = re.compile(r"n\d{8}")  # WordNet's numbers of nouns: the names of ImageNet's folders
+LISTED = 20  # number of classes listed completely
 SHOWN = 5  # differences shown of longer lists
 ORDER = "data.class_order"  # chooses the order in which class folders become labels
 Orders = Mapping[str, tuple[str, ...]]  # the names of classes by order
@@ -38,15 +38,15 @@ class Classes:
 
 
 class ClassesTask(BaseTask):
-    """A task whose targets are classes; checkpoints name them, and must fit those of the data.
+    """Task with classes as targets; its checkpoints name them and must fit those of the data.
 
     Args:
         model: See ``BaseTask``.
         class_names: Names of the classes, in label order.
-        **options: Of ``BaseTask``.
+        **options: Options of ``BaseTask``.
 
     Attributes:
-        category_ids: What the data's files call each label, if not by itself; kept in checkpoints.
+        category_ids: Id of each label in the data's files, if different; saved in checkpoints.
         other_orders: The classes in each other order that their data can be read in.
     """
 
@@ -57,7 +57,7 @@ class ClassesTask(BaseTask):
         self.other_orders: Orders = {}
 
     def take_targets(self, datamodule: Any) -> None:
-        """Read what the data's files call each label, and their other orders."""
+        """Copy the category ids and other orders of the data."""
         self.category_ids = datamodule.category_ids
         self.other_orders = datamodule.other_orders
 
@@ -66,12 +66,12 @@ class ClassesTask(BaseTask):
         return {"class_names": self.class_names, "category_ids": self.category_ids}
 
     def target_state(self) -> dict[str, Any]:
-        """Return names and category ids as a checkpoint holds them."""
+        """Return names and category ids as plain lists for a checkpoint."""
         return {"class_names": list(self.class_names), "category_ids": list(self.category_ids)}
 
     @classmethod
     def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any] | None:
-        """Return a checkpoint's names and category ids; None if it has none, as timm's."""
+        """Return a checkpoint's names and category ids; None if it lacks them, like timm's."""
         classes = classes_of(checkpoint)
         if classes is None:
             return None
@@ -82,7 +82,7 @@ class ClassesTask(BaseTask):
         check_classes(checkpoint.values, self.class_names, checkpoint.path, self.other_orders)
 
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
-        """Load as ``BaseTask`` does; warn of a classifier whose classes may have another order."""
+        """Load as ``BaseTask`` does; warn if the classifier may use another order of classes."""
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         super().load_weights(opened, converted=converted)
         if opened.class_names is None:
@@ -101,7 +101,7 @@ class ClassesTask(BaseTask):
 def readable(name: str) -> str:
     """Return the everyday name of a class; for a synset of ImageNet its first word.
 
-    Source: WordNet's lemmas, as timm has them.
+    Source: WordNet's lemmas, from timm.
     """
     if not SYNSET.fullmatch(name):
         return name
@@ -119,24 +119,24 @@ def classes_of(checkpoint: Checkpoint) -> Classes | None:
     names = checkpoint.class_names
     if names is None:
         return None
-    # Composed, as the data modules read the names of folders and lists.
+    # NFC, as the data modules read the names of folders and lists.
     composed = tuple(unicodedata.normalize("NFC", name) for name in names)
     return Classes(composed, checkpoint.category_ids)
 
 
 def check_several(names: Sequence[str], missing: str) -> None:
-    """Refuse to tell apart a single class.
+    """Refuse data with fewer than two classes.
 
     Args:
         names: Names of the classes.
-        missing: Name of what the data lack, for the message.
+        missing: What to add to the data, for the message.
 
     Raises:
-        ValueError: There is one class, or none.
+        ValueError: There are fewer than two classes.
     """
     if len(names) < 2:
         raise ValueError(
-            f"this task tells at least two classes apart, and the data have {len(names)} "
+            f"this task needs at least two classes, but the data have {len(names)} "
             f"({', '.join(names)}); add {missing}"
         )
 
@@ -151,14 +151,14 @@ def check_classes(
     """Refuse a checkpoint that was trained on other classes, or on these in another order.
 
     Args:
-        checkpoint: Content of the file; without names, nothing is compared.
+        checkpoint: Content of the file; without names it passes.
         names: Class names of the data.
         source: The file, for the message.
         others: The data's classes in each other order that they can be read in.
         option: Name of the option that chooses the order.
 
     Raises:
-        ValueError: Shows both lists, of long ones where they differ.
+        ValueError: Shows both lists, or the differences of long lists.
     """
     classes = classes_of(Checkpoint(str(source), checkpoint))
     if classes is None or classes.names == tuple(names):
@@ -167,7 +167,7 @@ def check_classes(
     if sorted(trained) == sorted(data):
         how = f"the same {len(data)} classes in another order"
     else:
-        how = f"{len(trained)} classes, and the data have {len(data)}, not the same ones"
+        how = f"{len(trained)} classes, and the data have {len(data)} different ones"
     if max(len(trained), len(data)) <= LISTED:
         lists = f"checkpoint: {', '.join(trained)}; data: {', '.join(data)}"
     else:
@@ -184,7 +184,7 @@ def check_classes(
 def warn_of_order(
     source: str | Path, names: Sequence[str], others: Orders, option: str = ORDER
 ) -> None:
-    """Warn of a classifier without class names if timm would number the data's classes otherwise.
+    """Warn of a classifier without class names if timm would order the data's classes differently.
 
     Args:
         source: The classifier's file or name.
@@ -197,7 +197,7 @@ def warn_of_order(
         return
     first = next(i for i, pair in enumerate(zip(names, natural, strict=True)) if len({*pair}) > 1)
     rank_zero_warn(
-        f"{source} does not name its classes, and their order is open: class {first} is "
+        f"{source} lacks class names, so their order is unknown: class {first} is "
         f"{names[first]!r} here (folders sorted as text) and {natural[first]!r} in timm (sorted "
         f"by number); pass {option}=natural for a classifier that timm trained",
         stacklevel=3,

@@ -21,14 +21,14 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Tile(NamedTuple):
-    """A picture with what it was taken for.
+    """A picture with its predicted class.
 
     Attributes:
         picture: Picture of any size.
         guess: The predicted class.
         share: Its probability.
-        right: True if it is the right one; None if unknown.
-        truth: The right one, where the guess is wrong.
+        right: True if the prediction is right; None if unknown.
+        truth: The right class if the prediction is wrong.
     """
 
     picture: Image.Image
@@ -40,36 +40,36 @@ class Tile(NamedTuple):
 
 TRUTH_COLOUR = (40, 40, 40)
 CAPTION_COLOURS = {True: (40, 160, 60), False: (210, 50, 40), None: (90, 90, 90)}
-# Twelve colours that stay apart for most eyes (Paul Tol's "muted" and "bright" sets), repeated for
-# more classes.
+# Twelve colours that most eyes can distinguish (Paul Tol's "muted" and "bright" sets), repeated
+# for more classes.
 PALETTE = (
     (68, 119, 170), (238, 102, 119), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119),
     (136, 34, 85), (68, 170, 153), (153, 153, 51), (221, 204, 119), (51, 34, 136), (204, 102, 119),
 )  # fmt: skip
 MIN_WIDTH = 320
 DOTS = "..."
-LEAST = 64  # pixels that the name of a narrow segment may have
+LEAST = 64  # pixels allowed for the name of a narrow segment
 PADDING = 2  # between a caption and the ends of its area
 
 
 def to_image(normalised: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
-    """Return a (3, H, W) tensor normalised by channel mean and deviation as a picture."""
+    """Convert a (3, H, W) tensor, normalised by channel mean and deviation, to a picture."""
     array = normalised.detach().float().cpu().permute(1, 2, 0).numpy() * np.array(std) + mean
     return Image.fromarray((array.clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def open_upright(path: str | Path) -> Image.Image:
-    """Open a photograph turned by its EXIF data, as the annotations of dense tasks see it."""
-    # Given a name, Pillow maps an uncompressed TIFF into memory and scrambles one that it turns.
+    """Open a photograph rotated by its EXIF data, as the annotations of dense tasks expect."""
+    # Given a path, Pillow maps an uncompressed TIFF into memory and scrambles it when rotating.
     with Path(path).open("rb") as file, Image.open(file) as image:
         image.load()
     return ImageOps.exif_transpose(image)
 
 
 def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:
-    """Tiles in a square-ish grid, the captions green where right, red where wrong, else grey.
+    """Draw tiles in a nearly square grid, with green (right), red (wrong) or grey captions.
 
-    Below a picture stand its class and the probability, and where that is wrong the right class.
+    The caption below a picture has its class and probability, and the right class if that differs.
     """
     columns = max(1, math.ceil(math.sqrt(len(tiles))))
     rows = math.ceil(len(tiles) / columns)
@@ -93,7 +93,7 @@ def contact_sheet(tiles: Sequence[Tile], side: int = 128) -> Image.Image:
 
 
 def shorten(name: str, width: float, font: Font) -> str:
-    """Shorten a name to at most so many pixels, with dots in its middle."""
+    """Shorten a name to at most ``width`` pixels, with dots in its middle."""
     if font.getlength(name) <= width:
         return name
     for kept in range(len(name) - 1, 0, -1):
@@ -133,7 +133,7 @@ def draw_instances(
         caption = shorten(caption, canvas.width - 2 * PADDING, font)
         size = (font.getlength(caption) + 2 * PADDING, 15.0)
         area = _free_place(edges, size, canvas.size, taken)
-        if area is None:  # the box has the colour of its class
+        if area is None:  # the colour of the box still shows its class
             continue
         taken.append(area)
         if caption:
@@ -145,9 +145,9 @@ def draw_instances(
 def _free_place(
     box: Box, size: tuple[float, float], canvas: tuple[int, int], taken: Sequence[Box]
 ) -> Box | None:
-    """Find where a caption goes: above its box, else below or in it, or else in the nearest line.
+    """Find a free area for a caption: above its box, below or inside it, or in the nearest line.
 
-    It is whole and over no other caption; None where the picture is full of them.
+    The area lies inside the picture and clear of other captions; None if the picture is full.
     """
     (x1, y1, x2, y2), (width, height) = box, size
     left = min(max(0.0, x1), max(0.0, canvas[0] - width))
@@ -177,7 +177,7 @@ def draw_segments(
     *,
     background: str | None = None,
 ) -> Image.Image:
-    """Tint every pixel by its class; those ignored or of ``background`` stay as they are."""
+    """Tint every pixel by its class; ignored pixels and ``background`` stay unchanged."""
     canvas, factor = enlarge(picture)
     present = [int(label) for label in np.unique(labels) if label < len(names)]
     present = [label for label in present if names[label] != background]
@@ -190,7 +190,7 @@ def draw_segments(
         half = font.getlength(name) / 2 + 2
         x = min(max((column + 0.5) * factor, half), canvas.width - half)
         y = min(max((row + 0.5) * factor, 10), canvas.height - 10)
-        for line in (0, 20, -20, 40, -40):  # from the middle of the part, where another name may be
+        for line in (0, 20, -20, 40, -40):  # offsets from the middle, where another name may be
             area = (x - half, y + line - 9, x + half, y + line + 9)
             inside = not line or (area[1] >= 0 and area[3] <= canvas.height)
             if inside and not any(_meet(area, other) for other in taken):
@@ -202,12 +202,12 @@ def draw_segments(
 
 
 def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """Return row and column furthest inside a mask's largest part, and its width there."""
+    """Return the row and column deepest inside a mask's largest part, and its width there."""
     parts, count = ndimage.label(mask)
     if count > 1:
         sizes = np.bincount(parts.ravel())
         mask = parts == 1 + int(sizes[1:].argmax())
-    # The edge of the picture is an edge.
+    # The border of the picture counts as an edge.
     depth = ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
     row, column = (int(i) for i in np.unravel_index(int(depth.argmax()), depth.shape))
     outside = np.flatnonzero(~mask[row])
@@ -219,7 +219,7 @@ def inmost(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
 def label_map(
     labels: NDArray[np.uint8], values: Sequence[int], colours: Sequence[Sequence[int]]
 ) -> Image.Image:
-    """Labels (H, W) as a palette picture that holds ``values[label]``, in the classes' colours."""
+    """Convert labels (H, W) to a palette picture of ``values[label]`` in the classes' colours."""
     picture = Image.fromarray(np.asarray(values, dtype=np.uint8)[labels])
     palette = np.zeros((256, 3), dtype=np.uint8)
     palette[list(values)] = np.asarray(colours, dtype=np.uint8)
@@ -228,7 +228,7 @@ def label_map(
 
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
-    """Two pictures beside each other under their titles."""
+    """Place two pictures beside each other under their titles."""
     strip, gap = 20, 6
     sheet = Image.new(
         "RGB", (left.width + right.width + gap, max(left.height, right.height) + strip), "white"
@@ -243,7 +243,7 @@ def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str])
 def _tint(
     canvas: Image.Image, masks: Sequence[NDArray[np.bool_]], labels: Sequence[int]
 ) -> Image.Image:
-    """Masks (H, W), enlarged to the canvas, in half transparent colours of their labels."""
+    """Draw masks (H, W), enlarged to the canvas, in half-transparent colours of their labels."""
     if not masks:
         return canvas
     enlarged = [

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, which is what gets evaluated and used."""
+"""Averages of a model's weights, for evaluation and use."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-MAX_SHARE_OF_START = 0.05  # of the first weights in the average at a run's end
+MAX_SHARE_OF_START = 0.05  # maximum share of the initial weights in the final average
 
 
 class WeightEMA:
-    """average <- d average + (1 - d) weights after every step; the first step copies the weights.
+    """Exponential moving average of a model's weights.
 
-    Running statistics are averaged like weights, counters are copied. The tensors are made on the
-    model's device at the first step, in float32 at least: an average in half precision would not
-    move.
+    After every step average <- d average + (1 - d) weights; the first step copies the weights.
+    Running statistics are averaged like weights, counters are copied. The tensors are created on
+    the model's device at the first step, in float32 or wider, since an average in half precision
+    would stall.
 
     Args:
         decay: d, in [0, 1).
-        warmup: Begin with a smaller d, 1 - (1 + t)^(-2/3) at step t, so that a short run does not
-            remember its start.
-        report: Weights that validation, tests and loaders get: "average", or "best", which is the
-            better of weights and average in the last validation, as by FFNet's authors.
+        warmup: Begin with a smaller d, 1 - (1 + t)^(-2/3) at step t, so that a short run forgets
+            its initial weights.
+        report: Weights that validation, tests and loaders use: "average", or "best", the better of
+            weights and average in the last validation, as FFNet's authors do.
 
     Attributes:
         is_reported: True if the average is reported, False if the weights are.
@@ -48,16 +49,16 @@ class WeightEMA:
         self.tensors: dict[str, Tensor] = {}
         self._live: dict[str, Tensor] = {}
 
-    def slow_for(self, steps: int) -> str | None:
-        """Return a warning if a run of so many steps is too short for the decay, else None."""
-        share = self.decay ** max(0, steps - 1)  # of the weights after the first step
+    def decay_warning(self, steps: int) -> str | None:
+        """Return a warning if a run of ``steps`` is too short for the decay, else None."""
+        share = self.decay ** max(0, steps - 1)  # of the initial weights
         if self.warmup or self.report == "best" or share <= MAX_SHARE_OF_START:
             return None
-        fitting = max(0.0, 1 - 10 / steps)  # the average of about a tenth of the run
+        fitting = max(0.0, 1 - 10 / steps)  # averages about the last tenth of the run
         return (
-            f"task.ema.decay={self.decay:g} is slow for {steps} steps: at their end the average, "
-            f"which is what validation and tests see, is still {share:.0%} the weights that "
-            f"training began with; task.ema.decay={fitting:.4g} or ++task.ema.warmup=true suits"
+            f"task.ema.decay={self.decay:g} is slow for {steps} steps: validation and tests see "
+            f"the average, {share:.0%} of which is still the initial weights at the end; pass "
+            f"task.ema.decay={fitting:.4g} or ++task.ema.warmup=true"
         )
 
     @torch.no_grad()
@@ -66,7 +67,7 @@ class WeightEMA:
         state = _tensors(model)
         if not self.tensors:
             self.tensors = {key: _wide(value).clone() for key, value in state.items()}
-        # After loading a checkpoint they are where it was read to.
+        # After loading a checkpoint they may be on another device.
         self.tensors = {key: value.to(state[key].device) for key, value in self.tensors.items()}
         decay = self.decay
         if self.warmup:
@@ -79,51 +80,51 @@ class WeightEMA:
             self.tensors[key].copy_(state[key])
 
     @torch.no_grad()
-    def put_into(self, model: nn.Module) -> None:
-        """Swap the average into the model, if there is one; ``take_out`` undoes it."""
+    def swap_in(self, model: nn.Module) -> None:
+        """Swap the average, if any, into the model; ``swap_out`` undoes it."""
         if self.tensors:
             state = _tensors(model)
             self._live = {key: value.clone() for key, value in state.items()}
             _copy(self.tensors, state)
 
     @torch.no_grad()
-    def take_out(self, model: nn.Module) -> None:
-        """Swap the weights back that ``put_into`` replaced."""
+    def swap_out(self, model: nn.Module) -> None:
+        """Restore the weights that ``swap_in`` replaced."""
         if self._live:
             _copy(self._live, _tensors(model))
             self._live = {}
 
     @contextmanager
-    def worn_by(self, model: nn.Module) -> Iterator[None]:
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
         """Swap the average in, as a context manager."""
-        self.put_into(model)
+        self.swap_in(model)
         try:
             yield
         finally:
-            self.take_out(model)
+            self.swap_out(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and count for a checkpoint."""
+        """Return the tensors and the number of steps for a checkpoint."""
         return {"tensors": dict(self.tensors), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
         """Restore what ``state_dict`` returned.
 
         Raises:
-            ValueError: An average of another model.
+            ValueError: The average belongs to another model.
         """
         own = _tensors(model)
         if own.keys() != state["tensors"].keys():
-            raise ValueError("the checkpoint's average is one of another model; start a new run")
+            raise ValueError("the checkpoint's average belongs to another model; start a new run")
         self.tensors = {key: value.clone() for key, value in state["tensors"].items()}
         self.steps = int(state["steps"])
 
 
 class ScheduleFreeAverage(WeightEMA):
-    """The average of the weights that a schedule-free optimiser keeps.
+    """Average of the weights that a schedule-free optimiser computes.
 
-    The optimiser trains weights y and reports their average x. Reading x leaves y as it is to the
-    bit, so that validations and checkpoints do not change a training.
+    The optimiser trains weights y and reports their average x. Reading x leaves y bit-equal, so
+    that validations and checkpoints leave the training unchanged.
 
     Args:
         optimizer: One of ``optim.SCHEDULE_FREE``.
@@ -148,8 +149,8 @@ class ScheduleFreeAverage(WeightEMA):
     def tensors(self, tensors: dict[str, Tensor]) -> None:
         self._outdated, self._average = False, tensors
 
-    def slow_for(self, steps: int) -> str | None:
-        """Return None: the average of any number of steps is a good one."""
+    def decay_warning(self, steps: int) -> str | None:
+        """Return None, since the average suits any number of steps."""
         return None
 
     def update(self, model: nn.Module) -> None:
@@ -163,7 +164,7 @@ class ScheduleFreeAverage(WeightEMA):
         live = {key: value.clone() for key, value in state.items()}
         self._optimizer.eval()
         average = {key: value.clone() for key, value in state.items()}
-        # The optimiser's own way back would change the last bits.
+        # The optimiser's train() would change the last bits.
         _copy(live, state)
         for group in self._optimizer.param_groups:
             group["train_mode"] = True
@@ -186,7 +187,7 @@ def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
 
 
 def reported(ema: WeightEMA | None, model: nn.Module) -> AbstractContextManager[Any]:
-    """Swap the average in, if evaluation sees it and the model does not have it already."""
+    """Swap the average in, if evaluation reports it, as a context manager."""
     if ema is None or not ema.tensors or not ema.is_reported:
         return nullcontext()
-    return ema.worn_by(model)
+    return ema.applied_to(model)

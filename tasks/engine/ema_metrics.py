@@ -1,4 +1,4 @@
-"""Metrics of a second set of predictions, beside a task's own, in one pass over the data."""
+"""Metrics of weights and averaged weights in one pass over the data."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class SecondJudgement:
-    """Copies of what a task keeps its metrics in, which take their place for a while.
+class SecondMetrics:
+    """A second set of a task's metrics, swapped in while the average is evaluated.
 
     Args:
-        task: A task that has taken in nothing yet.
-        stores: Names of its attributes that hold metrics.
+        task: Task with freshly reset metrics.
+        stores: Names of its attributes that contain metrics.
     """
 
     def __init__(self, task: Any, stores: Sequence[str]) -> None:
-        self._kept = {name: copy.deepcopy(getattr(task, name)) for name in stores}
+        self._copies = {name: copy.deepcopy(getattr(task, name)) for name in stores}
 
     @contextmanager
-    def taken_in(self, task: Any) -> Iterator[None]:
-        """Let the task take predictions into the copies, and compute its figures from them."""
-        own = {name: getattr(task, name) for name in self._kept}
-        self._put(task, self._kept)
+    def swap_in(self, task: Any) -> Iterator[None]:
+        """Swap the copies into the task, as a context manager."""
+        own = {name: getattr(task, name) for name in self._copies}
+        self._set(task, self._copies)
         try:
             yield
         finally:
-            self._put(task, own)
+            self._set(task, own)
 
     @staticmethod
-    def _put(task: Any, stores: dict[str, Any]) -> None:
+    def _set(task: Any, stores: dict[str, Any]) -> None:
         for name, store in stores.items():
             setattr(task, name, store)
 
 
-def log_better(task: Any, beside: SecondJudgement) -> None:
-    """Log the figures of the weights or of their average, whichever are better, and both."""
+def log_better(task: Any, second: SecondMetrics) -> None:
+    """Log the better figures of weights and average, and the monitored metric of both."""
     own, name = task._figures(), task.family.monitor
-    with beside.taken_in(task):
+    with second.swap_in(task):
         other = task._figures()
     task.ema.is_reported = bool(task.family.is_better(other[name], own[name]))
     task._log_figures("val", other if task.ema.is_reported else own)

@@ -1,7 +1,7 @@
-"""The loss of predictions that a validation makes anyway, as a sum and a count of what it is over.
+"""Validation loss of predictions, as a sum and a count.
 
 It is the plain cross entropy, without smoothing, class weights and auxiliary heads, so that runs
-which train with different ones compare. Nothing here draws random numbers.
+with different training losses compare. It is deterministic.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ from torch import Tensor
 Summed = tuple[Tensor, Tensor]
 
 
-def of_classes(logits: Tensor, labels: Tensor) -> Summed:
-    """Over images with a label: logits (B, K), labels (B,), negative where unknown."""
+def class_loss(logits: Tensor, labels: Tensor) -> Summed:
+    """Return the cross entropy of the labelled images, and their number.
+
+    Args:
+        logits: (B, K).
+        labels: (B,), negative where unknown.
+    """
     known = labels >= 0
     loss = F.cross_entropy(logits[known].float(), labels[known], reduction="sum")
     return loss, known.sum()
 
 
-def of_segments(samples: Iterable[Any], ignored: int) -> Summed:
-    """Over the pixels that count, at the size of the annotations.
+def pixel_loss(samples: Iterable[Any], ignored: int) -> Summed:
+    """Return the cross entropy of the labelled pixels, and their number.
 
     Args:
         samples: MMSegmentation's, with ``seg_logits`` (K, H, W) and ``gt_sem_seg`` (1, H, W).
-        ignored: Label of the pixels that do not count.
+        ignored: Label of the pixels to skip.
     """
     losses, counts = [], []
     for sample in samples:

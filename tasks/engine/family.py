@@ -1,7 +1,7 @@
-"""Task families: one object per folder of ``tasks/`` that answers all questions about it.
+"""Task families: one object per folder of ``tasks/`` that describes it.
 
-A family is a folder with ``family.py``, whose ``FAMILY`` commands, engine and data modules ask.
-Importing it loads no library: what needs one is named by its dotted path, see ``imported``.
+A family is a folder with ``family.py``. Commands, engine and data modules read its ``FAMILY``.
+Importing it is cheap: anything that needs a library is a dotted path, see ``imported``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, Literal
 from tasks.engine.schedule_rule import ScheduleRule
 
 PACKAGE = Path(__file__).resolve().parents[1]
-ANY = "*"  # as a key of ``analyses`` or ``exports``: every other one
+ANY = "*"  # key of ``analyses`` or ``exports`` for all others
 Direction = Literal["max", "min"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that a family's runs are judged by.
+    """Metric of a family's runs.
 
     Attributes:
-        name: As in summary.json and, after "val/", in metrics.csv.
-        title: On the axis of a plot; the name if empty.
+        name: Name in summary.json and, after "val/", in metrics.csv.
+        title: Title of a plot's axis; the name if empty.
         direction: "max" if higher is better, "min" if lower is.
-        published: Its name in configs/published; empty if papers do not report it.
-        scale: What the published value is divided by to get our unit.
-        data_set: The set that gives it, for a family evaluated on several at once.
+        published: Its name in configs/published; empty if absent there.
+        scale: Divisor that converts the published value to our unit.
+        data_set: The test set that yields it, for a family evaluated on several at once.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Counted:
 
     Attributes:
         targets: Arguments that the head gets from the data module, such as ``num_classes``.
-        head: Usual file of configs/head.
-        size: Usual value of ``image_size`` of families that take images.
-        shape: Of one input without its batch, such as (C, L), of other families.
+        head: Default file of configs/head.
+        size: Default ``image_size``, for families of images.
+        shape: Shape of one input without its batch, such as (C, L), for other families.
         parts: Function (model, size, rule) that yields name, parameters and multiply-adds of each
             part; empty to count the whole model in one pass of an input tensor.
-        rows: True if papers' rows are counted anew; False if the counts come from their YAML.
+        rows: True to count the rows of papers; False to read the counts from their YAML.
     """
 
     targets: Mapping[str, Any]
@@ -65,15 +65,15 @@ class Counted:
 
 @dataclass(frozen=True)
 class Published:
-    """Data sets that papers report a family's rows on, by the dotted names of data modules.
+    """Data sets of a family's published rows, by dotted names of data modules.
 
     Attributes:
         data: Data module of most rows.
         examples: Number of test examples of these rows.
-        also: Further data modules by what ``train.data`` of a row names, with their test examples.
+        also: Further data modules by ``train.data`` of the rows, with their test examples.
         containers: Data modules that read the same set as ``data`` in another format.
-        suite: Data module of several test sets at once; empty if there is none.
-        fixed_parameters: True if a run with another number of parameters is another model.
+        suite: Data module of several test sets at once; empty if absent.
+        fixed_parameters: True if a different number of parameters means a different model.
         whole_cost: True if papers report the multiply-adds of the whole model.
     """
 
@@ -88,31 +88,31 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kind of problem.
+    """Description of a task family.
 
     Attributes:
-        name: Of the folder, of the file in configs/task, and of ``task=``.
+        name: Name of the folder, of the file in configs/task, and value of ``task=``.
         task: Dotted name of its LightningModule, which evaluates, draws and writes predictions.
-        modality: What its networks take, in the singular: "image". Hosts state theirs.
-        unit: What throughput counts, in the plural: "images".
+        modality: Kind of input, in the singular: "image". Hosts state theirs.
+        unit: Unit of throughput, in the plural: "images".
         batch: Entries of a batch with their shapes, the input first.
-        targets: Facts about the targets that its data modules state, in summary.json's words.
-        metrics: All that are known, see ``direction``.
+        targets: Keys of summary.json that its data modules provide about the targets.
+        metrics: Its metrics, see ``metric``.
         monitor: Name of the metric that chooses the best checkpoint.
         headline: Name of the metric of tables and searches; by default ``monitor``.
-        needs: Packages that it needs besides those of every run, by distribution.
-        started_by: Family whose trained backbones it starts from; empty if it starts anew.
-        rule: Schedule for options typed as ``auto``; None refuses the word.
+        needs: Distributions that it needs besides those of every run.
+        started_by: Family of the trained backbones that it starts from; empty for scratch.
+        rule: Schedule for options with the value ``auto``; None refuses ``auto``.
         usual_data: Function of the network's input size that returns the config of a data module,
-            for prediction with a task that was trained without one; None if there is none.
-        counted: What tools/complexity.py counts; None refuses the family.
+            for prediction with a task that was trained without one; None refuses it.
+        counted: Network for tools/complexity.py; None refuses the family.
         pipeline: Function that tools/benchmark.py data times; empty refuses the family.
-        exports: What of a run goes to a target of tools/export.py ("model", "classifier" or
-            "backbone"), by target; absent ones are refused.
-        analyses: What an analysis of tools/analyse.py asks of the family, by analysis; a dotted
-            name, or empty if it asks for nothing. Absent ones are refused.
+        exports: Part of a run to export ("model", "classifier" or "backbone"), by target of
+            tools/export.py; absent targets are refused.
+        analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
+            the analysis needs none. Absent analyses are refused.
         parts_evaluation: Function that evaluates data modules with several ``parts``.
-        published: What papers report; None if nothing.
+        published: Published results; None without any.
     """
 
     name: str
@@ -137,11 +137,11 @@ class Family:
 
     @property
     def table_metric(self) -> str:
-        """Name of the metric that tables, plots and searches are about."""
+        """Return the name of the metric for tables, plots and searches."""
         return self.headline or self.monitor
 
     def metric(self, name: str) -> Metric:
-        """Return a metric by name; an unlisted one is as the monitored one, a loss is lowered."""
+        """Return a metric by name; unlisted ones follow the monitored one, losses are minimised."""
         known = {metric.name: metric for metric in self.metrics}
         if name in known:
             return known[name]
@@ -157,11 +157,11 @@ class Family:
         return one >= other if self.direction(self.monitor) == "max" else one <= other
 
     def export_of(self, target: str) -> str:
-        """Return what goes to a target of tools/export.py; empty if nothing does."""
+        """Return the part to export to a target of tools/export.py; empty if refused."""
         return self.exports.get(target, self.exports.get(ANY, ""))
 
     def analysis(self, name: str) -> str | None:
-        """Return what an analysis asks of the family; None if it does not apply."""
+        """Return the family's function for an analysis; None if it does not apply."""
         return self.analyses.get(name, self.analyses.get(ANY))
 
     def check_host(self, host: str, modality: str, fitting: Sequence[str]) -> None:
@@ -193,7 +193,9 @@ def families() -> dict[str, Family]:
             continue
         family: Family = importlib.import_module(f"tasks.{file.parent.name}.family").FAMILY
         if family.name != file.parent.name:
-            raise ValueError(f"{file} has FAMILY.name={family.name!r}; name it like its folder")
+            raise ValueError(
+                f"{file} has FAMILY.name={family.name!r}; give it the name of its folder"
+            )
         found[family.name] = family
     return found
 
@@ -202,11 +204,11 @@ def find_family(name: str) -> Family:
     """Return the family of a ``task=``.
 
     Raises:
-        ValueError: Unknown name, with the valid ones.
+        ValueError: The name is unknown; the message lists the valid ones.
     """
     known = families()
     if name not in known:
-        raise ValueError(f"there is no task called {name!r}; known: {', '.join(known)}")
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}")
     return known[name]
 
 
@@ -216,6 +218,6 @@ def family_of_task(names: Collection[str]) -> Family | None:
 
 
 def imported(name: str) -> Any:
-    """Import what a dotted name stands for."""
+    """Import the object of a dotted name."""
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_options(config: Mapping[str, Any]) -> None:
-    """Refuse options that no part of a task takes, before anything is built.
+    """Refuse unknown options of a task, before anything is built.
 
     Raises:
-        ValueError: Names the option and the nearest one that there is.
+        ValueError: Names the option and the nearest valid one.
     """
     for group, call in (
         ("backbone", create_backbone),
@@ -42,9 +42,9 @@ def check_options(config: Mapping[str, Any]) -> None:
 
 
 def build_backbone(config: Mapping[str, Any]) -> Backbone:
-    """Build the network of a config, with the weights that it starts from.
+    """Build the network of a config with its pretrained weights.
 
-    A classifier that is kept comes with all of them, which ``build_task`` then loads.
+    With ``keep_classifier`` the network stays untrained until ``build_task`` loads all weights.
     """
     options = config["backbone"]
     kept = config.get("keep_classifier") and options.get("pretrained")
@@ -55,9 +55,9 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
     """Build the task of a config around its network.
 
     Args:
-        config: Whole, as plain values, after ``check_options``.
-        data: The datamodule, which states its targets.
-        backbone: From ``build_backbone``; without one it is built here.
+        config: Complete config as plain values, after ``check_options``.
+        data: Datamodule with the targets.
+        backbone: From ``build_backbone``; by default it is built here.
     """
     keeps = bool(config.get("keep_classifier"))
     if keeps:
@@ -69,14 +69,14 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
     task.take_targets(data)
     file = config["backbone"].get("pretrained")
     if keeps and not getattr(model, "keeps_classifier", False):
-        raise ValueError("keep_classifier=true is for head=linear; leave it out")
+        raise ValueError("keep_classifier=true needs head=linear; leave it out")
     if keeps and file:
         task.load_weights(file, converted=True)
     return task
 
 
 def _check_kept(config: Mapping[str, Any]) -> None:
-    """Refuse to keep a classifier that timm's weights do not have.
+    """Refuse to keep a classifier that timm's weights lack.
 
     Raises:
         ValueError: ``backbone.pretrained=true``.
@@ -89,7 +89,7 @@ def _check_kept(config: Mapping[str, Any]) -> None:
 
 
 def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
-    """See ``tasks.load``."""
+    """Load a trained network; see ``tasks.load``."""
     return open_task(path).to(_device(device)).eval().requires_grad_(False)
 
 
@@ -97,16 +97,18 @@ def open_task(path: str | Path) -> BaseTask:
     """Build the task of a run folder or checkpoint, and load its weights.
 
     Raises:
-        ValueError: The file does not say how its task was built.
+        ValueError: The file lacks the config of its task.
     """
     found = open_saved(path)
     checkpoint = found.checkpoint
     saved = _config_in(checkpoint) if found.run is None else found.run.config
     targets = targets_in(saved, checkpoint)
     if targets is None:
-        raise ValueError(f"{checkpoint.path} does not name its classes; it is not of a run of ours")
+        raise ValueError(
+            f"{checkpoint.path} lacks class names, which all our runs save; pass one of our runs"
+        )
     config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}
-    # In this process: what a few images gain from others is less than these take to start.
+    # For a few images, starting worker processes costs more than it saves.
     config["data"] = {**saved["data"], "num_workers": 0}
     check_options(config)
     data = build(config, "data", seed=0)
@@ -118,14 +120,14 @@ def open_task(path: str | Path) -> BaseTask:
 
 
 def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the config that a checkpoint outside of run folders holds of its task."""
+    """Return the task's config from a checkpoint outside run folders."""
     saved = checkpoint.values.get(BUILT)
     groups = ("backbone", "head", "task", "optimizer", "schedule")
     if not isinstance(saved, Mapping) or not all(
         isinstance(saved.get(name), Mapping) for name in groups
     ):
         raise ValueError(
-            f"{checkpoint.path} lies in no run folder and does not say how its task was built; "
+            f"{checkpoint.path} lies outside a run folder and lacks the config of its task; "
             "pass a run folder, or call the task's load_from_checkpoint(path, model=...)"
         )
     try:
@@ -143,7 +145,7 @@ def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
     """Return the data config of a task that was trained without a datamodule.
 
     Args:
-        names: The full names of its class and their bases, as far as they are known.
+        names: Dotted names of its class and known base classes.
         img_size: Image size of its backbone.
 
     Raises:
@@ -154,7 +156,7 @@ def usual_data(names: Collection[str], img_size: Any) -> dict[str, Any]:
         kind = (family.task if family else next(iter(names))).rpartition(".")[2]
         unit = family.unit if family else "inputs"
         raise ValueError(
-            f"a {kind} that was trained without a datamodule does not know how to prepare {unit}; "
+            f"a {kind} that was trained without a datamodule cannot prepare {unit}; "
             "set its attribute data to a datamodule of datamodules/"
         )
     return family.usual_data(img_size)
@@ -170,14 +172,14 @@ def usual_datamodule(task: BaseTask) -> Any:
 
 
 def targets_in(config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the targets of a checkpoint as ``predict_only`` of a datamodule takes them.
+    """Return the targets of a checkpoint as arguments of a datamodule's ``predict_only``.
 
     Args:
-        config: Of its run, which names the task.
-        checkpoint: With or without targets.
+        config: Config of its run.
+        checkpoint: Checkpoint with or without targets.
 
     Returns:
-        None if the file does not state them, as those of timm and the authors.
+        None if the file lacks them, like those of timm and of papers' authors.
     """
     kind: type[BaseTask] = imported(check_target(config["task"], "task"))
     return kind.targets_of(checkpoint)
@@ -187,7 +189,7 @@ def task_from_file(kind: type[Any], path: str | Path, options: dict[str, Any]) -
     """Build a task of a kind from a checkpoint; see ``BaseTask.load_from_checkpoint``.
 
     Raises:
-        ValueError: A file of another task, or one that does not say how it was built.
+        ValueError: The file belongs to another task, or lacks the config of its task.
     """
     if options.pop("strict", None) is False:
         raise ValueError("strict=False is refused: a checkpoint has all weights of its task")
@@ -199,11 +201,11 @@ def task_from_file(kind: type[Any], path: str | Path, options: dict[str, Any]) -
     found = open_task(path)
     if options:
         raise ValueError(
-            f"{', '.join(options)} are those of {path}; pass the model and all other arguments "
-            "of the class for others"
+            f"{path} defines {', '.join(options)}; to change them, pass the model and all other "
+            "arguments of the class"
         )
     if not isinstance(found, kind):
-        raise ValueError(f"{path} is of a {type(found).__name__}, not of a {kind.__name__}")
+        raise ValueError(f"{path} belongs to a {type(found).__name__}, not to a {kind.__name__}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The loss of a training batch: its sum, its check, and when it is logged."""
+"""Training loss of a batch: sum, check and logging interval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """Return the losses of a batch and the sum of those with "loss" in the name.
 
     Raises:
-        ValueError: Batch norm has one value per channel to normalise by.
+        ValueError: Batch norm gets one value per channel.
     """
     try:
         losses: dict[str, Tensor] = model.loss(batch)
@@ -25,7 +25,7 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
             raise
         raise ValueError(
             f"batch norm needs more than one value per channel, but the batch is of "
-            f"{batch_size(batch)}; pass data.batch_size=2 or more, or to UperNet "
+            f"{batch_size(batch)}; pass data.batch_size=2 or more, or for UperNet "
             "head.group_norm=true"
         ) from error
     parts = [value for name, value in losses.items() if "loss" in name]
@@ -35,11 +35,11 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
 def loss_problem(loss: Tensor, trainer: Any, step: int) -> str | None:
     """Return why training stops at a loss that is not finite; None for any other loss."""
     value = loss.item()
-    if math.isfinite(value):  # a twentieth of the time of torch's
+    if math.isfinite(value):  # 20 times faster than torch's
         return None
     folder = None if trainer is None else Path(trainer.default_root_dir) / "checkpoints"
     is_saved = folder is not None and any(folder.glob("*.ckpt"))
-    left = "the last checkpoint stays" if is_saved else "there is no checkpoint yet"
+    left = "the last checkpoint stays" if is_saved else "before the first checkpoint"
     return (
         f"the loss is {value} at step {step}; training stops here, {left}. Lower optimizer.lr, "
         "lengthen schedule.warmup, or set trainer.gradient_clip_val"
@@ -47,15 +47,15 @@ def loss_problem(loss: Tensor, trainer: Any, step: int) -> str | None:
 
 
 def is_logged(trainer: Any, step: int, batch_idx: int) -> bool:
-    """Return True if the losses of a batch are logged, or looked at when it is over.
+    """Return True if the losses of a batch are logged, or read when it ends.
 
-    Other batches need not wait for each other's losses; progress shows their ``latest_loss``. All
-    processes must come to the same answer.
+    Other batches skip the exchange of losses between processes; progress shows ``latest_loss``. All
+    processes must return the same.
     """
     every = trainer.log_every_n_steps
     if every and step % every == 0:
         return True
     if batch_idx + 1 == trainer.num_training_batches or step == trainer.max_steps:
         return True
-    validated = trainer.val_check_batch  # None where validation goes by the clock
+    validated = trainer.val_check_batch  # None if validation follows a time interval
     return validated is None or (batch_idx + 1) % validated == 0

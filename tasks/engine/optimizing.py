@@ -1,4 +1,4 @@
-"""The optimiser and schedule of a task, built for its trainer."""
+"""Optimiser and schedule of a task, built for its trainer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tasks.engine.batches import batches_of_step
 from tasks.engine.ema import ScheduleFreeAverage, WeightEMA
 from tasks.engine.optim import SCHEDULE_FREE, build_optimizer, learning_rate_factor, scaled_lr
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     """Build a task's optimiser, and a schedule that moves at every step."""
     options, trainer = dict(task.optimizer_options), task.trainer
     if options["name"] == "adamw" and not options.keys() & {"fused", "foreach"}:
-        # On a CPU torch loops over the parameters unless asked, which takes three times as
-        # long. Lightning clips no gradients of a fused optimiser in mixed precision.
+        # By default torch loops over the parameters on a CPU, which takes three times as long.
+        # Lightning cannot clip the gradients of a fused optimiser in mixed precision.
         options["fused"] = task.device.type == "cpu" and trainer.precision == "32-true"
-    trainer.fit_loop.setup_data()  # without an end by epochs the estimate does not ask it
+    trainer.fit_loop.setup_data()  # the estimate skips it if epochs are unlimited
     batch = examples_per_step(trainer) if options.get("reference_batch") else None
     task.check_training(trainer.strategy, batch or 1)
     optimizer = build_optimizer(task.model, task._rules, batch, **options)
     if options["name"] in SCHEDULE_FREE:
         task.ema = ScheduleFreeAverage(optimizer, task.model)
     steps = int(trainer.estimated_stepping_batches)
-    slow = None if task.ema is None else task.ema.slow_for(steps)
-    if slow is not None:
-        say(slow)
+    warning = None if task.ema is None else task.ema.decay_warning(steps)
+    if warning is not None:
+        log_info(warning)
     factor = learning_rate_factor(
         steps,
         math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches),
@@ -46,27 +46,27 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
 
 
 def check_training(task: Any, strategy: Any, batch: int) -> None:
-    """Refuse what a task and its trainer do not allow together, before anything is written.
+    """Refuse options of a task and its trainer that exclude each other, before anything is written.
 
     Args:
-        task: The task.
-        strategy: The trainer's.
-        batch: Examples of an optimiser step, over all processes and accumulated batches.
+        task: Task to train.
+        strategy: Strategy of the trainer.
+        batch: Examples per optimiser step, over all processes and accumulated batches.
 
     Raises:
-        ValueError: An average of sharded weights, or a rate above the one for this batch.
+        ValueError: Sharded weights would be averaged, or a rate exceeds the one for this batch.
     """
     options = task.optimizer_options
     free = options["name"] in SCHEDULE_FREE
     if isinstance(strategy, FSDPStrategy) and (free or task.ema is not None):
         remedy = "another optimizer.name" if free else "task.ema=null"
         raise ValueError(
-            f"sharded weights have no average: pass {remedy}, or trainer=ddp to keep it"
+            f"sharded weights cannot be averaged: pass {remedy}, or trainer=ddp to keep the average"
         )
     if free and task.schedule_options["name"] != "constant":
         raise ValueError(
             f"optimizer.name={options['name']} averages the weights instead of lowering the "
-            "rate: pass schedule.name=constant, with a warm-up or without"
+            "rate: pass schedule.name=constant, with or without a warm-up"
         )
     if free and type(task.ema) is WeightEMA:
         raise ValueError(
@@ -78,15 +78,15 @@ def check_training(task: Any, strategy: Any, batch: int) -> None:
 
 
 def examples_per_step(trainer: Any) -> int:
-    """Return the examples of an optimiser step, over all processes.
+    """Return the number of examples per optimiser step, over all processes.
 
     Raises:
-        ValueError: The data do not state the size of a batch.
+        ValueError: The data lack a batch size.
     """
     source = trainer.datamodule or trainer.train_dataloader
     if getattr(source, "batch_size", None) is None:
         raise ValueError(
-            "optimizer.reference_batch needs the size of a batch, which these data do not tell; "
+            "optimizer.reference_batch needs the batch size, which these data lack; "
             "pass a datamodule, or leave reference_batch out"
         )
     return int(source.batch_size * trainer.world_size * batches_of_step(trainer, 0))

@@ -1,4 +1,4 @@
-"""A typed path: the checkpoint that it means, and the run folder that it lies in."""
+"""Resolve a path to its checkpoint and run folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from backbones.checkpoints.opening import Checkpoint
 
 CONFIG = "config.yaml"
-SOLVED = "heads.frozen."  # heads whose runs leave no checkpoint
+SOLVED = "heads.frozen."  # heads that are solved from features, without a checkpoint
 CHECKPOINTS = "checkpoints"
-# What decides how a checkpoint is used, and by what each part of it is told from another one.
+# Keys that identify the parts of a config which decide how a checkpoint is used.
 IDENTITY = {
     "backbone": ("name",),
     "head": ("_target_", "name"),
@@ -35,7 +35,7 @@ class SavedRun:
     Attributes:
         folder: Run folder.
         checkpoint: One of its checkpoints.
-        config: Its config, as plain values.
+        config: Config of the run, as plain values.
     """
 
     folder: Path
@@ -57,19 +57,19 @@ class Saved:
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint:
-        """The content of the file, read once."""
+        """Return the content of the file, read once."""
         from backbones.checkpoints.opening import open_checkpoint
 
         return open_checkpoint(self.file)
 
 
 def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
-    """Return the checkpoint of a path: a file, or the one in a run's or other tool's folder.
+    """Return the checkpoint of a path: a file, or the one in the folder of a run or other tool.
 
-    Of a run with ``checkpoints=last`` it is the last one.
+    For a run with ``checkpoints=last`` it is the last checkpoint.
 
     Raises:
-        ValueError: Neither exists, or the folder has several.
+        ValueError: The path does not exist, or the folder has several checkpoints or lacks one.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -83,14 +83,14 @@ def checkpoint_file(path: str | Path, name: str = "best.ckpt") -> Path:
             raise ValueError(_without_checkpoint(path, inside))
         return found
     if not path.is_file():
-        raise ValueError(f"there is no checkpoint or run folder at {path}")
+        raise ValueError(f"{path} does not exist; pass a checkpoint or run folder")
     return path
 
 
 def open_saved(path: str | Path) -> Saved:
-    """Find the checkpoint that a run folder or file means, and the run that it belongs to.
+    """Find the checkpoint of a run folder or file, and the run that it belongs to.
 
-    All commands open what is typed as ``ckpt`` by this function.
+    All commands open ``ckpt=`` by this function.
 
     Raises:
         ValueError: The path does not exist, the folder's config is not one of a run, or this
@@ -111,7 +111,7 @@ def read_config(file: Path) -> dict[str, Any]:
     """Read the config of a run as plain values.
 
     Raises:
-        ValueError: It is not YAML of plain values, or does not fit the schema of a run's config.
+        ValueError: The file is not YAML of plain values, or does not fit the schema.
     """
     try:
         return read_run_config(file)
@@ -136,21 +136,21 @@ def _keeps_last(folder: Path) -> bool:
 
 
 def _without_checkpoint(folder: Path, inside: Path) -> str:
-    """Describe a folder that lacks the checkpoint."""
-    text = f"{folder} is no run folder with a checkpoint: there is no {inside}"
+    """Describe a folder that lacks the checkpoint ``inside``."""
+    text = f"{folder} is not a run folder with a checkpoint: {inside} is missing"
     try:
         config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     except ValueError:
         return text
     if config.get("mode", "fit") != "fit":
         return (
-            f"{folder} is the folder of an evaluation (mode={config['mode']}), which has no "
-            f"weights; pass the run that it evaluated: ckpt={config.get('ckpt')}"
+            f"{folder} belongs to an evaluation (mode={config['mode']}), which saves no weights; "
+            f"pass the run that it evaluated: ckpt={config.get('ckpt')}"
         )
     if str(config.get("head", {}).get("_target_")).startswith(SOLVED):
         return (
-            f"{folder} is a run of protocol={config.get('protocol')}, which leaves no weights; its "
-            "figures are in summary.json, and backbone.pretrained=<checkpoint> with the same "
-            "protocol gives them again"
+            f"{folder} is a run of protocol={config.get('protocol')}, which saves no weights; its "
+            "figures are in summary.json. To repeat them, pass the same protocol and "
+            "backbone.pretrained=<checkpoint>"
         )
     return text

@@ -21,25 +21,24 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from tasks.engine.batches import Batch, Row
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.drawing import draw_segments, label_map, open_upright, side_by_side
-from tasks.engine.evaluation_loss import Summed, of_segments
+from tasks.engine.evaluation_loss import Summed, pixel_loss
 from tasks.engine.whole_files import whole_file
 from tasks.segmentation.family import FAMILY
 
-# Not Lightning's own logger, whose remarks a run keeps quiet.
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 LABELS = "labels"  # folder of predicted label maps
 LONGEST_NAME = 255  # bytes of a file's name
-MOST = 8  # classes of an image that are named in a line
-IGNORED = 255  # MMSegmentation's label of pixels that do not count.
+MOST = 8  # classes of an image listed in a line
+IGNORED = 255  # MMSegmentation's label of pixels that do not count
 
 
 class SegmentationTask(ClassesTask):
-    """A segmentor of MMSegmentation; mean IoU, mean class accuracy and pixel accuracy in percent.
+    """Segmentation by a model of MMSegmentation; mean IoU, class and pixel accuracy in percent.
 
-    The counts are summed over the whole set before dividing, as MMSegmentation does. A class that
-    neither occurs nor is predicted has no IoU and is left out of the mean. The loss of validation
-    is the decode head's cross entropy alone, see ``evaluation_loss``.
+    The counts are summed over the whole set before dividing, as in MMSegmentation. The mean skips
+    classes that neither occur nor are predicted. The validation loss is the plain cross entropy of
+    the decode head, see ``evaluation_loss``.
     """
 
     family = FAMILY
@@ -58,14 +57,14 @@ class SegmentationTask(ClassesTask):
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         check_several(self.class_names, "a class of the other pixels, which 0 would leave ignored")
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
-        self._said_absent = False
+        self._logged_absent = False
         self._stems: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._above = Path()
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Mean IoU, mean accuracy of the classes, accuracy of all pixels."""
+        """Return the names of mean IoU, mean class accuracy and pixel accuracy."""
         return ("mIoU", "mAcc", "aAcc")
 
     def update_metrics(self, batch: Batch, predictions: list[Any]) -> None:
@@ -75,11 +74,11 @@ class SegmentationTask(ClassesTask):
             self.confusion.update(predicted.flatten(), truth.to(predicted.device).flatten())
 
     def compute_metrics(self) -> dict[str, Tensor]:
-        """mIoU, mAcc and aAcc."""
+        """Return mIoU, mAcc and aAcc in percent."""
         counts = self.confusion.compute().double()
         hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
         union = truth + predicted - hits
-        self._say_absent(truth)
+        self._log_absent_classes(truth)
         self.class_figures = [
             {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "pixels": int(own)}
             for name, hit, joint, own in zip(
@@ -93,25 +92,25 @@ class SegmentationTask(ClassesTask):
         }
         return {name: (100 * value).float() for name, value in figures.items()}
 
-    def _say_absent(self, truth: Tensor) -> None:
+    def _log_absent_classes(self, truth: Tensor) -> None:
         absent = [self.class_names[i] for i in torch.nonzero(truth == 0).flatten().tolist()]
         trainer: Any = self._trainer  # None outside of a run
-        told = getattr(getattr(trainer, "datamodule", None), "warned_absent", False)
-        if absent and not (told or self._said_absent):
-            self._said_absent = True
+        warned = getattr(getattr(trainer, "datamodule", None), "warned_absent", False)
+        if absent and not (warned or self._logged_absent):
+            self._logged_absent = True
             shown = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
-            say(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
+            log_info(f"{len(absent)} of {len(truth)} classes do not occur in validation: {shown}")
 
     def evaluation_loss(self, batch: Batch, predictions: list[Any]) -> Summed:
-        """Cross entropy over the pixels that count, at the size of the annotations."""
-        return of_segments(predictions, IGNORED)
+        """Return the summed cross entropy and the number of labelled pixels."""
+        return pixel_loss(predictions, IGNORED)
 
     def reset_metrics(self) -> None:
-        """Forget all counts."""
+        """Reset the counts."""
         self.confusion.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
-        """Per image: ``image``, its name; ``shares`` of the pixels by class; ``labels``.
+        """Return per image ``image``, its name, ``shares`` of the pixels by class, and ``labels``.
 
         ``labels`` is a uint8 array (H, W) of indices into ``class_names``.
         """
@@ -129,7 +128,7 @@ class SegmentationTask(ClassesTask):
         return results
 
     def on_predict_start(self) -> None:
-        """Find out which files share a name, or a name but for its ending."""
+        """Count the files that share a name, with or without its extension."""
         trainer: Any = self.trainer
         paths = [Path(name) for name in trainer.datamodule.predict_names()]
         self._stems = Counter(path.stem for path in paths)
@@ -138,12 +137,12 @@ class SegmentationTask(ClassesTask):
         self._above = Path(os.path.commonpath(folders)) if len(folders) > 1 else Path()
 
     def filed(self, row: Row) -> Row:
-        """The row with its labels in a file."""
+        """Write the labels of a row to a file, and replace them by its path."""
         trainer: Any = self.trainer
         folder = Path(trainer.default_root_dir) / LABELS
         path = Path(row["image"])
         name = path.stem if self._stems[path.stem] == 1 else path.name
-        # Of sub-folders that hold files of one name the label maps have sub-folders as well.
+        # If files in several folders share a name, their label maps keep the folders.
         inner = path.parent.relative_to(self._above) if self._names[path.name] > 1 else Path()
         if len(os.fsencode(f"{name}.png")) > LONGEST_NAME:
             name = f"{path.stem[:50]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
@@ -155,14 +154,14 @@ class SegmentationTask(ClassesTask):
         return row | {"labels": f"{LABELS}/{target.relative_to(folder).as_posix()}"}
 
     def answer(self, row: Row) -> str:
-        """The classes with their shares of the pixels, the largest first."""
+        """Return the classes with their shares of the pixels, the largest first."""
         shares = sorted(row["shares"].items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
         return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Per image: the labels where there are any, and the prediction."""
+        """Draw per image the labels, if any, and the prediction."""
         draw = partial(draw_segments, names=self.class_names, background=datamodule.background)
         pictures = []
         for sample in self.model.predict(batch):
@@ -176,5 +175,5 @@ class SegmentationTask(ClassesTask):
 
 
 def _share(part: float, whole: float) -> float | None:
-    """In percent; None of nothing."""
+    """Return a share in percent; None if the whole is 0."""
     return 100 * part / whole if whole else None

@@ -79,7 +79,7 @@ def test_what_needs_weights_is_refused(weights, tmp_path, capsys):
     assert "pass backbone.pretrained=<run folder or checkpoint file>" in told
     ended = run_here(typed(weights, tmp_path, "trainer.limit_val_batches=1"), capsys)
     assert ended.status == 2
-    assert "features of 64 of 100 images were taken, and all are needed" in ended.err
+    assert "features of 64 of 100 images were extracted, but all are needed" in ended.err
 
 
 @pytest.mark.slow

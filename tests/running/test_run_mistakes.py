@@ -252,13 +252,13 @@ class TestCheckpointsThatDoNotFit:
         shutil.copy(folder / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
         (tmp_path / "out").rmdir()
         text = self.evaluate(tmp_path, capsys, tmp_path / "lone.ckpt", task="segmentation")
-        assert "was trained on 10 classes, and the data have 11, not the same ones" in text
+        assert "was trained on 10 classes, and the data have 11 different ones" in text
 
     def test_another_number_of_classes(self, folder, tmp_path, capsys):
         other = ["data=sample_transfer", *TINY["transfer"], f"ckpt={folder}"]
         other += ["mode=test", f"output_dir={tmp_path}"]
         text = refused(other, tmp_path, capsys)
-        assert "10 classes, and the data have 100, not the same ones" in text
+        assert "10 classes, and the data have 100 different ones" in text
         assert "100 of 100 labels differ, checkpoint against data: 0: '0' there, '00' here" in text
 
     def test_truncated(self, folder, tmp_path, capsys):

@@ -27,7 +27,7 @@ def test_what_is_compared():
         r"a\); pass data with the classes of the checkpoint, in its order",
     ):
         check_classes({"class_names": ["a", "b"]}, ("b", "a"), "x")
-    with pytest.raises(ValueError, match=r"on 3 classes, and the data have 2, not the same ones"):
+    with pytest.raises(ValueError, match=r"on 3 classes, and the data have 2 different ones"):
         check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
 
 

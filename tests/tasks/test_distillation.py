@@ -151,9 +151,9 @@ def test_images_are_normalised_and_resized_as_the_teachers_were():
 def test_the_teacher_follows_the_precision_of_the_images():
     teacher = teachers.Teacher(Recorder(), "a", IMAGENET, None, Distillation("hard"))
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
-        assert teacher.say_of(batch()["image"].to(dtype), IMAGENET).logits.dtype == dtype
+        assert teacher.teacher_logits(batch()["image"].to(dtype), IMAGENET).logits.dtype == dtype
     with torch.autocast("cpu", torch.bfloat16):
-        said = teacher.say_of(batch()["image"].float(), IMAGENET)
+        said = teacher.teacher_logits(batch()["image"].float(), IMAGENET)
     assert said.logits.dtype == torch.bfloat16
 
 
@@ -196,8 +196,8 @@ def test_a_network_of_timm_from_a_file(file):
     own = tuple(theirs["mean"]), tuple(theirs["std"])
     assert teacher.normalisation == own
     with torch.no_grad():
-        expected = reference(teacher.as_trained_on(images, IMAGENET))
-    torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, expected)
+        expected = reference(teacher.convert_images(images, IMAGENET))
+    torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
     assert not teacher.network.training
 
 
@@ -206,7 +206,7 @@ def test_a_network_of_one_size_gets_that_size(file, tmp_path):
     torch.save(model.state_dict(), tmp_path / "vit.pth")
     teacher = loaded(teacher="test_vit", checkpoint=str(tmp_path / "vit.pth"))
     assert teacher.image_size == model.pretrained_cfg["input_size"][-1]
-    assert teacher.say_of(torch.randn(1, 3, 64, 64), IMAGENET).logits.shape == (1, 10)
+    assert teacher.teacher_logits(torch.randn(1, 3, 64, 64), IMAGENET).logits.shape == (1, 10)
 
 
 def test_a_backbone_of_ours_from_a_file(tmp_path):
@@ -215,7 +215,8 @@ def test_a_backbone_of_ours_from_a_file(tmp_path):
     teacher = loaded(teacher="lvt_r1", checkpoint=str(tmp_path / "lvt.pth"))
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, model.eval()(images))
+        logits = teacher.teacher_logits(images, IMAGENET).logits
+        torch.testing.assert_close(logits, model.eval()(images))
 
 
 @pytest.fixture
@@ -240,11 +241,11 @@ def test_a_run_of_ours_says_what_it_is_of(run):
     assert teacher.normalisation == ([0.5] * 3, [0.25] * 3)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        expected = model(teacher.as_trained_on(images, IMAGENET))
-    torch.testing.assert_close(teacher.say_of(images, IMAGENET).logits, expected)
+        expected = model(teacher.convert_images(images, IMAGENET))
+    torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
     with pytest.raises(ValueError, match="of a run of lvt_r1, not of lvt_r2; leave"):
         loaded(teacher="lvt_r2", checkpoint=str(folder))
-    with pytest.raises(ValueError, match="tells 10 classes apart, the data have 3"):
+    with pytest.raises(ValueError, match="has 10 classes, the data have 3"):
         loaded(NAMES[:3], checkpoint=str(folder))
     with pytest.raises(ValueError, match=r"teacher .* 10 classes in another order \(.*data: 9, "):
         loaded(NAMES[::-1], checkpoint=str(folder))
@@ -255,12 +256,12 @@ def test_a_run_of_ours_says_what_it_is_of(run):
     [
         ({"type": "firm", "teacher": SMALL}, r"task\.distillation\.type=firm is not .*hard"),
         ({}, r"type=hard needs a teacher: pass .*checkpoint=<run folder>"),
-        ({"type": None, "teacher": SMALL}, r"has a teacher and no type; pass .*hard or soft"),
-        ({"teacher": "regnety_16"}, r"no teacher called 'regnety_16', here or in timm; did you "
+        ({"type": None, "teacher": SMALL}, r"has a teacher but lacks a type; pass .*hard or soft"),
+        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone here nor a network of timm; did you "
                                     r"mean regnety_160"),
         ({"teacher": "regnety_160.deit"}, r"no weights regnety_160\.deit; of regnety_160 there "
                                           r"are: .*deit_in1k"),
-        ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo has no weights; pass .*checkpoint=<its"),
+        ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo needs weights; pass .*checkpoint=<its"),
         ({"teacher": SMALL, "alpha": 1.5}, r"alpha must be from 0 to 1, got 1\.5"),
         ({"teacher": SMALL, "temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
     ],
@@ -271,17 +272,17 @@ def test_what_no_teacher_can_be_is_refused_at_once(options, said):
 
 
 def test_weights_that_do_not_fit_are_refused(file, tmp_path):
-    with pytest.raises(ValueError, match=r"small\.pth tells 10 classes apart, the data have 3"):
+    with pytest.raises(ValueError, match=r"small\.pth has 10 classes, the data have 3"):
         loaded(NAMES[:3], teacher=SMALL, checkpoint=str(file))
-    with pytest.raises(ValueError, match="regnety_160 tells 1000 classes apart, the data have 10"):
+    with pytest.raises(ValueError, match="regnety_160 has 1000 classes, the data have 10"):
         loaded(teacher="regnety_160")
-    with pytest.raises(ValueError, match=r"small\.pth holds another network than test_vit"):
+    with pytest.raises(ValueError, match=r"small\.pth contains another network than test_vit"):
         loaded(teacher="test_vit", checkpoint=str(file))
     with pytest.raises(ValueError, match="there is no checkpoint"):
         loaded(teacher=SMALL, checkpoint=str(tmp_path / "none.pth"))
     with pytest.raises(ValueError, match=r"small\.pth does not fit lvt_r1: \d+ keys differ"):
         loaded(teacher="lvt_r1", checkpoint=str(file))
-    with pytest.raises(ValueError, match=r"small\.pth lies in no run folder.*pass .*teacher="):
+    with pytest.raises(ValueError, match=r"small\.pth lies outside a run folder.*pass .*teacher="):
         loaded(checkpoint=str(file))
     with pytest.raises(ValueError, match=r"publishes no weights of test_resnet.*checkpoint="):
         _without_weights(loaded)
@@ -308,7 +309,7 @@ def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_pa
     typed = ["task.distillation.type=hard", "task.distillation.teacher=test_vit",
              f"task.distillation.checkpoint={file}"]  # fmt: skip
     said = refused(arguments("classification", tmp_path, *typed), tmp_path, capsys)
-    assert "holds another network than test_vit" in said
+    assert "contains another network than test_vit" in said
 
 
 def test_an_evaluation_needs_no_teacher(tmp_path):
@@ -396,7 +397,7 @@ def test_the_teacher_counts_in_training(sample_cache, file, tmp_path):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    answers = teacher.say_of(images, IMAGENET).logits.argmax(1)
+    answers = teacher.teacher_logits(images, IMAGENET).logits.argmax(1)
     assert (task.model(images).argmax(1) == answers).float().mean() > 0.9
 
 

@@ -39,7 +39,7 @@ def test_a_family_is_whole(family):
 
 
 def test_an_unknown_task_is_named_with_the_known_ones():
-    with pytest.raises(ValueError, match="no task called 'x'; known: classification, detection"):
+    with pytest.raises(ValueError, match="unknown task 'x'; known: classification, detection"):
         find_family("x")
 
 

@@ -89,7 +89,7 @@ def test_a_classifier_that_cannot_stay_is_refused(trained):
     few = data(tuple("abc"))
     with pytest.raises(ValueError, match="5 classes, and the data have 3"):
         task(str(path), "keep_classifier=true", data=few)
-    with pytest.raises(ValueError, match=r"keep_classifier=true is for head=linear"):
+    with pytest.raises(ValueError, match=r"keep_classifier=true needs head=linear"):
         task(str(path), "keep_classifier=true", "task=transfer", "protocol=linear_probe")
     assert task(False, "keep_classifier=true").model.classifier.out_features == 5
 

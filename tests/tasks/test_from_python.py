@@ -91,7 +91,9 @@ def test_a_plain_checkpoint_opens_without_a_run_folder(example):
     assert any(parameter.requires_grad for parameter in again.parameters())
     assert again.optimizer_options == {"name": "adamw", "lr": 1e-3}
     assert again.model.backbone.record == task.model.backbone.record
-    with pytest.raises(ValueError, match="is of a ClassificationTask, not of a SegmentationTask"):
+    with pytest.raises(
+        ValueError, match="belongs to a ClassificationTask, not to a SegmentationTask"
+    ):
         SegmentationTask.load_from_checkpoint(path)
     with pytest.raises(ValueError, match="pass the model and all other arguments of the class"):
         ClassificationTask.load_from_checkpoint(path, ema=None)
@@ -111,7 +113,7 @@ def test_a_checkpoint_names_only_what_a_config_may_name(example, tmp_path):
         with pytest.raises(ValueError, match=rf"{group}\._target_={target} is refused"):
             tasks.load(tmp_path / "a.ckpt")
     torch.save(content | {"config": 3}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match="does not say how its task was built"):
+    with pytest.raises(ValueError, match="lacks the config of its task"):
         tasks.load(tmp_path / "a.ckpt")
 
 
@@ -119,7 +121,7 @@ def test_a_model_of_ones_own_is_passed_again(tmp_path):
     task = ClassificationTask(Own(), NAMES)
     trained(task, tmp_path)
     path = tmp_path / "task.ckpt"
-    with pytest.raises(ValueError, match=r"does not say how its task was built; .*model=\.\.\."):
+    with pytest.raises(ValueError, match=r"lacks the config of its task; .*model=\.\.\."):
         tasks.load(path)
     opened = ClassificationTask.load_from_checkpoint(path, model=Own())
     assert opened.class_names == task.class_names

@@ -154,9 +154,9 @@ def test_precisions_of_a_class_are_those_of_a_set_of_this_class_alone(coco):
         for category in CATEGORIES:
             expected = reference_figures(path, samples, kind, [category])
             assert 0.05 < expected[0] < 1
-            row = metric.of_classes[category]
+            row = metric.class_figures[category]
             assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(expected[:2])
-        mean = np.mean([metric.of_classes[category][f"{prefix}AP"] for category in CATEGORIES])
+        mean = np.mean([metric.class_figures[category][f"{prefix}AP"] for category in CATEGORIES])
         assert mean == pytest.approx(whole[f"{prefix}AP"].item())
 
 
@@ -179,11 +179,11 @@ def test_classes_without_detections_or_ground_truth(coco):
     metric = CocoMetric(content, CATEGORIES, with_masks=False)
     metric.update(samples[1:2])  # nothing is found in it
     metric.compute()
-    assert metric.of_classes == {3: {"AP": None, "AP50": None}, 7: {"AP": 0.0, "AP50": 0.0}}
+    assert metric.class_figures == {3: {"AP": None, "AP50": None}, 7: {"AP": 0.0, "AP50": 0.0}}
     metric.update(samples)
     metric.compute()
-    assert metric.of_classes[3]["AP"] is None
-    assert metric.of_classes[7]["AP"] > 0
+    assert metric.class_figures[3]["AP"] is None
+    assert metric.class_figures[7]["AP"] > 0
 
 
 @pytest.mark.parametrize("seen", [[0], [1]])
@@ -194,7 +194,9 @@ def test_images_without_ground_truth_have_no_average_precision(coco, seen):
     content["annotations"] = [a for a in content["annotations"] if a["image_id"] > 2]
     metric = CocoMetric(content, CATEGORIES, with_masks=False)
     metric.update([samples[place] for place in seen])
-    with pytest.raises(ValueError, match=r"no value: 1 images .*limit_val_batches"):
+    with pytest.raises(
+        ValueError, match=r"AP is undefined: the 1 evaluated images .*limit_val_batches"
+    ):
         metric.compute()
 
 
@@ -300,7 +302,7 @@ def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
         assert 0.1 < expected[0] < 0.9
         for category, rank in zip(categories, ranks(categories), strict=True):
             alone = reference_figures(reference, found, kind, [rank], ids=ranks(categories))
-            row = metric.of_classes[category]
+            row = metric.class_figures[category]
             assert [row[f"{prefix}AP"], row[f"{prefix}AP50"]] == pytest.approx(alone[:2], abs=1e-6)
             if kind == "bbox":
                 at_75, at_50 = curves[category][:2].mean(1)

@@ -170,7 +170,7 @@ def test_a_class_token_that_does_not_see_the_image_is_found(deit, mixer, said):
     with pytest.raises(ValueError, match=rf"^the gradient of deit_t's embedding is 0 {said}"):
         raise ValueError(problem)
     assert f"mix_joint of {mixer.__name__}, or declare prefix_mixing='pooled'" in problem
-    assert problem.endswith("or pass task.check_patches=false to train all the same")
+    assert problem.endswith("or pass task.check_patches=false to train anyway")
 
 
 @pytest.mark.parametrize("mixer", [LinearAttention, Fourier, PooledLinear, Maximum])
@@ -269,11 +269,11 @@ def test_zero_initialised_parts_are_named_and_let_through(zeroed, case, caplog):
     with torch.no_grad():
         assert unseen_patches(network, (64, 64), LIKE) is None
     (line,) = caplog.messages
-    assert line.endswith(f"which they are at the start: {ZEROS[case][1]}")
+    assert line.endswith(f"as they are at the start: {ZEROS[case][1]}")
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     network.requires_grad_(False)
     problem = unseen_patches(network, (64, 64), LIKE)
-    assert problem.endswith(f"are 0 and frozen: {ZEROS[case][1]}; let them learn")
+    assert problem.endswith(f"are 0 and frozen: {ZEROS[case][1]}; unfreeze them")
 
 
 class Restless(LinearAttention):

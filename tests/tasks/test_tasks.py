@@ -142,23 +142,23 @@ def test_weight_average_is_timms(warmup):
 
 def test_weight_average_is_put_in_and_taken_out():
     model, average = nn.Linear(2, 2).bfloat16(), WeightEMA(decay=0.5)
-    average.put_into(model)  # nothing yet
+    average.swap_in(model)  # nothing yet
     before = model.weight.clone()
     average.update(model)
     with torch.no_grad():
         model.weight.zero_()
     average.update(model)
     assert average.tensors["weight"].dtype == torch.float32
-    average.put_into(model)
+    average.swap_in(model)
     torch.testing.assert_close(model.weight, before / 2)
-    average.take_out(model)
+    average.swap_out(model)
     assert not model.weight.any()
 
 
 def test_weight_average_of_another_model_is_refused():
     average = WeightEMA()
     average.update(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="average is one of another model"):
+    with pytest.raises(ValueError, match="average belongs to another model"):
         WeightEMA().load_state_dict(average.state_dict(), nn.Linear(2, 2, bias=False))
 
 
@@ -201,13 +201,13 @@ def test_one_class_is_nothing_to_tell_apart(task):
 @pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
                                                         (0.9999, 20_000, "0.9995")])  # fmt: skip
 def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, fitting):
-    said = WeightEMA(decay=decay).slow_for(steps)
+    said = WeightEMA(decay=decay).decay_warning(steps)
     assert f"decay={decay:g} is slow for {steps} steps" in said
     assert f"task.ema.decay={fitting} or" in said
-    assert WeightEMA(decay=float(fitting)).slow_for(steps) is None
-    assert WeightEMA(decay=decay, warmup=True).slow_for(steps) is None
-    assert WeightEMA(decay=decay, report="best").slow_for(steps) is None
-    assert WeightEMA(decay=decay).slow_for(375_000) is None  # 300 epochs of ImageNet
+    assert WeightEMA(decay=float(fitting)).decay_warning(steps) is None
+    assert WeightEMA(decay=decay, warmup=True).decay_warning(steps) is None
+    assert WeightEMA(decay=decay, report="best").decay_warning(steps) is None
+    assert WeightEMA(decay=decay).decay_warning(375_000) is None  # 300 epochs of ImageNet
 
 
 def test_label_maps_of_files_with_one_name_lie_in_sub_folders(tmp_path):

@@ -260,7 +260,7 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     config = evaluated(folder)
     (evaluation / "config.yaml").write_text(yaml.safe_dump(config))
     text = error_text(capsys, evaluation)
-    assert "is the folder of an evaluation (mode=test), which has no weights" in text
+    assert "belongs to an evaluation (mode=test), which saves no weights" in text
     assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
     shutil.rmtree(folder / "checkpoints")
     assert "no run folder with a checkpoint" in error_text(capsys, folder)

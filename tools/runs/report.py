@@ -215,7 +215,7 @@ def write_stopped(
     with _noted(problems):
         _write_summary(folder, {**known, **stopped})
     average = task.ema if task.ema is not None and task.ema.is_reported else None
-    with nullcontext() if average is None else average.worn_by(task.model):
+    with nullcontext() if average is None else average.applied_to(task.model):
         _draw(folder, known, task, datamodule, problems)
     say("\n".join([*problems, f"Run folder: {_short(folder)}"]))
 
