@@ -42,11 +42,13 @@ class FastModule(nn.Module):
         if issubclass(first, FastModule):
             _FORMS.update(dict.fromkeys(plain_bases, cls))
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, x: Any = None, *rest: Any, **named: Any) -> Any:
         """Compute by the fast form if it serves this call, otherwise by the plain one."""
-        if self.is_fast(*given, **named):
-            return self.compute(*given, **named)
-        return super().forward(*given, **named)
+        if x is None:  # the input has a name that only the plain form knows
+            return super().forward(*rest, **named)
+        if self.is_fast(x, *rest, **named):
+            return self.compute(x, *rest, **named)
+        return super().forward(x, *rest, **named)
 
     def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
         """Return True if ``forward`` computes this call by the fast form: the one test per call."""

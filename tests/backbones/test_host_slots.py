@@ -192,15 +192,20 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog
                 "deit_t_blind",
                 "joint",
                 "mean of the map",
-                ["deit_t with blind lacks the class token"],
+                ["deit_t with blind lacks the class token and pools the map"],
             ),
             (
                 "deit_t_recorded",
                 "pooling",
                 "mean of the map",
-                ["deit_t with pooling lacks the class token"],
+                ["deit_t with pooling lacks the class token and pools the map"],
             ),
-            ("deit_t_iffn", "joint", "mean of the map", ["deit_t with iffn lacks the class token"]),
+            (
+                "deit_t_iffn",
+                "joint",
+                "mean of the map",
+                ["deit_t with iffn lacks the class token and pools the map"],
+            ),
             ("deit_t_recorded", "joint", "class token", []),
             ("swin_t_blind", "pooling", "mean of the map", []),
         ):

@@ -153,7 +153,7 @@ def test_truncated_checkpoint_is_refused():
 @torch.no_grad()
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
-    with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are not in"):
+    with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are missing"):
         report = adopt(create_backbone("posmlp_t_lrpe"), in_memory(dict(weights), "file"))
     assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
     assert report.loaded == len(weights) - 2 * 24

@@ -472,7 +472,7 @@ class TestTraining:
                 if trainer.current_epoch == 1:
                     pl_module.model.net[0].bias.data[0] = torch.nan
 
-        with pytest.raises(ValueError, match=r"model\.net\.0\.bias holds NaN or Inf"):
+        with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
 
     def test_progress_lines_tell_loss_and_main_metrics(self, train, caplog, monkeypatch):

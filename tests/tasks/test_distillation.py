@@ -257,8 +257,7 @@ def test_a_run_of_ours_says_what_it_is_of(run):
         ({"type": "firm", "teacher": SMALL}, r"task\.distillation\.type=firm is not .*hard"),
         ({}, r"type=hard needs a teacher: pass .*checkpoint=<run folder>"),
         ({"type": None, "teacher": SMALL}, r"has a teacher but lacks a type; pass .*hard or soft"),
-        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone here nor a network of timm; did you "
-                                    r"mean regnety_160"),
+        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone .*; did you mean regnety_160"),
         ({"teacher": "regnety_160.deit"}, r"no weights regnety_160\.deit; of regnety_160 there "
                                           r"are: .*deit_in1k"),
         ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo needs weights; pass .*checkpoint=<its"),

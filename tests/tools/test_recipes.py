@@ -15,7 +15,7 @@ from torchvision.transforms import Normalize, Resize, ToTensor
 
 from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
-from datamodules.dense.toolkit_data import size_of
+from datamodules.dense.toolkit_data import parse_size
 from datamodules.images.token_labels import LabelledTransform
 from datamodules.images.transforms import BoundedResize
 from heads.linear import LinearClassifier
@@ -378,7 +378,7 @@ def test_images_are_prepared_as_mmsegs_own_configs_do(data, base):
     ours = config["data"]
     assert tuple(ours["scale"]) == steps["RandomResize"]["scale"]
     assert tuple(ours["scale_jitter"]) == steps["RandomResize"]["ratio_range"]
-    assert tuple(size_of("crop_size", ours["crop_size"])) == steps["RandomCrop"]["crop_size"]
+    assert tuple(parse_size("crop_size", ours["crop_size"])) == steps["RandomCrop"]["crop_size"]
     assert ours["cat_max_ratio"] == steps["RandomCrop"]["cat_max_ratio"]
     assert ours["flip"] == steps["RandomFlip"]["prob"]
     assert ours["photometric"] == ("PhotoMetricDistortion" in steps)

@@ -124,7 +124,7 @@ def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
         short = composed("data=imagenet", "data.root=/x", *typed, "trainer.max_epochs=2")
     assert short["schedule"]["warmup"] == round(warmup * 2 / length, 4) < 2
     assert f"schedule.warmup={short['schedule']['warmup']}, in proportion to" in caplog.text
-    with pytest.raises(ValueError, match=r"schedule\.warmup=5 epochs leave nothing of"):
+    with pytest.raises(ValueError, match=r"schedule\.warmup=5 epochs are the whole of"):
         composed("data=imagenet", "data.root=/x", *typed, "trainer.max_epochs=2",
                  "schedule.warmup=5")  # fmt: skip
 
