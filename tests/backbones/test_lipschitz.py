@@ -502,7 +502,7 @@ def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
         ("backbone=ffnet_1", "the bound is unknown for StaticMemory; use affn, "),
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn with spatial=False"),
-        ("ckpt=nowhere", "there is no checkpoint or run folder at nowhere"),
+        ("ckpt=nowhere", "nowhere does not exist; pass a checkpoint or run folder"),
         ("backbone.mixer.act=[", "act must be one of gelu, softplus, elu, silu, relu, prelu"),
         ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; options of a backbone are typed"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),

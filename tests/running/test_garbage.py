@@ -41,12 +41,12 @@ def test_what_is_imported_is_kept_once():
 @pytest.mark.slow
 def test_a_run_freezes_what_it_imports(sample_cache, tmp_path, monkeypatch, capsys):
     seen = {}
-    for name in ("build_parts", "work"):
+    for name in ("build_components", "execute"):
         monkeypatch.setattr(parts, name, noting(seen, name, getattr(parts, name)))
     once = ("trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
     ended = run_here(arguments("classification", tmp_path, *once), capsys)
     assert ended.status == 0, ended
-    assert seen == {"build_parts": (True, True), "work": (True, True)}
+    assert seen == {"build_components": (True, True), "execute": (True, True)}
 
 
 def noting(seen, name, call):

@@ -45,7 +45,7 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
     put(tmp_path / "latest", what)
     with caplog.at_level("INFO"):
         run_folder.mark_latest(tmp_path / "run")
-    assert "latest is not a link to a run and stays as it is" in caplog.text
+    assert "latest is not a link to a run and stays unchanged" in caplog.text
     assert not (tmp_path / "latest").is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"run", "latest"}
 
@@ -168,7 +168,7 @@ def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path,
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
     assert (tmp_path / "curves.png").is_file()
     assert (tmp_path / "preview" / "00.png").is_file()
-    assert not report.say_finished(tmp_path)
+    assert not report.log_finished(tmp_path)
     assert read_run(tmp_path).status == "unfinished"
 
 
@@ -202,7 +202,7 @@ def test_links_in_a_run_folder_are_not_read(name, tmp_path):
     if name == "config.yaml":
         with pytest.raises(ValueError, match="is a link, which is not followed"):
             read_config(folder / name)
-    assert not report.say_finished(folder)
+    assert not report.log_finished(folder)
 
 
 @pytest.mark.parametrize("what", ["file", "link", "pipe"])

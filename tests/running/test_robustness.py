@@ -23,7 +23,7 @@ from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.papers.experiments import find_experiment
 from tools.runs import robustness_mode as robustness
-from tools.runs.report import beside_paper
+from tools.runs.report import compare_with_paper
 
 PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816,
              0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
@@ -146,7 +146,7 @@ def test_figures_by_the_protocols(measured, tmp_path):
     lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines()
              if line.count("│") == 3}  # fmt: skip
     assert (lines["mce"], lines["in_a"]) == ("100.00", "40.00")
-    assert lines["in_sketch"] == "not there"
+    assert lines["in_sketch"] == "not found"
     assert "67.47" in out  # AlexNet's error in fog of severity 1
 
 
@@ -193,7 +193,7 @@ def test_what_is_no_part_of_this_run_is_measured_anew(measured, sets, tmp_path):
 
 
 def test_limited_batches_are_refused():
-    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would leave images out"):
+    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would skip images"):
         robustness.check_whole({"limit_val_batches": 2})
     robustness.check_whole({"limit_val_batches": None})
 
@@ -226,7 +226,7 @@ def test_the_papers_line_stands_in_the_closing_table(tmp_path):
     assert found["metrics"]["mce"] == {"paper": 56.4, "ours": 57.4,
                                        "difference": pytest.approx(1.0)}  # fmt: skip
     assert found["metrics"]["in_sketch"] == {"paper": 31.7, "ours": None}
-    shown = beside_paper({"paper": found})
+    shown = compare_with_paper({"paper": found})
     assert shown["AFBO Table 2, mce (lower is better)"] == "paper 56.4, ours 57.4, difference +1"
     assert shown["AFBO Table 2, in_a"] == "paper 26, ours 26.5, difference +0.5"
     assert shown["AFBO Table 2, in_sketch"] == "paper 31.7, ours none"

@@ -71,7 +71,7 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
     before = (ended.folder() / "summary.json").read_text()
     with caplog.at_level("INFO"):
         assert run_here([*typed, "resume=true"], capsys).status == 0
-    assert "The run is finished (top1 " in caplog.text
+    assert "The run is already finished (top1 " in caplog.text
     assert (ended.folder() / "summary.json").read_text() == before
 
 

@@ -243,7 +243,7 @@ def test_a_run_of_ours_says_what_it_is_of(run):
     with torch.no_grad():
         expected = model(teacher.convert_images(images, IMAGENET))
     torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
-    with pytest.raises(ValueError, match="of a run of lvt_r1, not of lvt_r2; leave"):
+    with pytest.raises(ValueError, match="to a run of lvt_r1, not of lvt_r2; leave"):
         loaded(teacher="lvt_r2", checkpoint=str(folder))
     with pytest.raises(ValueError, match="has 10 classes, the data have 3"):
         loaded(NAMES[:3], checkpoint=str(folder))
@@ -257,10 +257,10 @@ def test_a_run_of_ours_says_what_it_is_of(run):
         ({"type": "firm", "teacher": SMALL}, r"task\.distillation\.type=firm is not .*hard"),
         ({}, r"type=hard needs a teacher: pass .*checkpoint=<run folder>"),
         ({"type": None, "teacher": SMALL}, r"has a teacher but lacks a type; pass .*hard or soft"),
-        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone here nor a network of timm; did you "
-                                    r"mean regnety_160"),
-        ({"teacher": "regnety_160.deit"}, r"no weights regnety_160\.deit; of regnety_160 there "
-                                          r"are: .*deit_in1k"),
+        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone here nor a network of "
+                                    r"timm; did you mean regnety_160"),
+        ({"teacher": "regnety_160.deit"}, r"lacks the weights regnety_160\.deit; of regnety_160 it "
+                                          r"has: .*deit_in1k"),
         ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo needs weights; pass .*checkpoint=<its"),
         ({"teacher": SMALL, "alpha": 1.5}, r"alpha must be from 0 to 1, got 1\.5"),
         ({"teacher": SMALL, "temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
@@ -284,7 +284,7 @@ def test_weights_that_do_not_fit_are_refused(file, tmp_path):
         loaded(teacher="lvt_r1", checkpoint=str(file))
     with pytest.raises(ValueError, match=r"small\.pth lies outside a run folder.*pass .*teacher="):
         loaded(checkpoint=str(file))
-    with pytest.raises(ValueError, match=r"publishes no weights of test_resnet.*checkpoint="):
+    with pytest.raises(ValueError, match=r"timm lacks weights of test_resnet.*checkpoint="):
         _without_weights(loaded)
 
 

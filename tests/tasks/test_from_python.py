@@ -91,9 +91,7 @@ def test_a_plain_checkpoint_opens_without_a_run_folder(example):
     assert any(parameter.requires_grad for parameter in again.parameters())
     assert again.optimizer_options == {"name": "adamw", "lr": 1e-3}
     assert again.model.backbone.record == task.model.backbone.record
-    with pytest.raises(
-        ValueError, match="belongs to a ClassificationTask, not to a SegmentationTask"
-    ):
+    with pytest.raises(ValueError, match="belongs to a ClassificationTask, not to a Seg"):
         SegmentationTask.load_from_checkpoint(path)
     with pytest.raises(ValueError, match="pass the model and all other arguments of the class"):
         ClassificationTask.load_from_checkpoint(path, ema=None)

@@ -194,9 +194,7 @@ def test_images_without_ground_truth_have_no_average_precision(coco, seen):
     content["annotations"] = [a for a in content["annotations"] if a["image_id"] > 2]
     metric = CocoMetric(content, CATEGORIES, with_masks=False)
     metric.update([samples[place] for place in seen])
-    with pytest.raises(
-        ValueError, match=r"AP is undefined: the 1 evaluated images .*limit_val_batches"
-    ):
+    with pytest.raises(ValueError, match=r"the 1 evaluated images .*limit_val_batches"):
         metric.compute()
 
 

@@ -70,7 +70,7 @@ def test_waiting_for_data_is_what_passes_before_a_batch_is_there(clock):
     ],
 )
 def test_the_setting_to_change_is_named_where_much_is_waited(share, workers, text):
-    assert report.waiting(share, workers) == text
+    assert report.describe_waiting(share, workers) == text
 
 
 def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplog):
@@ -178,7 +178,7 @@ def test_what_is_shown_ends_where_training_does(
 )  # fmt: skip
 def test_a_run_is_announced_by_what_ends_it(options, text):
     usual = {"max_epochs": 3, "max_steps": -1, "accumulate_grad_batches": 1}
-    assert report._length({"limit_train_batches": 1.0, **usual, **options}, 5) == text
+    assert report._describe_length({"limit_train_batches": 1.0, **usual, **options}, 5) == text
 
 
 @pytest.mark.parametrize(
@@ -226,5 +226,5 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
     data.left_out = "3 of 9 validation boxes (an option)"
     facts = run_facts.collect_facts(config, trainer, data) | {"metrics": {"AP": 0.5}}
     assert facts["data"]["left_out"] == data.left_out
-    assert report.left_out(facts) == {"left out of evaluation": data.left_out}
-    assert report.left_out(facts | {"metrics": {}}) == {}
+    assert report.describe_left_out(facts) == {"left out of evaluation": data.left_out}
+    assert report.describe_left_out(facts | {"metrics": {}}) == {}

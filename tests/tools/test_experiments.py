@@ -455,7 +455,7 @@ def test_a_run_of_a_row_is_compared_with_the_paper():
     assert "why_not" not in found
     assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 74.1,
                                         "difference": pytest.approx(-0.5)}  # fmt: skip
-    shown = report.beside_paper({"paper": found})
+    shown = report.compare_with_paper({"paper": found})
     assert shown == {"AFBO Table 2, top1": "paper 74.6, ours 74.1, difference -0.5"}
 
 
@@ -509,7 +509,7 @@ def test_an_incomparable_figure_gives_the_reason(typed, images, reason, monkeypa
     found = compared(composed(f"experiment={name}", *typed), summary(name, images, top1=10.0))
     assert found["metrics"]["top1"] == {"paper": 72.2, "ours": 10.0}
     assert reason in found["why_not"]
-    shown = report.beside_paper({"paper": found})
+    shown = report.compare_with_paper({"paper": found})
     assert shown["does not compare"] == found["why_not"]
 
 
@@ -532,7 +532,7 @@ def test_a_changed_row_is_shown_but_not_compared(typed, reason):
     found = compared(config, summary(name, top1=70.0))
     assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 70.0}
     assert reason in found["why_not"]
-    assert report.beside_paper({"paper": found})["does not compare"] == found["why_not"]
+    assert report.compare_with_paper({"paper": found})["does not compare"] == found["why_not"]
 
 
 @pytest.mark.parametrize(
