@@ -96,7 +96,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tasks.engine.instantiate import with_whole_numbers
         from tasks.engine.loading import check_options
         from tools.analyses.page import write_page
-        from tools.comparing.paper_figures import compared
+        from tools.comparing.paper_figures import compare_with_row
         from tools.runs import lock, report
         from tools.runs.components import build_components, execute
         from tools.runs.logger_setup import closing_loggers
@@ -138,7 +138,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with run_folder.explaining_removal(folder):
         facts = parts.facts | collect_facts(config, parts.engine, parts.datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
-        published = compared(config, facts) if config["mode"] != "predict" else None
+        published = compare_with_row(config, facts) if config["mode"] != "predict" else None
         facts |= {"paper": published} if published else {}
         task = parts.task.to(parts.engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)

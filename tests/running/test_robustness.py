@@ -18,7 +18,7 @@ from tasks.classification.corruption_error import ALEXNET, corruption_errors, me
 from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
-from tools.comparing.paper_figures import compared
+from tools.comparing.paper_figures import compare_with_row
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.papers.experiments import find_experiment
@@ -202,7 +202,7 @@ def test_limited_batches_are_refused():
 
 
 def beside(config, parameters, **metrics):
-    return compared(config, {"metrics": metrics, "parameters": parameters})
+    return compare_with_row(config, {"metrics": metrics, "parameters": parameters})
 
 
 def on_sets(folder, *typed, ckpt=None, data="robustness"):
