@@ -241,7 +241,7 @@ def test_maps_of_the_command_train(root, small, tmp_path, capsys):
     assert torch.equal(label_map[1].long(), best.indices)
     (out / "a" / "0.pt").unlink()
     assert main(typed) == 0
-    assert "1 label maps of test_resnet at 160 pixels made, 5 were" in capsys.readouterr().out
+    assert "1 label maps of test_resnet at 160 pixels written, 5 existed" in capsys.readouterr().out
     made = data(root, out)
     made.setup()
     assert next(iter(made.train_dataloader()))["token_scores"].shape == (4, 2, 5, 5)
@@ -255,7 +255,7 @@ def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
     teacher = ("teacher=test_resnet", f"checkpoint={small}")
     assert "annotate.py: root=FOLDER is missing" in error_of(*teacher)
     assert "teacher=NAME or checkpoint=<run folder> is missing" in error_of(f"root={root}")
-    assert "folder nowhere does not exist; pass root= one" in error_of("root=nowhere", *teacher)
+    assert "folder nowhere does not exist; pass a" in error_of("root=nowhere", *teacher)
     assert "'resnt' is neither a backbone" in error_of(f"root={root}", "teacher=resnt")
     assert "top=5 is more than the 3 classes" in error_of(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
@@ -269,7 +269,7 @@ def test_maps_name_the_order_of_their_classes(root, small, tmp_path, capsys):
             (root / split / name).rename(root / split / new)
     (root / "train/10/0.jpg").rename(root / "train/10/close.jpg")
     typed = [f"root={root}", f"out={tmp_path / 'maps'}", "teacher=test_resnet", "top=2"]
-    with pytest.warns(UserWarning, match="teacher .* does not name its classes.*class_order=nat"):
+    with pytest.warns(UserWarning, match="teacher .* lacks class names.*class_order=nat"):
         assert main([*typed, f"checkpoint={small}"]) == 0
     check(data(root, tmp_path / "maps"))
     with pytest.raises(ValueError, match="label maps of these classes in another order; pass the"):

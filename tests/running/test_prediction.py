@@ -217,7 +217,7 @@ def test_what_cannot_be_loaded(trained, tmp_path):
     shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
     photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 30).convert("RGB")
     assert load(tmp_path / "lone.ckpt").predict(photo) == load(run).predict(photo)
-    with pytest.raises(ValueError, match="there is no checkpoint or run folder"):
+    with pytest.raises(ValueError, match="does not exist; pass a checkpoint or run folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="device='gpu' is not a device of torch"):
         load(run, device="gpu")

@@ -34,7 +34,7 @@ MISTAKES = {
     "+optimizer.momentum=0.9": "adamw has no option",
     "+schedule.warmups=1": "did you mean warmup",
     "task=detection +head.num_roi=3": "did you mean num_rois",
-    "task=detection +head.options.rpn_head.anchor_generator.scale=3": "has no 'scale' there",
+    "task=detection +head.options.rpn_head.anchor_generator.scale=3": "lacks 'scale'; known here",
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "pass -m backbone=swin_t,swin_s for a run of each",
     "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
@@ -42,7 +42,7 @@ MISTAKES = {
     "task=segmentation backbone=swin_t recipe=swin": "this recipe is for task=classification; "
     "task=segmentation takes recipe=ffnet_ade20k, ",
     "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
-    "data=imagenet recipe=swin backbone=deit_t": "and not for deit_t; pass backbone.drop_path_rate",
+    "data=imagenet recipe=swin backbone=deit_t": "but not for deit_t; pass backbone.drop_path_rate",
     "data=imagenet recipe=deit schedule.warmup=5": "schedule.warmup=5 epochs leave nothing",
     "trainer.max_epochs=0": "trainer.max_epochs=0 trains nothing; for the metrics",
     "+schedule.cooldown=1": "schedule.cooldown=1 epochs leave nothing of trainer.max_epochs=1",
@@ -55,7 +55,7 @@ MISTAKES = {
     "from 0 to the top rate, which is 3.90625e-06 for this batch",
     "+schedule.power=-1": "schedule.power must not be below 0, got -1",
     "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
-    "trainer.limit_train_batches=0.01": "limit_train_batches=0.01 of 5 train batches is none; pass",
+    "trainer.limit_train_batches=0.01": "limit_train_batches=0.01 of 5 train batches rounds down to 0; pass",
     "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 val batch is none",
     "+trainer.overfit_batches=0.1": "trainer.overfit_batches=0.1 of 5 train batches is none",
     "+trainer.val_check_interval=6": "trainer.val_check_interval=6, but an epoch has 5 batches",
@@ -80,7 +80,7 @@ MISTAKES = {
     "data.batch_size=0": "data.batch_size=0 is too low",
     "data.batch_size=few": "data.batch_size=few is not a whole number",
     "data.num_workers=-1": "too low",
-    "seed=-1": "seed=-1 is not from 0",
+    "seed=-1": "seed=-1 must be between 0",
     "seed=x": "seed=x is not a whole number",
     "resume=maybe": "resume=maybe is not true or false",
     "trainer.max_epochs=x": "trainer.max_epochs=x is not a whole number",
@@ -116,7 +116,7 @@ MISTAKES = {
     "logger=[1,2]": "logger=[1,2] is not allowed: logger takes a name",
     "+=x": "+=x names no option",
     "trainer.precision=fp16-true": "is not one of 64, 32, 16, transformer-engine, ",
-    "trainer.precision=16-true": "AdamW's eps of 1e-08 is 0",
+    "trainer.precision=16-true": "AdamW's eps=1e-08 rounds to 0",
     "data.num_workers=10000": "data.num_workers=10000 is out of range; give a number from 0 to",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] must be a number of CPU processes",
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
@@ -128,7 +128,7 @@ MISTAKES = {
     "data.augmentation={std:[0,0,0]}": "deviations above 0",
     "task=detection head.options={a:1}": "the toolkit's model config lacks 'a'",
     "task=detection head.options={rpn_head:3}": "mmdet cannot build a model with head.options",
-    "task=detection head.num_rois=-1": "head.num_rois=-1 is too low",
+    "task=detection head.num_rois=-1": "head.num_rois must be at least 1, got -1",
     # Keys.
     "+foo=1": "there is no option called 'foo'; known: mode, ckpt",
     "++sead=1": "did you mean seed",
@@ -248,7 +248,7 @@ class TestCheckpointsThatDoNotFit:
 
     def test_another_task(self, folder, tmp_path, capsys):
         text = self.evaluate(tmp_path, capsys, folder, task="segmentation")
-        assert "is a run of task=classification, and its weights serve no other" in text
+        assert "is a run of task=classification; its weights fit no other" in text
         shutil.copy(folder / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
         (tmp_path / "out").rmdir()
         text = self.evaluate(tmp_path, capsys, tmp_path / "lone.ckpt", task="segmentation")

@@ -42,7 +42,7 @@ def test_mixup_is_refused():
     names = "abcdef"
     task = ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"mixup_alpha": 1.0})
     odd = {"image": torch.randn(3, 3, 8, 8), "label": torch.arange(3)}
-    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size that the"):
+    with pytest.raises(ValueError, match=r"this one has 3; pass an even data\.batch_size that the"):
         task.prepare_batch(odd)
     with pytest.raises(ValueError, match=r"task\.mixup\.alpha; did you mean"):
         ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"alpha": 1.0})
@@ -194,7 +194,9 @@ def test_a_batch_norm_with_one_value_names_the_batch_size():
 
 @pytest.mark.parametrize("task", [ClassificationTask, SegmentationTask])
 def test_one_class_is_nothing_to_tell_apart(task):
-    with pytest.raises(ValueError, match=r"at least two classes .* have 1 \(cat\); add a class"):
+    with pytest.raises(
+        ValueError, match=r"at least two classes, but .* have 1 \(cat\); add a class"
+    ):
         task(nn.Linear(1, 1), ["cat"], **RECIPE)
 
 

@@ -143,7 +143,7 @@ def execute(
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
     report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
-        resume.announce(parts.start, new_length)
+        resume.log_start(parts.start, new_length)
         update_config(folder, config)
         report.reopen(folder)
     keep, started = config["checkpoints"], time.perf_counter()
