@@ -1,4 +1,4 @@
-"""What a user or the data got wrong ends a run in one line."""
+"""Mistakes of the user or the data end a run in one line."""
 
 import re
 import shutil
@@ -55,8 +55,8 @@ MISTAKES = {
     "from 0 to the top rate, which is 3.90625e-06 for this batch",
     "+schedule.power=-1": "schedule.power must not be below 0, got -1",
     "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
-    "trainer.limit_train_batches=0.01": "limit_train_batches=0.01 of 5 train batches rounds down to 0; pass",
-    "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 val batch is none",
+    "trainer.limit_train_batches=0.01": "=0.01 of 5 train batches rounds down to 0; pass",
+    "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 val batch rounds down to 0",
     "+trainer.overfit_batches=0.1": "trainer.overfit_batches=0.1 of 5 train batches is none",
     "+trainer.val_check_interval=6": "trainer.val_check_interval=6, but an epoch has 5 batches",
     "+trainer.val_check_interval=3 trainer.limit_train_batches=0.5": "an epoch has 2 batches; pass",
@@ -190,9 +190,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("option", ["g2=abc", "g1=7", "drop=2"])
-def test_a_wrong_mixer_is_refused_before_the_data_are_looked_at(
-    option, tmp_path, capsys, monkeypatch
-):
+def test_a_wrong_mixer_is_refused_before_the_data_are_read(option, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tools.runs.components._data", lambda *_: pytest.fail("came too far"))
     typed = arguments(
         "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
@@ -218,7 +216,7 @@ def test_dense_tasks_without_their_toolkit(package, tmp_path, capsys, monkeypatc
     assert "make install" in text
 
 
-def test_output_folder_that_cannot_be_made(tmp_path, capsys, monkeypatch):
+def test_output_folder_that_cannot_be_created(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("backbones.create_backbone", lambda **_: pytest.fail("came too far"))
     text = refused_by_file(arguments("classification", tmp_path / "file"), capsys)
