@@ -90,7 +90,7 @@ from tools.cli.typed_network import (
     split_backbone_options,
 )
 from tools.cli.usual_family import usual_family, usual_task
-from tools.comparing.hosts import notes_on
+from tools.comparing.hosts import describe_differences
 
 SWITCH = ("false", "true")
 SHARED = {
@@ -185,7 +185,7 @@ def run_benchmark(typed: Sequence[str]) -> None:
         records = time_runs(runs, options)
     write(records, options["format"], COLUMNS)
     if kind == "mixers" or (kind == "backbones" and not options["compare"]):
-        for line in notes_on([network for run in runs for network in run]):
+        for line in describe_differences([network for run in runs for network in run]):
             print(f"benchmark.py: {line}", file=sys.stderr)
 
 

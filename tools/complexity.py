@@ -55,7 +55,7 @@ from tools.cli.paths import CONFIGS
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import network_label, read_networks, split_backbone_options
 from tools.cli.usual_family import usual_task
-from tools.comparing.hosts import notes_on
+from tools.comparing.hosts import describe_differences
 from tools.config.config_checks import read_tasks
 from tools.papers.experiments import describe
 from tools.papers.published import Row, list_papers, load_rows
@@ -143,7 +143,7 @@ def _print_host_notes(options: dict[str, str], rows: Sequence[Row], words: Seque
         networks = [(row.backbone, dict(row.options)) for row in shown]
     else:
         networks = read_networks(options["backbone"], words, family)
-    for line in notes_on(networks, dense=bool(COUNTED[family.name].parts)):
+    for line in describe_differences(networks, dense=bool(COUNTED[family.name].parts)):
         print(f"complexity.py: {line}", file=sys.stderr)
 
 

@@ -96,9 +96,9 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tasks.engine.instantiate import with_whole_numbers
         from tasks.engine.loading import check_options
         from tools.analyses.page import write_page
-        from tools.comparing.paper_figures import compared
+        from tools.comparing.paper_figures import compare_with_row
         from tools.runs import lock, report
-        from tools.runs.components import build_parts, work
+        from tools.runs.components import build_components, execute
         from tools.runs.logger_setup import closing_loggers
         from tools.runs.outcome import recording_failure
         from tools.runs.run_facts import collect_facts
@@ -120,9 +120,9 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         run_folder.restore_start(config, resumed)
         new_length = run_folder.describe_new_length(resumed, config)
     with run_folder.open_run_folder(config, resumed, swept or ()) as folder:
-        if resumed and not new_length and report.say_finished(folder):
+        if resumed and not new_length and report.log_finished(folder):
             return
-        parts = build_parts(config, folder, resumed=resumed is not None)
+        parts = build_components(config, folder, resumed=resumed is not None)
         if not resumed:
             run_folder.update_config(folder, config)
     with (
@@ -132,13 +132,13 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         processes(parts.engine),
         closing_loggers(parts.engine.loggers),
     ):
-        metrics = work(parts, config, folder, new_length)
+        metrics = execute(parts, config, folder, new_length)
     if not parts.engine.is_global_zero:
         return
     with run_folder.explaining_removal(folder):
         facts = parts.facts | collect_facts(config, parts.engine, parts.datamodule)
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
-        published = compared(config, facts) if config["mode"] != "predict" else None
+        published = compare_with_row(config, facts) if config["mode"] != "predict" else None
         facts |= {"paper": published} if published else {}
         task = parts.task.to(parts.engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)

@@ -70,9 +70,9 @@ FAMILY = Family(
     exports={ANY: "classifier"},
     analyses={
         ANY: "",
-        "errors": "tools.analyses.kinds.errors.of_classifiers",
+        "errors": "tools.analyses.kinds.errors.find_classifier_errors",
         "evidence": "tools.analyses.evidence.LOGITS",
-        "landscape": "tools.analyses.kinds.landscape.of_classifier",
+        "landscape": "tools.analyses.kinds.landscape.classifier_objective",
     },
     parts_evaluation="tools.runs.robustness_mode.measure",
     published=Published(

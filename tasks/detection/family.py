@@ -57,9 +57,9 @@ FAMILY = Family(
     exports={ANY: "backbone", "mmdet": "model"},
     analyses={
         ANY: "",
-        "errors": "tools.analyses.kinds.errors.of_detectors",
+        "errors": "tools.analyses.kinds.errors.find_detector_errors",
         "evidence": "tools.analyses.evidence.BOXES",
-        "landscape": "tools.analyses.kinds.landscape.of_detector",
+        "landscape": "tools.analyses.kinds.landscape.detector_objective",
     },
     published=Published("datamodules.dense.coco.CocoDataModule", 5000, whole_cost=True),
 )  # fmt: skip

@@ -48,9 +48,9 @@ FAMILY = Family(
     exports={ANY: "backbone", "mmseg": "model"},
     analyses={
         ANY: "",
-        "errors": "tools.analyses.kinds.errors.of_segmentors",
+        "errors": "tools.analyses.kinds.errors.find_segmentor_errors",
         "evidence": "tools.analyses.evidence.PIXELS",
-        "landscape": "tools.analyses.kinds.landscape.of_segmentor",
+        "landscape": "tools.analyses.kinds.landscape.segmentor_objective",
     },
     published=Published(
         "datamodules.dense.ade20k.ADE20KDataModule",

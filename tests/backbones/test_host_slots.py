@@ -217,7 +217,7 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog
         both = create_backbone("deit_t", token_mixer="joint", distilled=True)
         assert both.pooling == "class and distillation token"
         for option in ("class_token", "distilled"):
-            match = f"{option}=True gives deit_t class tokens, which pooling .* such as attention"
+            match = f"{option}=True gives deit_t class tokens, but pooling .* such as attention"
             with pytest.raises(ValueError, match=match):
                 create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
         match = "class_token=True gives deit_t class tokens, which blind .* a channel mixer"

@@ -472,9 +472,7 @@ def test_a_place_in_neither_of_the_slots_is_told():
     with torch.device("meta"):
         backbone = create_backbone("deit_t")
     backbone.token_slots = ("token_mixer",)
-    with pytest.raises(
-        TypeError, match=r"DeiT blocks\.0\.attn, which is missing from its token_slots"
-    ):
+    with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, which is missing from"):
         backbone.channel_places()
 
 

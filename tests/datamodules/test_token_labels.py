@@ -255,7 +255,7 @@ def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
     teacher = ("teacher=test_resnet", f"checkpoint={small}")
     assert "annotate.py: root=FOLDER is missing" in error_of(*teacher)
     assert "teacher=NAME or checkpoint=<run folder> is missing" in error_of(f"root={root}")
-    assert "folder nowhere does not exist; pass a folder" in error_of("root=nowhere", *teacher)
+    assert "folder nowhere does not exist; pass a" in error_of("root=nowhere", *teacher)
     assert "'resnt' is neither a backbone" in error_of(f"root={root}", "teacher=resnt")
     assert "top=5 is more than the 3 classes" in error_of(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())

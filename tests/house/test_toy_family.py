@@ -116,8 +116,8 @@ def test_the_lowest_error_leads_tables_plots_and_searches(checkout, trained):
     assert {"mae", "params"} & rows[0].keys() == {"mae"}
     assert (checkout / "plot.png").stat().st_size
     code = (
-        "from tools.comparing.table import direction_of, pareto\n"
-        "print(pareto([(1, 0.5), (1, 0.3), (2, 0.4)], direction_of('toy', 'mae')))"
+        "from tools.comparing.table import metric_direction, pareto\n"
+        "print(pareto([(1, 0.5), (1, 0.3), (2, 0.4)], metric_direction('toy', 'mae')))"
     )
     assert ended(checkout, "-c", code).strip() == "[1]"
     out = ended(checkout, "tools/search.py", *RUN[1:], "optimizer.lr=1e-2,1e-5", "trials=2",

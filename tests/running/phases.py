@@ -1,4 +1,4 @@
-"""A run that says when it trains, validates, tests or writes a checkpoint, and lingers there."""
+"""Run that reports when it trains, validates, tests or writes a checkpoint, and waits there."""
 
 import os
 import sys

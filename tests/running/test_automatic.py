@@ -1,4 +1,4 @@
-"""Rate, warm-up, batch and length of own data sets: chosen by their size, unless they are typed."""
+"""Rate, warm-up, batch and length of custom data sets: chosen by size unless typed."""
 
 import shutil
 import statistics
@@ -31,7 +31,7 @@ def _backbones_are_options():
 
 
 class Listed(BaseDataModule):
-    """So many images, of which only the number is known."""
+    """Data set with a known number of images only."""
 
     def __init__(self, images, val_images, batch_size):
         super().__init__(None, batch_size=batch_size)
@@ -39,7 +39,7 @@ class Listed(BaseDataModule):
 
 
 def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=False):
-    """The config after the choice, for a training set of so many images."""
+    """Return the config after the choice, for a training set of ``images`` images."""
     config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
     config["backbone"]["pretrained"] = pretrained
     data = Listed(images, val_images, automatic.apply_fixed_schedule(config)["data"]["batch_size"])
@@ -106,7 +106,7 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
         (["+trainer.val_check_interval=2"], {"trainer.check_val_every_n_epoch": 1}),
     ],
 )
-def test_what_is_typed_wins_and_the_rest_follows(typed, expected):
+def test_typed_values_win_and_others_follow(typed, expected):
     config = chosen("classification", 135, *typed)
     for key, value in expected.items():
         assert values(config, key) == [value], key
@@ -164,7 +164,7 @@ def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, ra
         (["optimizer.reference_batch=512"], r"optimizer.reference_batch=512 scales a typed rate"),
     ],
 )
-def test_what_contradicts_a_chosen_rate_is_refused(typed, message):
+def test_options_that_contradict_a_chosen_rate_are_refused(typed, message):
     with pytest.raises(ValueError, match=message):
         composed("data=folder", *typed)
     composed("data=folder", *typed, "optimizer.lr=0.1")
@@ -184,7 +184,7 @@ def test_what_contradicts_a_chosen_rate_is_refused(typed, message):
          "scaled per parameter by optimizer.layer_decay"),
     ],
 )  # fmt: skip
-def test_the_rate_is_told_with_its_derivation(optimizer, trainer, line):
+def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     batch, accumulated, devices = trainer
     config = {"optimizer": optimizer, "data": {"batch_size": batch}}
     assert automatic.describe_rate(config, devices, accumulated) == line
@@ -199,7 +199,7 @@ def test_a_step_has_no_more_batches_than_an_epoch(accumulated, limit, batches, e
     assert automatic.batches_per_step(trainer, batches) == expected
 
 
-def test_a_printed_config_says_what_auto_means(capsys):
+def test_a_printed_config_explains_auto(capsys):
     main(["data=coco", "task=detection", "--cfg", "job"])
     shown = capsys.readouterr().out
     for name in ("lr", "warmup", "milestones", "max_epochs", "check_val_every_n_epoch"):
@@ -212,7 +212,7 @@ SMALL = ("data.image_size=32", "backbone=resnet18", "backbone.patch_size=2", "tr
          "data.num_workers=0", "logger=csv")  # fmt: skip
 
 
-def test_a_run_tells_and_keeps_what_it_chose(tmp_path, small):
+def test_a_run_logs_and_saves_its_choices(tmp_path, small):
     write_classes(tmp_path / "set", ("cat", "dog"), 8)
     typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
              f"output_dir={tmp_path}", "trainer.max_steps=1"]  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_run_tells_and_keeps_what_it_chose(tmp_path, small):
 
 
 @pytest.mark.slow
-def test_a_run_tells_keeps_and_resumes_what_it_chose(tmp_path, small):
+def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     write_classes(tmp_path / "set", ("cat", "dog"), 8)
     typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
              f"output_dir={tmp_path}", "trainer.max_steps=2"]  # fmt: skip

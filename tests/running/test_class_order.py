@@ -1,4 +1,4 @@
-"""Numbered class folders score right whoever trained the classifier, and a run keeps its order."""
+"""Numbered class folders: classifiers of timm and ours score right, and a run keeps its order."""
 
 import json
 
@@ -28,7 +28,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def natural(folders, tmp_path_factory):
-    """A classifier in timm's order, as timm writes it."""
+    """Save a classifier in timm's order and format."""
     file = tmp_path_factory.mktemp("weights") / "timm.pth"
     save_foreign(classifier(folders, "natural"), file)
     return file

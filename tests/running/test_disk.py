@@ -1,4 +1,4 @@
-"""A training whose checkpoints do not fit on the disk is refused before it begins."""
+"""A training is refused at the start if its checkpoints exceed the disk space."""
 
 import resource
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ SGD = {"name": "sgd", "lr": 0.1}
     ],
     ids=str,
 )
-def test_sizes_are_those_of_the_tensors_that_are_saved(options, states):
+def test_sizes_equal_those_of_the_saved_tensors(options, states):
     before = torch.get_rng_state()
     task = tiny_task(optimizer=options, ema={"decay": 0.9})
     drawn = torch.get_rng_state()
@@ -42,7 +42,7 @@ def check(folder, monkeypatch, free, limit=resource.RLIM_INFINITY):
     disk.check_space(folder, tiny_task(), top_k=1)
 
 
-def test_free_space_is_that_for_three_checkpoints_and_the_best_ones(tmp_path, monkeypatch):
+def test_free_space_must_fit_three_checkpoints_and_the_best_ones(tmp_path, monkeypatch):
     weights, state = disk.checkpoint_sizes(tiny_task())
     needed = 3 * (weights + state) + 2 * weights + disk.RESERVE
     check(tmp_path, monkeypatch, free=needed)

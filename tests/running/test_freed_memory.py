@@ -1,4 +1,4 @@
-"""Freed memory stays with a run, as with the benchmark."""
+"""A run keeps freed memory, as the benchmark does."""
 
 import platform
 import subprocess
@@ -32,7 +32,7 @@ print(KEPT, faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
-def test_memory_that_was_freed_needs_no_new_pages():
+def test_freed_memory_is_reused_without_page_faults():
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
     )
@@ -42,7 +42,7 @@ def test_memory_that_was_freed_needs_no_new_pages():
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_run_keeps_it_unless_told_otherwise(keep, monkeypatch):
+def test_a_run_keeps_it_by_default(keep, monkeypatch):
     class Stop(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""Runs whose classifiers are solved from a frozen backbone's features."""
+"""Runs with classifiers solved from features of a frozen backbone."""
 
 import json
 
@@ -19,7 +19,7 @@ FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
 
 @pytest.fixture
 def weights(tmp_path):
-    """A checkpoint of others: a backbone's tensors and nothing else."""
+    """Save a foreign checkpoint, which only has a backbone's tensors."""
     torch.manual_seed(0)
     path = tmp_path / "weights.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
@@ -32,7 +32,7 @@ def typed(weights, tmp_path, *more, trainer="cpu"):
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_the_features(weights, sample_cache, tmp_path, capsys, monkeypatch):
+def test_figures_equal_those_of_the_features(weights, sample_cache, tmp_path, capsys, monkeypatch):
     taken, solve = [], FrozenFeatures.solve
 
     def recorded(head, train, test, draw):
@@ -71,7 +71,7 @@ def test_figures_are_those_of_the_features(weights, sample_cache, tmp_path, caps
     assert not (ended.folder() / "checkpoints").exists()
 
 
-def test_what_needs_weights_is_refused(weights, tmp_path, capsys):
+def test_options_that_need_weights_are_refused(weights, tmp_path, capsys):
     told = refused([*typed(weights, tmp_path), "resume=true"], tmp_path / "runs", capsys)
     assert "protocol=frozen saves no checkpoint to resume" in told
     other = [word for word in typed(weights, tmp_path) if not word.startswith("backbone.pre")]
@@ -83,7 +83,7 @@ def test_what_needs_weights_is_refused(weights, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(weights, tmp_path, capsys):
+def test_two_processes_equal_one(weights, tmp_path, capsys):
     one = run_here(typed(weights, tmp_path), capsys)
     two = command(typed(weights, tmp_path, trainer="ddp_cpu"))
     assert (one.status, two.status) == (0, 0), one.err + two.err

@@ -1,4 +1,4 @@
-"""Random words and damaged files, by a fixed seed: each is taken, or refused in one sentence."""
+"""Random words and damaged files, by a fixed seed: each is accepted or refused in one line."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ VALUES = (
 
 
 def refused(call, capsys):
-    """Whether a call ends in one sentence; anything else but success is raised."""
+    """Return True if a call is refused in one sentence; raise any other error."""
     capsys.readouterr()
     try:
         with one_line_errors():
@@ -81,7 +81,7 @@ def test_words(count, capsys):
 
 
 def damaged(content, chance):
-    """Bytes that are cut off, changed, doubled or mixed."""
+    """Return bytes that are truncated, changed, duplicated or shuffled."""
     content = bytearray(content)
     for _ in range(chance.choice([1, 1, 3, 20])):
         place = chance.randrange(len(content) or 1)
@@ -99,7 +99,7 @@ def damaged(content, chance):
 
 @pytest.fixture
 def files(tmp_path):
-    """reader -> a small file of its kind, and what reads it."""
+    """Return by reader a small file of its kind and the function that reads it."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     for name in ("a.png", "a.jpg"):
         Image.fromarray(pixels).save(tmp_path / name)

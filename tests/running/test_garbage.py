@@ -1,4 +1,4 @@
-"""When a run looks for garbage: not among what it imports and builds."""
+"""Garbage collection of a run excludes its imports and components."""
 
 import contextlib
 import gc
@@ -12,7 +12,7 @@ from tools.runs import garbage
 
 @pytest.fixture(autouse=True)
 def collecting():
-    """What tests of other files have switched off or kept is none of these tests' business."""
+    """Isolate these tests from the collector's state in other tests."""
     gc.unfreeze()
     gc.enable()
     yield
@@ -21,7 +21,7 @@ def collecting():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_afterwards_it_is_as_before(enabled):
+def test_the_collector_is_restored(enabled):
     (gc.enable if enabled else gc.disable)()
     with contextlib.suppress(KeyError), garbage.paused_collection():
         assert not gc.isenabled()
@@ -29,7 +29,7 @@ def test_afterwards_it_is_as_before(enabled):
     assert gc.isenabled() == enabled
 
 
-def test_what_is_imported_is_kept_once():
+def test_imports_are_frozen_once():
     garbage.freeze_heap()
     kept = gc.get_freeze_count()
     assert kept > 0
@@ -41,16 +41,16 @@ def test_what_is_imported_is_kept_once():
 @pytest.mark.slow
 def test_a_run_freezes_what_it_imports(sample_cache, tmp_path, monkeypatch, capsys):
     seen = {}
-    for name in ("build_parts", "work"):
+    for name in ("build_components", "execute"):
         monkeypatch.setattr(parts, name, noting(seen, name, getattr(parts, name)))
     once = ("trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
     ended = run_here(arguments("classification", tmp_path, *once), capsys)
     assert ended.status == 0, ended
-    assert seen == {"build_parts": (True, True), "work": (True, True)}
+    assert seen == {"build_components": (True, True), "execute": (True, True)}
 
 
 def noting(seen, name, call):
-    """The call, which notes whether garbage is collected and whether imports are left out of it."""
+    """Wrap a call to record whether garbage is collected and imports are frozen."""
 
     def noted(*given, **options):
         seen[name] = (gc.isenabled(), gc.get_freeze_count() > 0)

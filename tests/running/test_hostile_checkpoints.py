@@ -1,4 +1,4 @@
-"""A checkpoint that holds other things than a run wrote is named, whatever part they are in."""
+"""Manipulated checkpoints are refused with the name of the changed part."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ def task_of():
 
 @pytest.fixture(scope="module")
 def trained(sample_cache, tmp_path_factory):
-    """What last.ckpt of a run holds, and the options of its trainer."""
+    """Return the content of a run's last.ckpt and its trainer's options."""
     folder = tmp_path_factory.mktemp("trained")
     register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer)
@@ -50,7 +50,7 @@ def trained(sample_cache, tmp_path_factory):
 
 @pytest.fixture
 def start(trained, tmp_path):
-    """Go on from a checkpoint whose content a function has changed."""
+    """Resume from a checkpoint after a function changed its content."""
 
     def start(change, sealed=True):
         content = copy.deepcopy(trained[0])
@@ -72,7 +72,7 @@ def put(path, value):
     return change
 
 
-def test_the_checkpoint_as_it_was_is_gone_on_from(start):
+def test_the_unchanged_checkpoint_is_resumed(start):
     assert start(lambda content: None).position.step == 3
 
 
@@ -132,13 +132,13 @@ def test_a_part_of_another_form_is_named(path, value, sealed, start):
     ["random_state", "callbacks", "optimizer_states", "lr_schedulers", "state_dict", "ema_steps",
      "pytorch-lightning_version"],
 )  # fmt: skip
-def test_a_part_that_is_missing_is_named(name, start):
+def test_a_missing_part_is_named(name, start):
     with pytest.raises(ValueError, match=f"last.ckpt .*{name}"):
         start(lambda content: content.pop(name))
 
 
 @pytest.mark.parametrize("loops", [None, "x", {}, {"fit_loop": {"state_dict": 3}}])
-def test_lightnings_counters_are_not_taken_from_the_file(loops, start):
+def test_lightnings_counters_in_the_file_are_ignored(loops, start):
     content = start(put("loops", loops)).take().content
     assert content["loops"] == loops
 
@@ -167,7 +167,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["state_dict", pytest.param("anywhere", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*(Sparse|prototype|nested|TypedStorage).*")
-def test_other_kinds_of_tensors_and_endless_values_are_named(kind, place, tmp_path):
+def test_unexpected_tensors_and_infinite_values_are_named(kind, place, tmp_path):
     content = {"state_dict": {"a": torch.zeros(2)}, "anywhere": {}}
     content[place]["odd"] = KINDS[kind]()
     torch.save(content, tmp_path / "a.pt")
@@ -175,7 +175,7 @@ def test_other_kinds_of_tensors_and_endless_values_are_named(kind, place, tmp_pa
         open_checkpoint(tmp_path / "a.pt")
 
 
-def test_an_archive_that_expands_is_named(tmp_path, monkeypatch):
+def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "FREE", 2**16)
     torch.save({"a": torch.zeros(2**18)}, tmp_path / "whole.pt")
     with (
@@ -192,14 +192,14 @@ def test_an_archive_that_expands_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "odd", [{"network": 3}, {"class_names": {1: "a"}}, {"global_step": "x"}, {"callbacks": []}]
 )
-def test_files_of_others_may_use_our_names_for_other_things(odd, tmp_path):
+def test_foreign_files_may_use_our_names_differently(odd, tmp_path):
     torch.save({"state_dict": {"a": torch.zeros(2)}, **odd}, tmp_path / "a.pt")
     opened = open_checkpoint(tmp_path / "a.pt")
     assert list(opened.tensors) == ["a"]
     assert (dict(opened.record), opened.class_names, opened.step) == ({}, None, None)
 
 
-def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_path, caplog):
+def test_a_last_checkpoint_of_another_form_is_skipped(start, trained, tmp_path, caplog):
     (tmp_path / "checkpoints").mkdir()
     torch.save(trained[0], tmp_path / "checkpoints" / "last.previous.ckpt")
     torch.save(seal(trained[0] | {"position": 3}), tmp_path / "checkpoints" / "last.ckpt")
@@ -214,7 +214,7 @@ def test_a_last_checkpoint_of_another_form_is_passed_over(start, trained, tmp_pa
              "adafactorbv", "lamb",
              pytest.param("kron", marks=pytest.mark.slow)]
 )  # fmt: skip
-def test_the_state_of_each_optimiser_is_known_again(name, trained, tmp_path):
+def test_the_state_of_each_optimiser_is_recognised(name, trained, tmp_path):
     task = tiny_task(optimizer={"name": name, "lr": 1e-3, "weight_decay": 0.05})
     optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
     for parameter in task.model.parameters():

@@ -1,4 +1,4 @@
-"""Folders, files and links in the place of what a run writes or reads, and full disks."""
+"""Folders, files and links at the paths of a run's files, and full disks."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ PNG = b"\x89PNG\r\n\x1a\n..."
 
 
 def put(path, what):
-    """A folder, file, pipe or link to a foreign folder in a place."""
+    """Create a folder, file, pipe or link to a foreign folder at a path."""
     if what == "folder":
         path.mkdir()
         (path / "mine").touch()
@@ -45,13 +45,13 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
     put(tmp_path / "latest", what)
     with caplog.at_level("INFO"):
         run_folder.mark_latest(tmp_path / "run")
-    assert "latest is not a link to a run and stays as it is" in caplog.text
+    assert "latest is not a link to a run and stays unchanged" in caplog.text
     assert not (tmp_path / "latest").is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"run", "latest"}
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
-def test_a_lock_that_is_no_file_is_named(what, tmp_path):
+def test_a_lock_that_is_not_a_file_is_named(what, tmp_path):
     put(tmp_path / lock.LOCK, what)
     with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
         with lock.acquire(tmp_path):
@@ -60,7 +60,9 @@ def test_a_lock_that_is_no_file_is_named(what, tmp_path):
 
 @pytest.mark.parametrize("name", ["set-v5", ".set-v5.lock", ""])
 @pytest.mark.parametrize("what", ["folder", "file", "pipe"])
-def test_what_is_in_the_place_of_sample_data_is_named_and_stays(name, what, tmp_path, monkeypatch):
+def test_foreign_files_at_the_path_of_sample_data_are_named_and_stay(
+    name, what, tmp_path, monkeypatch
+):
     monkeypatch.setattr("datamodules.files.cache.GENERATOR_VERSION", 5)
     base = tmp_path / "cache"
     if name:
@@ -76,7 +78,7 @@ def test_what_is_in_the_place_of_sample_data_is_named_and_stays(name, what, tmp_
     assert (base / name).exists()
 
 
-def test_an_empty_folder_in_the_place_of_sample_data_is_filled(tmp_path):
+def test_an_empty_folder_for_sample_data_is_filled(tmp_path):
     made = sample_folder(tmp_path, "set", lambda path: (path / "a").touch())
     (made / "a").unlink()
     assert list(sample_folder(tmp_path, "set", lambda path: (path / "b").touch()).iterdir())
@@ -94,7 +96,7 @@ def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
 
 @pytest.fixture
 def closing(tmp_path, monkeypatch):
-    """Closes a run in a folder within another one."""
+    """Write the report of a run in a nested folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
@@ -116,7 +118,7 @@ WRITTEN = {"curves.png", "preview", "classes.csv", "summary.json", "metrics.csv"
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN - {"metrics.csv"}))
-def test_what_is_in_the_place_of_a_result_costs_that_result_only(name, closing, capsys):
+def test_a_blocked_result_leaves_the_others(name, closing, capsys):
     folder, close = closing
     put(folder / name, "file" if name == "preview" else "folder")
     with pytest.raises(OSError, match=name) as caught:
@@ -144,7 +146,7 @@ def test_results_are_not_written_through_links(closing, tmp_path):
     assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
 
 
-def test_a_report_has_pictures_of_the_run_folder_only(tmp_path):
+def test_a_report_shows_pictures_of_the_run_folder_only(tmp_path):
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "text.png").write_text("root:x:0:0")
     (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
@@ -155,7 +157,7 @@ def test_a_report_has_pictures_of_the_run_folder_only(tmp_path):
         assert picture(tmp_path / f"{name}.png", "a") == ""
 
 
-def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path, monkeypatch):
+def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
     config = {"task_name": "classification", "backbone": {"name": "deit_t"}}
@@ -168,7 +170,7 @@ def test_a_run_that_a_signal_stopped_has_a_summary_and_is_not_finished(tmp_path,
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
     assert (tmp_path / "curves.png").is_file()
     assert (tmp_path / "preview" / "00.png").is_file()
-    assert not report.say_finished(tmp_path)
+    assert not report.log_finished(tmp_path)
     assert read_run(tmp_path).status == "unfinished"
 
 
@@ -202,11 +204,11 @@ def test_links_in_a_run_folder_are_not_read(name, tmp_path):
     if name == "config.yaml":
         with pytest.raises(ValueError, match="is a link, which is not followed"):
             read_config(folder / name)
-    assert not report.say_finished(folder)
+    assert not report.log_finished(folder)
 
 
 @pytest.mark.parametrize("what", ["file", "link", "pipe"])
-def test_what_is_in_the_place_of_tensorboards_folder_costs_its_events(what, tmp_path, caplog):
+def test_a_blocked_tensorboard_folder_costs_its_events(what, tmp_path, caplog):
     (tmp_path / "run").mkdir()
     log = TensorBoardLog(tmp_path / "run" / "tensorboard")
     put(log.folder, what)

@@ -1,4 +1,4 @@
-"""Each kind of classification data trains, is tested and predicts, on a stand-in of its layout."""
+"""Each kind of classification data trains, tests and predicts on a stand-in of its layout."""
 
 import json
 
@@ -64,7 +64,7 @@ KINDS = {
 
 
 def typed_for(kind, root):
-    """The command of a kind of data, on a small network at 32 pixels."""
+    """Return the command for a kind of data, with a small network at 32 pixels."""
     data, *chosen = kind.split()
     more = [option.format(root=root) for option in KINDS[kind][1]]
     if any(option.startswith("experiment=") for option in chosen):

@@ -1,4 +1,4 @@
-"""Predictions for images of the user's, by the command and in Python: from the run folder alone."""
+"""Predictions for a user's images, by command and in Python, from the run folder alone."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ TASKS = rest_slow(tuple(TINY), ("classification",))
 
 @pytest.fixture
 def far_from_its_data(trained, tmp_path, monkeypatch):
-    """task -> the folder of its run, as on a machine without the data set."""
+    """Return the run folder of a task, as on a machine without the data set."""
 
     def take(task):
         folder = trained(task).folder()
@@ -37,7 +37,7 @@ def far_from_its_data(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def images(tmp_path):
-    """Of several sizes, with names that differ by their endings, and one that lies on its side."""
+    """Create images of several sizes, with names that differ in their suffix, one of them rotated."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name, size in (("b.png", (90, 70)), ("a.jpg", (64, 64)), ("b.jpg", (70, 90))):
@@ -89,7 +89,7 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
 
 
 def plain(rows, folder):
-    """Rows without the form of their label maps."""
+    """Return rows with label maps as plain lists."""
     rows = [dict(row) for row in rows]
     for row in rows:
         labels = row.get("labels")
@@ -158,7 +158,7 @@ def test_a_checkpoint_without_folder_needs_no_data_either(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
-def test_prediction_without_input_takes_the_validation_images(trained, tmp_path, capsys):
+def test_prediction_without_input_uses_the_validation_images(trained, tmp_path, capsys):
     typed = ["mode=predict", f"ckpt={trained('detection').folder()}", f"output_dir={tmp_path}"]
     rows = rows_of(run_here(typed, capsys).folder())
     assert len(rows) == 3
@@ -175,7 +175,7 @@ def test_prediction_without_input_takes_the_validation_images(trained, tmp_path,
         ("text.png", "{} is not an image, whatever its name says"),
     ],
 )
-def test_input_that_is_no_image(name, message, far_from_its_data, images, tmp_path, capsys):
+def test_input_that_is_not_an_image(name, message, far_from_its_data, images, tmp_path, capsys):
     run = far_from_its_data("classification")
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.jpg").write_bytes((images / "a.jpg").read_bytes()[:700])
@@ -212,12 +212,12 @@ def shared_network(trained):
     return load(trained("classification").folder())
 
 
-def test_what_cannot_be_loaded(trained, tmp_path):
+def test_refused_paths_and_devices(trained, tmp_path):
     run = trained("classification").folder()
     shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
     photo = Image.effect_mandelbrot((64, 64), (-2, -1, 1, 1), 30).convert("RGB")
     assert load(tmp_path / "lone.ckpt").predict(photo) == load(run).predict(photo)
-    with pytest.raises(ValueError, match="there is no checkpoint or run folder"):
+    with pytest.raises(ValueError, match="does not exist; pass a checkpoint or run folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="device='gpu' is not a device of torch"):
         load(run, device="gpu")

@@ -1,4 +1,4 @@
-"""Several processes: what started them, what each draws, and that they train as one does."""
+"""Several processes: launchers, random numbers, and equality with one process."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def environment(monkeypatch):
         (TORCHRUN, TWO | {"devices": 1, "num_nodes": 2}),
     ],
 )  # fmt: skip
-def test_trainers_that_fit_what_was_started(values, options, environment):
+def test_trainers_that_fit_the_started_processes(values, options, environment):
     with environment(values):
         check_trainer(options)
 
@@ -100,7 +100,7 @@ def test_trainers_that_do_not_fit_are_refused_by_the_first_process(
     assert ended.value.code == 2
 
 
-def test_a_list_of_devices_is_as_many_processes_without_a_gpu(monkeypatch):
+def test_a_list_of_devices_sets_the_number_of_processes_without_a_gpu(monkeypatch):
     check_trainer(TWO | {"devices": [0, 1]})
     assert processes.resolve_devices(TWO | {"devices": [0, 1]})["devices"] == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -116,7 +116,7 @@ def test_devices_are_counted_as_lightning_does(monkeypatch):
     assert processes.count_devices(ONE | {"devices": "auto"}) == 1
 
 
-def test_each_process_draws_its_own_numbers_and_the_first_those_that_it_had():
+def test_each_process_draws_its_own_numbers_and_the_first_keeps_its_own():
     before = random_state()
     try:
         drawn = {}
@@ -134,7 +134,7 @@ def test_each_process_draws_its_own_numbers_and_the_first_those_that_it_had():
         set_random_state(before)
 
 
-def test_mixup_and_drop_path_are_each_processs_own():
+def test_mixup_and_drop_path_differ_between_processes():
     before = random_state()
     try:
         drawn = []
@@ -152,7 +152,7 @@ def test_mixup_and_drop_path_are_each_processs_own():
 
 @pytest.mark.parametrize("found", [{0: "nan"}, {1: "nan"}, {1: "nan", 2: "inf"}])
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_what_one_process_finds_ends_all_and_the_first_says_it(found, rank, monkeypatch):
+def test_an_error_in_one_process_ends_all_and_the_first_reports_it(found, rank, monkeypatch):
     monkeypatch.setattr(gather, "gather_objects", lambda _: [found.get(i) for i in range(3)])
     monkeypatch.setattr(gather.dist, "get_rank", lambda: rank)
     with pytest.raises(SystemExit if rank else ValueError) as ended:
@@ -161,12 +161,12 @@ def test_what_one_process_finds_ends_all_and_the_first_says_it(found, rank, monk
     assert (ended.value.code if rank else str(ended.value)) == said
 
 
-def test_nothing_found_ends_nothing():
+def test_processes_without_errors_continue():
     gather.refuse_together(None)
 
 
 class Child:
-    """Another process, as far as it is looked at."""
+    """Stand-in for another process."""
 
     def __init__(self, status):
         self.returncode = status
@@ -206,7 +206,7 @@ def test_a_broken_connection_ends_in_one_sentence(others, raised, said, tmp_path
     assert not trainer.strategy.launcher.procs
 
 
-def test_another_error_ends_the_other_processes_and_stays_what_it_is(tmp_path):
+def test_another_error_ends_the_other_processes_unchanged(tmp_path):
     child = Child(None)
     trainer = fake_trainer(tmp_path)
     trainer.strategy.launcher.procs.append(child)
@@ -215,7 +215,7 @@ def test_another_error_ends_the_other_processes_and_stays_what_it_is(tmp_path):
     assert child.returncode == -9
 
 
-def test_only_a_process_whose_parent_is_gone_speaks_for_it(environment, tmp_path, monkeypatch):
+def test_only_an_orphaned_process_reports_for_its_parent(environment, tmp_path, monkeypatch):
     parents = iter([100, 100, 1, 1])
     with environment({"LOCAL_RANK": "1"}):
         monkeypatch.setattr(process_group, "POLL", 0.05)
@@ -236,8 +236,8 @@ def test_a_process_waits_a_while_for_its_new_parent(monkeypatch):
     assert not process_group._orphaned(100)
 
 
-def test_a_process_that_waits_for_one_that_is_gone_is_ended(tmp_path, monkeypatch, capsys):
-    """As in the store of the process group, which no signal and no exception interrupts."""
+def test_a_process_that_waits_for_a_dead_one_is_ended(tmp_path, monkeypatch, capsys):
+    """As in the store of the process group, which signals and exceptions cannot interrupt."""
     statuses = []
     monkeypatch.setattr(process_group.os, "_exit", statuses.append)
     for others in ([Child(0), Child(-9)], [Child(2)]):
@@ -254,7 +254,7 @@ def test_a_process_that_waits_for_one_that_is_gone_is_ended(tmp_path, monkeypatc
     assert len(statuses) == 2
 
 
-def test_a_signal_that_has_ended_another_process_ends_this_one():
+def test_a_signal_that_ended_another_process_ends_this_one():
     for others, expected in (
         ([Child(0), Child(None)], []),
         ([Child(143)], [signal.SIGTERM]),
@@ -367,9 +367,9 @@ def test_nan_in_one_process_ends_both_in_one_sentence(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "transfer", "segmentation"])
 def test_two_processes_with_half_the_batch_have_the_losses_of_one(task, tmp_path, capsys):
-    """Where nothing is drawn: every step, and validation after it.
+    """Every step and the validation after it, without random numbers.
 
-    In double precision: in single, sums of another order are 1.4e-6 apart in segmentation.
+    In double precision, since in single precision other sums differ by 1.4e-6 in segmentation.
     """
     more = ["trainer.log_every_n_steps=1", "backbone.drop_path_rate=0.0", "trainer.max_steps=4",
             "backbone.pretrained=false", "trainer.precision=64-true"]  # fmt: skip
@@ -425,7 +425,7 @@ exec(compile(open(__file__).read(), __file__, "exec"))
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["detection", "segmentation"])
 def test_two_processes_have_the_dense_figures_of_one(task, trained, tmp_path, capsys, monkeypatch):
-    """Of 5 images in batches of 2: one process has batches of 2 and 1, the other one of 2."""
+    """5 images in batches of 2: one process has batches of 2 and 1, the other one of 2."""
     typed = ["mode=test", f"ckpt={trained(task).folder()}", "data.num_val=5", "data.num_workers=0",
              "data.eval_batch_size=2"]  # fmt: skip
     script = tmp_path / "near.py"

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and resumed equals one that was not: weights, best, metrics."""
+"""A run that is killed anywhere and resumed equals an unbroken one: weights, best, metrics."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Killed(BaseException):
-    """What is on disk stays as it is, and nothing else is done, as after kill -9."""
+    """Ends a run like kill -9: files stay unchanged and cleanup is skipped."""
 
 
 class KillAt(Callback):
@@ -83,7 +83,7 @@ def kept(folder):
 
 
 def rows(folder):
-    """What was logged, one row a step, whatever was written at once."""
+    """Return the logged metrics as one row per step."""
     merged = {}
     for row in read_rows(folder / "metrics.csv"):
         merged.setdefault(row["step"], {}).update(row)
@@ -146,7 +146,7 @@ ALL = [
 
 @pytest.fixture(scope="module")
 def wholes():
-    """Folders of unbroken runs, each trained once."""
+    """Cache the folders of unbroken runs."""
     return {}
 
 
@@ -155,7 +155,7 @@ def wholes():
     [*SOME, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in SOME)],
     ids=str,
 )
-def test_a_killed_run_goes_on_exactly(train, name, kill, wholes, tmp_path_factory):
+def test_a_killed_run_resumes_exactly(train, name, kill, wholes, tmp_path_factory):
     whole_options = WHOLE[name]
     if name not in wholes:
         _, wholes[name] = train(tmp_path_factory.mktemp("whole"), every=1e-9, **whole_options)
@@ -203,7 +203,7 @@ def test_a_short_run_leaves_a_last_and_a_best_checkpoint(train, given):
     ]
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(train, caplog):
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(train, caplog):
     _, whole = train("whole")
     _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
     folder = broken / "checkpoints"
@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(train, caplog
         train("broken", resume=True)
 
 
-def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
+def test_a_named_checkpoint_is_resumed(train):
     _, whole = train("whole")
     _, broken = train("broken", kill=(BATCH, 14), every=1e-9)
     best, previous = (broken / "checkpoints" / name for name in ("best.ckpt", "last.previous.ckpt"))
@@ -239,7 +239,7 @@ def test_a_named_checkpoint_is_the_one_that_is_gone_on_from(train):
     ("keep", "left"),
     [("all", {"best.ckpt", "last.ckpt"}), ("best", {"best.ckpt"}), ("last", {"last.ckpt"})],
 )
-def test_an_option_says_what_a_finished_run_keeps(train, keep, left, monkeypatch):
+def test_an_option_selects_the_files_of_a_finished_run(train, keep, left, monkeypatch):
     evaluated, evaluate = [], trainers.evaluate
     monkeypatch.setattr(trainers, "evaluate", lambda *a: evaluated.append(a[-1]) or evaluate(*a))
     _, folder = train("run", keep=keep, every=1e-9, max_epochs=1)
@@ -252,9 +252,7 @@ def test_a_finished_run_without_validation_keeps_its_last_checkpoint(train):
     assert kept(folder) == {"best.ckpt"}  # the latest, where nothing was measured
 
 
-def test_the_checkpoint_before_the_last_one_stays_where_that_cannot_be_read(
-    train, monkeypatch, caplog
-):
+def test_the_previous_checkpoint_stays_if_the_last_is_unreadable(train, monkeypatch, caplog):
     def refuse(path):
         raise DamagedCheckpoint(f"{path} is damaged")
 
@@ -267,7 +265,7 @@ def test_the_checkpoint_before_the_last_one_stays_where_that_cannot_be_read(
 
 
 def test_a_checkpoint_that_names_foreign_files_removes_none(train, tmp_path, caplog):
-    """Its best checkpoint lies elsewhere, by its own account, and is improved on."""
+    """The checkpoint claims a best checkpoint elsewhere, and the run improves on it."""
     foreign = [tmp_path / "precious.ckpt", tmp_path / "precious.txt"]
     for path in foreign:
         path.write_text("precious")
@@ -295,7 +293,7 @@ def test_only_the_best_checkpoints_of_a_run_are_removed(name, tmp_path):
     assert path.read_text() == "precious"
 
 
-def test_a_checkpoint_is_read_once_to_go_on_from_it(train, monkeypatch):
+def test_a_checkpoint_is_read_once_on_resuming(train, monkeypatch):
     train("broken", kill=(BATCH, 14), every=1e-9)
     read, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
@@ -322,7 +320,7 @@ def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(trai
     [({"max_epochs": 1}, "max_epochs=1, but the run to resume is in or past epoch 2"),
      ({"max_steps": 11}, "max_steps=11, but the run to resume is in or past step 12")],
 )  # fmt: skip
-def test_a_run_cannot_become_shorter_than_it_is(train, given, text):
+def test_a_run_cannot_be_shortened_below_its_progress(train, given, text):
     train("run", max_epochs=2)
     with pytest.raises(ValueError, match=text):
         train("run", resume=True, **given)

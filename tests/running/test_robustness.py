@@ -1,4 +1,4 @@
-"""mode=test on robustness sets: figures by the protocols, what is kept, what is printed."""
+"""mode=test on robustness sets: figures by the protocols, cached parts, output."""
 
 import json
 import shutil
@@ -18,12 +18,12 @@ from tasks.classification.corruption_error import ALEXNET, corruption_errors, me
 from tasks.classification.task import ClassificationTask
 from tests.runs import RECIPE, command, composed, run_here, summary
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
-from tools.comparing.paper_figures import compared
+from tools.comparing.paper_figures import compare_with_row
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.papers.experiments import find_experiment
 from tools.runs import robustness_mode as robustness
-from tools.runs.report import beside_paper
+from tools.runs.report import compare_with_paper
 
 PUBLISHED = (0.886428, 0.894468, 0.922640, 0.819880, 0.826268, 0.785948, 0.798360, 0.866816,
              0.826572, 0.819324, 0.564592, 0.853204, 0.646056, 0.717840, 0.606500)  # fmt: skip
@@ -87,7 +87,7 @@ def test_predictions_among_some_classes():
 
 @pytest.fixture
 def sets(tmp_path):
-    """Stand-ins for all, but for sketches."""
+    """Create stand-ins for all sets except sketches."""
     write_c(tmp_path / "data/imagenet-c", SYNSETS[:2])
     for name in ("imagenet_a", "imagenet_r"):
         write_subset(tmp_path / "data" / name.replace("_", "-"), name)
@@ -105,7 +105,7 @@ def config_for(sets, tmp_path, *more):
 
 @pytest.fixture
 def measured(sets, tmp_path, monkeypatch, capsys):
-    """Measure with a network that errs as AlexNet does in ImageNet-C, and 40 % elsewhere."""
+    """Measure with AlexNet's errors on ImageNet-C and 40 % accuracy elsewhere."""
     asked = []
 
     def run(folder, config=None, stop_after=None, root=sets):
@@ -146,11 +146,11 @@ def test_figures_by_the_protocols(measured, tmp_path):
     lines = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines()
              if line.count("│") == 3}  # fmt: skip
     assert (lines["mce"], lines["in_a"]) == ("100.00", "40.00")
-    assert lines["in_sketch"] == "not there"
+    assert lines["in_sketch"] == "not found"
     assert "67.47" in out  # AlexNet's error in fog of severity 1
 
 
-def test_what_is_incomplete_is_never_averaged(measured, sets, tmp_path):
+def test_incomplete_sets_are_never_averaged(measured, sets, tmp_path):
     shutil.rmtree(sets / "imagenet-c/fog/3")
     shutil.rmtree(sets / "imagenet-a" / SYNSETS[6])
     found, count, out = measured(tmp_path / "runs/a")
@@ -164,7 +164,7 @@ def test_what_is_incomplete_is_never_averaged(measured, sets, tmp_path):
     assert "missing" in next(line for line in out.splitlines() if "│ fog " in line)
 
 
-def test_done_parts_are_kept(measured, sets, tmp_path):
+def test_finished_parts_are_cached(measured, sets, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path / "runs/a", stop_after=30)
     kept = json.loads((tmp_path / "runs/a/robustness.json").read_text())
@@ -176,8 +176,8 @@ def test_done_parts_are_kept(measured, sets, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_no_part_of_this_run_is_measured_anew(measured, sets, tmp_path):
-    """Of other images, another size or other weights, and where the file of parts is damaged."""
+def test_parts_of_other_runs_are_measured_again(measured, sets, tmp_path):
+    """For other images, sizes or weights, and if the file of parts is damaged."""
     measured(tmp_path / "runs/c")
     (sets / "imagenet-a" / SYNSETS[6] / "new.JPEG").write_bytes(b"")
     assert measured(tmp_path / "runs/d")[1] == 1
@@ -193,7 +193,7 @@ def test_what_is_no_part_of_this_run_is_measured_anew(measured, sets, tmp_path):
 
 
 def test_limited_batches_are_refused():
-    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would leave images out"):
+    with pytest.raises(ValueError, match=r"trainer.limit_val_batches=2 would skip images"):
         robustness.check_whole({"limit_val_batches": 2})
     robustness.check_whole({"limit_val_batches": None})
 
@@ -202,11 +202,11 @@ def test_limited_batches_are_refused():
 
 
 def beside(config, parameters, **metrics):
-    return compared(config, {"metrics": metrics, "parameters": parameters})
+    return compare_with_row(config, {"metrics": metrics, "parameters": parameters})
 
 
 def on_sets(folder, *typed, ckpt=None, data="robustness"):
-    """The config of an evaluation of others' weights, or of a run's."""
+    """Return the config of an evaluation of foreign weights, or of a run's."""
     (folder / "weights.pth").write_bytes(b"weights")
     folder = folder / "sets"
     folder.mkdir(exist_ok=True)
@@ -226,7 +226,7 @@ def test_the_papers_line_stands_in_the_closing_table(tmp_path):
     assert found["metrics"]["mce"] == {"paper": 56.4, "ours": 57.4,
                                        "difference": pytest.approx(1.0)}  # fmt: skip
     assert found["metrics"]["in_sketch"] == {"paper": 31.7, "ours": None}
-    shown = beside_paper({"task": "classification", "paper": found})
+    shown = compare_with_paper({"paper": found})
     assert shown["AFBO Table 2, mce (lower is better)"] == "paper 56.4, ours 57.4, difference +1"
     assert shown["AFBO Table 2, in_a"] == "paper 26, ours 26.5, difference +0.5"
     assert shown["AFBO Table 2, in_sketch"] == "paper 31.7, ours none"
@@ -249,7 +249,7 @@ def test_sets_that_are_not_the_published_ones_do_not_compare(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_trained_otherwise_does_not_compare(tmp_path):
+def test_a_run_with_another_training_does_not_compare(tmp_path):
     params = find_experiment("afbo_t2_swin_t_afbo").params
     for number, (typed, reason) in enumerate({
         ("experiment=afbo_t2_swin_t_afbo",): None,
@@ -267,14 +267,14 @@ def test_a_run_that_was_trained_otherwise_does_not_compare(tmp_path):
         assert (reason in found["why_not"]) if reason else ("why_not" not in found), (typed, found)
 
 
-def test_training_does_not_speak_of_sets_that_it_does_not_see():
+def test_training_omits_robustness_sets():
     name = "afbo_t2_swin_t_afbo"
     config = composed(f"experiment={name}", "data.root=/x")
     found = beside(config, find_experiment(name).params, top1=82.0)
     assert list(found["metrics"]) == ["top1"]
 
 
-def test_other_options_are_no_published_network(tmp_path):
+def test_other_options_make_another_network(tmp_path):
     def found(*typed):
         return beside(on_sets(tmp_path, *typed), 1, **OURS)
 
@@ -307,7 +307,7 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
 
 @pytest.fixture
 def corrupted(trained, sample_cache, tmp_path):
-    """What README says: corrupt the validation images; here three of each class."""
+    """Corrupt validation images as in README, three per class."""
     trained("classification")  # makes them
     source = next(path for path in sample_cache.rglob("val") if (path / "0").is_dir())
     for name in source.iterdir():
@@ -349,7 +349,7 @@ def test_a_copy_of_the_sample_data(trained, corrupted, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_two_processes_have_the_figures_of_one(trained, corrupted, tmp_path, capsys):
-    """Of 30 images in batches of 7, so that both the batches and the processes end unevenly."""
+    """30 images in batches of 7: the last batches and the processes are uneven."""
     folder = trained("classification").folder()
     images = corrupted(kinds=("fog", "pixelate"))
     one = run_here(on_copy(folder, images, tmp_path / "one"), capsys)

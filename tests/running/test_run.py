@@ -1,4 +1,4 @@
-"""python tools/run.py from the command to the run folder: the four tasks and modes."""
+"""tools/run.py from the command to the run folder: the four tasks and modes."""
 
 import importlib.metadata
 import re
@@ -26,7 +26,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
+def test_plain_command_trains_and_writes_all_files(task, trained, outputs):
     ended = trained(task)
     assert (ended.status, ended.err) == (0, "")
     folder = ended.folder()
@@ -70,7 +70,7 @@ def test_plain_command_trains_and_leaves_everything(task, trained, outputs):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
+def test_output_of_a_run(task, trained):
     lines = trained(task).out.splitlines()
     patterns = [
         "Files checked: .*", "Generating the sample data .*",
@@ -95,7 +95,7 @@ def test_a_run_prints_what_it_does_and_nothing_else(task, trained):
         pytest.param("segmentation", "test", "", marks=pytest.mark.slow),
     ],
 )
-def test_evaluation_of_a_run_gives_the_metrics_of_its_best_checkpoint(
+def test_evaluation_of_a_run_reproduces_its_best_metrics(
     task, mode, ckpt, trained, tmp_path, capsys, one_thread
 ):
     folder = trained(task).folder()
@@ -110,7 +110,7 @@ def test_evaluation_of_a_run_gives_the_metrics_of_its_best_checkpoint(
 
 @pytest.mark.slow
 def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_thread):
-    """DeiT's: repeated augmentation, mixup and an average, which the evaluation finds again."""
+    """DeiT's recipe: repeated augmentation, mixup and an average, which evaluation restores."""
     data = SampleClassification(sample_cache, digits_per_class=4, train_copies=1, num_workers=0)
     data.prepare_data()
     data.setup()
@@ -146,7 +146,7 @@ def test_bfloat16(task, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_weights_in_bfloat16(task, tmp_path, capsys):
-    """Pictures included, which are drawn outside the trainer."""
+    """Including pictures, which are drawn outside the trainer."""
     more = ["trainer.precision=bf16-true", "trainer.limit_train_batches=2"]
     more += ["backbone.pretrained=false"] if task == "transfer" else []
     ended = run_here(arguments(task, tmp_path, *more), capsys)
@@ -209,7 +209,7 @@ def test_each_task_trains_in_two_processes_and_is_evaluated_alike(task, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "name"), by_turns(*TASKS))
-def test_every_host_and_mixer_take_a_step_of_every_task(name, task, tmp_path, capsys):
+def test_every_host_and_mixer_trains_a_step_of_every_task(name, task, tmp_path, capsys):
     # Two images: a network of the largest size takes 20 GB for a step with the usual sixteen.
     more = ["trainer.fast_dev_run=true", "backbone.pretrained=false", "data.batch_size=2"]
     ended = run_here(

@@ -1,4 +1,4 @@
-"""What a user or the data got wrong ends a run in one line."""
+"""Mistakes of the user or the data end a run in one line."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ MISTAKES = {
     "+optimizer.momentum=0.9": "adamw has no option",
     "+schedule.warmups=1": "did you mean warmup",
     "task=detection +head.num_roi=3": "did you mean num_rois",
-    "task=detection +head.options.rpn_head.anchor_generator.scale=3": "model config lacks 'scale'",
+    "task=detection +head.options.rpn_head.anchor_generator.scale=3": "lacks 'scale'; known here",
     "protocol=linear_probe": "no option 'protocol'",
     "backbone=swin_t,swin_s": "pass -m backbone=swin_t,swin_s for a run of each",
     "task=classification recipe=sample_long": "this recipe is for task=detection or segmentation; "
@@ -55,9 +55,9 @@ MISTAKES = {
     "from 0 to the top rate, which is 3.90625e-06 for this batch",
     "+schedule.power=-1": "schedule.power must not be below 0, got -1",
     "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
-    "trainer.limit_train_batches=0.01": "limit_train_batches=0.01 of 5 train batches rounds down",
-    "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 val batch rounds down",
-    "+trainer.overfit_batches=0.1": "trainer.overfit_batches=0.1 of 5 train batches rounds down",
+    "trainer.limit_train_batches=0.01": "=0.01 of 5 train batches rounds down to 0; pass",
+    "trainer.limit_val_batches=0.01": "trainer.limit_val_batches=0.01 of 1 val batch rounds down to 0",
+    "+trainer.overfit_batches=0.1": "trainer.overfit_batches=0.1 of 5 train batches is none",
     "+trainer.val_check_interval=6": "trainer.val_check_interval=6, but an epoch has 5 batches",
     "+trainer.val_check_interval=3 trainer.limit_train_batches=0.5": "an epoch has 2 batches; pass",
     "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
@@ -144,13 +144,13 @@ MISTAKES = {
     # What does not go together.
     "mode=train": "mode=train is not one of fit, validate, test, predict",
     "mode=test": "pass ckpt=",
-    "mode=test ckpt=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
+    "mode=test ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
     "ckpt=HERE/nowhere": "pass resume=true",
-    "resume=true": "there is no run to resume in",
-    "resume=true ckpt=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
+    "resume=true": "has no run to resume",
+    "resume=true ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "input=/tmp": "pass mode=predict",
-    "backbone.pretrained=HERE/nowhere": "there is no checkpoint or run folder at HERE/nowhere",
+    "backbone.pretrained=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint",
     "task=detection head=upernet": "task=detection takes head=cascade_mask_rcnn, ",
     "task=segmentation head=mask_rcnn": "task=segmentation takes head=ffnet_seg, ",
     "head=retinanet": "task=classification takes head=frozen, head=linear",
@@ -190,9 +190,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("option", ["g2=abc", "g1=7", "drop=2"])
-def test_a_wrong_mixer_is_refused_before_the_data_are_looked_at(
-    option, tmp_path, capsys, monkeypatch
-):
+def test_a_wrong_mixer_is_refused_before_the_data_are_read(option, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tools.runs.components._data", lambda *_: pytest.fail("came too far"))
     typed = arguments(
         "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
@@ -218,7 +216,7 @@ def test_dense_tasks_without_their_toolkit(package, tmp_path, capsys, monkeypatc
     assert "make install" in text
 
 
-def test_output_folder_that_cannot_be_made(tmp_path, capsys, monkeypatch):
+def test_output_folder_that_cannot_be_created(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("backbones.create_backbone", lambda **_: pytest.fail("came too far"))
     text = refused_by_file(arguments("classification", tmp_path / "file"), capsys)
@@ -248,7 +246,7 @@ class TestCheckpointsThatDoNotFit:
 
     def test_another_task(self, folder, tmp_path, capsys):
         text = self.evaluate(tmp_path, capsys, folder, task="segmentation")
-        assert "is a run of task=classification; its weights fit no other task" in text
+        assert "is a run of task=classification; its weights fit no other" in text
         shutil.copy(folder / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
         (tmp_path / "out").rmdir()
         text = self.evaluate(tmp_path, capsys, tmp_path / "lone.ckpt", task="segmentation")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
 def wait_for(process, condition):
-    """Wait until something is there that the process is to write."""
+    """Wait until the process has written something."""
     until = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -32,10 +32,8 @@ def wait_for(process, condition):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
-    tmp_path, capsys, caplog, one_thread
-):
-    """SIGTERM within the first epoch, kill -9 after it: each time resume=true goes on exactly."""
+def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, caplog, one_thread):
+    """SIGTERM in the first epoch, kill -9 later: resume=true continues exactly each time."""
     # Long enough that the signals arrive in time; drop path draws from the global generator.
     long = ["++data.train_copies=5", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole = run_here(arguments("classification", tmp_path / "whole", *long, epochs=2), capsys)
@@ -71,12 +69,12 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_was_not(
     before = (ended.folder() / "summary.json").read_text()
     with caplog.at_level("INFO"):
         assert run_here([*typed, "resume=true"], capsys).status == 0
-    assert "The run is finished (top1 " in caplog.text
+    assert "The run is already finished (top1 " in caplog.text
     assert (ended.folder() / "summary.json").read_text() == before
 
 
 def two_runs(tmp_path, *more):
-    """A run of two processes at its end, and an equal one: its command, process and folder."""
+    """Return a finished run of two processes; command, process and folder of an equal one."""
     long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole, typed = (
         arguments("classification", tmp_path / name, *long, *more, trainer="ddp_cpu", epochs=2)
@@ -87,8 +85,8 @@ def two_runs(tmp_path, *more):
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
-    """SIGTERM reaches the first process only; both save and stop, and both resume."""
+def test_two_stopped_processes_resume_exactly(tmp_path, capsys):
+    """SIGTERM reaches the first process only; both save, stop and resume."""
     whole, typed, process, parent = two_runs(tmp_path)
     wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
     process.send_signal(signal.SIGTERM)
@@ -100,13 +98,13 @@ def test_two_processes_that_are_stopped_go_on_exactly(tmp_path, capsys):
 
 
 def children_of(process):
-    """The processes of a run that the first one started."""
+    """Return the processes that the first process of a run started."""
     pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in pids if "run.py" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 @pytest.mark.slow
-def test_one_run_at_a_time_and_what_kill_9_left_is_taken_over(tmp_path):
+def test_one_run_at_a_time_and_a_stale_lock_is_replaced(tmp_path):
     """Two processes each, checkpoints by the clock, an end by steps."""
     more = ["checkpoint_every=0.01", "trainer.max_steps=34"]
     whole, typed, process, parent = two_runs(tmp_path, *more)
@@ -145,7 +143,7 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_when_the_first_process_is_killed_the_other_says_so_and_ends(tmp_path):
+def test_if_the_first_process_is_killed_the_other_reports_it_and_ends(tmp_path):
     typed = arguments("classification", tmp_path, "trainer.log_every_n_steps=1",
                       trainer="ddp_cpu", epochs=50)  # fmt: skip
     process = start(typed)
@@ -198,7 +196,7 @@ def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
 class TestResumeThatCannotBe:
     @pytest.fixture
     def broken_off(self, trained, tmp_path):
-        """A run that was killed after its training, and what it was started with."""
+        """Return a run that was killed after its training, and its command."""
         folder = trained("classification").folder()
         copy = tmp_path / "classification" / "deit_t" / folder.name
         shutil.copytree(folder, copy)
@@ -245,8 +243,8 @@ class TestResumeThatCannotBe:
         AtomicCheckpointIO().save_checkpoint(content, last)
         assert "had 7 batches in an epoch, now there are 5" in self.refused(typed, capsys)
 
-    def test_a_run_that_only_lacks_its_report_gets_it(self, broken_off, capsys, tmp_path):
-        """Also without the file that it began with, which it needs no more."""
+    def test_a_run_that_only_lacks_its_report_writes_it(self, broken_off, capsys, tmp_path):
+        """Also without the file that it started from."""
         folder, typed = broken_off
         config = yaml.safe_load((folder / "config.yaml").read_text())
         start = str(tmp_path / "gone" / "best.ckpt")
@@ -262,8 +260,8 @@ class TestResumeThatCannotBe:
         assert summary(folder)["metrics"]
 
 
-def test_half_written_files_are_gone_without(trained, tmp_path, capsys):
-    """The last good checkpoint is taken, and the summary written anew."""
+def test_half_written_files_are_skipped(trained, tmp_path, capsys):
+    """The run resumes from the last good checkpoint and rewrites the summary."""
     folder = trained("classification").folder()
     copy = tmp_path / "classification" / "deit_t" / folder.name
     shutil.copytree(folder, copy)
@@ -279,7 +277,7 @@ def test_half_written_files_are_gone_without(trained, tmp_path, capsys):
     assert same(weights(copy, "last.previous"), weights(folder))
 
 
-def test_a_run_whose_folder_is_removed_says_so(tmp_path, capsys, monkeypatch):
+def test_a_removed_run_folder_is_reported(tmp_path, capsys, monkeypatch):
     step = BaseTask.training_step
 
     def removing(self, batch, index):

@@ -1,4 +1,4 @@
-"""Signals: what a run saves, which processes it leaves, and with which status it ends."""
+"""Signals: saved files, remaining processes and exit status of a run."""
 
 import os
 import signal
@@ -27,14 +27,14 @@ SECONDS = 10  # after which no process may be left
 
 
 class TestListening:
-    def test_handlers_are_put_back(self):
+    def test_handlers_are_restored(self):
         before = [signal.getsignal(signum) for signum in SIGNALS]
         with STOP.listening():
             assert STOP.handled == set(SIGNALS)
         assert [signal.getsignal(signum) for signum in SIGNALS] == before
         assert not STOP.handled
 
-    def test_nohup_has_a_run_ignore_that_its_terminal_is_gone(self, monkeypatch):
+    def test_nohup_lets_a_run_outlive_its_terminal(self, monkeypatch):
         before = signal.signal(HUP, signal.SIG_IGN)
         try:
             with STOP.listening():
@@ -48,7 +48,7 @@ class TestListening:
             os.kill(os.getpid(), signum)
         assert stopped.value.code == 128 + signum
 
-    def test_training_goes_on_to_its_next_step_and_a_second_signal_stops_it(self, monkeypatch):
+    def test_training_finishes_its_step_and_a_second_signal_stops_it(self, monkeypatch):
         with STOP.listening():
             STOP.finishing = True
             os.kill(os.getpid(), INT)
@@ -84,8 +84,8 @@ class TestListening:
             lightnings.teardown()
             assert all(signal.getsignal(signum) == STOP._handle for signum in STOP.handled)
 
-    def test_code_that_nothing_interrupts_is_ended(self):
-        """Such as the wait of a library for another process, which returns to Python too late."""
+    def test_uninterruptible_code_is_ended(self):
+        """Such as a library's wait for another process, which blocks Python's handlers."""
         code = (
             f"import hashlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
             "from tasks.engine import signals\n"
@@ -101,7 +101,7 @@ class TestListening:
 
 
 class Hanging(torch.utils.data.Dataset):
-    """Samples of which the second never comes."""
+    """Data set with a second sample that blocks."""
 
     def __len__(self):
         return 2
@@ -115,7 +115,7 @@ class Hanging(torch.utils.data.Dataset):
 class TestWorkers:
     @pytest.fixture
     def worker(self):
-        """A worker that hangs, and the iterator that it loads for."""
+        """Return a hanging worker and its iterator."""
         loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.init_worker)
         iterator = iter(loader)
         (worker,) = workers._alive()
@@ -123,7 +123,7 @@ class TestWorkers:
         yield worker
         workers.end_workers()
 
-    def test_signals_do_not_reach_a_worker_and_none_is_left(self, worker):
+    def test_signals_do_not_reach_a_worker_and_all_workers_end(self, worker):
         assert set(workers.IGNORED) == set(SIGNALS)
         for signum in SIGNALS:
             os.kill(worker.pid, signum)
@@ -149,8 +149,8 @@ class TestWorkers:
             signal.signal(signal.SIGCHLD, before)
         assert worker.exitcode == -KILL
 
-    def test_a_signal_that_comes_while_a_worker_starts_is_no_ones_loss(self, monkeypatch):
-        """It is the run's; the process that is being started does not see it."""
+    def test_a_signal_during_the_start_of_a_worker_reaches_the_run(self, monkeypatch):
+        """The run receives it; the new process does not."""
         masks = []
         monkeypatch.setattr(
             torch.utils.data.DataLoader,
@@ -163,7 +163,7 @@ class TestWorkers:
 
 
 def left_of(session):
-    """The processes of a session that have not ended."""
+    """Return the running processes of a session."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -175,7 +175,7 @@ def left_of(session):
 
 
 def stopped(phase, signum, to, num_workers, processes, folder):
-    """How a run ended that was sent a signal in a phase, and the processes that it left."""
+    """Send a signal to a run in a phase; return its end and remaining processes."""
     mark = folder / "mark"
     more = ["++data.train_copies=2", f"data.num_workers={num_workers}", "logger=csv"]
     trainer = "ddp_cpu" if processes == 2 else "cpu"
@@ -241,5 +241,7 @@ STOPS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 @pytest.mark.parametrize(("phase", "signum", "to", "num_workers", "processes"), STOPS, ids=str)
-def test_no_process_is_left_and_nothing_lost(phase, signum, to, num_workers, processes, tmp_path):
+def test_all_processes_end_and_progress_is_saved(
+    phase, signum, to, num_workers, processes, tmp_path
+):
     check_stop(phase, signum, to, num_workers, processes, tmp_path)

@@ -1,4 +1,4 @@
-"""Training as a run does it: exact resume, signals, checkpoints of best and last, logs."""
+"""Training in a run: exact resume, signals, best and last checkpoints, logs."""
 
 import contextlib
 import copy
@@ -36,7 +36,7 @@ TASK = {"ema", "mixup", "model", "optimizer", "random_erasing", "schedule"}
 
 
 class Layered(Tiny):
-    """With layers to a backbone's rule: the convolution, the norm, and what follows."""
+    """Model with a backbone's layers: the convolution, the norm, and the rest."""
 
     @property
     def backbone(self):
@@ -47,7 +47,7 @@ class Layered(Tiny):
 
 
 class Plain(Tiny):
-    """Without a batch norm and dropout, so that the images of a step could be one batch."""
+    """Without batch norm and dropout, so that a step's images could be one batch."""
 
     def __init__(self, classes=10):
         super().__init__(classes)
@@ -55,7 +55,7 @@ class Plain(Tiny):
 
 
 class Steps(Callback):
-    """Notes of each step of the optimiser its batches, weights and gradients."""
+    """Records batches, weights and gradients of each optimiser step."""
 
     def __init__(self):
         self.batches, self.found = [], []
@@ -72,7 +72,7 @@ class Steps(Callback):
 
 
 class SignalAt(Callback):
-    """Sends a signal to this process at a step, or in the validation of an epoch."""
+    """Sends a signal to this process at a step, or in an epoch's validation."""
 
     def __init__(self, *, step=None, validation=None, signum=signal.SIGTERM):
         self.step, self.validation, self.signum = step, validation, signum
@@ -142,7 +142,7 @@ class TestTraining:
 
         return train
 
-    def test_channels_last_memory_changes_no_number(self, train):
+    def test_channels_last_memory_keeps_all_numbers(self, train):
         formats = []
 
         class Look(Callback):
@@ -158,8 +158,8 @@ class TestTraining:
             self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
         )
 
-    def test_what_a_checkpoint_has_done_is_in_the_log_on_the_disk(self, train, monkeypatch):
-        """A kill right after it loses no row: what is done never comes again."""
+    def test_the_log_on_disk_covers_the_steps_of_a_checkpoint(self, train, monkeypatch):
+        """A kill right after it loses no row, since finished steps are not repeated."""
         logged = []
 
         class Look(Callback):
@@ -242,7 +242,7 @@ class TestTraining:
             assert all(value.equal(got[key]) for key, value in expected.items()), name
 
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[:1]), ids=str)
-    def test_an_average_goes_on_exactly(self, train, stop):
+    def test_an_average_resumes_exactly(self, train, stop):
         _, whole = train("whole", ema={"decay": 0.9})
         train("broken", ema={"decay": 0.9}, extra=[SignalAt(**stop)])
         _, broken = train("broken", ema={"decay": 0.9}, resume=True)
@@ -253,8 +253,8 @@ class TestTraining:
                 assert all(value.equal(got[key]) for key, value in expected.items()), container
 
     @pytest.mark.parametrize("name", rest_slow(list(SCHEDULE_FREE), list(SCHEDULE_FREE)[:1]))
-    def test_a_schedule_free_average_goes_on_exactly(self, train, name):
-        """Validations leave the trained weights as they are; loaders find the average."""
+    def test_a_schedule_free_average_resumes_exactly(self, train, name):
+        """Validations leave the trained weights unchanged; loaders find the average."""
         pytest.importorskip("schedulefree")
         given = {"optimizer": {"name": name, "lr": 1e-2}, "schedule": CONSTANT}
         _, whole = train("whole", **given)
@@ -288,17 +288,17 @@ class TestTraining:
             ({"ema": {}}, r"its own average of the weights: pass task\.ema=null"),
         ],
     )
-    def test_schedule_free_optimisers_take_no_other_average(self, options, message):
+    def test_schedule_free_optimisers_refuse_another_average(self, options, message):
         pytest.importorskip("schedulefree")
         task = tiny_task(optimizer={"name": "schedulefree_sgd", "lr": 0.1}, **options)
         with pytest.raises(ValueError, match=message):
             task.check_training(None, 1)
 
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[1:]), ids=str)
-    def test_rates_by_layer_and_all_that_is_drawn_go_on_exactly(self, train, stop):
+    def test_rates_by_layer_and_random_numbers_resume_exactly(self, train, stop):
         """LAMB, layer-wise rates, groups by name, erasing, and the better of weights and average.
 
-        The optimiser's groups, its state and which of both is reported are as in an unbroken run.
+        The optimiser's groups, its state and the reported weights equal those of an unbroken run.
         """
         optimizer = {
             "name": "lamb", "lr": 1e-2, "weight_decay": 0.05, "layer_decay": 0.5,
@@ -334,7 +334,7 @@ class TestTraining:
         ids=["average", "weights"],
     )
     def test_the_better_of_weights_and_average_is_reported_and_loaded(self, train, decay, place):
-        """One that equals the weights is it, one that is still the first weights is not."""
+        """An average equal to the weights wins; one still at the initial weights loses."""
         ema = {"decay": decay, "report": "best"}
         adamw = {"name": "adamw", "lr": 3e-2}
         _, folder = train("run", ema=ema, optimizer=adamw, mixup=None, max_epochs=8)
@@ -354,8 +354,8 @@ class TestTraining:
             state = model.state_dict()
             assert all(torch.equal(state[key], value) for key, value in reported.items())
 
-    def test_both_are_judged_by_their_own_predictions(self, train):
-        """The figures of the average are those that it alone would have had."""
+    def test_both_are_evaluated_by_their_own_predictions(self, train):
+        """The average's figures equal those of a separate validation."""
         _, alone = train("alone", ema={"decay": 0.7})
         _, both = train("both", ema={"decay": 0.7, "report": "best"})
         _, plain = train("plain")
@@ -370,7 +370,7 @@ class TestTraining:
         assert figures[2] == figures[3]
         assert len(figures[0]) == 3
 
-    def test_an_average_that_is_slow_for_the_run_is_announced(self, train, caplog):
+    def test_a_slow_average_is_logged(self, train, caplog):
         with caplog.at_level("INFO"):
             train("run", ema={"decay": 0.99996}, max_epochs=1)
         assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
@@ -435,8 +435,8 @@ class TestTraining:
         assert (steps["last"]["global_step"], steps["best"]["global_step"]) == (18, 6)
 
     @pytest.mark.parametrize("figure", [{}, {"top1": torch.tensor(torch.nan)}])
-    def test_a_metric_that_cannot_be_computed_costs_a_warning(self, train, monkeypatch, figure):
-        """Where it comes in the last epoch, that one is the best, and before the latest is."""
+    def test_a_metric_that_cannot_be_computed_warns(self, train, monkeypatch, figure):
+        """The best checkpoint is the last epoch's if that has the metric, else the latest."""
         steps, figures = [], iter((figure, figure, {"top1": torch.tensor(0.0)}, {}))
 
         class Look(Callback):
@@ -466,7 +466,7 @@ class TestTraining:
         again, _ = train("usual", max_epochs=2)
         assert again[:6] == first[:6] != again[6:]
 
-    def test_weights_that_are_not_finite_are_not_saved(self, train):
+    def test_nonfinite_weights_are_not_saved(self, train):
         class Spoil(Callback):
             def on_validation_end(self, trainer, pl_module):
                 if trainer.current_epoch == 1:
@@ -475,7 +475,7 @@ class TestTraining:
         with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
 
-    def test_progress_lines_tell_loss_and_main_metrics(self, train, caplog, monkeypatch):
+    def test_progress_lines_show_loss_and_main_metrics(self, train, caplog, monkeypatch):
         monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
         with caplog.at_level("INFO"):
             train("run", max_epochs=1)

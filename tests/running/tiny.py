@@ -1,4 +1,4 @@
-"""A network of two layers and its task, for runs whose every number is compared."""
+"""A two-layer network and its task, for runs compared number by number."""
 
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +10,7 @@ CONSTANT = {"name": "constant"}
 
 
 class Tiny(nn.Module):
-    """A classifier with dropout and running statistics, which resuming has to restore."""
+    """Classifier with dropout and running statistics, which resuming must restore."""
 
     def __init__(self, classes=10):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill and run no code, and the random state in them."""
+"""Checkpoints survive a kill, execute no code and restore the random state."""
 
 import errno
 import random
@@ -23,7 +23,7 @@ def test_checkpoint_round_trip(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["last.ckpt"]
 
 
-def test_what_a_kill_left_is_removed(tmp_path):
+def test_leftovers_of_a_kill_are_removed(tmp_path):
     (tmp_path / "epoch=1.ckpt.partial").write_bytes(b"half a file")
     AtomicCheckpointIO().save_checkpoint({"epoch": 2}, tmp_path / "last.ckpt")
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
@@ -78,7 +78,7 @@ def test_absent_checkpoint(tmp_path):
 
 
 def flips(raw, count):
-    """The bytes with one bit turned, at places spread over all of them."""
+    """Yield the bytes with one bit flipped, at evenly spread places."""
     for place in range(0, 8 * len(raw), 8 * len(raw) // count + 1):
         turned = bytearray(raw)
         turned[place // 8] ^= 1 << place % 8
@@ -86,7 +86,7 @@ def flips(raw, count):
 
 
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
-    """In padding, dates and the like a bit says nothing."""
+    """Bits of padding, dates and the like have no effect."""
     target = tmp_path / "a.ckpt"
     content = {"state_dict": {"w": torch.arange(200.0)}, "notes": ["a", None, (1, 2.5)], "n": 3}
     AtomicCheckpointIO().save_checkpoint(content, target)
@@ -116,7 +116,7 @@ def test_evaluation_and_loading_refuse_a_flipped_bit_too(tmp_path):
         open_checkpoint(target)
 
 
-def test_a_newer_format_says_what_to_do(tmp_path):
+def test_a_newer_format_names_the_remedy(tmp_path):
     target = tmp_path / "a.ckpt"
     torch.save(seal({"w": torch.zeros(2)}) | {"mixerlab": {"format": 9, "version": "7.0"}}, target)
     with pytest.raises(ValueError, match=r"MixerLab 7\.0 in a newer format .*update MixerLab"):
@@ -139,7 +139,7 @@ def test_the_checksum_is_of_all_types_and_of_the_order(dtype):
     assert len({checksum(content) for content in [{"a": value}, *different]}) == 5
 
 
-def test_the_last_checkpoint_before_stays(tmp_path):
+def test_the_previous_checkpoint_stays(tmp_path):
     for epoch in range(3):
         AtomicCheckpointIO().save_checkpoint({"epoch": epoch}, tmp_path / "last.ckpt")
     loaded = {path.name: torch.load(path)["epoch"] for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""Checkpoints are used with the classes that they were trained on, in their order."""
+"""Checkpoints are used with the classes of their training, in the same order."""
 
 import csv
 import shutil
@@ -17,7 +17,7 @@ from tests.runs import RECIPE, arguments, refused, run_here
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
-def test_what_is_compared():
+def test_compared_classes():
     check_classes({"class_names": ["a", "b"]}, ("a", "b"), "x")
     check_classes({}, ("a", "b"), "timm's")
     check_classes({"class_names": None}, ("a", "b"), "x")
@@ -31,7 +31,7 @@ def test_what_is_compared():
         check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
 
 
-def test_the_order_that_would_fit_is_named():
+def test_the_fitting_order_is_named():
     others = {"natural": ("1", "2", "10")}
     with pytest.raises(ValueError, match=r"in another order .*; pass data\.class_order=natural$"):
         check_classes({"class_names": ["1", "2", "10"]}, ("1", "10", "2"), "x", others)
@@ -115,7 +115,7 @@ def test_values_are_read_without_the_tensors(tmp_path):
 
 
 def renamed(run, tmp_path, task):
-    """A copy of a run whose checkpoints have the classes in another order."""
+    """Copy a run and reorder the classes in its checkpoints."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     for path in (copy / "checkpoints").iterdir():

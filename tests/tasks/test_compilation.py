@@ -1,4 +1,4 @@
-"""trainer.compile: the same numbers and the same checkpoints, and no graph breaks in a mixer."""
+"""trainer.compile: equal numbers and checkpoints, and mixers without graph breaks."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that in
 
 
 def gradients(network, images):
-    """Of the sum of squares of what a network gives, by parameter."""
+    """Return the gradients of the outputs' sum of squares, by parameter."""
     network.zero_grad()
     torch.manual_seed(0)
     found = network(images)
@@ -40,7 +40,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, ["deit_t"]))
 def test_every_block_of_a_host_is_one_graph(name):
-    """In training and in evaluation; fullgraph refuses to break."""
+    """In training and evaluation; fullgraph raises on a graph break."""
     torch._dynamo.reset()
     plain = short(name).double()
     compiled, images = copy.deepcopy(plain), torch.randn(2, 3, 64, 64, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_every_mixer_is_one_graph(name, form):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_few_sizes_are_compiled_and_it_is_said(caplog):
+def test_the_limit_of_compiled_sizes_is_logged(caplog):
     torch._dynamo.reset()
     plain = short("deit_t").eval()
     compiled, seen = copy.deepcopy(plain), []
@@ -105,8 +105,8 @@ def test_recomputed_blocks_are_not_compiled():
 
 
 @pytest.mark.slow
-def test_a_compiled_student_learns_what_any_other_does(outputs, sample_cache, capsys, monkeypatch):
-    """The student's blocks are compiled, and the losses from the teacher are the same."""
+def test_a_compiled_student_equals_an_eager_one(outputs, sample_cache, capsys, monkeypatch):
+    """The student's blocks are compiled; losses from the teacher stay equal."""
     monkeypatch.setattr(parts, "compile_blocks", functools.partial(compile_blocks, **TRACED))
     monkeypatch.setattr(parts, "check_compiler", lambda device: None)
     torch._dynamo.reset()
@@ -125,8 +125,8 @@ def test_a_compiled_student_learns_what_any_other_does(outputs, sample_cache, ca
 
 
 @pytest.mark.slow
-def test_a_compiled_run_leaves_what_any_other_does(outputs, sample_cache, capsys, monkeypatch):
-    """Keys without a prefix; tested, resumed and averaged as ever, and equal in what it learns."""
+def test_a_compiled_run_equals_an_eager_one(outputs, sample_cache, capsys, monkeypatch):
+    """Keys lack a prefix; tests, resuming, averages and weights equal those of an eager run."""
     traced = functools.partial(compile_blocks, **TRACED)
     monkeypatch.setattr(parts, "compile_blocks", traced)
     monkeypatch.setattr(parts, "check_compiler", lambda device: None)
@@ -150,7 +150,7 @@ def test_a_compiled_run_leaves_what_any_other_does(outputs, sample_cache, capsys
     assert ended.status == 0, ended
 
 
-def test_a_machine_that_cannot_compile_is_told(monkeypatch):
+def test_a_missing_compiler_is_named(monkeypatch):
     def broken(function):
         raise RuntimeError("No working C++ compiler found in config.cpp.cxx\nstack")
 

@@ -1,4 +1,4 @@
-"""What a student learns from a teacher, and that nothing of the teacher is the student's."""
+"""Distillation: the student learns from the teacher, which stays outside the student."""
 
 import copy
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ SMALL = "test_resnet"  # timm's network of half a million parameters, at 160 pix
 
 
 class Toy(Backbone):
-    """One convolution."""
+    """A single convolution."""
 
     feature_info = (FeatureInfo(6, 16),)
     num_features = 6
@@ -48,7 +48,7 @@ class Toy(Backbone):
 
 
 class Recorder(nn.Module):
-    """A teacher that keeps what it sees."""
+    """Teacher that records its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ def test_no_gradient_reaches_the_teacher_and_its_statistics_stay():
     assert same(teacher.network.state_dict(), before)
 
 
-def test_the_teacher_is_no_part_of_the_task():
+def test_the_teacher_stays_outside_the_task():
     task, teacher = taught_task(Distillation("hard"))
     plain = student()
     assert task.state_dict().keys() == plain.state_dict().keys()
@@ -158,7 +158,7 @@ def test_the_teacher_follows_the_precision_of_the_images():
 
 
 @pytest.mark.parametrize("head", [LinearClassifier, LinearProbe])
-def test_all_heads_of_classes_can_be_taught(head):
+def test_all_classification_heads_learn_from_a_teacher(head):
     model = head(Toy(), 10).train()
     taught = TeacherLogits(torch.randn(6, 10), Distillation("soft", 0.5, 2.0))
     plain = {"image": batch()["image"].float(), "label": batch()["label"]}
@@ -172,7 +172,7 @@ def test_all_heads_of_classes_can_be_taught(head):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """Weights of timm's smallest network for the ten classes."""
+    """Save weights of timm's smallest network for the ten classes."""
     torch.manual_seed(3)
     path = tmp_path_factory.mktemp("teacher") / "small.pth"
     torch.save(timm.create_model(SMALL, num_classes=10).state_dict(), path)
@@ -221,7 +221,7 @@ def test_a_backbone_of_ours_from_a_file(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, sample_cache):
-    """A run folder as a training leaves it, of the host that is quickest to build."""
+    """Create a finished run folder of the host that builds fastest."""
     register_groups()
     config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
     config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
@@ -235,7 +235,7 @@ def run(tmp_path, sample_cache):
     return folder, model.eval()
 
 
-def test_a_run_of_ours_says_what_it_is_of(run):
+def test_a_teacher_from_our_run_folder(run):
     folder, model = run
     teacher = loaded(checkpoint=str(folder))
     assert teacher.normalisation == ([0.5] * 3, [0.25] * 3)
@@ -243,7 +243,7 @@ def test_a_run_of_ours_says_what_it_is_of(run):
     with torch.no_grad():
         expected = model(teacher.convert_images(images, IMAGENET))
     torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
-    with pytest.raises(ValueError, match="of a run of lvt_r1, not of lvt_r2; leave"):
+    with pytest.raises(ValueError, match="to a run of lvt_r1, not of lvt_r2; leave"):
         loaded(teacher="lvt_r2", checkpoint=str(folder))
     with pytest.raises(ValueError, match="has 10 classes, the data have 3"):
         loaded(NAMES[:3], checkpoint=str(folder))
@@ -257,15 +257,16 @@ def test_a_run_of_ours_says_what_it_is_of(run):
         ({"type": "firm", "teacher": SMALL}, r"task\.distillation\.type=firm is not .*hard"),
         ({}, r"type=hard needs a teacher: pass .*checkpoint=<run folder>"),
         ({"type": None, "teacher": SMALL}, r"has a teacher but lacks a type; pass .*hard or soft"),
-        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone .*; did you mean regnety_160"),
-        ({"teacher": "regnety_160.deit"}, r"no weights regnety_160\.deit; of regnety_160 there "
-                                          r"are: .*deit_in1k"),
+        ({"teacher": "regnety_16"}, r"'regnety_16' is neither a backbone here nor a network of "
+                                    r"timm; did you mean regnety_160"),
+        ({"teacher": "regnety_160.deit"}, r"lacks the weights regnety_160\.deit; of regnety_160 it "
+                                          r"has: .*deit_in1k"),
         ({"teacher": "swin_t_afbo"}, r"teacher=swin_t_afbo needs weights; pass .*checkpoint=<its"),
         ({"teacher": SMALL, "alpha": 1.5}, r"alpha must be from 0 to 1, got 1\.5"),
         ({"teacher": SMALL, "temperature": 0.0}, r"temperature must be above 0, got 0\.0"),
     ],
 )  # fmt: skip
-def test_what_no_teacher_can_be_is_refused_at_once(options, said):
+def test_invalid_options_are_refused_at_once(options, said):
     with pytest.raises(ValueError, match=said):
         student(distillation={"type": "hard", **options})
 
@@ -283,7 +284,7 @@ def test_weights_that_do_not_fit_are_refused(file, tmp_path):
         loaded(teacher="lvt_r1", checkpoint=str(file))
     with pytest.raises(ValueError, match=r"small\.pth lies outside a run folder.*pass .*teacher="):
         loaded(checkpoint=str(file))
-    with pytest.raises(ValueError, match=r"publishes no weights of test_resnet.*checkpoint="):
+    with pytest.raises(ValueError, match=r"timm lacks weights of test_resnet.*checkpoint="):
         _without_weights(loaded)
 
 
@@ -304,7 +305,7 @@ def test_a_download_that_fails_names_the_file(monkeypatch):
         loaded([str(n) for n in range(1000)], teacher="regnety_160.deit_in1k")
 
 
-def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_path, capsys):
+def test_a_command_is_refused_before_files_are_written(sample_cache, file, tmp_path, capsys):
     typed = ["task.distillation.type=hard", "task.distillation.teacher=test_vit",
              f"task.distillation.checkpoint={file}"]  # fmt: skip
     said = refused(arguments("classification", tmp_path, *typed), tmp_path, capsys)
@@ -312,7 +313,7 @@ def test_a_command_is_refused_before_anything_is_left(sample_cache, file, tmp_pa
 
 
 def test_an_evaluation_needs_no_teacher(tmp_path):
-    """Its options are those of the run's config, and its file may be gone."""
+    """The teacher's options are in the run's config, and its file may be missing."""
     register_groups()
     weights = tmp_path / "student.pth"
     weights.write_bytes(b"")
@@ -342,7 +343,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, file, tmp_path):
+def test_a_resumed_run_equals_an_unbroken_one_and_saves_no_teacher(sample_cache, file, tmp_path):
     register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
     options |= {"max_epochs": 2, "limit_val_batches": 1}
@@ -383,7 +384,7 @@ def test_a_resumed_run_equals_a_whole_one_and_holds_no_teacher(sample_cache, fil
 
 
 def test_the_teacher_counts_in_training(sample_cache, file, tmp_path):
-    """A student of labels that say nothing comes to agree with its teacher."""
+    """A student of random labels approaches its teacher."""
     task = student(optimizer={"name": "sgd", "lr": 1.0})
     teacher = loaded(teacher=SMALL, checkpoint=str(file))
     task._teacher = teacher, IMAGENET

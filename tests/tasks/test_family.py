@@ -1,4 +1,4 @@
-"""Task families: light to import, whole, and asked for the direction of a metric."""
+"""Task families: fast imports, complete entries and the direction of metrics."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_importing_all_families_loads_no_library():
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
-def test_a_family_is_whole(family):
+def test_a_family_is_complete(family):
     assert (CONFIGS / "task" / f"{family.name}.yaml").is_file()
     assert {family.monitor, family.table_metric} <= {metric.name for metric in family.metrics}
     named = [family.task, family.pipeline, family.parts_evaluation, *family.analyses.values()]
@@ -52,7 +52,7 @@ def test_the_direction_of_a_metric(family, name, direction):
     assert family.direction(name) == direction
 
 
-def test_which_of_two_figures_is_better():
+def test_better_figures():
     assert FAMILY.is_better(2, 1)
     assert FAMILY.is_better(1, 1)
     assert not FAMILY.is_better(1, 2)
@@ -62,7 +62,7 @@ def test_which_of_two_figures_is_better():
 
 
 @pytest.mark.parametrize(("mode", "real"), [("max", -50.0), ("min", 50.0)])
-def test_a_validation_without_the_metric_is_worse_than_any_with_it(mode, real, tmp_path):
+def test_a_validation_without_the_metric_is_the_worst(mode, real, tmp_path):
     best = BestCheckpoint(dirpath=tmp_path, monitor="val/x", mode=mode)
     trainer = SimpleNamespace(callback_metrics={}, current_epoch=0, global_step=0)
     figures = []

@@ -1,4 +1,4 @@
-"""Training that goes on from a trained classifier, at a larger size."""
+"""Fine-tuning of a trained classifier at a larger image size."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ NAMES = tuple("abcde")
 
 
 def data(names):
-    """What a data module of these classes states."""
+    """Return a stand-in for the data module of these classes."""
     return SimpleNamespace(
         head_arguments={"num_classes": len(names)}, task_arguments={"class_names": names},
         category_ids=(), other_orders={},
@@ -64,7 +64,7 @@ def test_the_classifier_stays_and_positions_are_resized(trained):
     assert not torch.equal(other.classifier.weight, model.classifier.weight)
 
 
-def test_checkpoints_say_by_what_options_their_network_was_built(tmp_path):
+def test_checkpoints_record_the_options_of_their_network(tmp_path):
     typed = ("backbone.mixer.act=silu", "backbone.mixer.drop=0.1", "backbone.fc_norm=true")
     config = composed("backbone=deit_t", "data.image_size=96", "backbone.class_token=false", *typed)
     content = {}
@@ -81,7 +81,7 @@ def test_checkpoints_say_by_what_options_their_network_was_built(tmp_path):
     assert open_checkpoint(path).grids == {f"blocks.{index}.mlp": (6, 6) for index in range(12)}
 
 
-def test_a_classifier_that_cannot_stay_is_refused(trained):
+def test_a_classifier_that_cannot_be_kept_is_refused(trained):
     _, path = trained
     others = data(tuple("abcdx"))
     with pytest.raises(ValueError, match="pass data with the classes of the checkpoint"):
@@ -94,13 +94,13 @@ def test_a_classifier_that_cannot_stay_is_refused(trained):
     assert task(False, "keep_classifier=true").model.classifier.out_features == 5
 
 
-def test_weights_of_timm_have_no_classifier_to_keep(monkeypatch):
+def test_keeping_the_classifier_of_timms_weights_is_refused(monkeypatch):
     monkeypatch.setattr("backbones.create_backbone", lambda **options: None)
     with pytest.raises(ValueError, match="fetches timm's weights without their classifier; pass"):
         task(True, "keep_classifier=true")
 
 
-def test_fine_tuning_asks_for_a_trained_network():
+def test_fine_tuning_requires_a_trained_network():
     typed = ["data=imagenet", "recipe=deit_384", "backbone=deit_b", "data.root=/data"]
     config = composed(*typed)
     assert config["require_pretrained"] is config["keep_classifier"] is True

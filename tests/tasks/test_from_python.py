@@ -1,4 +1,4 @@
-"""Tasks without run.py: a plain trainer, checkpoints without a run folder, images in memory."""
+"""Tasks without run.py: a plain trainer, single checkpoints, images in memory."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Own(torch.nn.Module):
-    """A model of the user's."""
+    """Model of a user."""
 
     def __init__(self):
         super().__init__()
@@ -91,9 +91,7 @@ def test_a_plain_checkpoint_opens_without_a_run_folder(example):
     assert any(parameter.requires_grad for parameter in again.parameters())
     assert again.optimizer_options == {"name": "adamw", "lr": 1e-3}
     assert again.model.backbone.record == task.model.backbone.record
-    with pytest.raises(
-        ValueError, match="belongs to a ClassificationTask, not to a SegmentationTask"
-    ):
+    with pytest.raises(ValueError, match="belongs to a ClassificationTask, not to a Seg"):
         SegmentationTask.load_from_checkpoint(path)
     with pytest.raises(ValueError, match="pass the model and all other arguments of the class"):
         ClassificationTask.load_from_checkpoint(path, ema=None)
@@ -105,7 +103,7 @@ def test_batches_of_a_loader_are_predicted(example):
     assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
 
 
-def test_a_checkpoint_names_only_what_a_config_may_name(example, tmp_path):
+def test_a_checkpoint_builds_only_listed_targets(example, tmp_path):
     content = torch.load(example[2], weights_only=True)
     for group, target in (("head", "os.system"), ("task", "torch.hub.load"), ("data", "io.open")):
         changed = content | {"config": content["config"] | {group: {"_target_": target}}}
@@ -117,7 +115,7 @@ def test_a_checkpoint_names_only_what_a_config_may_name(example, tmp_path):
         tasks.load(tmp_path / "a.ckpt")
 
 
-def test_a_model_of_ones_own_is_passed_again(tmp_path):
+def test_a_users_model_is_passed_when_loading(tmp_path):
     task = ClassificationTask(Own(), NAMES)
     trained(task, tmp_path)
     path = tmp_path / "task.ckpt"
@@ -159,7 +157,7 @@ def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
         ClassificationTask(Own(), NAMES).on_before_batch_transfer(batch, 0)
 
 
-def test_lightnings_own_options_of_loading_are_taken(example):
+def test_lightnings_own_options_of_loading_are_accepted(example):
     path = example[2]
     loaded = ClassificationTask.load_from_checkpoint(path, strict=True, weights_only=True)
     assert list(loaded.class_names) == NAMES

@@ -1,4 +1,4 @@
-"""What a config may build, and what is said of the rest."""
+"""Targets that a config may build, and messages about others."""
 
 import importlib
 from collections import defaultdict
@@ -17,7 +17,7 @@ FOLDER = "datamodules.images.image_folder.ImageFolderDataModule"
 
 
 class TestBuild:
-    """What a config may name, and what is said of the rest."""
+    """Targets that a config may name, and messages about others."""
 
     LINEAR = "datamodules.images.transforms.PaperAugmentation"
 
@@ -27,7 +27,7 @@ class TestBuild:
          "datamodules.dense.toolkit_data.require_package", "heads.toolkits.toolkit.base_config",
          "heads.linear.LinearClassifier", LINEAR],
     )  # fmt: skip
-    def test_only_what_is_listed_for_a_group_is_called(self, target):
+    def test_only_listed_targets_of_a_group_are_called(self, target):
         with pytest.raises(ValueError, match=r"data\._target_=.* is refused: it must be one of"):
             build({"data": {"_target_": target, "name": "antigravity"}}, "data")
         nested = {"_target_": FOLDER, "augmentation": {"_target_": target}}
@@ -38,8 +38,8 @@ class TestBuild:
         with pytest.raises(ValueError, match=r"data\.root\._target_=.* must be left out"):
             build({"data": nested}, "data")
 
-    def test_all_that_configs_name_is_listed(self):
-        """By its group, and nothing else; what is listed exists and is a part of that kind."""
+    def test_all_targets_of_configs_are_listed(self):
+        """The list has exactly the targets of each group, and all of them exist."""
         named = defaultdict(set)
 
         def collect(group, content):
@@ -85,14 +85,14 @@ class TestBuild:
         with pytest.raises(ValueError, match=message):
             build({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
 
-    def test_options_of_parent_classes_are_known_where_they_are_passed_on(self):
+    def test_options_passed_on_to_parent_classes_are_known(self):
         target = "datamodules.sample.datamodules.SampleDetection"
         build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
             build({"data": {"_target_": target, "flipp": 0.5}}, "data")
 
-    def test_whole_numbers_may_be_typed_as_floats(self):
-        """Where a type takes whole numbers only; 1.0 stays where 1 means something else."""
+    def test_integers_may_be_given_as_floats(self):
+        """For parameters of integer type; 1.0 stays a float where 1 has another meaning."""
 
         def paint(
             *,

@@ -1,4 +1,4 @@
-"""Each private symbol of Lightning in lightning_private.py does what that file relies on."""
+"""Each private symbol of Lightning in lightning_private.py behaves as that file expects."""
 
 import ast
 import importlib
@@ -32,7 +32,7 @@ PACKAGES = ("backbones", "heads", "datamodules", "tasks", "tools")
 
 
 class Line(LightningModule):
-    """A weight that falls by the mean gradient, which is 1 for each batch."""
+    """Weight that falls by the mean gradient, which is 1 for each batch."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Line(LightningModule):
 
 
 class Spy(Callback):
-    """What ``look`` returns of the trainer after each training batch."""
+    """Collect the results of ``look(trainer)`` after each training batch."""
 
     def __init__(self, look):
         self.look, self.seen = look, []
@@ -97,7 +97,7 @@ def test_the_file_names_the_tested_version():
         (RichProgressBar, "_get_train_description", 1),
     ],
 )
-def test_lightning_calls_what_is_overridden(owner, name, calls, tmp_path, monkeypatch):
+def test_lightning_calls_the_overridden_methods(owner, name, calls, tmp_path, monkeypatch):
     counted = Counter()
     own, static = getattr(owner, name), isinstance(vars(owner)[name], staticmethod)
 
@@ -129,7 +129,7 @@ def test_launch_process_observer_gets_the_started_processes(monkeypatch):
 
 @pytest.mark.parametrize(("exact", "last"), [(False, 0.5), (True, 1.0)])
 def test_training_step_divides_by_the_batches_of_the_step(exact, last, tmp_path):
-    """Three batches in steps of two: Lightning halves the gradient of the last one."""
+    """Three batches in steps of two: Lightning halves the gradient of the last batch."""
     task = Line()
     make_trainer(tmp_path, exact=exact, accumulate_grad_batches=2).fit(task)
     assert task.layer.weight.item() == -(1.0 + last)

@@ -116,7 +116,7 @@ def test_schedule_is_refused(options, message):
     ],
 )  # fmt: skip
 def test_schedules_equal_timms(name, ours, theirs):
-    """10 epochs of 10 steps, 2 of them warm-up; timm counts the warm-up apart where it can."""
+    """10 epochs of 10 steps with 2 epochs of warm-up, which timm counts separately if it can."""
     cooldown = ours.get("cooldown", 0)
     factor = learning_rate_factor(100, 10, 0.1, name=name, warmup=2, warmup_lr=0.001, **ours)
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
@@ -201,7 +201,7 @@ def test_optimizer_is_refused(options, message):
 
 
 @pytest.mark.parametrize(("batch", "rate"), [(None, 0.1), (256, 0.1), (64, 0.025), (512, 0.2)])
-def test_a_rate_for_a_batch_is_scaled_to_the_one_in_use(batch, rate):
+def test_a_rate_for_a_reference_batch_is_scaled(batch, rate):
     options = {"name": "sgd", "lr": 0.1, "reference_batch": 256}
     optimizer = build_optimizer(nn.Linear(3, 2), None, batch, **options)
     assert {group["lr"] for group in optimizer.param_groups} == {rate}
@@ -220,7 +220,7 @@ def test_a_rate_for_a_batch_is_scaled_to_the_one_in_use(batch, rate):
         ("adopt", timm.optim.Adopt, {}),
     ],
 )
-def test_names_are_timms_but_for_sgd(name, kind, expected):
+def test_names_except_sgd_are_timms(name, kind, expected):
     optimizer = build_optimizer(nn.Linear(3, 2), name=name, lr=0.1, weight_decay=0.2)
     assert type(optimizer) is kind
     assert {key: optimizer.defaults[key] for key in expected} == expected
@@ -248,7 +248,7 @@ def train_some(model, optimizer, scheduler, steps):
 # Kron compiles its parts, for half a minute.
 @pytest.mark.parametrize("name", rest_slow(HERE, [n for n in HERE if not n.startswith("kron")]))
 def test_each_optimiser_resumes_to_the_bit(name):
-    """With rates by group; all states go through a file, as in a checkpoint."""
+    """With rates by group; all states pass through a file, as in a checkpoint."""
 
     def parts():
         torch.manual_seed(0)
@@ -316,7 +316,7 @@ def meta(name, dense=False):
 
 @pytest.mark.parametrize("name", ["deit_t", "swin_t", "convnext_t", "ffnet_1"])
 def test_timm_groups_our_networks_as_we_do(name):
-    """timm makes its groups of the same network, asked for its layers by timm_models."""
+    """timm builds its groups of the same network, with the layers from timm_models."""
     with torch.device("meta"):
         theirs = timm.create_model(name)
     expected = {}
@@ -334,14 +334,14 @@ def test_timm_groups_our_networks_as_we_do(name):
 
 
 def stage(name):
-    """The stage in a name, from 1; 0 of a stem and 5 of what follows."""
+    """Return the stage in a name, from 1; 0 for a stem and 5 for what follows."""
     if name.startswith("stages."):
         return int(name.split(".")[1]) + 1
     return 0 if name.startswith(("stem", "patch_embed")) else 5
 
 
 def behind(name, ours):
-    """The layers of timm's rule between a parameter and the end, where a norm is not the end."""
+    """Count timm's layers between a parameter and the end; a final norm counts too."""
     return 1 if name.startswith("norm.") else ours
 
 
@@ -361,8 +361,8 @@ TIMMS_LAYERS = {
 
 
 @pytest.mark.parametrize("theirs", TIMMS_LAYERS)
-def test_where_timms_networks_count_layers_otherwise(theirs):
-    """The differences that ``layer_scales`` states, and no others."""
+def test_known_differences_from_timms_layers(theirs):
+    """Exactly the differences that ``layer_scales`` states."""
     ours, rule = TIMMS_LAYERS[theirs]
     backbone = meta(ours, dense=False).backbone
     with torch.device("meta"):
@@ -375,13 +375,13 @@ def test_where_timms_networks_count_layers_otherwise(theirs):
     assert expected == {name: max(layers.values()) - layers[name] for name in compared}
 
 
-def test_timm_has_no_layers_of_poolformer():
+def test_poolformers_layers_are_missing_in_timm():
     with torch.device("meta"):
         assert not hasattr(timm.create_model("poolformer_s12"), "group_matcher")
 
 
 def ffnet_codes_layer(name):
-    """The layer that the constructor in FFNet's repository gives a parameter, by its names."""
+    """Return a parameter's layer by the constructor in FFNet's repository, with its names."""
     parts = name.split(".")
     if parts[0] != "stages":
         return 13  # "everything else": its stem is not called downsample_layers
@@ -420,7 +420,7 @@ def test_convnexts_layers():
 
 
 def convnext_codes_layer(name, depths):
-    """The layer that ConvNeXt's code gives a parameter: stage 3 in threes, stage 4 is the next."""
+    """Return a parameter's layer by ConvNeXt's code: stage 3 in threes, then stage 4."""
     parts = name.split(".")
     if parts[0] != "stages":
         return 0 if parts[0] == "stem" else None
@@ -471,7 +471,7 @@ def test_groups_by_pattern():
     assert {key: rules[key] for key in expected} == expected
 
 
-def test_the_schedules_rate_of_any_group_is_the_same():
+def test_the_schedules_rate_is_the_same_for_all_groups():
     options = {"layer_decay": 0.7, "groups": [{"match": "classifier.*", "lr_scale": 10}]}
     optimizer = build_optimizer(meta("deit_t"), name="sgd", lr=0.1, **options)
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""Images per second, the time left, and what else a summary says of a training."""
+"""Images per second, the remaining time, and other figures of a summary."""
 
 from types import SimpleNamespace
 
@@ -19,14 +19,14 @@ TASK = SimpleNamespace(family=FAMILY)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only moves when it is told to."""
+    """Replace the clock by one that only the test advances."""
     now = [0.0]
     monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
     return now
 
 
 def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0):
-    """Batches of 8 images that take so many seconds each, then validation."""
+    """Run batches of 8 images with these seconds each, then validation."""
     trainer = SimpleNamespace(
         global_step=0, estimated_stepping_batches=steps, world_size=world_size, max_steps=-1
     )
@@ -43,7 +43,7 @@ def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0
     return trainer
 
 
-def test_the_rate_leaves_out_start_up_and_validation(clock):
+def test_the_rate_excludes_start_up_and_validation(clock):
     measured = pace.Pace()
     assert (measured.images_per_second, str(measured)) == (None, "")
     train(measured, clock, [50.0, 2.0, 2.0], validation=100.0)
@@ -53,7 +53,7 @@ def test_the_rate_leaves_out_start_up_and_validation(clock):
     assert measured.images_per_second == 16.0
 
 
-def test_waiting_for_data_is_what_passes_before_a_batch_is_there(clock):
+def test_waiting_for_data_is_the_time_until_a_batch_arrives(clock):
     measured = pace.Pace()
     assert measured.waiting_share is None
     train(measured, clock, [50.0, 2.0, 2.0], validation=100.0)
@@ -69,11 +69,11 @@ def test_waiting_for_data_is_what_passes_before_a_batch_is_there(clock):
         (0.5, 4, "50% of training; data.num_workers=8 may be faster (it was 4)"),
     ],
 )
-def test_the_setting_to_change_is_named_where_much_is_waited(share, workers, text):
-    assert report.waiting(share, workers) == text
+def test_much_waiting_names_the_setting_to_change(share, workers, text):
+    assert report.describe_waiting(share, workers) == text
 
 
-def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplog):
+def test_progress_shows_the_latest_loss_between_logged_ones(clock, caplog):
     caplog.set_level("INFO")
     task = SimpleNamespace(latest_loss=torch.tensor(0.5))
     trainer = SimpleNamespace(
@@ -90,8 +90,8 @@ def test_progress_shows_the_latest_loss_between_two_that_are_logged(clock, caplo
     assert shown == {"train/loss": 0.5, "val/top1": 7.0}
 
 
-def test_a_line_has_no_figures_of_an_earlier_validation(clock, caplog):
-    """With trainer.check_val_every_n_epoch=2, say; Lightning keeps what was logged last."""
+def test_a_line_omits_figures_of_earlier_validations(clock, caplog):
+    """For example with trainer.check_val_every_n_epoch=2, since Lightning keeps old metrics."""
     caplog.set_level("INFO")
     task = SimpleNamespace(latest_loss=torch.tensor(0.5))
     trainer = SimpleNamespace(
@@ -113,7 +113,7 @@ def test_a_line_has_no_figures_of_an_earlier_validation(clock, caplog):
         assert ("val" in caplog.text) == validates
 
 
-def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
+def test_the_bar_reads_losses_only_when_drawn(clock, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         pace.DescribedBar, "on_train_batch_end", lambda *arguments: drawn.append(arguments[-1])
@@ -126,7 +126,7 @@ def test_the_bar_looks_at_the_losses_only_when_it_is_drawn(clock, monkeypatch):
     assert drawn == [3, 7, 9]
 
 
-def test_the_time_left_includes_them(clock):
+def test_the_remaining_time_includes_validations(clock):
     measured = pace.Pace()
     trainer = train(measured, clock, [4.0, 2.0], steps=10, validation=4.0)
     assert measured.seconds_left == 8 * 3.0
@@ -147,9 +147,7 @@ def test_the_time_left_includes_them(clock):
     [(4, -1, 1, [5, 5, 5, 5]), (4, 20, 1, [5, 5, 5, 5]), (4, 3, 1, [3]), (4, 7, 1, [5, 2]),
      (-1, 6, 1, [5, 1]), (4, 4, 2, [5, 2]), (4, 6, 2, [5, 5])],
 )  # fmt: skip
-def test_what_is_shown_ends_where_training_does(
-    max_epochs, max_steps, accumulated, ends, caplog, clock
-):
+def test_progress_ends_with_the_training(max_epochs, max_steps, accumulated, ends, caplog, clock):
     caplog.set_level("INFO")
     bar, lines = pace.PaceBar(pace.Pace()), ProgressLines(every=0.0)
     trainer = SimpleNamespace(
@@ -176,9 +174,9 @@ def test_what_is_shown_ends_where_training_does(
      ({"max_steps": 9, "accumulate_grad_batches": 2}, "3 epochs"),
      ({"max_steps": 8, "limit_train_batches": 2}, "3 epochs"), ({"max_epochs": -1}, "without end")],
 )  # fmt: skip
-def test_a_run_is_announced_by_what_ends_it(options, text):
+def test_the_length_of_a_run_is_logged(options, text):
     usual = {"max_epochs": 3, "max_steps": -1, "accumulate_grad_batches": 1}
-    assert report._length({"limit_train_batches": 1.0, **usual, **options}, 5) == text
+    assert report._describe_length({"limit_train_batches": 1.0, **usual, **options}, 5) == text
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def test_both_are_shown(clock, caplog):
 
 
 def test_a_summary_has_the_rate_that_was_used(tmp_path):
-    """Scaled linearly to the images of a step, of all processes and accumulated batches."""
+    """Scaled linearly to the images per step, over all processes and accumulated batches."""
     data = SampleClassification(tmp_path, batch_size=8)
     trainer = SimpleNamespace(
         precision="32-true", world_size=2, accumulate_grad_batches=3, num_training_batches=9,
@@ -226,5 +224,5 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
     data.left_out = "3 of 9 validation boxes (an option)"
     facts = run_facts.collect_facts(config, trainer, data) | {"metrics": {"AP": 0.5}}
     assert facts["data"]["left_out"] == data.left_out
-    assert report.left_out(facts) == {"left out of evaluation": data.left_out}
-    assert report.left_out(facts | {"metrics": {}}) == {}
+    assert report.describe_left_out(facts) == {"left out of evaluation": data.left_out}
+    assert report.describe_left_out(facts | {"metrics": {}}) == {}

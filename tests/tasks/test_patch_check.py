@@ -1,4 +1,4 @@
-"""The check before a classification training: wrong mixers are stopped, nothing is disturbed."""
+"""The patch check stops wrong mixers before a training and leaves the state unchanged."""
 
 import copy
 import random
@@ -32,7 +32,7 @@ LIKE = torch.empty(0)
 
 
 class Linear(Mixer):
-    """Its map mixes nothing; how the class tokens are mixed is what is tried."""
+    """Leaves the map unchanged; subclasses mix the class tokens in different ways."""
 
     prefix_mixing = "joint"
 
@@ -68,14 +68,14 @@ class TopRows(Linear):
 
 
 class Maximum(Linear):
-    """Reads the largest value of each channel: few patches of an image, but others of another."""
+    """Reads the maximum per channel: a few patches, which differ between images."""
 
     def read(self, x, prefix):
         return prefix + x.amax((1, 2))[:, None, :]
 
 
 class Gated(Linear):
-    """Reads by a gate that is 0 at the start."""
+    """Reads through a gate that is 0 at the start."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -87,14 +87,14 @@ class Gated(Linear):
 
 
 class GatedDead(Gated):
-    """Has zeros that change nothing."""
+    """Has zeros without effect."""
 
     def read(self, x, prefix):
         return prefix + self.unrelated.sum()
 
 
 class HalfGated(Linear):
-    """Has one vector of gates, of which those for the map are 0 at the start."""
+    """Has one vector of gates; those of the map are 0 at the start."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -105,7 +105,7 @@ class HalfGated(Linear):
 
 
 class LinearAttention(Mixer):
-    """Multi-head linear attention of all tokens, class tokens among them."""
+    """Multi-head linear attention of all tokens, including class tokens."""
 
     prefix_mixing = "joint"
 
@@ -124,7 +124,7 @@ class LinearAttention(Mixer):
 
 
 class Fourier(Mixer):
-    """A filter bound to the grid, in frequencies; it knows nothing of class tokens."""
+    """Fixed-size filter in the frequency domain, without class tokens."""
 
     def __init__(self, dim: int, *, grid: tuple[int, int] = (14, 14)) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class PooledLinear(Linear):
 
 @pytest.fixture
 def deit(registering):
-    """A short DeiT of 4 x 4 patches around a token mixer."""
+    """Build a short DeiT of 4 x 4 patches with a token mixer."""
 
     def build(mixer, size=64, **options):
         name = mixer.__name__.lower()
@@ -165,7 +165,7 @@ def deit(registering):
         (TopRows, r"in 12 of 16 patches .*from 0: row 1 column 0, row 1 column 1, .*\.\.\.\)"),
     ],
 )
-def test_a_class_token_that_does_not_see_the_image_is_found(deit, mixer, said):
+def test_a_class_token_blind_to_the_image_is_found(deit, mixer, said):
     problem = unseen_patches(deit(mixer), (64, 64), LIKE)
     with pytest.raises(ValueError, match=rf"^the gradient of deit_t's embedding is 0 {said}"):
         raise ValueError(problem)
@@ -175,11 +175,11 @@ def test_a_class_token_that_does_not_see_the_image_is_found(deit, mixer, said):
 
 @pytest.mark.parametrize("mixer", [LinearAttention, Fourier, PooledLinear, Maximum])
 @pytest.mark.parametrize("size", [(64, 64), (70, 90)])
-def test_mixers_that_are_right_pass(deit, mixer, size):
+def test_correct_mixers_pass(deit, mixer, size):
     assert unseen_patches(deit(mixer, size=size), size, LIKE) is None
 
 
-def test_each_token_of_a_distilled_network_has_to_see_the_image(deit):
+def test_each_token_of_a_distilled_network_must_see_the_image(deit):
     class First(Linear):
         def read(self, x, prefix):
             return torch.cat([prefix[:, :1] + x.mean((1, 2))[:, None], prefix[:, 1:]], dim=1)
@@ -188,7 +188,7 @@ def test_each_token_of_a_distilled_network_has_to_see_the_image(deit):
 
 
 class Stub(Backbone):
-    """A convolution whose embedding is made by ``pool``."""
+    """Convolution with an embedding by ``pool``."""
 
     feature_info = (FeatureInfo(4, 8),)
     num_features = 4
@@ -205,7 +205,7 @@ class Stub(Backbone):
         return self.head(x.mean((2, 3)) if self.pool is None else self.pool(x))
 
 
-def test_pixels_beside_the_last_whole_patch_may_be_cropped():
+def test_pixels_beyond_the_last_complete_patch_may_be_cropped():
     assert unseen_patches(Stub(), (30, 29), LIKE) is None
     cropped = Stub(lambda x: x[:, :, 1:].mean((2, 3)))
     assert "3 of 9 patches of 8 x 8" in unseen_patches(cropped, (30, 29), LIKE)
@@ -226,7 +226,7 @@ def test_frozen_parts_may_compute_without_gradient():
         assert (unseen_patches(network, (24, 24), LIKE) is None) == passes
 
 
-def test_gradients_too_small_for_half_precision_are_no_zeros():
+def test_gradients_too_small_for_half_precision_count_as_nonzero():
     network = Stub(gain=1e-5)
     with torch.autocast("cpu", torch.float16):
         assert unseen_patches(network, (24, 24), LIKE) is None
@@ -263,7 +263,7 @@ def zeroed(deit):
 
 
 @pytest.mark.parametrize("case", ZEROS)
-def test_zero_initialised_parts_are_named_and_let_through(zeroed, case, caplog):
+def test_zero_initialised_parameters_are_named_and_accepted(zeroed, case, caplog):
     network = zeroed(case)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_zero_initialised_parts_are_named_and_let_through(zeroed, case, caplog):
 
 
 class Restless(LinearAttention):
-    """Draws numbers, counts in buffers and remembers what it computes, in evaluation too."""
+    """Draws numbers, counts in buffers and caches its outputs, also in evaluation."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -305,7 +305,7 @@ def same_state(first, second):
     assert first["numpy"][2:] == second["numpy"][2:]
 
 
-def test_nothing_is_disturbed(deit):
+def test_the_state_stays_unchanged(deit):
     network = deit(Restless).train()
     network.blocks[0].attn.eval()
     for parameter in network.parameters():
@@ -331,7 +331,7 @@ def test_nothing_is_disturbed(deit):
             assert (block.attn.cached, block.attn.seen, block.attn.table) == (None, [], {})
 
 
-def test_an_error_in_the_network_leaves_it_as_it_was(deit):
+def test_an_error_in_the_network_leaves_it_unchanged(deit):
     network = deit(Restless).train()
     network.blocks[1].attn.mix_joint = None
     with pytest.raises(TypeError):
@@ -340,7 +340,7 @@ def test_an_error_in_the_network_leaves_it_as_it_was(deit):
     assert network.blocks[0].attn.cached is None
 
 
-def test_compiled_blocks_are_not_compiled_for_it(deit):
+def test_compiled_blocks_run_eagerly_in_the_check(deit):
     network = deit(LinearAttention)
     compile_blocks(network, backend="eager")
     calls = [block._compiled_call_impl for block in network.blocks]
@@ -354,7 +354,7 @@ def test_compiled_blocks_are_not_compiled_for_it(deit):
 
 @pytest.fixture
 def train(sample_cache, tmp_path, deit, one_thread):
-    """Two epochs of two batches of 32 pixels."""
+    """Train two epochs of two batches at 32 pixels."""
     register_groups()
     options = dict(compose_config(["trainer=cpu"]).trainer)
 
@@ -384,7 +384,7 @@ def train(sample_cache, tmp_path, deit, one_thread):
 
 
 @pytest.mark.parametrize("mixer", [Fourier, PooledLinear])
-def test_right_mixers_train(train, mixer):
+def test_correct_mixers_train(train, mixer):
     assert train("run", mixer, max_epochs=1)["global_step"] == 2
 
 
@@ -428,7 +428,7 @@ def test_a_training_and_its_continuation_are_bit_equal_without_the_check(train):
 
 
 class Restful(LinearAttention):
-    """Has running statistics, and dropout."""
+    """Has running statistics and dropout."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)

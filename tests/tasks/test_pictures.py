@@ -1,4 +1,4 @@
-"""Pictures of predictions: what is drawn, and where."""
+"""Pictures of predictions: their content and its position."""
 
 import itertools
 
@@ -33,7 +33,7 @@ from tests.runs import RECIPE
 
 
 class Guess(nn.Linear):
-    """Predicts what it is told."""
+    """Returns preset predictions."""
 
     def __init__(self, predictions):
         super().__init__(1, 1)
@@ -56,7 +56,7 @@ def test_pictures_without_a_label_are_neither_right_nor_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
-def test_pictures_have_the_colours_of_the_files(augmentation, monkeypatch):
+def test_pictures_keep_the_colours_of_the_files(augmentation, monkeypatch):
     drawn = []
     monkeypatch.setattr(classification, "contact_sheet", drawn.extend)
     data = ImageFolderDataModule(augmentation=augmentation(mean=[0.5, 0.4, 0.3], std=[0.5] * 3))
@@ -66,7 +66,7 @@ def test_pictures_have_the_colours_of_the_files(augmentation, monkeypatch):
     assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
 
 
-def test_the_colour_of_a_caption_says_whether_it_is_right():
+def test_the_colour_of_a_caption_shows_if_it_is_right():
     for right, colour in CAPTION_COLOURS.items():
         sheet = contact_sheet([Tile(Image.new("RGB", (8, 8)), "HHHH", 0.5, right)])
         found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
@@ -75,7 +75,7 @@ def test_the_colour_of_a_caption_says_whether_it_is_right():
 
 @pytest.fixture
 def turned(tmp_path):
-    """A JPEG that is stored on its side: upright it is 40 wide and 60 high, with a white box."""
+    """Save a rotated JPEG with a white box; upright it is 40 wide and 60 high."""
     upright = Image.new("RGB", (40, 60))
     upright.paste("white", (10, 40, 30, 55))
     exif = upright.getexif()
@@ -122,7 +122,7 @@ def test_masks_lie_on_a_turned_photograph(turned):
 
 
 @pytest.mark.parametrize("kind", [ADE20KDataModule, SampleSegmentation])
-def test_the_datamodule_says_which_class_keeps_the_photograph(kind, turned):
+def test_the_datamodule_defines_the_untinted_class(kind, turned):
     pytest.importorskip("mmseg")
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
@@ -158,7 +158,7 @@ def test_pictures():
     assert (pair.mode, pair.size) == ("RGB", (320 + 100 + 6, 300 + 20))
 
 
-def test_boxes_and_masks_sit_where_they_belong():
+def test_positions_of_boxes_and_masks():
     mask = np.zeros((1, 40, 80), bool)
     mask[0, 10:20, 30:50] = True
     drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], mask)
@@ -168,7 +168,7 @@ def test_boxes_and_masks_sit_where_they_belong():
     assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
 
 
-def test_only_the_background_keeps_the_photograph():
+def test_only_the_background_stays_untinted():
     photo, labels = Image.new("RGB", (80, 40)), np.zeros((40, 80), int)
     drawn = draw_segments(photo, labels, ["photo"], background="photo")
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
@@ -194,7 +194,7 @@ def test_long_names_are_shortened_in_the_middle():
 
 
 def colours_below(sheet, left, side=128):
-    """Colours of the two lines below a tile, and where the first ends."""
+    """Return the colours of the two lines below a tile, and the end of the first."""
     strip = np.array(sheet)[6 + side :, left : left + side]
     return [{tuple(int(v) for v in pixel) for row in part for pixel in row} for part in
             (strip[:17], strip[17:34])]  # fmt: skip
@@ -234,7 +234,7 @@ def test_names_of_segments_stand_inside_their_largest_part():
     assert ring[int(middle[0]), int(middle[1])]
 
 
-def test_captions_lie_apart_and_within_the_picture():
+def test_captions_are_separate_and_within_the_picture():
     boxes = [[0, 0, 60, 30], [1, 1, 61, 31], [70, 50, 79, 59]]
     canvas = Image.new("RGB", (80, 60), "white")
     drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG]))
@@ -245,7 +245,7 @@ def test_captions_lie_apart_and_within_the_picture():
 
 
 def boxes_of_texts(monkeypatch):
-    """Notes the boxes of the texts that are drawn."""
+    """Record the boxes of drawn texts."""
     noted, text = [], ImageDraw.ImageDraw.text
 
     def draw(self, place, words, **options):
@@ -262,7 +262,7 @@ def apart(boxes):
 
 
 @pytest.mark.parametrize("count", [3, 12, 400])
-def test_captions_of_a_crowd_lie_apart_or_are_left_out(count, monkeypatch):
+def test_captions_of_a_crowd_are_separate_or_left_out(count, monkeypatch):
     noted = boxes_of_texts(monkeypatch)
     boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
     draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count)
@@ -270,7 +270,7 @@ def test_captions_of_a_crowd_lie_apart_or_are_left_out(count, monkeypatch):
     assert apart(noted)
 
 
-def test_names_of_small_parts_lie_apart(monkeypatch):
+def test_names_of_small_parts_are_separate(monkeypatch):
     noted = boxes_of_texts(monkeypatch)
     rows, columns = np.indices((240, 320))
     labels = (rows // 12 % 4) * 4 + columns // 8 % 4
@@ -280,7 +280,7 @@ def test_names_of_small_parts_lie_apart(monkeypatch):
     assert apart(noted)
 
 
-def test_detections_over_a_surer_one_are_not_drawn():
+def test_only_the_surest_of_overlapping_detections_is_drawn():
     pytest.importorskip("mmdet")
     from mmengine.structures import InstanceData
 

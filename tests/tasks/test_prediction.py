@@ -1,4 +1,4 @@
-"""Predictions and figures are those of each image alone, for any batch and from any thread."""
+"""Predictions and figures per image are independent of batches and threads."""
 
 import json
 import random
@@ -34,7 +34,7 @@ CASES = {
 
 
 def loaded(case):
-    """A task as ``tasks.load`` gives it, but for its weights."""
+    """Build a task like ``tasks.load``, with random weights."""
     if case == "classification":
         torch.manual_seed(0)
         model = LinearClassifier(short("posmlp_t"), len(CLASSES)).eval()
@@ -53,7 +53,7 @@ def loaded(case):
 
 @pytest.fixture
 def files(tmp_path):
-    """Images of several sizes."""
+    """Create images of several sizes."""
     for number, picture in enumerate(pictures()):
         picture.save(tmp_path / f"{number}.png")
     return sorted(tmp_path.iterdir())
@@ -64,8 +64,8 @@ def plain(rows):
 
 
 @pytest.mark.parametrize("case", rest_slow(CASES, ("classification", "semantic_fpn")))
-def test_calls_of_several_threads_are_those_of_one(case, files, one_thread):
-    """Lists of other lengths, orders and sizes, by turns."""
+def test_several_threads_predict_like_one(case, files, one_thread):
+    """The threads pass lists of different lengths, orders and sizes."""
     task = loaded(case)
     lists = [tuple(files[:1]), tuple(files[1:]), tuple(files[::-1]), (files[3], files[0])]
     expected = {given: plain(task.predict(list(given))) for given in lists}
@@ -79,7 +79,7 @@ def test_calls_of_several_threads_are_those_of_one(case, files, one_thread):
 
 
 @pytest.mark.parametrize("case", rest_slow(CASES, ("classification",)))
-def test_a_list_gives_what_its_images_give_alone(case, files, one_thread):
+def test_predictions_of_a_list_equal_those_of_single_images(case, files, one_thread):
     task = loaded(case)
     rows = task.predict(files)
     assert [row["image"] for row in rows] == [str(file) for file in files]
@@ -112,7 +112,7 @@ def check_close(row, alone):
 
 
 def coco_of_several_sizes(root, **more):
-    """A set with a box in each image; its ids go down."""
+    """Create a set with a box per image and descending ids."""
     (root / "images").mkdir()
     images, boxes = [], []
     for number, picture in enumerate(pictures()):
@@ -147,7 +147,7 @@ def masks_of_several_sizes(root, **more):
 
 
 class Noting(DetectionTask):
-    """Keeps the detections, as few of random weights hit a box."""
+    """Records the detections, since random weights rarely hit a box."""
 
     def compute_metrics(self):
         self.found = dict(sorted(self.metric.detections.items()))
@@ -166,7 +166,7 @@ def quiet_trainer(folder):
 
 
 def test_figures_of_validation_do_not_depend_on_the_size_of_batches(tmp_path, one_thread):
-    """The last batch is short; of four images, of which one is padded with each other's size."""
+    """The last batch is short, and images of different sizes are padded together."""
     build = coco_of_several_sizes(tmp_path)
     model, figures, rows = small_model("retinanet", "resnet18"), [], []
     for size in (1, 3):
@@ -184,7 +184,7 @@ def test_figures_of_validation_do_not_depend_on_the_size_of_batches(tmp_path, on
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SETS)
 def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
-    """In validation, in tests with several views, and in mode=predict; the last batch is short."""
+    """In validation, tests with several views, and mode=predict; the last batch is short."""
     make, kind = SETS[case]
     build = make(tmp_path, **VIEWS)
     found = {}

@@ -1,4 +1,4 @@
-"""What the tasks do to batches, weights and losses."""
+"""Treatment of batches, weights and losses by the tasks."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ def test_mixup_is_refused():
     names = "abcdef"
     task = ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"mixup_alpha": 1.0})
     odd = {"image": torch.randn(3, 3, 8, 8), "label": torch.arange(3)}
-    with pytest.raises(ValueError, match=r"there are 3; pass an even data\.batch_size that the"):
+    with pytest.raises(ValueError, match=r"this one has 3; pass an even data\.batch_size that the"):
         task.prepare_batch(odd)
     with pytest.raises(ValueError, match=r"task\.mixup\.alpha; did you mean"):
         ClassificationTask(nn.Linear(1, 1), names, **RECIPE, mixup={"alpha": 1.0})
@@ -80,7 +80,7 @@ def test_images_are_erased_after_mixing_by_timms_rule():
 
 
 def exchange(models):
-    """What the processes that have these models send each other."""
+    """Simulate the exchange between the processes of these models."""
     sent = []
 
     def keep(flat, reduce_op):
@@ -95,7 +95,7 @@ def exchange(models):
 
 
 def test_running_statistics_are_the_mean_over_processes():
-    """Shared after each step they are what timm's distribute_bn makes of them at the end."""
+    """Shared after each step, they equal the result of timm's distribute_bn at the end."""
     torch.manual_seed(0)
     apart = [nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False)) for _ in range(2)]
     together = copy.deepcopy(apart)
@@ -113,7 +113,7 @@ def test_running_statistics_are_the_mean_over_processes():
                 torch.testing.assert_close(getattr(model[index], name), (one + two) / 2)
 
 
-def test_statistics_that_are_shared_already_or_not_kept_are_left_alone():
+def test_shared_or_absent_running_statistics_stay_unchanged():
     def refuse(*args, **options):
         raise AssertionError
 
@@ -123,7 +123,7 @@ def test_statistics_that_are_shared_already_or_not_kept_are_left_alone():
 
 @pytest.mark.parametrize("warmup", [False, True])
 def test_weight_average_is_timms(warmup):
-    """timm's, which begins with a copy as well; its buffers are averaged, its counters copied."""
+    """timm's average also starts with a copy, averages buffers and copies counters."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     theirs = ModelEmaV3(model, decay=0.8, use_warmup=warmup)
     ours = WeightEMA(decay=0.8, warmup=warmup)
@@ -140,7 +140,7 @@ def test_weight_average_is_timms(warmup):
     assert ours.tensors["1.num_batches_tracked"] == 6
 
 
-def test_weight_average_is_put_in_and_taken_out():
+def test_weight_average_is_swapped_in_and_out():
     model, average = nn.Linear(2, 2).bfloat16(), WeightEMA(decay=0.5)
     average.swap_in(model)  # nothing yet
     before = model.weight.clone()
@@ -193,14 +193,16 @@ def test_a_batch_norm_with_one_value_names_the_batch_size():
 
 
 @pytest.mark.parametrize("task", [ClassificationTask, SegmentationTask])
-def test_one_class_is_nothing_to_tell_apart(task):
-    with pytest.raises(ValueError, match=r"at least two classes .* have 1 \(cat\); add a class"):
+def test_one_class_is_refused(task):
+    with pytest.raises(
+        ValueError, match=r"at least two classes, but .* have 1 \(cat\); add a class"
+    ):
         task(nn.Linear(1, 1), ["cat"], **RECIPE)
 
 
 @pytest.mark.parametrize(("decay", "steps", "fitting"), [(0.99996, 18, "0.4444"),
                                                         (0.9999, 20_000, "0.9995")])  # fmt: skip
-def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, fitting):
+def test_a_decay_too_slow_for_the_run_names_a_suitable_one(decay, steps, fitting):
     said = WeightEMA(decay=decay).decay_warning(steps)
     assert f"decay={decay:g} is slow for {steps} steps" in said
     assert f"task.ema.decay={fitting} or" in said
@@ -210,7 +212,7 @@ def test_a_decay_too_slow_for_the_run_is_told_with_one_that_suits(decay, steps, 
     assert WeightEMA(decay=decay).decay_warning(375_000) is None  # 300 epochs of ImageNet
 
 
-def test_label_maps_of_files_with_one_name_lie_in_sub_folders(tmp_path):
+def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
     data = SimpleNamespace(
         predict_names=lambda: names, metainfo={"palette": [[0, 0, 0], [9, 9, 9]]}

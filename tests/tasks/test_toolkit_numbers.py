@@ -1,4 +1,4 @@
-"""One network in our Lightning task and in the toolkits' own Runner: the same numbers."""
+"""One network yields equal numbers in our Lightning task and the toolkits' Runner."""
 
 import copy
 import json
@@ -92,7 +92,7 @@ def figures_of_runner(model, tmp_path, scope, dataset, metric):
 
 
 class ExactIoU(IoUMetric):
-    """MMSegmentation's metric, before it rounds to two digits."""
+    """MMSegmentation's metric before rounding to two digits."""
 
     def compute_metrics(self, results):
         areas = [sum(parts) for parts in zip(*results, strict=True)]
@@ -168,7 +168,7 @@ def test_iou_is_that_of_mmsegs_runner(protocol, cache, tmp_path):
 
 
 class NearTheTruth(BaseModel):
-    """A detector with masks that finds the annotated objects, not quite, and some others."""
+    """Detector with masks that finds shifted annotated objects and some others."""
 
     with_mask = True
 
@@ -179,7 +179,7 @@ class NearTheTruth(BaseModel):
 
 
 class Near(ToolkitModel):
-    """The same behind the interface of our tasks."""
+    """The same with the interface of our tasks."""
 
     def __init__(self):
         super().__init__(NearTheTruth(), {})
@@ -191,7 +191,7 @@ class Near(ToolkitModel):
 
 @pytest.fixture(scope="module")
 def coco(cache, tmp_path_factory):
-    """The sample scenes with crowds, and an image of validation without annotations."""
+    """Create the sample scenes with crowds and a validation image without annotations."""
     root = tmp_path_factory.mktemp("coco") / "set"
     shutil.copytree(scenes(SampleDetection, cache).folder, root)
     path = root / "annotations/instances_val2017.json"
@@ -263,7 +263,7 @@ def test_average_precision_is_that_of_mmdets_runner_and_pycocotools(coco, tmp_pa
 
 
 class Kept(TheirCocoMetric):
-    """MMDetection's metric that keeps the detections it was given."""
+    """MMDetection's metric that records its detections."""
 
     def process(self, data_batch, data_samples):
         self.kept = {**getattr(self, "kept", {}), **{s["img_id"]: s for s in data_samples}}
@@ -302,7 +302,7 @@ def test_detections_are_those_of_mmdets_runner(coco, tmp_path):
 
 
 class Noted(Hook, Callback):
-    """Seeds each step, in either trainer, and keeps its losses."""
+    """Seeds each step in both trainers and records its losses."""
 
     def __init__(self):
         self.losses = []

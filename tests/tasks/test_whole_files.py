@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and never through a link."""
+"""Files are written atomically and never through a link."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from tasks.engine.plain_files import DamagedFile
 from tasks.engine.whole_files import is_own_file, make_folder, whole_file, write_whole
 
 
-def test_a_file_is_replaced_when_it_is_whole(tmp_path):
+def test_a_file_is_replaced_when_complete(tmp_path):
     path = tmp_path / "a.txt"
     write_whole(path, "before \udcff")
     with contextlib.suppress(RuntimeError), whole_file(path) as file:
@@ -49,7 +49,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
         write_whole(tmp_path / "a.txt", "text")
 
 
-def test_a_folder_is_made_unless_something_else_is_there(tmp_path):
+def test_a_folder_is_made_unless_the_path_is_taken(tmp_path):
     assert make_folder(tmp_path / "a") == make_folder(tmp_path / "a")
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -59,7 +59,7 @@ def test_a_folder_is_made_unless_something_else_is_there(tmp_path):
         make_folder(tmp_path / "link")
 
 
-def test_a_pipe_and_a_link_are_no_files_of_a_run(tmp_path):
+def test_pipes_and_links_are_refused_as_files_of_a_run(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
@@ -89,7 +89,7 @@ def test_metrics_are_not_written_through_a_link(tmp_path, caplog):
     assert foreign.read_text() == before
 
 
-def test_a_folder_in_the_place_of_the_metrics_ends_a_resumed_run_in_a_sentence(tmp_path):
+def test_a_folder_at_the_path_of_the_metrics_ends_a_resumed_run(tmp_path):
     (tmp_path / "metrics.csv").mkdir()
     with pytest.raises(DamagedFile, match=r"metrics\.csv cannot be read \(it is a folder"):
         CsvLog(tmp_path / "metrics.csv").resume_at(2)

@@ -19,9 +19,9 @@ from tests.tensors import tokens
 from tools import analyse
 from tools.analyses import analyses
 from tools.analyses import figures as pictures_of
+from tools.analyses.classification_errors import confused_pairs, confusion, reliability
 from tools.analyses.coco_errors import KINDS, precision_curves
-from tools.analyses.figures import new_figure, overlaid
-from tools.analyses.judged import confused_pairs, confusion, reliability
+from tools.analyses.figures import draw_overlay, new_figure
 from tools.analyses.kinds import errors, relations
 from tools.analyses.subjects import Subject
 from tools.plotting import labels
@@ -37,7 +37,7 @@ def rows(path):
 def test_a_heat_map_is_mixed_into_its_picture():
     figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
     picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
-    overlaid(axis, picture, heat, 5.0, share=0.25)
+    draw_overlay(axis, picture, heat, 5.0, share=0.25)
     drawn = axis.images[0].get_array()
     jet = matplotlib.colormaps["jet"](heat / 5)[..., :3]
     assert np.allclose(drawn, 0.75 * picture + 0.25 * jet, atol=1e-6)
@@ -307,13 +307,13 @@ def test_the_confusion_file_is_complete():
 
 def test_a_coarse_map_keeps_its_cells():
     map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    drawn = pictures_of.as_drawn(map_, (64, 96))
+    drawn = pictures_of.resize_map(map_, (64, 96))
     assert (drawn[:32, :48] == 0).all()
     assert (drawn[32:, 48:] == 3).all()
     assert len(np.unique(drawn)) == 4
-    smooth = pictures_of.as_drawn(torch.rand(7, 7), (64, 64))
+    smooth = pictures_of.resize_map(torch.rand(7, 7), (64, 64))
     assert len(np.unique(smooth)) > 1000
-    assert pictures_of.as_drawn(torch.ones(1, 1), (8, 8)).shape == (8, 8)
+    assert pictures_of.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
 
 
 def test_each_row_of_maps_has_a_colour_bar():

@@ -12,7 +12,7 @@ from tools.bench.timing import CLOCKS
 from tools.config.config_checks import resolve_config
 from tools.config.overrides import read_command
 from tools.config.run_config import job_config
-from tools.runs.components import build_parts
+from tools.runs.components import build_components
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 SMALL = ("data.image_size=64", "data.batch_size=2", "data.train_copies=1",
@@ -41,7 +41,7 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
     ]  # fmt: skip
     command = read_command(typed)
     config = resolve_config(job_config(command.overrides, command.config))
-    parts = build_parts(config, tmp_path, resumed=False)
+    parts = build_components(config, tmp_path, resumed=False)
     turns = loop.PlainSteps(copy.deepcopy(parts.task), 3, CLOCKS["process"])
     parts.engine.callbacks.append(turns)
     with pytest.raises(loop.EnoughRounds):

@@ -32,7 +32,10 @@ def test_our_message_is_found_below_errors_of_libraries(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended, one_line_errors():
         library()
     assert ended.value.code == 2
-    assert f"no checkpoint or run folder at {tmp_path}/nowhere" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/nowhere does not exist; pass a checkpoint or run folder"
+        in capsys.readouterr().err
+    )
 
 
 def test_full_disk_is_one_line(capsys):

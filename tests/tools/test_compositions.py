@@ -78,7 +78,7 @@ def test_runs_of_a_sweep_are_composed_for_the_check_and_where_they_run(
     assert len(compositions) == 2 + 1 + 2 + 3
     compositions.clear()
     assert typed(monkeypatch, "-m", "seed=0,1", f"output_dir={tmp_path}") == 0
-    assert len(compositions) == 1 + 1 + 2  # one composition checks all seeds
+    assert len(compositions) == 1 + 1 + 2 + 3  # one composition checks all seeds
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["-c", "job"], ["--cfg=job", "--resolve"]])

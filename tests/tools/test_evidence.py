@@ -10,7 +10,7 @@ from tests.families import short
 from tests.runs import arguments, run_here
 from tests.tensors import images, tokens
 from tools import analyse
-from tools.analyses.evidence import _of_detector, _of_segmentor
+from tools.analyses.evidence import _detector_evidence, _segmentor_evidence
 
 INSIDE = [(6, 8), (4, 5)]  # the second image is padded
 
@@ -25,7 +25,7 @@ def test_the_evidence_of_a_segmentor_by_a_plain_sum():
         return logits
 
     model = SimpleNamespace(encode_decode=encode_decode)
-    scores, shares = _of_segmentor(model, images(6, 8, batch=2), INSIDE, 3)
+    scores, shares = _segmentor_evidence(model, images(6, 8, batch=2), INSIDE, 3)
     assert [meta["img_shape"] for meta in seen] == INSIDE
     assert all(meta["pad_shape"] == (6, 8) for meta in seen)
     expected, counts = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, 3)
@@ -44,7 +44,7 @@ def test_the_evidence_of_a_segmentor_by_a_plain_sum():
     assert torch.equal(slopes[:, 2], taken.double())
     assert not slopes[:, :2].any()
     with pytest.raises(ValueError, match="3 logits per pixel for 2 classes"):
-        _of_segmentor(model, images(6, 8, batch=2), INSIDE, 2)
+        _segmentor_evidence(model, images(6, 8, batch=2), INSIDE, 2)
 
 
 def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
@@ -80,7 +80,7 @@ def test_class_maps_of_a_segmentor_equal_those_of_pytorch_grad_cam():
             signed = [lambda output, sign=sign: sign * target(output)]
             theirs = torch.from_numpy(cam(input_tensor=x, targets=signed))
         ours, _ = class_activation(
-            lambda pictures, sign=sign: sign * _of_segmentor(model, pictures, sizes, 3)[0],
+            lambda pictures, sign=sign: sign * _segmentor_evidence(model, pictures, sizes, 3)[0],
             backbone, x, chosen[None],
         )  # fmt: skip
         seen.append(float(ours.max()))
@@ -106,18 +106,21 @@ def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
     test.score_thr = 0.0
     x = images(64, 96, batch=2).float()
     sizes = [(64, 96), (48, 64)]
-    scores, counts = _of_detector(model, x, sizes, 4)
+    scores, counts = _detector_evidence(model, x, sizes, 4)
     assert counts.sum(1).min() > 0
     assert scores.min() >= 0
     assert (scores <= counts).all()
-    backwards = _of_detector(model, x.flip(0), sizes[::-1], 4)[0].flip(0)
+    backwards = _detector_evidence(model, x.flip(0), sizes[::-1], 4)[0].flip(0)
     torch.testing.assert_close(scores, backwards, rtol=1e-3, atol=1e-4)
     found, _ = class_activation(
-        lambda pictures: _of_detector(model, pictures, sizes, 4)[0], backbone, x, scores.argmax(1)
+        lambda pictures: _detector_evidence(model, pictures, sizes, 4)[0],
+        backbone,
+        x,
+        scores.argmax(1),
     )
     assert found.isfinite().all()
     raw = x.clone().requires_grad_()
-    (slopes,) = torch.autograd.grad(_of_detector(model, raw, sizes, 4)[0][0].max(), raw)
+    (slopes,) = torch.autograd.grad(_detector_evidence(model, raw, sizes, 4)[0][0].max(), raw)
     assert slopes[0].any()
     assert not slopes[1].any()
     if name == "retinanet":

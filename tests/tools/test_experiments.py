@@ -22,7 +22,7 @@ from tasks.engine.optim import learning_rate_factor, scaled_lr
 from tests.runs import CONFIGS, composed, options, run_here
 from tools.cli import processes
 from tools.cli.yaml_files import LOADER, read_yaml
-from tools.comparing.paper_figures import compared, measured_on
+from tools.comparing.paper_figures import compare_with_row, published_test_set
 from tools.config import changed_rows, overrides
 from tools.config import experiment_configs as group
 from tools.config import help as run_help
@@ -181,7 +181,7 @@ def test_rows_require_the_weights_they_start_from(capsys):
 def check_config(name):
     row, config = ROWS[name], composed(f"experiment={name}", "data.root=/data")
     assert (config["task_name"], config["backbone"]["name"]) == (row.task, row.backbone)
-    assert config["data"]["_target_"] == measured_on(row)[0]
+    assert config["data"]["_target_"] == published_test_set(row)[0]
     assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
     assert config["head"].get("name") == row.head
     assert config["trainer"]["strategy"] == "ddp"
@@ -450,12 +450,12 @@ def summary(name, images=50000, **metrics):
 def test_a_run_of_a_row_is_compared_with_the_paper():
     name = "afbo_t2_deit_t_afbo"
     config = composed(f"experiment={name}", "data.root=/data/imagenet")
-    found = compared(config, summary(name, top1=74.1))
+    found = compare_with_row(config, summary(name, top1=74.1))
     assert found["row"] == "AFBO Table 2"
     assert "why_not" not in found
     assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 74.1,
                                         "difference": pytest.approx(-0.5)}  # fmt: skip
-    shown = report.beside_paper({"paper": found})
+    shown = report.compare_with_paper({"paper": found})
     assert shown == {"AFBO Table 2, top1": "paper 74.6, ours 74.1, difference -0.5"}
 
 
@@ -463,7 +463,7 @@ def test_a_run_of_a_row_is_compared_with_the_paper():
 @pytest.mark.parametrize(
     "name",
     others_slow(
-        [n for n in KINDS.values() if measured_on(ROWS[n])[0] == FAMILY.published.data],
+        [n for n in KINDS.values() if published_test_set(ROWS[n])[0] == FAMILY.published.data],
         "posmlp_t1_posmlp_t_sgu",
     ),
 )
@@ -475,13 +475,13 @@ def test_imagenet_compares_in_any_container(name, data):
     config = composed(*typed)
     config["backbone"]["pretrained"] = "/weights.ckpt" if ROWS[name].train.start else None
     assert config["data"]["train_share"] == (0.5 if "posmlp_t1" in name else 1)
-    found = compared(config, summary(name, top1=50.0))
+    found = compare_with_row(config, summary(name, top1=50.0))
     assert "why_not" not in found
     assert found["metrics"]["top1"]["difference"] == 50.0 - found["metrics"]["top1"]["paper"]
-    found = compared(config, summary(name, 200, top1=50.0))
+    found = compare_with_row(config, summary(name, 200, top1=50.0))
     assert found["why_not"] == "200 test images instead of 50000, so the data differs"
     config["data"]["train_share"] = 0.7
-    found = compared(config, summary(name, top1=50.0))
+    found = compare_with_row(config, summary(name, top1=50.0))
     assert "data.train_share=0.7 instead of" in found["why_not"]
 
 
@@ -489,7 +489,7 @@ def test_units_of_detectors_are_ours():
     name = "posmlp_t8_posmlp_t_mask_rcnn"
     config = composed(f"experiment={name}", "data.root=/data", "backbone.pretrained=/w.ckpt")
     config["backbone"]["pretrained"] = "/w.ckpt"
-    found = compared(config, summary(name, 5000, AP=0.42, mask_AP=0.38))["metrics"]
+    found = compare_with_row(config, summary(name, 5000, AP=0.42, mask_AP=0.38))["metrics"]
     assert found["AP"]["difference"] == pytest.approx(0.42 - 0.416)
     assert found["mask_AP"]["difference"] == pytest.approx(0.38 - 0.384)
 
@@ -506,10 +506,12 @@ def test_an_incomparable_figure_gives_the_reason(typed, images, reason, monkeypa
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
     name = "iffn_t1_deit_t"
     typed = [one.format(cache=tmp_path) for one in typed]
-    found = compared(composed(f"experiment={name}", *typed), summary(name, images, top1=10.0))
+    found = compare_with_row(
+        composed(f"experiment={name}", *typed), summary(name, images, top1=10.0)
+    )
     assert found["metrics"]["top1"] == {"paper": 72.2, "ours": 10.0}
     assert reason in found["why_not"]
-    shown = report.beside_paper({"paper": found})
+    shown = report.compare_with_paper({"paper": found})
     assert shown["does not compare"] == found["why_not"]
 
 
@@ -529,10 +531,10 @@ def test_an_incomparable_figure_gives_the_reason(typed, images, reason, monkeypa
 def test_a_changed_row_is_shown_but_not_compared(typed, reason):
     name = "afbo_t2_deit_t_afbo"
     config = composed(f"experiment={name}", "data.root=/data/imagenet", *typed)
-    found = compared(config, summary(name, top1=70.0))
+    found = compare_with_row(config, summary(name, top1=70.0))
     assert found["metrics"]["top1"] == {"paper": 74.6, "ours": 70.0}
     assert reason in found["why_not"]
-    assert report.beside_paper({"paper": found})["does not compare"] == found["why_not"]
+    assert report.compare_with_paper({"paper": found})["does not compare"] == found["why_not"]
 
 
 @pytest.mark.parametrize(
@@ -548,7 +550,7 @@ def test_a_changed_row_is_shown_but_not_compared(typed, reason):
 )  # fmt: skip
 def test_changed_rows_of_all_tasks_are_shown(name, typed, metrics):
     config = composed(f"experiment={name}", "data.root=/data", *typed)
-    found = compared(config, summary(name, **metrics))
+    found = compare_with_row(config, summary(name, **metrics))
     ((figure, value),) = metrics.items()
     assert found["metrics"][figure]["ours"] == value
     assert "difference" not in found["metrics"][figure]
@@ -557,24 +559,28 @@ def test_changed_rows_of_all_tasks_are_shown(name, typed, metrics):
 
 def test_label_maps_may_be_anywhere_but_are_required():
     name = "afbo_t2_lvt_r2"
-    found = compared(
+    found = compare_with_row(
         composed(f"experiment={name}", "data.root=/d", "data.token_labels=/maps"),
         summary(name, top1=74.0),
     )
     assert "why_not" not in found
     without = composed(f"experiment={name}", "data.root=/d", "data.token_labels=null")
-    found = compared(without, summary(name, top1=74.0))
+    found = compare_with_row(without, summary(name, top1=74.0))
     assert "data.token_labels=None instead of required" in found["why_not"]
 
 
 def test_random_weights_do_not_compare_where_the_row_starts_from_others():
     name = "iffn_t8_swin_t"
-    found = compared(composed(f"experiment={name}", "data.root=/d"), summary(name, 2000, mIoU=9.0))
+    found = compare_with_row(
+        composed(f"experiment={name}", "data.root=/d"), summary(name, 2000, mIoU=9.0)
+    )
     assert "trained from random weights" in found["why_not"]
 
 
 def test_a_run_without_a_row_is_not_compared():
-    assert compared(composed("backbone=deit_t"), summary("iffn_t1_deit_t", top1=1.0)) is None
+    assert (
+        compare_with_row(composed("backbone=deit_t"), summary("iffn_t1_deit_t", top1=1.0)) is None
+    )
 
 
 @pytest.fixture
@@ -594,7 +600,7 @@ def evaluated(tmp_path):
 def test_an_evaluation_compares_the_training_in_its_folder(evaluated):
     name = "afbo_t2_deit_t"
     config = evaluated(f"experiment={name}", "data.root=/data", beside=["trainer=cpu"])
-    found = compared(config, summary(name, top1=72.0))
+    found = compare_with_row(config, summary(name, top1=72.0))
     assert found["metrics"]["top1"]["difference"] == pytest.approx(-0.2)
 
 
@@ -602,7 +608,8 @@ def test_an_evaluation_of_a_shorter_training_does_not_compare(evaluated):
     name = "afbo_t2_deit_t"
     config = evaluated(f"experiment={name}", "data.root=/data", "trainer.max_epochs=9")
     assert (
-        "trainer.max_epochs=9 instead of 300" in compared(config, summary(name, top1=9))["why_not"]
+        "trainer.max_epochs=9 instead of 300"
+        in compare_with_row(config, summary(name, top1=9))["why_not"]
     )
 
 
@@ -610,9 +617,9 @@ def test_an_experiment_with_foreign_weights_compares_model_and_data(tmp_path):
     name, weights = "afbo_t2_deit_t", tmp_path / "deit_tiny.pth"
     weights.write_bytes(b"")
     typed = [f"experiment={name}", "mode=test", f"ckpt={weights}", "data.root=/d", "trainer=cpu"]
-    found = compared(composed(*typed), summary(name, top1=72.2))
+    found = compare_with_row(composed(*typed), summary(name, top1=72.2))
     assert found["metrics"]["top1"]["difference"] == pytest.approx(0)
-    found = compared(composed(*typed, "data.image_size=192"), summary(name, top1=72.2))
+    found = compare_with_row(composed(*typed, "data.image_size=192"), summary(name, top1=72.2))
     assert "data.image_size=192 instead of 224" in found["why_not"]
 
 

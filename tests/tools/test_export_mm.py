@@ -474,7 +474,10 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
             ["backbone=deit_t", "backbone.dense=true", "to=timm"],
             "is not an export option: each target takes the form",
         ),
-        (["backbone=deit_t", "to=mmdet", "ckpt=nowhere"], "nowhere does not exist"),
+        (
+            ["backbone=deit_t", "to=mmdet", "ckpt=nowhere"],
+            "nowhere does not exist; pass a checkpoint",
+        ),
     ],
 )
 def test_wrong_arguments_name_the_valid_ones(capsys, typed, said):

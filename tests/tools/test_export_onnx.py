@@ -20,7 +20,7 @@ from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import small_request
 from tools import export
 from tools.exports import ExportRequest, exporter, tracing
-from tools.exports.networks import held_by
+from tools.exports.networks import build_export_network
 
 # Python code cuts their windows by counting, so height and width are fixed.
 FIXED = ("gmlp", "mixer", "posmlp")
@@ -113,14 +113,16 @@ def test_dense_checkpoints_are_recognised_by_their_tensors(name, options, tmp_pa
         path = tmp_path / f"{dense}.pth"
         torch.save(create_backbone(name, dense=dense, **options).state_dict(), path)
         request = ExportRequest("onnx", name, options, path, None, tmp_path, (64, 64), {})
-        assert held_by(request).content == ("dense" if dense and name != "resnet18" else "maps")
+        assert build_export_network(request).content == (
+            "dense" if dense and name != "resnet18" else "maps"
+        )
 
 
 def test_a_plain_backbone_around_new_mixers_is_for_classes(tmp_path):
     torch.save(create_backbone("lvt_r1").state_dict(), tmp_path / "x.pth")
     path = tmp_path / "x.pth"
     request = ExportRequest("onnx", "lvt_r1_glu", {}, path, None, tmp_path, (64, 64), {})
-    assert held_by(request).content == "maps"
+    assert build_export_network(request).content == "maps"
 
 
 class Branching(nn.Module):

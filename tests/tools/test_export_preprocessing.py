@@ -17,7 +17,7 @@ from heads.linear import LinearClassifier
 from tasks.engine.instantiate import build
 from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
-from tools.exports.preprocessing import Preprocessing, preprocessing_of
+from tools.exports.preprocessing import Preprocessing, read_preprocessing
 
 
 @pytest.fixture(params=AUGMENTATIONS)
@@ -86,10 +86,10 @@ def test_mmpretrain_resizes_as_the_run_did(squash):
 
 
 def test_preprocessing_follows_the_runs_defaults_only():
-    prepared = preprocessing_of(run_config(None))
+    prepared = read_preprocessing(run_config(None))
     assert (prepared.size, prepared.crop_pct, prepared.interpolation) == (64, 1.0, "bicubic")
-    assert preprocessing_of(None) is None
-    assert preprocessing_of(run_config(None, task="segmentation")) is None
+    assert read_preprocessing(None) is None
+    assert read_preprocessing(run_config(None, task="segmentation")) is None
 
 
 @pytest.mark.slow

@@ -109,10 +109,18 @@ def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
 
 
 def test_what_selects_graphs_and_network_is_its_older_name(capsys):
-    assert networks._asked({}) == networks._asked({"what": "both", "network": "all"}) == "all"
-    assert networks._asked({"what": "maps"}) == networks._asked({"network": "maps"}) == "maps"
+    assert (
+        networks._requested_part({})
+        == networks._requested_part({"what": "both", "network": "all"})
+        == "all"
+    )
+    assert (
+        networks._requested_part({"what": "maps"})
+        == networks._requested_part({"network": "maps"})
+        == "maps"
+    )
     with pytest.raises(ValueError, match="what=both and network=maps contradict"):
-        networks._asked({"what": "both", "network": "maps"})
+        networks._requested_part({"what": "both", "network": "maps"})
     assert export.main(["backbone=deit_t", "to=onnx", "what=map"]) == 2
     assert "what must be one of both, classifier, maps, dense" in capsys.readouterr().err
 

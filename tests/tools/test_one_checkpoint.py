@@ -23,7 +23,7 @@ from tasks import load
 from tests.runs import TINY, run_here
 from tools import export, lipschitz
 from tools.exports import TARGETS, ExportRequest
-from tools.exports.networks import parts_of
+from tools.exports.networks import build_parts
 
 SIZE = {"img_size": 64}
 
@@ -149,7 +149,7 @@ def test_an_export_of_a_whole_model_loads_a_checkpoint_once(task, to, trained, c
 def test_the_graphs_of_an_export_share_one_network(to, files, counts, tmp_path):
     settings = TARGETS[to].settings
     path = files / "timm.pth"
-    parts = parts_of(ExportRequest(to, "deit_t", SIZE, path, None, tmp_path, (64, 64), settings))
+    parts = build_parts(ExportRequest(to, "deit_t", SIZE, path, None, tmp_path, (64, 64), settings))
     assert parts["classifier"].backbone is parts["maps"].backbone
     counts.check(path, networks=1, conversions=1)
 
@@ -158,7 +158,7 @@ def test_an_export_of_a_backbone_for_dense_prediction_builds_no_other(files, cou
     path = tmp_path / "dense.pth"
     torch.save(create_backbone("deit_t", dense=True, **SIZE).state_dict(), path)
     counts.networks.clear()
-    parts = parts_of(ExportRequest("onnx", "deit_t", SIZE, path, None, tmp_path, (64, 64), {}))
+    parts = build_parts(ExportRequest("onnx", "deit_t", SIZE, path, None, tmp_path, (64, 64), {}))
     assert list(parts) == ["dense"]
     counts.check(path, networks=1, conversions=1)
 

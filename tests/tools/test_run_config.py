@@ -263,7 +263,7 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     assert "belongs to an evaluation (mode=test), which saves no weights" in text
     assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
     shutil.rmtree(folder / "checkpoints")
-    assert "no run folder with a checkpoint" in error_text(capsys, folder)
+    assert "is not a run folder with a checkpoint" in error_text(capsys, folder)
 
 
 def test_hydra_can_compose_the_command_from_the_files(run_folder):

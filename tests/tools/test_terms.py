@@ -7,7 +7,7 @@ from backbones import create_backbone
 from backbones.analysis.description import describe_network, unlike_host
 from tools import benchmark, complexity
 from tools.comparing import hosts
-from tools.comparing.hosts import built_otherwise, notes_on
+from tools.comparing.hosts import describe_differences, describe_unequal_networks
 
 
 def build_network(name, **options):
@@ -78,13 +78,15 @@ def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
 
 def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
     said = "deit_t_iffn is built without a class token (mean pooling), unlike deit_t"
-    assert notes_on([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
-    assert notes_on([("deit_t_afbo", {})]) == []
-    (line,) = notes_on([("deit_t", {"token_mixer": {"name": "pooling"}})])
+    assert describe_differences([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
+    assert describe_differences([("deit_t_afbo", {})]) == []
+    (line,) = describe_differences([("deit_t", {"token_mixer": {"name": "pooling"}})])
     assert line.startswith("deit_t with token_mixer=pooling is built without a class token")
-    assert len(notes_on([("deit_t", {}), ("deit_t_iffn", {})])) == 1  # in the table's line
+    assert (
+        len(describe_differences([("deit_t", {}), ("deit_t_iffn", {})])) == 1
+    )  # in the table's line
     monkeypatch.setattr(hosts, "MOST", 1)
-    assert notes_on([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
+    assert describe_differences([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
         said, "and 1 more are built otherwise than their hosts"
     ]  # fmt: skip
     assert complexity.main(["backbone=deit_t_iffn"]) == 0
@@ -92,13 +94,16 @@ def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
 
 
 def test_one_line_names_the_networks_of_a_table(capsys):
-    line = built_otherwise([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
+    line = describe_unequal_networks([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
     assert line == (
         "not on equal terms but for the mixer: deit_t with class tokens 1, pooling class token "
         "(deit_t, deit_t_afbo), with class tokens 0, pooling mean of the map (deit_t_iffn)"
     )
-    assert built_otherwise([("swin_t", {}), ("swin_t_iffn", {}), ("deit_t_iffn", {})]) is None
-    assert built_otherwise([("ffnet_1", {}), ("ffnet_1", {"fused": True})]) is None
+    assert (
+        describe_unequal_networks([("swin_t", {}), ("swin_t_iffn", {}), ("deit_t_iffn", {})])
+        is None
+    )
+    assert describe_unequal_networks([("ffnet_1", {}), ("ffnet_1", {"fused": True})]) is None
     assert complexity.main(["backbone=deit_t,deit_t_iffn"]) == 0
     assert "complexity.py: not on equal terms but for the mixer: deit_t" in capsys.readouterr().err
     typed = ["backbones", "backbone=deit_t_iffn", "baseline=deit_t", "image_size=64", "batch=1",

@@ -74,17 +74,17 @@ def attributions(
         )
     images, classes = images.detach(), classes.to(images.device)
     if method == "occlusion":
-        return _occlusion(model, images, classes, window)
+        return _compute_occlusion(model, images, classes, window)
     found = []
     with restored_generators(), torch.enable_grad():
         for i in range(len(images)):
             seed_generators([0, 0, 0])  # the noise of an image is independent of the batch
             one = slice(i, i + 1)
-            found.append(_by_gradients(model, images[one], classes[one], method, steps))
+            found.append(_compute_gradients(model, images[one], classes[one], method, steps))
     return torch.cat(found).detach().sum(1)
 
 
-def _by_gradients(
+def _compute_gradients(
     model: Callable[[Tensor], Tensor], image: Tensor, label: Tensor, method: Method, steps: int
 ) -> Tensor:
     from captum import attr
@@ -108,7 +108,7 @@ def _by_gradients(
     )
 
 
-def _occlusion(
+def _compute_occlusion(
     model: Callable[[Tensor], Tensor], images: Tensor, classes: Tensor, window: int
 ) -> Tensor:
     from captum.attr import Occlusion

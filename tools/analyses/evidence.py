@@ -38,7 +38,7 @@ class Evidence:
     predicted: Tensor
 
 
-def amount_of(subject: Subject) -> str:
+def evidence_unit(subject: Subject) -> str:
     """Return the kind of ``Evidence.amounts``: "probability", "pixels" or "boxes"."""
     return _finder(subject).amounts
 
@@ -83,7 +83,7 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
     if wanted == "predicted":
         return None
     if wanted == "label":
-        if amount_of(subject) != "probability":
+        if evidence_unit(subject) != "probability":
             raise ValueError(
                 f"class=label is for classifiers; images of {subject.label} have several classes: "
                 f"pass one of its {len(subject.class_names)} as class=<name>"
@@ -100,7 +100,7 @@ def asked_classes(subject: Subject, batch: Batch, wanted: str) -> Tensor | None:
     return torch.full((len(batch.images),), label)
 
 
-def _of_segmentor(
+def _segmentor_evidence(
     model: Any, images: Tensor, inside: Sequence[Size], classes: int
 ) -> tuple[Tensor, Tensor]:
     """Return scores and pixel shares of whole images, also for sliding-window prediction."""
@@ -118,7 +118,7 @@ def _of_segmentor(
     return torch.stack(scores), torch.stack(shares)
 
 
-def _of_detector(
+def _detector_evidence(
     model: Any, images: Tensor, inside: Sequence[Size], classes: int
 ) -> tuple[Tensor, Tensor]:
     from mmdet.structures import DetDataSample
@@ -190,5 +190,5 @@ class Finder:
 
 
 LOGITS = Finder("probability")
-PIXELS = Finder("pixels", _of_segmentor, by_amount=True)
-BOXES = Finder("boxes", _of_detector)
+PIXELS = Finder("pixels", _segmentor_evidence, by_amount=True)
+BOXES = Finder("boxes", _detector_evidence)

@@ -39,14 +39,14 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
     )
 
 
-def picture_of(image: Tensor, subject: Subject) -> Array:
+def denormalise(image: Tensor, subject: Subject) -> Array:
     """Convert a normalised image (3, H, W) to RGB values between 0 and 1, (H, W, 3)."""
     mean, std = (np.array(part) for part in subject.normalisation)
     values = image.detach().float().cpu().permute(1, 2, 0).numpy() * std + mean
     return values.clip(0, 1)
 
 
-def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
+def enlarge_map(map_: Tensor, size: tuple[int, int]) -> Array:
     """Enlarge a map (h, w) to the size of an image, bilinearly."""
     import torch.nn.functional as F
 
@@ -54,26 +54,28 @@ def enlarged(map_: Tensor, size: tuple[int, int]) -> Array:
     return grown[0, 0].cpu().numpy()
 
 
-def as_drawn(map_: Tensor, size: tuple[int, int]) -> Array:
+def resize_map(map_: Tensor, size: tuple[int, int]) -> Array:
     """Enlarge a map (h, w) to the size of an image; coarse ones keep the borders of their cells."""
     import torch.nn.functional as F
 
     if min(map_.shape) >= COARSE:
-        return enlarged(map_, size)
+        return enlarge_map(map_, size)
     grown = F.interpolate(map_[None, None].float(), size, mode="nearest-exact")
     return grown[0, 0].cpu().numpy()
 
 
-def overlaid(axis: Any, picture: Array, heat: Array, greatest: float, share: float = 0.5) -> None:
+def draw_overlay(
+    axis: Any, picture: Array, heat: Array, greatest: float, share: float = 0.5
+) -> None:
     """Draw a heat map over an image; ``greatest`` gets the hottest colour."""
     import matplotlib as mpl
 
     colours = mpl.colormaps["jet"](np.clip(heat / greatest if greatest > 0 else heat, 0, 1))
     axis.imshow((1 - share) * picture + share * colours[..., :3])
-    bare(axis)
+    hide_axes(axis)
 
 
-def bare(axis: Any) -> None:
+def hide_axes(axis: Any) -> None:
     """Remove ticks and frame."""
     axis.set_xticks([])
     axis.set_yticks([])
@@ -126,11 +128,11 @@ def panel_grid(
     scales = [_scale(networks, row, symmetric) for row in range(rows)]
     figure, axes = new_figure(rows, sum(widths), 1.5, 1.7)
     for axis in axes.flat:
-        bare(axis)
+        hide_axes(axis)
     start, drawn = 0, {}
     for (label, panels), width in zip(networks.items(), widths, strict=True):
         for row, (name, maps) in enumerate(panels.items()):
-            axes[row, start].set_ylabel(wrapped(name, 26), fontsize=7)
+            axes[row, start].set_ylabel(wrap_text(name, 26), fontsize=7)
             for axis, (title, map_) in zip(axes[row, start : start + width], maps, strict=False):
                 low, high = scales[row]
                 drawn[row] = axis.imshow(
@@ -138,7 +140,7 @@ def panel_grid(
                 )
                 axis.set_title(title, fontsize=7)
         above = axes[0, start]
-        above.set_title(f"{wrapped(label, 24)}\n{above.get_title()}", fontsize=7)
+        above.set_title(f"{wrap_text(label, 24)}\n{above.get_title()}", fontsize=7)
         start += width
     for row, image in drawn.items():
         colour_bar(figure, image, list(axes[row]))
@@ -161,14 +163,14 @@ def _array(map_: Any) -> Array:
     return np.asarray(map_.detach().cpu().float() if hasattr(map_, "detach") else map_, dtype=float)
 
 
-def evenly(names: Sequence[str], count: int) -> list[str]:
+def select_evenly(names: Sequence[str], count: int) -> list[str]:
     """Choose ``count`` of the names, evenly spaced, including the first and the last."""
     if count >= len(names) or count < 2:
         return list(names)[: max(count, 1)] if count < len(names) else list(names)
     return [names[round(index * (len(names) - 1) / (count - 1))] for index in range(count)]
 
 
-def wrapped(text: str, width: int) -> str:
+def wrap_text(text: str, width: int) -> str:
     """Wrap a text to lines of ``width`` characters, also at dots."""
     import textwrap
 

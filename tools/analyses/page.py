@@ -198,19 +198,19 @@ def _head(subject: Subject, folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _results(folder: Path, summary: Mapping[str, Any]) -> str:
-    from tools.runs.report import CLASSES, left_out
+    from tools.runs.report import CLASSES, describe_left_out
 
     if not summary:
         return "<p>The results follow when the run has ended.</p>"
-    shown = pairs(_metrics(summary) | left_out(summary) | _cost(summary))
-    return figures([shown, _beside_paper(summary), _of_classes(folder / CLASSES)])
+    shown = pairs(_metrics(summary) | describe_left_out(summary) | _cost(summary))
+    return figures([shown, _paper_comparison(summary), _class_metrics(folder / CLASSES)])
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{value:.4g}" for name, value in summary.get("metrics", {}).items()}
 
 
-def _beside_paper(summary: Mapping[str, Any]) -> str:
+def _paper_comparison(summary: Mapping[str, Any]) -> str:
     paper = summary.get("paper")
     if not paper:
         return ""
@@ -222,7 +222,7 @@ def _beside_paper(summary: Mapping[str, Any]) -> str:
     return f"<div><h3>Beside {text(paper['row'])}</h3>\n{table(ordered, BESIDE)}{why}</div>"
 
 
-def _of_classes(path: Path) -> str:
+def _class_metrics(path: Path) -> str:
     """Return the metrics of each class, if the run has them."""
     if not path.exists():
         return ""
@@ -241,6 +241,6 @@ def _settings(folder: Path, summary: Mapping[str, Any]) -> str:
 
 def _cost(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return the size and speed of a run; empty for runs of older versions."""
-    from tools.runs.report import cost
+    from tools.runs.report import describe_cost
 
-    return cost(summary) if {"macs_at", "backbone_parameters"} <= summary.keys() else {}
+    return describe_cost(summary) if {"macs_at", "backbone_parameters"} <= summary.keys() else {}

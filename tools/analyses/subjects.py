@@ -117,7 +117,7 @@ class Subject:
 
     def preprocessor(self) -> Any:
         """Return the module that normalises and pads in a toolkit's model, or None."""
-        return None if self.task is None else _preprocessor_of(self.task.model)
+        return None if self.task is None else _find_preprocessor(self.task.model)
 
     def batches(self, count: int | None = None) -> Iterator[Batch]:
         """Yield batches of images, evenly spaced over the dataset.
@@ -157,12 +157,14 @@ class Subject:
         if processor is None:
             images, labels = samples["image"], samples["label"]
         else:
-            one = [_of_dense(processor, samples, index, self.size) for index in range(len(names))]
+            one = [
+                _prepare_sample(processor, samples, index, self.size) for index in range(len(names))
+            ]
             images = torch.cat([image for image, _ in one])
             inside = tuple(size for _, size in one)
             return Batch(images, torch.full((len(names),), -1), names, samples, inside)
         if self.size is not None and tuple(images.shape[2:]) != self.size:
-            images = _resized(images, self.size)
+            images = _resize(images, self.size)
         whole = (images.shape[2], images.shape[3])
         return Batch(images, labels, names, samples, (whole,) * len(images))
 
@@ -212,17 +214,19 @@ def open_subjects(options: Mapping[str, str], words: Sequence[str]) -> list[Subj
             "one name for all, or one for each"
         )
     if not paths:
-        networks = read_networks(options["backbone"], _of("backbone.", words))
+        networks = read_networks(options["backbone"], _select_words("backbone.", words))
         subjects = [_untrained(network, options, words) for network in networks]
     else:
         subjects = [
-            _opened(path, names[min(index, len(names) - 1)] if names else "", options, words)
+            _open_subject(path, names[min(index, len(names) - 1)] if names else "", options, words)
             for index, path in enumerate(paths)
         ]
-    return _told_apart(subjects)
+    return _make_labels_unique(subjects)
 
 
-def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[str]) -> Subject:
+def _open_subject(
+    path: str, name: str, options: Mapping[str, str], words: Sequence[str]
+) -> Subject:
     saved = open_saved(path)
     run = saved.run
     if run is None:
@@ -231,7 +235,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
                 f"{path} is not in a run folder, whose config.yaml names the network: pass "
                 "backbone=NAME too"
             )
-        return _of_file(saved, Path(path).stem, name, options, words)
+        return _open_file(saved, Path(path).stem, name, options, words)
     if name and name != run.config["backbone"]["name"]:
         raise ValueError(
             f"ckpt={path} has {run.config['backbone']['name']}, not {name}; leave backbone= out"
@@ -241,7 +245,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
     config["data"]["num_workers"] = 0
-    square = _square(options)
+    square = _image_side(options)
     # Only the data: position tables keep their trained size and are resized in each pass.
     if square and "image_size" in config["data"]:
         config["data"]["image_size"] = square
@@ -258,7 +262,7 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     task.eval().requires_grad_(False)
     backbone: Backbone = task.model.backbone
     model = task.model if getattr(task.model, "keeps_classifier", None) is not None else None
-    return _sized(
+    return _set_size(
         Subject(
             config_network_name(config["backbone"]),
             backbone, model, task, family, data, run.folder, config,
@@ -268,11 +272,11 @@ def _opened(path: str, name: str, options: Mapping[str, str], words: Sequence[st
     )  # fmt: skip
 
 
-def _of_file(
+def _open_file(
     saved: Saved, label: str, name: str, options: Mapping[str, str], words: Sequence[str]
 ) -> Subject:
     """Open a checkpoint outside of run folders."""
-    ((name, given),) = read_networks(name, _of("backbone.", words))
+    ((name, given),) = read_networks(name, _select_words("backbone.", words))
     try:
         model: Any = LinearClassifier.from_pretrained(name, saved.file, **given)
         backbone = model.backbone
@@ -301,16 +305,18 @@ def _plain(label: str, backbone: Backbone, model: Any, options: Mapping[str, str
         "such as sample_classification>"
     )
     if options["input"]:
-        subject.data = _images_of(options, words)
-    return _sized(subject, options)
+        subject.data = _build_images(options, words)
+    return _set_size(subject, options)
 
 
-def _images_of(options: Mapping[str, str], words: Sequence[str]) -> Any:
+def _build_images(options: Mapping[str, str], words: Sequence[str]) -> Any:
     """Return the data module of ``input=`` for a network without a run."""
-    given, square = options["input"], _square(options)
+    given, square = options["input"], _image_side(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
-        config = _config([f"task={usual_task()}", f"data={given}", *_of("data.", words), *size])
+        config = _config(
+            [f"task={usual_task()}", f"data={given}", *_select_words("data.", words), *size]
+        )
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
     data: Any = ClassificationDataModule(image_size=square or 224, num_workers=0,
@@ -336,16 +342,16 @@ def _is_data_set(given: str) -> bool:
     return not Path(given).exists() and (CONFIGS / "data" / f"{given}.yaml").is_file()
 
 
-def _of(prefix: str, words: Sequence[str]) -> list[str]:
+def _select_words(prefix: str, words: Sequence[str]) -> list[str]:
     return [word for word in words if word.lstrip("+").startswith(prefix)]
 
 
-def _square(options: Mapping[str, str]) -> int | None:
+def _image_side(options: Mapping[str, str]) -> int | None:
     text = options["image_size"]
     return int(text) if text.isdecimal() else None
 
 
-def _sized(subject: Subject, options: Mapping[str, str]) -> Subject:
+def _set_size(subject: Subject, options: Mapping[str, str]) -> Subject:
     from tools.cli.arguments import parse_image_size
 
     if options["image_size"]:
@@ -353,7 +359,7 @@ def _sized(subject: Subject, options: Mapping[str, str]) -> Subject:
     return subject
 
 
-def _told_apart(subjects: list[Subject]) -> list[Subject]:
+def _make_labels_unique(subjects: list[Subject]) -> list[Subject]:
     """Make equal labels unique by the names of their folders, and if necessary by numbers."""
     folders = [one.folder.name if one.folder else "" for one in subjects]
     for own in (folders, [str(place) for place in range(1, len(subjects) + 1)]):
@@ -364,14 +370,16 @@ def _told_apart(subjects: list[Subject]) -> list[Subject]:
     return subjects
 
 
-def _preprocessor_of(model: Any) -> Any:
+def _find_preprocessor(model: Any) -> Any:
     for part in model.modules():
         with suppress(AttributeError):
             return part.data_preprocessor
     return None
 
 
-def _of_dense(processor: Any, samples: Any, index: int, size: Size | None) -> tuple[Tensor, Size]:
+def _prepare_sample(
+    processor: Any, samples: Any, index: int, size: Size | None
+) -> tuple[Tensor, Size]:
     """Return a toolkit sample's normalised image (1, 3, H, W), and its size without padding."""
     image = samples["inputs"][index]
     sample = samples["data_samples"][index]
@@ -382,8 +390,8 @@ def _of_dense(processor: Any, samples: Any, index: int, size: Size | None) -> tu
         return images, (height, width)
     padded = images.shape[2:]
     inside = round(height * size[0] / padded[0]), round(width * size[1] / padded[1])
-    return _resized(images, size), inside
+    return _resize(images, size), inside
 
 
-def _resized(images: Tensor, size: Size) -> Tensor:
+def _resize(images: Tensor, size: Size) -> Tensor:
     return F.interpolate(images, size, mode="bicubic", antialias=True, align_corners=False)

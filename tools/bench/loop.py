@@ -34,7 +34,7 @@ from tools.cli.tables import Record
 from tools.config.config_checks import resolve_config
 from tools.config.overrides import read_command
 from tools.config.run_config import job_config
-from tools.runs.components import build_parts
+from tools.runs.components import build_components
 from tools.runs.logger_setup import closing_loggers
 
 # Longer than any benchmark; also puts validations, which belong to no step, out of reach.
@@ -178,7 +178,7 @@ def _time_steps(
     config: dict[str, Any], folder: Path, rounds: int, clock: Clock
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of the plain steps, and of the run's."""
-    parts = build_parts(config, folder, resumed=False)
+    parts = build_components(config, folder, resumed=False)
     engine: Any = parts.engine
     turns = PlainSteps(copy.deepcopy(parts.task), rounds, clock)
     engine.callbacks.append(turns)

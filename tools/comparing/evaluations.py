@@ -34,7 +34,7 @@ USUAL: Mapping[str, Any] = {
 }
 
 
-def evaluation_of(run: RunRecord) -> dict[str, Any]:
+def describe_evaluation(run: RunRecord) -> dict[str, Any]:
     """Return the data and settings of a finished run's evaluation, by readable names.
 
     Datasets are identified by the fingerprints in summary.json. Runs of older versions without
@@ -50,7 +50,7 @@ def evaluation_of(run: RunRecord) -> dict[str, Any]:
         found |= {name: f"{data.get(name)} ({prints[name][:6]})" for name in targets}
         found[validated] = f"{images.get('val')} ({prints['val'][:6]})"
     else:
-        found["data.root"] = None if on_sample_data(run) else run.config.get("data.root")
+        found["data.root"] = None if uses_sample_data(run) else run.config.get("data.root")
         found |= dict.fromkeys(targets, UNKNOWN)
         found[validated] = images.get("val", UNKNOWN)
     for key, value in sorted(run.config.items()):
@@ -67,7 +67,7 @@ def is_evaluation(key: str) -> bool:
     return group == "data" and not any(fnmatch.fnmatchcase(option, one) for one in TRAINING)
 
 
-def tables_of(
+def group_by_evaluation(
     runs: Sequence[RunRecord], free: Sequence[str] = ()
 ) -> list[tuple[dict[str, Any], list[RunRecord]]]:
     """Group runs of one task by their evaluation, in order of first appearance.
@@ -78,7 +78,7 @@ def tables_of(
     """
     groups: dict[str, tuple[dict[str, Any], list[RunRecord]]] = {}
     for run in runs:
-        own = {name: value for name, value in evaluation_of(run).items() if name not in free}
+        own = {name: value for name, value in describe_evaluation(run).items() if name not in free}
         key = json.dumps(own, sort_keys=True, default=str)
         groups.setdefault(key, (own, []))[1].append(run)
     evaluations = [evaluation for evaluation, _ in groups.values()]
@@ -98,7 +98,7 @@ def _differing(own: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]])
     }
 
 
-def described(evaluation: Mapping[str, Any]) -> str:
+def format_evaluation(evaluation: Mapping[str, Any]) -> str:
     """Format the differences: ``data=imagenet, data.image_size=224``."""
     parts = []
     for name, value in evaluation.items():
@@ -118,6 +118,6 @@ def data_name(run: RunRecord) -> str:
     return str(target)
 
 
-def on_sample_data(run: RunRecord) -> bool:
+def uses_sample_data(run: RunRecord) -> bool:
     """Return True if a run used generated sample data."""
     return str(run.config.get("data._target_", "")).startswith("datamodules.sample.datamodules.")

@@ -13,7 +13,7 @@ from tools.comparing.terms import FACTS
 MOST = 3  # maximum number of networks that are described
 
 
-def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str | None:
+def describe_unequal_networks(networks: Sequence[Network], *, dense: bool = False) -> str | None:
     """Name networks that differ from others of their host in more than their mixers.
 
     Networks with other options than their mixers' are excluded: their names show the difference.
@@ -22,21 +22,21 @@ def built_otherwise(networks: Sequence[Network], *, dense: bool = False) -> str 
         A line, or None if all differ in their mixers only.
     """
     lines = [
-        _of_host(host, facts)
+        _format_host(host, facts)
         for host, facts in _groups(networks, dense)
         if len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
     ]
     return f"not on equal terms but for the mixer: {'; '.join(lines)}" if lines else None
 
 
-def notes_on(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
+def describe_differences(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
     """Describe networks of a table that differ from others, or from their host, beyond the mixer.
 
     Returns:
-        The line of ``built_otherwise``, and for other hosts the note that run.py logs when it
-        builds the network, such as a missing class token.
+        The line of ``describe_unequal_networks``, and for other hosts the note that run.py logs
+        when it builds the network, such as a missing class token.
     """
-    line = built_otherwise(networks, dense=dense)
+    line = describe_unequal_networks(networks, dense=dense)
     said: list[str | None] = []
     for host, facts in _groups(networks, dense):
         differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
@@ -63,7 +63,7 @@ def _groups(
         yield host, {network_label(one): _facts(one[0], json.dumps(one[1]), dense) for one in group}
 
 
-def _of_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
+def _format_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Format ``deit_t with class tokens 1 (deit_t), with class tokens 0 (deit_t_iffn)``."""
     differ = [key for key in FACTS if len({str(own[key]) for own in facts.values()}) > 1]
     said = [key for key in differ if key != "host_parameters"] or differ

@@ -72,7 +72,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     if row is None:
         notes.append(f"{what}: the paper lacks a row of this backbone and task")
         return None
-    if target != measured_on(row)[0]:
+    if target != published_test_set(row)[0]:
         return None
     other = _differences(run, row)
     if other:
@@ -81,7 +81,9 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     return Figures(row, _metrics(row, run))
 
 
-def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def compare_with_row(
+    config: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Compare a run or evaluation that ends now with the paper's row that it claims to reproduce.
 
     On robustness sets a network needs no claim: the first row that reports it is used.
@@ -115,7 +117,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)
     if on_sets and (row is None or not _figures_on_sets(run.task) & row.metrics.keys()):
-        row = _on_sets(run)
+        row = _find_robustness_row(run)
         if row is not None:
             run = replace(run, config={**run.config, "paper.experiment": row.name})
             groups = (
@@ -139,7 +141,7 @@ def compared(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     return found | ({"why_not": _few(why_not)} if why_not else {})
 
 
-def measured_on(row: Row) -> tuple[str, int]:
+def published_test_set(row: Row) -> tuple[str, int]:
     """Return the data module that a row was measured on, and its number of test examples."""
     published = _published(row.task)
     return published.also.get(row.train.data, (published.data, published.examples))
@@ -200,7 +202,7 @@ def points(runs: Sequence[RunRecord], metric: str, cost: str) -> list[tuple[str,
         for paper in list_papers():
             for row in _rows(paper, run):
                 value = _metrics(row, run).get(metric)
-                same = measured_on(row)[0] == data_set(run.config.get("data._target_"))
+                same = published_test_set(row)[0] == data_set(run.config.get("data._target_"))
                 if same and value is not None and cost in row.reported:
                     point = (row.backbone, row.reported[cost], value)
                     found.setdefault(point, set()).add(paper.upper())
@@ -218,7 +220,7 @@ def _rows(paper: str, run: RunRecord) -> list[Row]:
         and row.head in (None, run.config.get("head.name"))
         and (
             not _is_published_data(run)
-            or measured_on(row)[0] == data_set(run.config["data._target_"])
+            or published_test_set(row)[0] == data_set(run.config["data._target_"])
         )
         and row.image_size in (224, run.config.get("data.image_size"))
     ]
@@ -284,7 +286,7 @@ def _changed(run: RunRecord) -> tuple[Row | None, list[str]]:
     ]
 
 
-def _on_sets(run: RunRecord) -> Row | None:
+def _find_robustness_row(run: RunRecord) -> Row | None:
     """Return the first row of any paper that reports robustness of a run's network."""
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
     figures = _figures_on_sets(run.task)
@@ -302,7 +304,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
         return ["trained on sample data; not comparable with the paper"]
     if _is_suite(run.task, target):
         return _other_sets(run)
-    wanted, count = measured_on(row)
+    wanted, count = published_test_set(row)
     if data_set(target) != wanted:
         return [f"made on {target.rpartition('.')[2]}, not on the paper's data"]
     images = run.summary.get("data", {}).get("images", {}).get("val")
@@ -365,7 +367,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     meant = apply_fixed_schedule(composed)
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
-    if _is_suite(run.task, target) or data_set(target) == measured_on(row)[0]:
+    if _is_suite(run.task, target) or data_set(target) == published_test_set(row)[0]:
         free |= {"data._target_"}
     differ = [
         f"{key}={run.config[key]} instead of {value}"

@@ -15,7 +15,7 @@ import numpy as np
 from tasks.engine.family import Direction, families
 from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
-from tools.comparing.table import Row, direction_of, pareto, setting
+from tools.comparing.table import Row, metric_direction, pareto, setting
 from tools.plotting.colours import COLOURS
 from tools.plotting.labels import text_extent
 
@@ -75,7 +75,7 @@ def plot(
     if cost not in AXES:
         return plot_setting(rows, metric, cost, path, heading=heading, beneath=beneath)
     notes: list[str] = []
-    costs = costs_of([row for row in rows if metric in row.mean], cost, notes)
+    costs = compute_costs([row for row in rows if metric in row.mean], cost, notes)
     rows = [row for row, _ in costs]
     ours = [(x, row.mean[metric]) for row, x in costs]
     reported = _reported(rows, metric, cost)
@@ -90,7 +90,7 @@ def plot(
     _name_axes(axis, title, AXES[cost], _title(rows, metric), heading, lines)
     _set_scale(axis, [x for x, _ in ours] + [x for _, x, _ in reported])
     axis.margins(x=0.14, y=0.12)
-    _draw_front(axis, ours, direction_of(rows[0].first.task, metric))
+    _draw_front(axis, ours, metric_direction(rows[0].first.task, metric))
     _finish(axis)
     labels = [(_named(row), x, y) for row, (x, y) in zip(rows, ours, strict=True)]
     nameless = _place_labels(figure, axis, labels, reported)
@@ -224,7 +224,7 @@ def _named(row: Row) -> str:
     return f"{row.name} ({row.terms})" if row.terms else row.name
 
 
-def costs_of(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:
+def compute_costs(rows: Sequence[Row], cost: str, notes: list[str]) -> list[tuple[Row, float]]:
     """Return the rows with their costs; latencies are measured if the network can be built.
 
     Args:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.cli.printable import printable
 from tools.cli.tables import Columns, Record, write
-from tools.comparing.evaluations import described, tables_of
+from tools.comparing.evaluations import format_evaluation, group_by_evaluation
 from tools.comparing.run_records import RunRecord, read_run
 from tools.comparing.table import (
     Row,
@@ -82,13 +82,13 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         refuse_unknown(own, [*by, *free, *([axis] if axis else [])])
         groups = [
             (evaluation, make_rows(runs, by, free, notes))
-            for evaluation, runs in tables_of(own, free)
+            for evaluation, runs in group_by_evaluation(own, free)
         ]
         metrics = chosen_metrics([row for _, rows in groups for row in rows], task,
                                  options["metric"])  # fmt: skip
         for evaluation, rows in groups:
             beneath = describe_terms(rows)
-            heading = described(evaluation)
+            heading = format_evaluation(evaluation)
             tables.append(_table(rows, by, metrics, heading, beneath))
     if options["plot"]:
         _plots(tables, options, notes)

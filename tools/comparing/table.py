@@ -12,7 +12,7 @@ from typing import Any
 from backbones.options import listed
 from tasks.engine.family import Direction, families
 from tools.cli.network_names import network_name
-from tools.comparing.evaluations import data_name, on_sample_data
+from tools.comparing.evaluations import data_name, uses_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.run_records import RunRecord
 from tools.config.default_values import TOKEN_MIXER, drop_defaults
@@ -75,14 +75,14 @@ def make_rows(
         notes: Gets a sentence for each split or left out run.
     """
     groups: dict[str, list[RunRecord]] = {}
-    for run in _without_usual(runs, by):
+    for run in _drop_defaults(runs, by):
         groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
     rows = []
     for group in groups.values():
         label = tuple(_value(group[0], key) for key in by)
         rows.append(Row(label, _one_per_seed(group, notes)))
     rows.sort(key=lambda row: row.label)
-    _tell_apart(rows, free, notes)
+    _describe_differences(rows, free, notes)
     for row in rows:
         _name_counted(row)
         _average(row, notes)
@@ -109,7 +109,7 @@ def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
 
 def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     """Return everything that makes a run another experiment: settings, data and network."""
-    sample = on_sample_data(run)
+    sample = uses_sample_data(run)
     paths = [setting(run, key)[0] for key in free if key not in COUNTED]
     same = {
         key: value
@@ -147,7 +147,7 @@ def _typed(run: RunRecord) -> dict[str, str]:
     return dict(str(word).lstrip("+").partition("=")[::2] for word in words)
 
 
-def _without_usual(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
+def _drop_defaults(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
     """Drop options with default values that other runs lack."""
     named = {ALIASES.get(key, key) for key in by}
     configs = drop_defaults([dict(run.config) for run in runs])
@@ -183,7 +183,7 @@ def _one_per_seed(runs: Sequence[RunRecord], notes: list[str]) -> list[RunRecord
     return list(latest.values())
 
 
-def _tell_apart(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
+def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[str]) -> None:
     """Name the differences between rows with equal labels, which were not averaged."""
     labels: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -245,7 +245,7 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
     return names
 
 
-def direction_of(task: str, metric: str) -> Direction:
+def metric_direction(task: str, metric: str) -> Direction:
     """Return "max" or "min" for a metric of a task; "max" for a task of another checkout."""
     family = families().get(task)
     return family.direction(metric) if family else "max"

@@ -27,7 +27,7 @@ COUNT = FACTS["host_parameters"]
 MANY = 6  # maximum number of listed differences
 
 
-def terms_of(run: RunRecord) -> dict[str, Any]:
+def comparison_terms(run: RunRecord) -> dict[str, Any]:
     """Return all settings and facts of a run that a comparison of mixers must keep equal."""
     terms = {
         key: value
@@ -61,7 +61,7 @@ def mark_terms(rows: Sequence[Row]) -> dict[str, list[str]]:
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        terms = terms_of(row.first)
+        terms = comparison_terms(row.first)
         if terms[COUNT] != UNKNOWN:
             groups.setdefault(json.dumps(terms, sort_keys=True, default=str), []).append(row)
     several = [group for group in groups.values() if len(group) > 1]
@@ -83,7 +83,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     if letters:
         named = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
         lines.append(f"on equal terms but for the mixer: {named}")
-    unknown = [row.name for row in rows if terms_of(row.first)[COUNT] == UNKNOWN]
+    unknown = [row.name for row in rows if comparison_terms(row.first)[COUNT] == UNKNOWN]
     if unknown:
         lines.append(
             f"not known to be on equal terms: {', '.join(unknown)} (summary.json lacks the network)"
@@ -97,7 +97,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
 
 def _differences(rows: Sequence[Row]) -> list[str]:
     """Return the differences between rows; settings that split the rows equally share a line."""
-    terms = {row.name: terms_of(row.first) for row in rows}
+    terms = {row.name: comparison_terms(row.first) for row in rows}
     keys = [*FACTS.values(), *sorted({key for one in terms.values() for key in one})]
     hosts = len({one[FACTS["host"]] for one in terms.values()}) > 1
     partitions: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Adapt an experiment to other data or a shorter length than its row in the paper.
 
 Warm-up and cool-down are shortened in any run. A changed row appears beside the paper's figures,
-marked as not comparable (``paper_figures.compared``).
+marked as not comparable (``paper_figures.compare_with_row``).
 """
 
 from __future__ import annotations

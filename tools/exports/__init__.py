@@ -143,7 +143,7 @@ class ExportRequest:
     say: Callable[[str], None] = silent
 
     @property
-    def goes(self) -> str:
+    def exported_part(self) -> str:
         """Return the part of the run's family that the target takes; without a run, a backbone."""
         return "backbone" if self.run is None else family_of_run(self.run).export_of(self.to)
 

@@ -38,12 +38,12 @@ from tools.exports.mm_configs import (
     dataset_config,
     model_base,
     model_config,
-    modules_of,
+    required_modules,
     training_config,
 )
 from tools.exports.mm_inherit import write_config
-from tools.exports.networks import held_by
-from tools.exports.preprocessing import preprocessing_of
+from tools.exports.networks import build_export_network
+from tools.exports.preprocessing import read_preprocessing
 from tools.exports.standalone import check_standalone, write_standalone
 
 CONFIG, README = "config.py", "README.md"
@@ -82,11 +82,11 @@ def export(request: ExportRequest) -> list[Path]:
     require_package(f"{request.to}.datasets")  # first, because it explains what is missing
     if request.to == "mmpretrain":
         package = classifier_package(request)
-    elif request.goes == "model":
+    elif request.exported_part == "model":
         package = whole_package(request)
     else:
         package = backbone_package(request)
-    modules = modules_of(package.model)
+    modules = required_modules(package.model)
     if "heads.mm" in modules and request.settings["standalone"] == "true":
         raise ValueError(
             "standalone=true copies the package backbones, but this segmentor needs MixerLab's "
@@ -179,7 +179,7 @@ def classifier_package(request: ExportRequest) -> Package:
     whole: LinearClassifier | None = None
     metainfo, num_classes = {}, NUM_CLASSES
     # Without a checkpoint the classifier is random and not worth exporting.
-    held = held_by(request) if request.checkpoint is not None else None
+    held = build_export_network(request) if request.checkpoint is not None else None
     if held is None or held.content == "dense":
         backbone = request.create_backbone(dense=False)
     else:
@@ -210,7 +210,7 @@ def classifier_package(request: ExportRequest) -> Package:
             "mmpretrain",
             num_classes=num_classes,
             class_names=metainfo.get("classes", ()),
-            prepared=preprocessing_of(request.run),
+            prepared=read_preprocessing(request.run),
         ),
     )
 

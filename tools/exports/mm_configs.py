@@ -53,7 +53,7 @@ def model_base(toolkit: str, head: Mapping[str, Any]) -> str:
     return str(head.get("base") or names[head["name"]])
 
 
-def modules_of(model: Mapping[str, Any]) -> list[str]:
+def required_modules(model: Mapping[str, Any]) -> list[str]:
     """Return the modules that a config must import for the toolkit to know all parts of a model."""
     types = set(_types(model))
     modules = ["backbones.mm"]

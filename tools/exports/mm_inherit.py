@@ -77,7 +77,7 @@ def _differing(
         for key in VARIABLES
         if key in config and (key in ("data_root", *repeated) or config[key] != inherited.get(key))
     ]
-    differing = changes(inherited, _with_variables(config, named))
+    differing = changes(inherited, _mark_variables(config, named))
     return differing | {key: config[key] for key in named}
 
 
@@ -113,21 +113,21 @@ def _copy(toolkit: str, base: str, folder: Path) -> Path:
     return target
 
 
-def _with_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def _mark_variables(config: Mapping[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """Mark the places of a config that use one of these variables."""
     root = config.get("data_root")
 
-    def marked(key: str, value: Any) -> Any:
+    def mark(key: str, value: Any) -> Any:
         for name in NAMED.get(key, ()):
             if name in named and value == config[name]:
                 return MARK.format(name)
         if isinstance(value, Mapping):
-            return {name: marked(name, item) for name, item in value.items()}
+            return {name: mark(name, item) for name, item in value.items()}
         if key in ("data_root", "ann_file") and root and str(value).startswith(root):
             return MARK.format("data_root") + value.removeprefix(root)
         return value
 
-    return {key: value if key in VARIABLES else marked("", value) for key, value in config.items()}
+    return {key: value if key in VARIABLES else mark("", value) for key, value in config.items()}
 
 
 def _name_variables(text: str) -> str:

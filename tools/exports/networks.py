@@ -34,7 +34,7 @@ class Maps(nn.Module):
 
 
 @dataclass(frozen=True)
-class Held:
+class ExportNetwork:
     """Network to export: a checkpoint with the names of a backbone, or random weights.
 
     Attributes:
@@ -66,7 +66,7 @@ class Held:
         return network.eval()
 
 
-def held_by(request: ExportRequest) -> Held:
+def build_export_network(request: ExportRequest) -> ExportNetwork:
     """Return the network of the checkpoint; without one, a classifier with random weights.
 
     Raises:
@@ -74,18 +74,18 @@ def held_by(request: ExportRequest) -> Held:
     """
     with seeded():
         if request.checkpoint is None:
-            held = Held("classifier", request.build_backbone(dense=False), None)
-            held.network  # noqa: B018 - draws the classifier right after the backbone, for reproducibility
-            return held
+            exported = ExportNetwork("classifier", request.build_backbone(dense=False), None)
+            exported.network  # noqa: B018 - draws the classifier right after the backbone, for reproducibility
+            return exported
         dense = _looks_dense(request.checkpoint)
         converted = convert(request.checkpoint, request.build_backbone(dense=dense))
-        content = content_of(converted)
+        content = classify_content(converted)
         if dense != (content == "dense"):
             converted = convert(request.checkpoint, request.build_backbone(dense=not dense))
-    return Held(content, converted.backbone, converted)
+    return ExportNetwork(content, converted.backbone, converted)
 
 
-def content_of(converted: Conversion) -> Content:
+def classify_content(converted: Conversion) -> Content:
     """Return what a checkpoint contains, from the names of its tensors in a backbone."""
     backbone, keys = converted.backbone, converted.tensors.keys()
     if f"{CLASSIFIER}weight" in keys:
@@ -95,8 +95,8 @@ def content_of(converted: Conversion) -> Content:
         return "maps" if not parts or any(key.startswith(parts) for key in keys) else "dense"
     mixers = tuple(backbone.mixers())  # may be missing in the file
     own = {key for key in backbone.state_dict() if not key.startswith(mixers)}
-    of_classes = {key for key in own if key.startswith(backbone.classification_keys)}
-    return "maps" if of_classes <= keys else "dense"
+    classifier_keys = {key for key in own if key.startswith(backbone.classification_keys)}
+    return "maps" if classifier_keys <= keys else "dense"
 
 
 def _looks_dense(checkpoint: Checkpoint) -> bool:
@@ -108,13 +108,13 @@ def _looks_dense(checkpoint: Checkpoint) -> bool:
     return any(key.startswith(("norm0.", "pyramid.")) for key in keys)
 
 
-def outputs_of(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:
+def list_outputs(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:
     """Return logits, or maps, as a list."""
     outputs = network(images)
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
-def names_of(
+def export_class_names(
     request: ExportRequest, parts: Mapping[str, LinearClassifier | Maps]
 ) -> tuple[str, ...]:
     """Return the class names if a classifier is among the parts, else an empty tuple."""
@@ -122,7 +122,7 @@ def names_of(
     return class_names(request, network.num_classes if network else 0)
 
 
-def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
+def build_parts(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     """Return the networks to record by their file names: ``classifier``, ``maps`` or ``dense``.
 
     By default these are all parts of the checkpoint; a classifier also provides the maps of its
@@ -131,23 +131,24 @@ def parts_of(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
     Raises:
         ValueError: The checkpoint lacks the part, or its weights are another model's.
     """
-    asked = _asked(request.settings)
-    if request.checkpoint is None and asked == "dense":
+    requested = _requested_part(request.settings)
+    if request.checkpoint is None and requested == "dense":
         return {"dense": Maps(request.create_backbone(dense=True)).eval()}
-    held = held_by(request)
-    holds = ("classifier", "maps") if held.content == "classifier" else (held.content,)
-    if asked != "all" and asked not in holds:
+    exported = build_export_network(request)
+    available = ("classifier", "maps") if exported.content == "classifier" else (exported.content,)
+    if requested != "all" and requested not in available:
         raise ValueError(
-            f"{request.ckpt} lacks the part {asked}; pass what={'|'.join(holds)}, or leave it out"
+            f"{request.ckpt} lacks the part {requested}; pass what={'|'.join(available)}, or leave "
+            "it out"
         )
     parts: dict[str, LinearClassifier | Maps] = {
-        held.content: held.network,
-        "maps": Maps(held.network.backbone).eval(),
+        exported.content: exported.network,
+        "maps": Maps(exported.network.backbone).eval(),
     }
-    return {part: parts[part] for part in (holds if asked == "all" else (asked,))}
+    return {part: parts[part] for part in (available if requested == "all" else (requested,))}
 
 
-def _asked(settings: Mapping[str, str]) -> str:
+def _requested_part(settings: Mapping[str, str]) -> str:
     """Read ``what``, or its older name ``network``: a part, or "all".
 
     Raises:

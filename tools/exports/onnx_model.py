@@ -18,8 +18,8 @@ from torch import Tensor
 
 from heads.linear import LinearClassifier
 from tools.exports import ExportRequest, check_equal
-from tools.exports.networks import Maps, names_of, outputs_of, parts_of
-from tools.exports.tracing import INPUT, LONG, Graph, inference_form, module_of, trace
+from tools.exports.networks import Maps, build_parts, export_class_names, list_outputs
+from tools.exports.tracing import INPUT, LONG, Graph, find_calling_module, inference_form, trace
 from tools.exports.usage import Described, output_names, preprocessing, write_usage
 
 TOLERANCE = 1e-4
@@ -35,8 +35,8 @@ def export(request: ExportRequest) -> list[Path]:
     """
     files: list[Path] = []
     described: list[Described] = []
-    parts = parts_of(request)
-    names = names_of(request, parts)
+    parts = build_parts(request)
+    names = export_class_names(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.onnx"
         request.say(f"{path.name}: recording the network as a graph {LONG}")
@@ -70,7 +70,7 @@ def _compare(
         images = request.images(batch, (size[0], size[1]))
         request.say(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
         with torch.inference_mode():
-            expected = outputs_of(network, images)
+            expected = list_outputs(network, images)
         what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
         check_equal(what, expected, _run(session, images), TOLERANCE)
 
@@ -101,7 +101,7 @@ def _write(
             operator = found.group().replace("::", ".") if found else "an operator"
             raise ValueError(
                 f"{request.backbone} cannot be written as ONNX: "
-                f"{module_of(graph.program, operator)}, {operator}: "
+                f"{find_calling_module(graph.program, operator)}, {operator}: "
                 f"{messages[-1].splitlines()[0][:200]}"
             ) from error
         finally:

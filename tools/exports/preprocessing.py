@@ -41,7 +41,7 @@ class Preprocessing:
         """Return the side before the crop, rounded as in timm."""
         return int(self.size / self.crop_pct)
 
-    def of_timm(self) -> dict[str, Any]:
+    def to_timm_config(self) -> dict[str, Any]:
         """Return the preprocessing in the format of timm's configs."""
         return {
             "input_size": (3, self.size, self.size),
@@ -53,7 +53,7 @@ class Preprocessing:
         }
 
 
-def preprocessing_of(run: Mapping[str, Any] | None) -> Preprocessing | None:
+def read_preprocessing(run: Mapping[str, Any] | None) -> Preprocessing | None:
     """Return the preprocessing of a classifier's run; None for other checkpoints.
 
     It is read from the run's own data module, so defaults are those of the run. Unknown
@@ -95,9 +95,9 @@ def describe_preprocessing(
         resizing; ``upright``: True if images are rotated by their EXIF data; ``source`` of these
         values.
     """
-    prepared = preprocessing_of(run)
+    prepared = read_preprocessing(run)
     if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
-        return _of_dense(run, backbone, size, fixed=fixed)
+        return _dense_preprocessing(run, backbone, size, fixed=fixed)
     source = FROM_RUN if prepared else USUAL
     if prepared is None:
         usual = PaperAugmentation()
@@ -119,7 +119,9 @@ def describe_preprocessing(
     }  # fmt: skip
 
 
-def _of_dense(run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool) -> Values:
+def _dense_preprocessing(
+    run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool
+) -> Values:
     """Describe how a detector or segmentor preprocesses images before the backbone."""
     datamodule = build(run, "data", seed=run["seed"], predict_path=None)
     weights = run["head"].get("class_weights")

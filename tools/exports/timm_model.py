@@ -19,8 +19,8 @@ from backbones.timm_models import around
 from heads.linear import LinearClassifier
 from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import class_names, write_class_map
-from tools.exports.networks import Maps, held_by
-from tools.exports.preprocessing import preprocessing_of
+from tools.exports.networks import Maps, build_export_network
+from tools.exports.preprocessing import read_preprocessing
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 TEXT = """# {name} for timm
@@ -69,7 +69,7 @@ def export(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The weights are another model's, JSON cannot hold an option, or outputs differ.
     """
-    held = held_by(request)
+    held = build_export_network(request)
     network = held.network
     classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
@@ -78,7 +78,7 @@ def export(request: ExportRequest) -> list[Path]:
     model = around(network.backbone, arguments)
     if classes:
         model.classifier = cast("LinearClassifier", network).classifier
-    prepared = preprocessing_of(request.run)
+    prepared = read_preprocessing(request.run)
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}
     save_for_hf(
@@ -87,7 +87,9 @@ def export(request: ExportRequest) -> list[Path]:
         model_config=labels,
         model_args=arguments,
         safe_serialization=True,
-        data_config=prepared.of_timm() if prepared else {"input_size": (3, *request.image_size)},
+        data_config=prepared.to_timm_config()
+        if prepared
+        else {"input_size": (3, *request.image_size)},
     )
     what = f"{classes} classes" if classes else "no classifier"
     text = TEXT.format(name=request.label, what=what)

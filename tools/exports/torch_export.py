@@ -10,7 +10,7 @@ import torch
 
 from tools.exports import ExportRequest, check_equal
 from tools.exports.class_lists import NAMES
-from tools.exports.networks import names_of, outputs_of, parts_of
+from tools.exports.networks import build_parts, export_class_names, list_outputs
 from tools.exports.tracing import LONG, inference_form, trace
 from tools.exports.usage import (
     PREPROCESSING,
@@ -29,8 +29,8 @@ def export(request: ExportRequest) -> list[Path]:
     """
     files: list[Path] = []
     described: list[Described] = []
-    parts = parts_of(request)
-    names = names_of(request, parts)
+    parts = build_parts(request)
+    names = export_class_names(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.pt2"
         request.say(f"{path.name}: recording the network as a graph {LONG}")
@@ -52,7 +52,7 @@ def export(request: ExportRequest) -> list[Path]:
                 found = loaded(images)
                 check_equal(
                     f"{path.name} at {batch}x3x{size[0]}x{size[1]}",
-                    outputs_of(network, images),
+                    list_outputs(network, images),
                     [found] if isinstance(found, torch.Tensor) else list(found),
                 )
         files.append(path)

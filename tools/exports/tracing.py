@@ -173,7 +173,7 @@ def culprit(network: nn.Module, error: BaseException) -> str:
     return f"{module}, {operator}: {_sentence(error)}"
 
 
-def module_of(program: ExportedProgram, operator: str) -> str:
+def find_calling_module(program: ExportedProgram, operator: str) -> str:
     """Return the innermost module whose code called an operator of a program."""
     for node in program.graph.nodes:
         if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):

@@ -1,4 +1,4 @@
-"""The parts of a run: checked, built in the order of the data flow, and put to work."""
+"""Components of a run: checked, built in the order of the data flow, and started."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tools.runs.source import Source, keep_source, read_source
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a run consists of.
+class Components:
+    """Components of a run.
 
     Attributes:
-        datamodule: Its data.
-        task: Its network, with the weights of a checkpoint where it is an evaluation.
+        datamodule: Data of the run.
+        task: Task with its network; for an evaluation with the weights of a checkpoint.
         engine: Lightning's trainer.
-        facts: What is known of the network before the run.
-        code: What git says of the code; known to the first process.
-        start: Of a resumed run, the checkpoint that it goes on from.
+        facts: Facts about the network for the summary.
+        code: Git's description of the code, in the first process.
+        start: Checkpoint that a resumed run continues from.
     """
 
     datamodule: BaseDataModule
@@ -49,20 +49,20 @@ class Parts:
     start: resume.Start | None = None
 
 
-def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts:
-    """Build the parts of a run.
+def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> Components:
+    """Build the components of a run.
 
     Args:
-        config: Of the run.
-        folder: Of the run.
-        resumed: Whether the run in this folder is to go on.
+        config: Config of the run.
+        folder: Run folder.
+        resumed: Resume the run in this folder.
     """
     seed_everything(config["seed"], workers=True, verbose=False)
     code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     built = resume.without_start(config) if resumed else config
-    backbone = build_backbone(built)  # refuses its options before the data are looked at
+    backbone = build_backbone(built)  # refuses wrong options before the data are read
     datamodule = _data(config, checkpoint, backbone)
     task = build_task(built, datamodule, backbone)
     loaded: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     shape = report.input_shape(config, datamodule)
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
-    facts = report.facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
+    facts = report.initial_facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
         folder,
@@ -92,11 +92,11 @@ def build_parts(config: dict[str, Any], folder: Path, *, resumed: bool) -> Parts
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
-    return Parts(datamodule, task, engine, facts, code, start)
+    return Components(datamodule, task, engine, facts, code, start)
 
 
 def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
-    """Build the datamodule of a run; before a training choose what is auto, and check all files."""
+    """Build the datamodule; before a training replace ``auto`` options and check all files."""
     known = automatic.apply_fixed_schedule(config)
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     if predict_mode.needs_no_data(config, datamodule, checkpoint):
@@ -113,19 +113,19 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
 
 
 def solves(model: nn.Module) -> bool:
-    """Return True for a head that is solved from features in place of a training."""
+    """Return True for a head that is solved from features instead of trained."""
     return bool(getattr(model, "solves", False))
 
 
-def work(
-    parts: Parts, config: dict[str, Any], folder: Path, new_length: str | None
+def execute(
+    parts: Components, config: dict[str, Any], folder: Path, new_length: str | None
 ) -> dict[str, float]:
-    """Train, evaluate or predict; the closing metrics.
+    """Train, evaluate or predict, and return the closing metrics.
 
     Args:
-        parts: Of the run.
-        config: Of the run.
-        folder: Of the run.
+        parts: Components of the run.
+        config: Config of the run.
+        folder: Run folder.
         new_length: From ``folder.describe_new_length``.
     """
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
@@ -138,12 +138,12 @@ def work(
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
     keep_source(folder, parts.code)
-    report.announce_network(task.model.backbone, config["backbone"])
+    report.log_network(task.model.backbone, config["backbone"])
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
-    report.announce(parts.facts, config, datamodule, engine.world_size)
+    report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
-        resume.announce(parts.start, new_length)
+        resume.log_start(parts.start, new_length)
         update_config(folder, config)
         report.reopen(folder)
     keep, started = config["checkpoints"], time.perf_counter()

@@ -1,4 +1,4 @@
-"""The folder of a run: created once, and found again for resuming."""
+"""Run folders: create a new one, or find the one to resume."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tools.runs import lock
 
 log_info = logging.getLogger(__name__).info
 
-ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # how Lightning's other processes learn the folder of the first
+ENVIRONMENT = "MIXERLAB_RUN_FOLDER"  # passes the folder of the first process to Lightning's others
 LATEST = "latest"
-# Options that a run and its continuation may differ in: they do not change what is computed.
+# Options that may change when a run is resumed, since results do not depend on them.
 FREE_ON_RESUME = {
     "callbacks.device",
     "callbacks.gradient_norm",
@@ -55,16 +55,16 @@ FREE_ON_RESUME = {
     "trainer.log_every_n_steps",
     "trainer.profiler",
 }
-# Of these groups every option.
+# Groups whose options may all change.
 FREE_GROUPS = ("logger", "paper", CHOSEN)
-# Files that a run begins with. Where the run's own file has moved, another path may be typed.
+# Files that a run starts from. If a file has moved, its new path is accepted.
 START = "backbone.pretrained"
 TEACHER = "task.distillation.checkpoint"
-# Length of the training, which a resumed run may change.
+# Length of the training, which may change on resuming.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
-# Files that a finished run keeps, which a resumed run may change, too.
+# Files that a finished run keeps, which may also change.
 AT_END = {"checkpoints"}
-# Of this one command, not of the run.
+# Options of the command rather than the run.
 OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
 
@@ -74,16 +74,16 @@ def open_run_folder(
 ) -> Iterator[Path]:
     """Open the run folder of a config: a new one with its config.yaml, or the one to resume.
 
-    If the block, which prepares the run, fails, a new folder is removed again, with its empty
-    parents that were made for it.
+    If the block, which prepares the run, fails, a new folder is removed again, along with new
+    empty parents.
 
     Args:
         config: Config of the run.
         resumed: The folder to resume, from ``find_run_to_resume``.
-        swept: The options that a sweep varies and their values, for the folder's name.
+        swept: Options and values that a sweep varies, for the folder's name.
 
     Raises:
-        ValueError: It cannot be made.
+        ValueError: The folder cannot be created.
     """
     parent = _parent(config)
     new = is_first_process() and resumed is None
@@ -104,7 +104,7 @@ def open_run_folder(
         if new:
             (folder / CONFIG).unlink(missing_ok=True)
             folder.rmdir()
-            with contextlib.suppress(OSError):  # by now another run may have its folder there
+            with contextlib.suppress(OSError):  # another run may have its folder there by now
                 for path in absent:
                     path.rmdir()
         raise
@@ -112,15 +112,15 @@ def open_run_folder(
 
 @contextlib.contextmanager
 def explaining_removal(folder: Path) -> Iterator[None]:
-    """Replace the errors of a run whose folder was removed meanwhile by one that says so.
+    """Replace the errors of a run by one that explains that its folder was removed.
 
     Raises:
-        ValueError: The folder is gone.
+        ValueError: The folder was removed.
     """
     hook = threading.excepthook
 
     def ignore_write_errors(failed: threading.ExceptHookArgs) -> None:
-        # TensorBoard writes from a thread of its own; its log says so at the next write.
+        # TensorBoard writes from its own thread, and logs the error at the next write.
         if not issubclass(failed.exc_type, OSError):
             hook(failed)
 
@@ -132,16 +132,16 @@ def explaining_removal(folder: Path) -> Iterator[None]:
             raise
         raise ValueError(
             f"the run folder {folder} was removed or moved while the run was writing to it, so "
-            "the run ends here; start it anew"
+            "the run stops; start it again"
         ) from error
     finally:
         threading.excepthook = hook
 
 
 def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
-    """Create ``parent/<stamp>``, or ``<stamp>_<mode>`` for an evaluation, ``_seed-1`` of a sweep.
+    """Create ``parent/<stamp>``; evaluations append ``_<mode>``, sweeps options (``_seed-1``).
 
-    Two runs in one second stay apart, also those of two machines.
+    Runs started in the same second get different folders, also on several machines.
 
     Raises:
         ValueError: The folder cannot be created.
@@ -149,7 +149,7 @@ def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     stamp += "" if mode == "fit" else f"_{mode}"
     if swept:
-        # No character that Hydra would want quoted where the folder is typed as ckpt=...
+        # Without characters that Hydra would need quoted in ckpt=<folder>.
         stamp += "_" + "_".join(re.sub(r"[^\w.]+", "-", item).strip("-") for item in swept)[:80]
     for attempt in itertools.count():
         folder = parent / (stamp if attempt == 0 else f"{stamp}_{attempt}")
@@ -160,19 +160,19 @@ def new_run_folder(parent: Path, mode: str, swept: Sequence[str] = ()) -> Path:
             if isinstance(error, FileExistsError) and folder.is_dir():
                 continue
             raise ValueError(
-                f"no run folder can be made in {parent} ({error}); "
+                f"cannot create a run folder in {parent} ({error}); "
                 "pass output_dir=<a writable folder>"
             ) from error
     return folder
 
 
 def mark_latest(folder: Path) -> None:
-    """Link ``latest`` beside the run folder to it."""
+    """Point the link ``latest``, beside the run folder, to it."""
     if not is_first_process():
         return
     latest = folder.parent / LATEST
     if os.path.lexists(latest) and not latest.is_symlink():
-        log_info(f"{latest} is not a link to a run and stays as it is; remove or rename it")
+        log_info(f"{latest} is not a link to a run and stays unchanged; remove or rename it")
         return
     temporary = folder.parent / f".{LATEST}-{os.getpid()}"
     temporary.symlink_to(folder.name)
@@ -182,39 +182,39 @@ def mark_latest(folder: Path) -> None:
 def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
     """Find the run folder to resume: the one of ``ckpt``, or the newest with these settings.
 
-    Return None for a job of a sweep that has not begun.
+    Return None for a job of a sweep that has not started.
 
     Raises:
-        ValueError: No run fits, it had other settings, or it trains at this moment.
+        ValueError: No run fits, its settings differ, or it is being trained now.
     """
     parent = _parent(config)
     if config["ckpt"] is not None:
-        folder = _folder_of(Path(config["ckpt"]).expanduser())
+        folder = _find_run_folder(Path(config["ckpt"]).expanduser())
         check_same_config(folder, config)
-        return _free(folder)
+        return _check_free(folder)
     if not is_first_process() and os.environ.get(ENVIRONMENT):
-        folder = Path(os.environ[ENVIRONMENT])  # the first process has chosen
+        folder = Path(os.environ[ENVIRONMENT])  # chosen by the first process
         return folder if _has_begun(folder) else None
     # Older runs of a token mixer lie in the folder of their backbone.
-    rooms = {parent, parent.with_name(str(config["backbone"]["name"]))}
-    runs = [path.parent for room in rooms for path in room.glob(f"*/{CONFIG}")]
+    folders = {parent, parent.with_name(str(config["backbone"]["name"]))}
+    runs = [path.parent for folder in folders for path in folder.glob(f"*/{CONFIG}")]
     runs = [run for run in runs if run.name != LATEST and _mode(run) == "fit"]
     runs.sort(key=lambda run: run.name, reverse=True)
     equal = [run for run in runs if not differences(run, config)]
     if equal and _has_begun(equal[0]):
-        return _free(equal[0])
+        return _check_free(equal[0])
     if sweep:
-        log_info("No run of these settings to resume; a new one begins")
+        log_info("No run with these settings to resume; a new one starts")
         return None
     if equal:
         raise ValueError(
-            f"{equal[0]} ended before its first checkpoint, there is nothing to resume; start the "
-            "run anew without resume=true"
+            f"{equal[0]} ended before its first checkpoint and cannot be resumed; start a new run "
+            "without resume=true"
         )
     runs = [run for run in runs if run.parent == parent]
     if not runs:
         raise ValueError(
-            f"there is no run to resume in {parent}; start one without resume=true, "
+            f"{parent} has no run to resume; start one without resume=true, "
             "or pass ckpt=<run folder>"
         )
     check_same_config(runs[0], config)
@@ -227,19 +227,19 @@ def _parent(config: Mapping[str, Any]) -> Path:
     )
 
 
-def _folder_of(path: Path) -> Path:
-    """Return the run folder that a path is, or that a checkpoint lies in."""
+def _find_run_folder(path: Path) -> Path:
+    """Return the run folder of a path, which is the folder itself or a checkpoint inside."""
     if not path.exists():
-        raise ValueError(f"there is no checkpoint or run folder at {path}")
+        raise ValueError(f"{path} does not exist; pass a checkpoint or run folder")
     folder = (path if path.is_dir() else path.parent.parent).resolve()
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no run folder (it has no {CONFIG}), so it cannot be resumed")
+        raise ValueError(f"{folder} lacks a {CONFIG}, so it is not a run that can be resumed")
     if path.is_dir() and not _has_begun(folder):
-        raise ValueError(f"{folder} has no checkpoint, so it cannot be resumed; start a new run")
+        raise ValueError(f"{folder} lacks a checkpoint, so it cannot be resumed; start a new run")
     return folder
 
 
-def _free(folder: Path) -> Path:
+def _check_free(folder: Path) -> Path:
     if is_first_process():
         lock.refuse_if_held(folder)
         check_sources(folder, read_config(folder / CONFIG)["backbone"])
@@ -259,11 +259,10 @@ def _mode(folder: Path) -> str | None:
 
 
 def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return the settings that a run and its continuation must share and do not, with both values.
+    """Return the settings that must equal those of the run but differ, with both values.
 
-    A value that the run left to its default or to the size of its set is shared where it is left
-    open again. So is an option that only one of them has and that has its default, and a file that
-    the run began with and that has moved since.
+    These count as equal: a value that the run chose itself and the command leaves open, a default
+    that only one of them lists, and a file that the run started from and that has moved.
     """
     saved = read_config(folder / CONFIG)
     before, now = (comparable_config(flatten(one)) for one in (saved, config))
@@ -286,18 +285,18 @@ def _is_open(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool
 
 
 def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:
-    """Return True for a file that the run began with, which the command names elsewhere."""
+    """Return True for a file that the run started from, if it has moved to the given path."""
     if key == START and now.get("ckpt") is not None:
-        return True  # the command names the run itself
+        return True  # the command passes the run itself
     both = isinstance(before, str) and isinstance(now.get(key), str)
     return key in (START, TEACHER) and both and not Path(before).exists()
 
 
 def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with other settings than it began with.
+    """Refuse to resume a run with other settings.
 
     Raises:
-        ValueError: Names the settings that differ, with both values.
+        ValueError: Lists the settings that differ, with both values.
     """
     differ = differences(folder, config)
     if differ:
@@ -315,7 +314,7 @@ def describe_new_length(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def restore_start(config: dict[str, Any], folder: Path) -> None:
-    """Set the weights that the run began with in the config of a resumed run."""
+    """Set ``backbone.pretrained`` of a resumed run to the value that it started with."""
     start = read_config(folder / CONFIG)["backbone"].get("pretrained")
     config["backbone"] = {**config["backbone"], "pretrained": start}
 
@@ -334,5 +333,5 @@ def _is_free(key: str) -> bool:
 
 
 def may_differ(key: str) -> bool:
-    """Return True if an option, by its dotted name, may differ without changing the results."""
+    """Return True if results do not depend on an option, given by its dotted name."""
     return key in FREE_ON_RESUME or key.partition(".")[0] in FREE_GROUPS

@@ -1,4 +1,4 @@
-"""mode=predict: answers on the terminal, and files of them in the run folder."""
+"""mode=predict: print answers, and write them to files in the run folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SHOWN = 20  # inputs whose answers are printed
 def needs_no_data(
     config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
 ) -> bool:
-    """Return True if a run only predicts the user's inputs and so needs no data set.
+    """Return True if a run only predicts the user's inputs and can omit the data set.
 
-    The targets are the checkpoint's, if it states them, as all of ours do.
+    The targets then come from the checkpoint; all of ours have them.
     """
     if checkpoint is None or config["input"] is None:
         return False
@@ -44,8 +44,8 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     """Print the answers and write predictions.json: an entry per image, in the files' order."""
     batches = trainer.predict(task, datamodule=datamodule) or []
     parts = gather_objects([row for batch in batches for row in batch])
-    # Process i took every n-th image from the i-th one on.
-    found = [row for turn in itertools.zip_longest(*parts) for row in turn if row is not None]
+    # Process i predicts every n-th image, starting at the i-th.
+    found = [row for group in itertools.zip_longest(*parts) for row in group if row is not None]
     broken = [row for row in found if UNREADABLE in row]
     rows = [row for row in found if UNREADABLE not in row]
     if broken and not rows:
@@ -63,8 +63,8 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
             log_info(f"Left out: {row[UNREADABLE]}")
         if broken:
             log_info(
-                f"{len(broken):,} of {len(found):,} {task.family.unit} cannot be read and have no "
-                "prediction"
+                f"{len(broken):,} of {len(found):,} {task.family.unit} cannot be read and are "
+                "left out"
             )
     unreadable = {"unreadable": float(len(broken))} if broken else {}
     return {task.family.unit: float(len(rows)), **unreadable}

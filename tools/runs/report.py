@@ -1,4 +1,4 @@
-"""What a run leaves beside its checkpoints: summary, curves, pictures, and the closing table."""
+"""Report of a run: summary, curves, pictures, and the closing table."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tools.config.automatic import (
 )
 from tools.runs.curves import plot_curves
 
-say = rank_zero_only(logging.getLogger(__name__).info)
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 SUMMARY, CLASSES = "summary.json", "classes.csv"
-FINISHED = "finished"  # false in the summary of a run that a signal has stopped
-MUCH_WAITING = 0.1  # of the time of training
+FINISHED = "finished"  # false in the summary of a run that a signal stopped
+MUCH_WAITING = 0.1  # share of the training time
 PACKAGES = (
     "torch",
     "torchvision",
@@ -54,11 +54,11 @@ PACKAGES = (
 )
 
 
-def facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What can be said about a run before it begins.
+def initial_facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Collect the facts of a run that are known before it starts.
 
-    That is its settings, the parameters of model and backbone, the backbone's multiply-adds at the
-    training size, and what the network is besides its mixers.
+    These are its settings, the parameters of model and backbone, the backbone's multiply-adds at
+    the training size, and a description of the network.
     """
     return {
         "task": config["task_name"],
@@ -77,25 +77,25 @@ def facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...]) -> dict
 
 
 def input_shape(config: Mapping[str, Any], datamodule: BaseDataModule) -> tuple[int, ...]:
-    """Return the shape of a training input without its batch; images have it in their options."""
+    """Return the shape of a training input without its batch; images state it in their options."""
     return datamodule.input_shape or (3, *training_size(config["data"]))
 
 
 def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width that a config's ``data`` trains at, for images wider than high."""
+    """Return the training height and width of a config's ``data``, for images wider than high."""
     edges: Any = data.get("image_size") or data.get("scale") or data.get("scene_size")
     # crop_size is (height, width), scale (longest, shortest edge).
     size = data.get("crop_size") or (edges if isinstance(edges, int) else edges[::-1])
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def announce(
+def log_start(
     known: Mapping[str, Any],
     config: Mapping[str, Any],
     datamodule: BaseDataModule,
     processes: int = 1,
 ) -> None:
-    """Print what is about to be trained, and the learning rate with its derivation."""
+    """Log what is about to be trained, and the learning rate with its derivation."""
     batch, trainer = config["data"]["batch_size"], config["trainer"]
     unit = find_family(config["task_name"]).unit
     epoch = datamodule.batches("train", processes)
@@ -105,45 +105,45 @@ def announce(
         parts = f"{processes} processes x {batch}"
         parts += f" x {accumulated} accumulated" if accumulated > 1 else ""
         batches = f"{processes * batch * accumulated} ({parts})"
-    say(
+    log_info(
         f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
         f"{len(datamodule.dataset('train'))} training {unit} in batches of {batches}, "
-        f"{_length(trainer, epoch)}"
+        f"{_describe_length(trainer, epoch)}"
     )
     if accumulated < trainer["accumulate_grad_batches"]:
-        say(
-            f"A step has {accumulated} batches, all of an epoch, fewer than "
+        log_info(
+            f"A step has {accumulated} batches, all of an epoch, below "
             f"trainer.accumulate_grad_batches={trainer['accumulate_grad_batches']}"
         )
     images = len(datamodule.dataset("train"))
     choice = describe_choice(config, images, steps_per_epoch(trainer, epoch))
     for line in filter(None, (choice, describe_rate(config, processes, accumulated))):
-        say(line)
+        log_info(line)
 
 
-def announce_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
-    """Name what a network has otherwise than its plain host, such as a missing class token.
+def log_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
+    """Log how a network differs from its plain host, such as a missing class token.
 
     Args:
-        backbone: As built.
-        options: The config's.
+        backbone: Backbone as built.
+        options: Its options in the config.
     """
     unlike = unlike_host(backbone, options)
     if unlike is not None:
-        say(unlike)
+        log_info(unlike)
 
 
-def _length(trainer: Mapping[str, Any], batches: int) -> str:
-    """How long a training lasts, in the unit that ends it first."""
+def _describe_length(trainer: Mapping[str, Any], batches: int) -> str:
+    """Return the length of a training in epochs or steps, whichever ends it first."""
     epochs, steps = trainer["max_epochs"], trainer["max_steps"]
-    in_all = epochs * steps_per_epoch(trainer, batches)
-    if steps >= 0 and (epochs < 0 or steps < in_all):
+    total = epochs * steps_per_epoch(trainer, batches)
+    if steps >= 0 and (epochs < 0 or steps < total):
         return f"{steps} step{'s' * (steps != 1)}"
     return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs >= 0 else "without end"
 
 
-def say_finished(folder: Path) -> bool:
-    """Whether a training run has come to its end; if so, say it."""
+def log_finished(folder: Path) -> bool:
+    """Return True if a training run is finished, and log it."""
     from tasks.engine.run_files import read_summary
 
     try:
@@ -151,18 +151,18 @@ def say_finished(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except DamagedFile as error:
-        say(f"{error}; the run goes on from its last checkpoint and rewrites it")
+        log_info(f"{error}; the run resumes from its last checkpoint and rewrites it")
         return False
     if not is_finished(summary):
         return False
     metrics = summary["metrics"]
     shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    say(f"The run is finished ({shown}), there is nothing to resume.\nRun folder: {_short(folder)}")
+    log_info(f"The run is already finished ({shown}).\nRun folder: {_short(folder)}")
     return True
 
 
 def reopen(folder: Path) -> None:
-    """Let a finished run be one that trains again; its summary is written anew at the end."""
+    """Remove the summary of a finished run that trains again; a new one is written at the end."""
     if is_first_process():
         (folder / SUMMARY).unlink(missing_ok=True)
 
@@ -173,7 +173,7 @@ def write(
     """Write curves.png, preview/*.png and summary.json, and print the closing table.
 
     Raises:
-        OSError: Names the files that could not be written; all others are there.
+        OSError: Names the files that could not be written; all others exist.
     """
     problems: list[str] = []
     _draw(folder, known, task, datamodule, problems)
@@ -184,7 +184,7 @@ def write(
         # Written last: a run with a summary is finished.
         _write_summary(folder, known)
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
-    table |= left_out(known) | beside_paper(known) | cost(known)
+    table |= describe_left_out(known) | compare_with_paper(known) | describe_cost(known)
     if task.class_figures and known["mode"] != "fit":
         print_classes(task.class_figures)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
@@ -199,14 +199,14 @@ def write_stopped(
     task: BaseTask,
     datamodule: BaseDataModule,
 ) -> None:
-    """Write what a run has that a signal stopped; its summary says that it is not finished.
+    """Write the report of a run that a signal stopped; its summary marks it as unfinished.
 
     Args:
-        folder: Of the run.
-        known: What is known of the run, with its seconds until now.
-        trainer: Of the run.
-        task: Of the run.
-        datamodule: Of the run.
+        folder: Run folder.
+        known: Facts of the run, with its seconds until now.
+        trainer: Trainer of the run.
+        task: Task of the run.
+        datamodule: Data of the run.
     """
     found = trainer.callback_metrics.items()
     figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
@@ -217,11 +217,11 @@ def write_stopped(
     average = task.ema if task.ema is not None and task.ema.is_reported else None
     with nullcontext() if average is None else average.applied_to(task.model):
         _draw(folder, known, task, datamodule, problems)
-    say("\n".join([*problems, f"Run folder: {_short(folder)}"]))
+    log_info("\n".join([*problems, f"Run folder: {_short(folder)}"]))
 
 
 def is_finished(summary: Mapping[str, Any]) -> bool:
-    """Return True for the summary of a run that has come to its end."""
+    """Return True for the summary of a finished run."""
     return summary.get(FINISHED) is not False
 
 
@@ -232,12 +232,12 @@ def _draw(
     datamodule: BaseDataModule,
     problems: list[str],
 ) -> None:
-    """Write the curves of a training and the pictures."""
+    """Write the curves of a training, and pictures of predictions."""
     with _noted(problems):
         if known["mode"] == "fit":
             plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     with _noted(problems):
-        if known["strategy"] != "fsdp":  # with it no process holds all weights
+        if known["strategy"] != "fsdp":  # its weights are sharded over the processes
             save_pictures(folder, _pictures(task, datamodule))
 
 
@@ -249,7 +249,7 @@ def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _noted(problems: list[str]) -> Iterator[None]:
-    """Go on where a file cannot be written, and note it."""
+    """Collect the error of a file that cannot be written, and continue."""
     try:
         yield
     except OSError as error:
@@ -257,7 +257,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _valid_json(content: Any) -> Any:
-    """Return a content with null for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity by None, since JSON lacks them."""
     if isinstance(content, Mapping):
         return {key: _valid_json(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -265,14 +265,14 @@ def _valid_json(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def left_out(known: Mapping[str, Any]) -> dict[str, str]:
-    """What an option leaves out of a run's evaluation, in words; of what its summary says."""
-    words = (known.get("data") or {}).get("left_out")
-    return {"left out of evaluation": words} if words and known.get("metrics") else {}
+def describe_left_out(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row for data that an option excludes from evaluation, from a run's summary."""
+    excluded = (known.get("data") or {}).get("left_out")
+    return {"left out of evaluation": excluded} if excluded and known.get("metrics") else {}
 
 
-def cost(known: Mapping[str, Any]) -> dict[str, str]:
-    """How large and fast a run was, in words; of what its summary says."""
+def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows about size and speed from a run's summary."""
     size = " x ".join(map(str, known["macs_at"]))
     backbone = _millions(known["backbone_parameters"])
     table = {
@@ -282,13 +282,15 @@ def cost(known: Mapping[str, Any]) -> dict[str, str]:
     if known.get("images_per_second"):
         unit = find_family(known["task"]).unit
         table["training"] = f"{known['images_per_second']:.3g} {unit}/s"
-        table["waiting for data"] = waiting(known["waiting_for_data"], known["num_workers"])
+        table["waiting for data"] = describe_waiting(
+            known["waiting_for_data"], known["num_workers"]
+        )
     seconds = known["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 
 
 def write_classes(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write classes.csv: the metrics of each class, empty where there is nothing to measure."""
+    """Write classes.csv: the metrics of each class, empty where undefined."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -305,29 +307,29 @@ def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     tables.write(records, "table", columns)
 
 
-def beside_paper(known: Mapping[str, Any]) -> dict[str, str]:
-    """Of a run that claims to be a row of a paper: the row's values, and how far ours are off."""
+def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of the paper's row that a run reproduces, and the differences to ours."""
     paper = known.get("paper")
     if not paper:
         return {}
     shown, family = {}, families().get(str(known.get("task")))
     for name, figures in paper["metrics"].items():
         ours = figures["ours"]
-        words = [
+        parts = [
             f"paper {figures['paper']:.4g}",
             "ours none" if ours is None else f"ours {ours:.4g}",
         ]
         if "difference" in figures:
-            words.append(f"difference {figures['difference']:+.2g}")
+            parts.append(f"difference {figures['difference']:+.2g}")
         lower = " (lower is better)" if family and family.direction(name) == "min" else ""
-        shown[f"{paper['row']}, {name}{lower}"] = ", ".join(words)
+        shown[f"{paper['row']}, {name}{lower}"] = ", ".join(parts)
     if "why_not" in paper:
         shown["does not compare"] = paper["why_not"]
     return shown
 
 
-def waiting(share: float, workers: int) -> str:
-    """The share of training that waits for data, and what to change where it is high."""
+def describe_waiting(share: float, workers: int) -> str:
+    """Return the share of training spent waiting for data, with a remedy if it is high."""
     text = f"{share:.0%} of training"
     if share <= MUCH_WAITING:
         return text
@@ -335,7 +337,7 @@ def waiting(share: float, workers: int) -> str:
 
 
 def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
-    """Pictures of images spread over what prediction would see."""
+    """Draw predictions of inputs spread over the prediction set."""
     return task.eval().preview(datamodule.preview_batch(task.preview_images), datamodule)
 
 
@@ -348,7 +350,7 @@ def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
 
 
 def print_table(title: str, rows: Mapping[str, str], folder: Path) -> None:
-    """Print the closing table and, last of all, the run folder's path."""
+    """Print the closing table and, last, the run folder's path."""
     from rich.console import Console
     from rich.table import Table
 

@@ -64,7 +64,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     return Start(path, position, checkpoint)
 
 
-def announce(start: Start, new_length: str | None) -> None:
+def log_start(start: Start, new_length: str | None) -> None:
     """Log where a run continues, and that its schedule follows a new length.
 
     Args:

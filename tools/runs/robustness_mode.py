@@ -1,4 +1,4 @@
-"""Evaluates data part by part, keeps what is done, and puts the published figures together."""
+"""Robustness: evaluate data part by part, cache results, and compute the published figures."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tools.runs import trainer
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
-RESULTS = "robustness.json"  # in a run folder: the parts that are done
-# The figures, by the part that gives them.
+RESULTS = "robustness.json"  # in a run folder: the finished parts
+# Figures by the part that yields them.
 FIGURES = {
     "imagenet": "top1",
     **ROBUSTNESS,
@@ -40,8 +40,8 @@ FIGURES = {
     "imagenet/imagenet_r": "top1_on_r",
 }
 MCE = "mce"
-# Of the config what changes no figure.
-# The fingerprints of parts tell their labels, and so the order of the classes.
+# Options that leave all figures unchanged. The fingerprints of parts cover their labels, and so
+# the order of the classes.
 FREE = (
     "num_workers", "batch_size", "eval_batch_size", "root", "roots", "sets", "class_order",
 )  # fmt: skip
@@ -55,7 +55,7 @@ def measure(
     config: Mapping[str, Any],
     folder: Path,
 ) -> dict[str, float]:
-    """Evaluate all parts that no earlier run with the same weights has done; print the table.
+    """Evaluate the parts that earlier runs with the same weights lack; print the table.
 
     Args:
         engine: Lightning's trainer.
@@ -65,15 +65,15 @@ def measure(
         folder: Run folder; earlier runs lie beside it.
 
     Returns:
-        The figures of sets that are whole.
+        The figures of complete sets.
 
     Raises:
-        ValueError: The sets are to be evaluated in parts only.
+        ValueError: An option limits the batches.
     """
     check_whole(config["trainer"])
-    key = key_of(config)
-    # Processes that something else started know no folder; all have to do the same parts.
-    done = {} if find_launcher() else earlier(folder.parent, key, datamodule)
+    key = result_key(config)
+    # Processes of another launcher cannot see each other's folders, but need the same parts.
+    done = {} if find_launcher() else find_results(folder.parent, key, datamodule)
     for number, part in enumerate(datamodule.parts, start=1):
         if part.name not in done:
             datamodule.choose(part)
@@ -85,7 +85,7 @@ def measure(
             top1 = metrics["top1"]
             log_info(f"{part.name} ({number} of {len(datamodule.parts)}): top-1 {top1:.2f} %")
         if engine.is_global_zero:
-            keep(folder / RESULTS, key, done)
+            write_results(folder / RESULTS, key, done)
     task.only_classes()
     found = figures(done, datamodule)
     if engine.is_global_zero:
@@ -94,21 +94,21 @@ def measure(
 
 
 def check_whole(options: Mapping[str, Any]) -> None:
-    """Refuse to evaluate a part of the images.
+    """Refuse to evaluate a subset of the images.
 
     Raises:
-        ValueError: Batches are limited.
+        ValueError: An option limits the batches.
     """
     limit = options.get("limit_val_batches")
     if limit not in (None, 1.0):
         raise ValueError(
-            f"trainer.limit_val_batches={limit} would leave images out, and robustness is measured "
-            "on whole sets; leave it out"
+            f"trainer.limit_val_batches={limit} would skip images, but robustness is measured on "
+            "complete sets; leave it out"
         )
 
 
-def key_of(config: Mapping[str, Any]) -> str:
-    """Return what figures depend on: weights, network, preparation of images, precision."""
+def result_key(config: Mapping[str, Any]) -> str:
+    """Hash what figures depend on: weights, network, preparation of images, precision."""
     digest = hashlib.sha256()
     with Path(config["ckpt"]).open("rb") as file:
         while block := file.read(1 << 24):
@@ -120,25 +120,25 @@ def key_of(config: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def earlier(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
-    """Return the parts that earlier evaluations with the same key have done."""
+def find_results(parent: Path, key: str, datamodule: RobustnessDataModule) -> Results:
+    """Return the finished parts of earlier evaluations with the same key."""
     wanted = {part.name: part.fingerprint for part in datamodule.parts}
     done: Results = {}
     for file in sorted(parent.glob(f"*/{RESULTS}"), reverse=True):
-        found = read(file, key)
+        found = read_results(file, key)
         fresh = {
             name: entry
             for name, entry in found.items()
             if name not in done and entry["fingerprint"] == wanted.get(name)
         }
         if fresh:
-            log_info(f"{len(fresh)} of {len(wanted)} parts were done before, in {file.parent}")
+            log_info(f"{len(fresh)} of {len(wanted)} parts are reused from {file.parent}")
         done |= fresh
     return done
 
 
 class DonePart(OpenPart):
-    """A part that is done."""
+    """Schema of a finished part in robustness.json."""
 
     images: int
     fingerprint: str
@@ -148,40 +148,40 @@ class DonePart(OpenPart):
     @classmethod
     def _has_top1(cls, metrics: dict[str, float]) -> dict[str, float]:
         if "top1" not in metrics:
-            raise ValueError("has no top1")
+            raise ValueError("lacks top1")
         return metrics
 
 
 class DoneParts(OpenPart):
-    """robustness.json."""
+    """Schema of robustness.json."""
 
     key: str
     parts: dict[str, DonePart]
 
 
-def read(file: Path, key: str) -> Results:
-    """Return the parts of a file with this key; none of a damaged file."""
+def read_results(file: Path, key: str) -> Results:
+    """Return the parts of a file with this key; empty for a damaged file or another key."""
     try:
         content = read_json(file)
         validate(DoneParts, content)
     except ValueError:
-        log_info(f"{file} is damaged; its parts are done again")
+        log_info(f"{file} is damaged; its parts are evaluated again")
         return {}
     parts: Results = content["parts"] if content["key"] == key else {}
     return parts
 
 
-def keep(file: Path, key: str, done: Results) -> None:
-    """Write the file so that a reader sees all of it or what it was before."""
+def write_results(file: Path, key: str, done: Results) -> None:
+    """Write the file atomically."""
     write_whole(file, json.dumps({"key": key, "parts": done}, indent=1) + "\n")
 
 
 def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]:
-    """Return the published figures in percent, of whole sets only.
+    """Return the published figures in percent, for complete sets only.
 
     Args:
-        done: All parts.
-        datamodule: Says which sets are whole.
+        done: Results of all parts.
+        datamodule: Datamodule that knows which sets are complete.
     """
     parts = {part.name for part in datamodule.parts}
     found = {
@@ -189,8 +189,8 @@ def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]
     }
     if "imagenet_c" not in datamodule.found:
         return found
-    errors = errors_of(done)
-    # Of an incomplete set a kind may be whole, but for images that some part lacks.
+    errors = misclassified_shares(done)
+    # Kinds of an incomplete set may be complete, unless a part lacks images.
     short = any(" images instead of " in line for line in datamodule.found["imagenet_c"].lacks)
     kinds = {} if short else corruption_errors(errors)
     mean = None if datamodule.found["imagenet_c"].lacks else mean_corruption_error(errors)
@@ -198,8 +198,8 @@ def figures(done: Results, datamodule: RobustnessDataModule) -> dict[str, float]
     return found | {f"ce_{kind}": value for kind, value in kinds.items()}
 
 
-def errors_of(done: Results) -> dict[str, dict[int, float]]:
-    """Shares of images told wrongly, per kind and severity of ImageNet-C."""
+def misclassified_shares(done: Results) -> dict[str, dict[int, float]]:
+    """Return the share of misclassified images per kind and severity of ImageNet-C."""
     errors: dict[str, dict[int, float]] = {}
     for name, entry in done.items():
         if name.startswith("imagenet_c/"):
@@ -209,17 +209,17 @@ def errors_of(done: Results) -> dict[str, dict[int, float]]:
 
 
 def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataModule) -> None:
-    """Print the figures or why they are missing; for ImageNet-C each kind and severity."""
+    """Print the figures, or the reasons why they are missing; ImageNet-C by kind and severity."""
     console = Console(width=None if Console().is_terminal else 100)
     table = Table(title="robustness, in %", title_justify="left")
     for column in ("figure", "ours"):
         table.add_column(column)
     for name in (*FIGURES.values(), MCE):
-        text = f"{found[name]:.2f}" if name in found else why_not(name, datamodule)
+        text = f"{found[name]:.2f}" if name in found else missing_reason(name, datamodule)
         if text is not None:
             table.add_row(name, text)
     console.print(table)
-    errors = errors_of(done)
+    errors = misclassified_shares(done)
     if not errors:
         return
     table = Table(title="imagenet_c: errors in %", title_justify="left")
@@ -233,12 +233,12 @@ def show(found: Mapping[str, float], done: Results, datamodule: RobustnessDataMo
     console.print(table)
 
 
-def why_not(figure: str, datamodule: RobustnessDataModule) -> str | None:
-    """Return why a figure is missing; None if it was not requested."""
+def missing_reason(figure: str, datamodule: RobustnessDataModule) -> str | None:
+    """Return the reason why a figure is missing; None if it was not requested."""
     sets = {figure: name for name, figure in FIGURES.items() if "/" not in name}
     name = "imagenet_c" if figure == MCE else sets.get(figure)
     if name in datamodule.absent:
-        return "not there"
+        return "not found"
     if name in datamodule.found and datamodule.found[name].lacks:
         return f"incomplete: {datamodule.found[name].lacks[0]}"
     return None

@@ -67,10 +67,10 @@ def _callbacks(trainer: Trainer) -> list[Any]:
 
 
 def _peak_memory(device: torch.device) -> int:
-    """MiB that were in use at most: of the GPU's tensors, or of this process on a CPU."""
+    """Return the peak memory in MiB: of the GPU's tensors, or of this process on a CPU."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**20)
-    # Kilobytes, but bytes on macOS.
+    # ru_maxrss is in kilobytes, but in bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 2**10
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import evenly, finish, new_figure, wrapped
+from tools.analyses.figures import finish, new_figure, select_evenly, wrap_text
 from tools.cli.arguments import parse_integer
 from tools.plotting.colours import COLOURS
 
@@ -56,7 +56,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                      "coefficient": key, "channel": channel, "value": value}
                     for channel, value in enumerate(values.tolist())
                 ]  # fmt: skip
-        names = evenly(list(found), parse_integer("layers", options["layers"]))
+        names = select_evenly(list(found), parse_integer("layers", options["layers"]))
         drawn.append((subject.label, {name: found[name] for name in names}))
     return Findings(rows, shown, COLUMNS, {"activations": _draw(drawn, points)})
 
@@ -81,12 +81,12 @@ def _draw(networks: Sequence[tuple[str, Mapping[str, Any]]], points: Any) -> Any
             # Thin and dotted, because learnt curves may lie on it.
             above.plot(points, gelu, color="black", linewidth=1.0, linestyle=":", label="GELU")
             above.set_ylim(low, high)
-            above.set_title(wrapped(name, 30), fontsize=6)
+            above.set_title(wrap_text(name, 30), fontsize=6)
             finish(above, above is upper[0])
             for index, (key, values) in enumerate(one.coefficients.items()):
                 below.hist(values.float().numpy(), bins=30, histtype="step", label=key,
                            color=COLOURS[index % len(COLOURS)])  # fmt: skip
             finish(below, below is lower[0])
-        upper[0].set_ylabel(wrapped(label, 24), fontsize=8)
+        upper[0].set_ylabel(wrap_text(label, 24), fontsize=8)
         lower[0].set_ylabel("channels", fontsize=8)
     return figure

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from tools.analyses import Findings
 from tools.analyses.figures import (
     Panels,
-    as_drawn,
-    bare,
-    evenly,
+    denormalise,
+    draw_overlay,
     finish,
+    hide_axes,
     new_figure,
-    overlaid,
     panel_grid,
-    picture_of,
-    wrapped,
+    resize_map,
+    select_evenly,
+    wrap_text,
 )
 from tools.cli.arguments import parse_integer
 from tools.plotting.colours import COLOURS
@@ -63,7 +63,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 {"backbone": subject.label, "layer": name, "head": head, "distance": value}
                 for head, value in enumerate(values.tolist(), start=1)
             ]
-        names = evenly(list(maps), parse_integer("layers", options["layers"]))
+        names = select_evenly(list(maps), parse_integer("layers", options["layers"]))
         grids[subject.label] = {
             name: [(f"image {i + 1}", map_ / map_.max()) for i, map_ in enumerate(maps[name])]
             for name in names
@@ -99,8 +99,8 @@ def _measure(
             read = total[:, 0, prefix:] if prefix else total.mean(1)
             for image, row in zip(batch.images, read, strict=True):
                 size = (image.shape[1], image.shape[2])
-                map_ = as_drawn(row.unflatten(0, last.key_size), size)
-                rolled.append((subject.label, picture_of(image, subject), map_))
+                map_ = resize_map(row.unflatten(0, last.key_size), size)
+                rolled.append((subject.label, denormalise(image, subject), map_))
     return {name: torch.cat(parts).mean(0) for name, parts in distances.items()}, maps
 
 
@@ -122,7 +122,7 @@ def _draw_rollout(rolled: Sequence[tuple[str, Any, Any]]) -> Any:
     figure, axes = new_figure(2, len(rolled), 2.0, 2.1)
     for column, (label, picture, map_) in enumerate(rolled):
         axes[0, column].imshow(picture)
-        axes[0, column].set_title(wrapped(label, 24), fontsize=8)
-        bare(axes[0, column])
-        overlaid(axes[1, column], picture, map_, float(map_.max()))
+        axes[0, column].set_title(wrap_text(label, 24), fontsize=8)
+        hide_axes(axes[0, column])
+        draw_overlay(axes[1, column], picture, map_, float(map_.max()))
     return figure

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import bare, new_figure, picture_of, wrapped
+from tools.analyses.figures import denormalise, hide_axes, new_figure, wrap_text
 from tools.cli.arguments import parse_integer
 from tools.plotting.colours import colour_bar
 
@@ -53,14 +53,16 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     seen = []
     for subject in subjects:
         subject.classifier()
-        column = [one for batch in subject.batches() for one in _of_batch(subject, batch, options)]
+        column = [
+            one for batch in subject.batches() for one in _attribute_batch(subject, batch, options)
+        ]
         rows += [row for row, _, _ in column]
         seen.append(column)
     figure = _draw(subjects, seen, options["method"])
     return Findings(rows, rows, COLUMNS, {"attributions": figure})
 
 
-def _of_batch(
+def _attribute_batch(
     subject: Subject, batch: Batch, options: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], Any, Any]]:
     """Return the row, the image and the map of each image."""
@@ -97,7 +99,7 @@ def _of_batch(
             difference = float(own[chosen] - plain[0, chosen])
             total = float(maps[index].double().sum())
             row |= {"difference": difference, "sum": total, "missing": difference - total}
-        found.append((row, picture_of(batch.images[index], subject), maps[index]))
+        found.append((row, denormalise(batch.images[index], subject), maps[index]))
     return found
 
 
@@ -108,16 +110,16 @@ def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[Any]], method: st
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for index in range(count):
         axes[index, 0].imshow(seen[0][index][1])
-        bare(axes[index, 0])
+        hide_axes(axes[index, 0])
         for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
             row, _, map_ = column[index]
             reach = float(map_.abs().double().flatten().quantile(REACH)) or 1.0
             axis = axes[index, place]
             low, colours = (-reach, "RdBu_r") if method in SIGNED else (0.0, "magma")
             image = axis.imshow(map_.cpu().numpy(), cmap=colours, vmin=low, vmax=reach)
-            bare(axis)
+            hide_axes(axis)
             colour_bar(figure, image, axis, size=5)
-            axis.set_xlabel(wrapped(f"{row['class']} ({row['probability']:.2f})", 28), fontsize=7)
+            axis.set_xlabel(wrap_text(f"{row['class']} ({row['probability']:.2f})", 28), fontsize=7)
             if index == 0:
-                axis.set_title(wrapped(subject.label, 24), fontsize=8)
+                axis.set_title(wrap_text(subject.label, 24), fontsize=8)
     return figure

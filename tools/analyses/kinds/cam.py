@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    as_drawn,
-    bare,
-    enlarged,
+    denormalise,
+    draw_overlay,
+    enlarge_map,
+    hide_axes,
     new_figure,
-    overlaid,
-    picture_of,
-    wrapped,
+    resize_map,
+    wrap_text,
 )
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ COLUMNS = {
 
 def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Compute the maps of each network on the same images."""
-    from tools.analyses.evidence import amount_of
+    from tools.analyses.evidence import evidence_unit
 
-    if len({amount_of(subject) for subject in subjects}) > 1:
+    if len({evidence_unit(subject) for subject in subjects}) > 1:
         raise ValueError(
             "networks of different tasks need different images; draw their maps separately"
         )
@@ -98,7 +98,7 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
 
     from backbones.analysis.capturing import choose_blocks
     from backbones.analysis.class_activation import class_activation
-    from tools.analyses.evidence import amount_of, asked_classes, evidence
+    from tools.analyses.evidence import asked_classes, evidence, evidence_unit
 
     (block,) = choose_blocks(subject.backbone, [options["block"]])
     with torch.no_grad():
@@ -117,12 +117,12 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
             batch.images, classes, block=block,
             method=options["method"],  # type: ignore[arg-type]
         )  # fmt: skip
-    kind = amount_of(subject)
+    kind = evidence_unit(subject)
     panels = []
     for index, (image, map_) in enumerate(zip(batch.images, maps, strict=True)):
         height, width = batch.inside[index]
         size = (image.shape[1], image.shape[2])
-        heat = enlarged(map_, size)[:height, :width]
+        heat = enlarge_map(map_, size)[:height, :width]
         peak = divmod(int(heat.argmax()), width) if heat.any() else (None, None)
         label, name = int(batch.labels[index]), subject.class_name(int(classes[index]))
         right = {"label": subject.class_name(label) if label >= 0 else None}
@@ -138,12 +138,12 @@ def _panels(subject: Subject, batch: Batch, options: Mapping[str, str]) -> list[
             "greatest": float(map_.max()),
         }
         title = f"{name} ({TITLES[kind].format(amounts[index])})"
-        picture = picture_of(image[:, :height, :width], subject)
+        picture = denormalise(image[:, :height, :width], subject)
         panels.append(
             _Panel(
                 row,
                 picture,
-                as_drawn(map_, size)[:height, :width],
+                resize_map(map_, size)[:height, :width],
                 title,
                 kind == "probability" or amounts[index] > 0,
             )
@@ -156,13 +156,13 @@ def _draw(subjects: Sequence[Subject], seen: Sequence[Sequence[_Panel]], shared:
     figure, axes = new_figure(count, 1 + len(subjects), 2.0, 2.2)
     for row in range(count):
         axes[row, 0].imshow(seen[0][row].picture)
-        bare(axes[row, 0])
+        hide_axes(axes[row, 0])
         greatest = max(float(column[row].heat.max()) for column in seen)
         for place, (subject, column) in enumerate(zip(subjects, seen, strict=True), start=1):
             panel = column[row]
             most = greatest if shared else float(panel.heat.max())
-            overlaid(axes[row, place], panel.picture, panel.heat, most)
-            axes[row, place].set_xlabel(wrapped(panel.title, 28), fontsize=7)
+            draw_overlay(axes[row, place], panel.picture, panel.heat, most)
+            axes[row, place].set_xlabel(wrap_text(panel.title, 28), fontsize=7)
             if row == 0:
-                axes[row, place].set_title(wrapped(subject.label, 24), fontsize=8)
+                axes[row, place].set_title(wrap_text(subject.label, 24), fontsize=8)
     return figure

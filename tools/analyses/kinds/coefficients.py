@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
 from tools.analyses.figures import (
-    as_drawn,
-    bare,
     curves,
+    denormalise,
+    draw_overlay,
+    hide_axes,
     new_figure,
-    overlaid,
-    picture_of,
-    wrapped,
+    resize_map,
+    wrap_text,
 )
 
 if TYPE_CHECKING:
@@ -181,14 +181,14 @@ def _draw(columns: Sequence[tuple[Subject, Sequence[tuple[Any, Any, str]]]]) -> 
     count = min(len(tiles) for _, tiles in columns)
     figure, axes = new_figure(count, 1 + len(columns), 2.0, 2.2)
     for row in range(count):
-        axes[row, 0].imshow(picture_of(columns[0][1][row][0], columns[0][0]))
-        bare(axes[row, 0])
+        axes[row, 0].imshow(denormalise(columns[0][1][row][0], columns[0][0]))
+        hide_axes(axes[row, 0])
         greatest = max(float(tiles[row][1].max()) for _, tiles in columns)
         for place, (subject, tiles) in enumerate(columns, start=1):
             image, map_, title = tiles[row]
             axis, size = axes[row, place], (image.shape[1], image.shape[2])
-            overlaid(axis, picture_of(image, subject), as_drawn(map_, size), greatest)
-            axis.set_xlabel(wrapped(title, 28), fontsize=7)
+            draw_overlay(axis, denormalise(image, subject), resize_map(map_, size), greatest)
+            axis.set_xlabel(wrap_text(title, 28), fontsize=7)
             if row == 0:
-                axis.set_title(wrapped(subject.label, 24), fontsize=8)
+                axis.set_title(wrap_text(subject.label, 24), fontsize=8)
     return figure

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import bare, new_figure, wrapped
+from tools.analyses.figures import hide_axes, new_figure, wrap_text
 from tools.plotting.colours import colour_bar
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
             drawn.sqrt(), cmap="viridis", vmin=0, vmax=1, extent=(0, width, height, 0)
         )
         axis.set_title(
-            f"{wrapped(subject.label, 30)}\nr(50%) = {_ratio(record['r50'])}", fontsize=9
+            f"{wrap_text(subject.label, 30)}\nr(50%) = {_ratio(record['r50'])}", fontsize=9
         )
-        bare(axis)
+        hide_axes(axis)
         rows.append(record)
     colour_bar(figure, image, list(axes[0]), "root of the score")
     return Findings(rows, shown, COLUMNS, {"erf": figure})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.engine.family import imported
 from tools.analyses import Findings
-from tools.analyses.figures import bare, finish, new_figure, picture_of, wrapped
+from tools.analyses.figures import denormalise, finish, hide_axes, new_figure, wrap_text
 from tools.plotting.colours import COLOURS, colour_bar
 from tools.plotting.labels import cut, name_ticks
 
@@ -57,9 +57,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     return find(subjects, options)
 
 
-def of_classifiers(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+def find_classifier_errors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Find confusions, calibration and the worst images."""
-    from tools.analyses.judged import confused_pairs, confusion, reliability
+    from tools.analyses.classification_errors import confused_pairs, confusion, reliability
     from tools.cli.arguments import parse_integer
 
     pairs = parse_integer("pairs", options["pairs"])
@@ -67,7 +67,7 @@ def of_classifiers(subjects: Sequence[Subject], options: Mapping[str, str]) -> F
     shown: list[dict[str, Any]] = []
     drawn, worst = [], []
     for subject in subjects:
-        probabilities, labels, images = _judged(subject)
+        probabilities, labels, images = _evaluate(subject)
         guesses, classes = probabilities.argmax(1), probabilities.shape[1]
         counts = confusion(guesses, labels, classes)
         calibration = reliability(probabilities, labels)
@@ -122,7 +122,7 @@ def _table(subject: Subject, counts: Tensor) -> str:
 Worst = tuple[float, Any, str, int, int]  # probability of the true class, image, file, both classes
 
 
-def _judged(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
+def _evaluate(subject: Subject) -> tuple[Tensor, Tensor, list[Worst]]:
     """Return probabilities and labels of all images, and the worst images."""
     import torch
 
@@ -172,7 +172,7 @@ def _draw_confusion(figure: Any, axis: Any, subject: Subject, counts: Tensor) ->
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     image = axis.imshow(shares, cmap="magma_r", vmin=0, vmax=1)
     axis.set(xlabel="guess", ylabel="right class")
-    axis.set_title(wrapped(subject.label, 36), fontsize=9)
+    axis.set_title(wrap_text(subject.label, 36), fontsize=9)
     names = [subject.class_name(label) for label in range(len(counts))]
     colour_bar(figure, image, axis, "share of the right class's images")
     name_ticks(axis, names, size=6)
@@ -192,17 +192,17 @@ def _draw_worst(worst: Sequence[tuple[Subject, Sequence[Worst]]]) -> Any:
     figure, axes = new_figure(len(worst), max(len(images) for _, images in worst), 1.6, 2.0)
     for row, (subject, images) in enumerate(worst):
         for axis in axes[row]:
-            bare(axis)
+            hide_axes(axis)
         for axis, (share, image, _, label, guess) in zip(axes[row], images, strict=False):
-            axis.imshow(picture_of(image, subject))
+            axis.imshow(denormalise(image, subject))
             right, wrong = (cut(subject.class_name(one), 40) for one in (label, guess))
-            text = f"{wrapped(right, 22)} ({share:.2g})\n{wrapped(f'taken for {wrong}', 22)}"
+            text = f"{wrap_text(right, 22)} ({share:.2g})\n{wrap_text(f'taken for {wrong}', 22)}"
             axis.set_title(text, fontsize=7)
-        axes[row, 0].set_ylabel(wrapped(subject.label, 20), fontsize=8)
+        axes[row, 0].set_ylabel(wrap_text(subject.label, 20), fontsize=8)
     return figure
 
 
-def of_segmentors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+def find_segmentor_errors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Find the IoU of each class."""
     import torch
 
@@ -239,7 +239,7 @@ def of_segmentors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Fi
     return Findings(rows, rows, COLUMNS, {"iou": figure})
 
 
-def of_detectors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
+def find_detector_errors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings:
     """Find precision over recall with kinds of errors forgiven one after the other."""
     import numpy as np
     import torch
@@ -275,7 +275,7 @@ def of_detectors(subjects: Sequence[Subject], options: Mapping[str, str]) -> Fin
         for place in reversed(range(len(KINDS))):
             axis.fill_between(recalls, mean[place], color=COLOURS[place], label=KINDS[place])
         axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="recall", ylabel="precision")
-        axis.set_title(wrapped(subject.label, 36), fontsize=9)
+        axis.set_title(wrap_text(subject.label, 36), fontsize=9)
         finish(axis)
     if not any(row["left_out"] for row in rows):
         rows = [{key: value for key, value in row.items() if key != "left_out"} for row in rows]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.engine.family import imported
 from tools.analyses import Findings
-from tools.analyses.figures import new_figure, wrapped
+from tools.analyses.figures import new_figure, wrap_text
 from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     return Findings([*shown, *rows], shown, COLUMNS, figures)
 
 
-def of_detector(subject: Subject) -> tuple[Any, Any, int]:
+def detector_objective(subject: Subject) -> tuple[Any, Any, int]:
     """Raise an error, since the loss of a detector jumps.
 
     Raises:
@@ -79,7 +79,7 @@ def of_detector(subject: Subject) -> tuple[Any, Any, int]:
     )
 
 
-def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
+def classifier_objective(subject: Subject) -> tuple[Any, Any, int]:
     """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
@@ -103,7 +103,7 @@ def of_classifier(subject: Subject) -> tuple[Any, Any, int]:
     return network, objective, len(labels)
 
 
-def of_segmentor(subject: Subject) -> tuple[Any, Any, int]:
+def segmentor_objective(subject: Subject) -> tuple[Any, Any, int]:
     """Return a copy of the network, its loss on the images, and the number of images."""
     import copy
 
@@ -166,6 +166,6 @@ def _draw(surfaces: Sequence[tuple[str, Any]], places: Sequence[float]) -> Any:
         drawn = axis.contourf(places, places, np.asarray(values), levels, cmap="viridis",
                               extend="max")  # fmt: skip
         axis.plot([0], [0], marker="+", color="white")
-        axis.set_title(wrapped(label, 32), fontsize=9)
+        axis.set_title(wrap_text(label, 32), fontsize=9)
     figure.colorbar(drawn, ax=axes[0, -1], label="cross entropy", shrink=0.8)
     return figure

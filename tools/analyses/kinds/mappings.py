@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import Panels, evenly, panel_grid
+from tools.analyses.figures import Panels, panel_grid, select_evenly
 from tools.cli.arguments import parse_integer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     products: dict[str, Panels] = {}
     for subject in subjects:
         found = channel_mappings(subject.backbone)
-        names = evenly(list(found), parse_integer("layers", options["layers"]))
+        names = select_evenly(list(found), parse_integer("layers", options["layers"]))
         weights[subject.label], products[subject.label] = {}, {}
         for name, one in found.items():
             density = one.density()

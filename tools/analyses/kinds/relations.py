@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from tools.analyses import Findings
 from tools.analyses.figures import (
     Panels,
-    bare,
     curves,
-    evenly,
+    hide_axes,
     new_figure,
     panel_grid,
-    wrapped,
+    select_evenly,
+    wrap_text,
 )
 from tools.cli.arguments import parse_integer
 from tools.plotting.colours import COLOURS, colour_bar
@@ -95,7 +95,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
                 f"{subject.label}: {len(found) - len(tokens)} of {len(found)} layers are not "
                 f"drawn, because their windows lack token {options['token']}"
             )
-        names = evenly(list(maps), parse_integer("layers", options["layers"]))
+        names = select_evenly(list(maps), parse_integer("layers", options["layers"]))
         # The bias is another quantity, so it has its own figure and scale.
         drawn[subject.label] = {
             name: [panel for panel in maps[name] if panel[0] != "b"] for name in names
@@ -171,12 +171,14 @@ def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> 
     widths = [1 + max(map(len, layers.values())) for layers in whole.values()]
     figure, axes = new_figure(max(map(len, whole.values())), sum(widths), 1.7, 1.7)
     for axis in axes.flat:
-        bare(axis)
+        hide_axes(axis)
     start = 0
     for (label, layers), width in zip(whole.items(), widths, strict=True):
-        axes[0, start].annotate(wrapped(label, 24), (0, 1.25), xycoords="axes fraction", fontsize=7)
+        axes[0, start].annotate(
+            wrap_text(label, 24), (0, 1.25), xycoords="axes fraction", fontsize=7
+        )
         for line, (layer, matrices) in enumerate(layers.items()):
-            axes[line, start].set_ylabel(wrapped(layer, 26), fontsize=7)
+            axes[line, start].set_ylabel(wrap_text(layer, 26), fontsize=7)
             for axis, (title, matrix) in zip(axes[line, start:], matrices, strict=False):
                 image = axis.imshow(matrix.cpu().float().numpy(), cmap="turbo")
                 axis.set_title(title, fontsize=7)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tools.analyses import Findings
-from tools.analyses.figures import curves, new_figure, wrapped
+from tools.analyses.figures import curves, new_figure, wrap_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,7 @@ def _draw(drawn: Sequence[tuple[str, str, Tensor]]) -> Any:
         shown = axis.imshow(
             matrix, cmap="magma", vmin=0, vmax=1, origin="lower", extent=(0.5, columns, 0.5, rows)
         )
-        axis.set_xlabel(f"block of {wrapped(second, 30)}", fontsize=7)
-        axis.set_ylabel(f"block of {wrapped(first, 30)}", fontsize=7)
+        axis.set_xlabel(f"block of {wrap_text(second, 30)}", fontsize=7)
+        axis.set_ylabel(f"block of {wrap_text(first, 30)}", fontsize=7)
     figure.colorbar(shown, ax=axes[0, -1], label="linear CKA", shrink=0.8)
     return figure
