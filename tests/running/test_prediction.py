@@ -37,7 +37,7 @@ def far_from_its_data(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def images(tmp_path):
-    """Create images of several sizes, with names that differ in their suffix, one of them rotated."""
+    """Create images of several sizes and suffixes, one of them rotated."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name, size in (("b.png", (90, 70)), ("a.jpg", (64, 64)), ("b.jpg", (70, 90))):
