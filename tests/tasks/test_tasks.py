@@ -222,9 +222,7 @@ def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     (tmp_path / "run").mkdir()
     SegmentationTask.on_predict_start(task)
     labels = np.zeros((2, 2), np.uint8)
-    filed = [
-        SegmentationTask.save_arrays(task, {"image": name, "labels": labels}) for name in names
-    ]
+    rows = [SegmentationTask.save_arrays(task, {"image": name, "labels": labels}) for name in names]
     assert [row["labels"] for row in rows] == [
         "labels/a/1.jpg.png", "labels/b/1.jpg.png", "labels/2.png", "labels/3.jpg.png",
         "labels/3.png.png",
