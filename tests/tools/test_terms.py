@@ -87,7 +87,7 @@ def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
     )  # in the table's line
     monkeypatch.setattr(hosts, "MOST", 1)
     assert describe_differences([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
-        said, "and 1 more are built otherwise than their hosts"
+        said, "and 1 more differ from their hosts"
     ]  # fmt: skip
     assert complexity.main(["backbone=deit_t_iffn"]) == 0
     assert capsys.readouterr().err == f"complexity.py: {said}\n"

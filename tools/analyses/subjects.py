@@ -232,8 +232,7 @@ def _open_subject(
     if run is None:
         if not name:
             raise ValueError(
-                f"{path} is not in a run folder, whose config.yaml names the network: pass "
-                "backbone=NAME too"
+                f"{path} is not in a run folder, so its network is unknown: pass backbone=NAME too"
             )
         return _open_file(saved, Path(path).stem, name, options, words)
     if name and name != run.config["backbone"]["name"]:

@@ -43,7 +43,7 @@ def comparison_terms(run: RunRecord) -> dict[str, Any]:
     images = (run.summary.get("data") or {}).get("images") or {}
     terms["training images"] = images.get("train", UNKNOWN)
     network = run.summary.get("network") or {}
-    return terms | {said: network.get(fact, UNKNOWN) for fact, said in FACTS.items()}
+    return terms | {name: network.get(fact, UNKNOWN) for fact, name in FACTS.items()}
 
 
 def _start(pretrained: Any) -> str:

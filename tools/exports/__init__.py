@@ -300,7 +300,7 @@ def _made_files(out: Path) -> set[str]:
         raise ValueError(f"{error}; remove {out} or pass another out=") from error
     if title != MADE or "\0" in "".join(names):
         raise ValueError(
-            f"{out / MARK} does not list the export's files, so yours cannot be told apart; remove "
+            f"{out / MARK} does not list the export's files, so yours cannot be identified; remove "
             f"{out} or pass another out="
         )
     _check_inside(out, names)

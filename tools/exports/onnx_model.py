@@ -51,9 +51,9 @@ def export(request: ExportRequest) -> list[Path]:
         try:
             _compare(request, graph, network, path)
         except NOT_RUN as error:
-            said = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
+            reason = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
             raise ValueError(
-                f"onnxruntime does not run {request.backbone}: {said[:200]}; export it "
+                f"onnxruntime does not run {request.backbone}: {reason[:200]}; export it "
                 "to=torch_export"
             ) from error
         files.append(path)

@@ -174,7 +174,7 @@ def culprit(network: nn.Module, error: BaseException) -> str:
 
 
 def find_calling_module(program: ExportedProgram, operator: str) -> str:
-    """Return the innermost module whose code called an operator of a program."""
+    """Return the innermost module that called an operator of a program."""
     for node in program.graph.nodes:
         if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
             path, kind = list(node.meta["nn_module_stack"].values())[-1]
