@@ -82,7 +82,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     lines = []
     if letters:
         named = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
-        lines.append(f"on equal terms but for the mixer: {named}")
+        lines.append(f"on equal terms apart from the mixer: {named}")
     unknown = [row.name for row in rows if comparison_terms(row.first)[COUNT] == UNKNOWN]
     if unknown:
         lines.append(
