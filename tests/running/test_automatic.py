@@ -157,7 +157,7 @@ def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, ra
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["optimizer.name=sgd"], r"a rate for AdamW, but optimizer.name=sgd; pass optimizer.lr="),
+        (["optimizer.name=sgd"], r"auto is for AdamW, but optimizer.name=sgd; pass optimizer.lr="),
         (["optimizer.reference_batch=512"], r"optimizer.reference_batch=512 scales a typed rate"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_run_keeps_it_by_default(keep, monkeypatch):
     asked = []
     monkeypatch.setattr(run, "keep_freed_memory", lambda: asked.append(True))
     monkeypatch.setattr(loading, "check_options", stop)
-    monkeypatch.setattr(run.automatic, "fixed", lambda config: config)
+    monkeypatch.setattr(run.automatic, "apply_fixed_schedule", lambda config: config)
     with pytest.raises(Stop):
         run.run({"keep_memory": keep})
     assert asked == [True] * keep

@@ -73,7 +73,7 @@ def test_figures_equal_those_of_the_features(weights, sample_cache, tmp_path, ca
 
 def test_options_that_need_weights_are_refused(weights, tmp_path, capsys):
     told = refused([*typed(weights, tmp_path), "resume=true"], tmp_path / "runs", capsys)
-    assert "protocol=frozen leaves nothing to resume" in told
+    assert "protocol=frozen saves no checkpoint to resume" in told
     other = [word for word in typed(weights, tmp_path) if not word.startswith("backbone.pre")]
     told = refused([*other, "mode=test", f"ckpt={weights}"], tmp_path / "runs", capsys)
     assert "pass backbone.pretrained=<run folder or checkpoint file>" in told

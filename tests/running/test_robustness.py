@@ -226,7 +226,7 @@ def test_the_papers_line_stands_in_the_closing_table(tmp_path):
     assert found["metrics"]["mce"] == {"paper": 56.4, "ours": 57.4,
                                        "difference": pytest.approx(1.0)}  # fmt: skip
     assert found["metrics"]["in_sketch"] == {"paper": 31.7, "ours": None}
-    shown = compare_with_paper({"paper": found})
+    shown = compare_with_paper({"task": "classification", "paper": found})
     assert shown["AFBO Table 2, mce (lower is better)"] == "paper 56.4, ours 57.4, difference +1"
     assert shown["AFBO Table 2, in_a"] == "paper 26, ours 26.5, difference +0.5"
     assert shown["AFBO Table 2, in_sketch"] == "paper 31.7, ours none"

@@ -447,7 +447,7 @@ class TestTraining:
         monkeypatch.setattr(ClassificationTask, "compute_metrics", lambda _: next(figures))
         watching = [
             StopEarly("val/top1", 1, "max", 0.0),
-            TopCheckpoints(Path("run"), "val/top1", 1),
+            TopCheckpoints(Path("run"), "val/top1", "max", 1),
         ]
         monkeypatch.setattr(TopCheckpoints, "_save_checkpoint", lambda _, trainer, path: (
             tops.append(trainer.global_step)))  # fmt: skip
@@ -472,7 +472,7 @@ class TestTraining:
                 if trainer.current_epoch == 1:
                     pl_module.model.net[0].bias.data[0] = torch.nan
 
-        with pytest.raises(ValueError, match=r"model\.net\.0\.bias holds NaN or Inf"):
+        with pytest.raises(ValueError, match=r"model\.net\.0\.bias contains NaN or Inf"):
             train("run", extra=[Spoil()])
 
     def test_progress_lines_show_loss_and_main_metrics(self, train, caplog, monkeypatch):

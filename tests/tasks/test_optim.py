@@ -415,7 +415,7 @@ def test_convnexts_layers():
     }.items():  # fmt: skip
         found = {scale for key, scale in scales.items() if key.startswith(f"{part}.")}
         assert found == {0.5 ** (7 - layer)}, part
-    with pytest.raises(ValueError, match=r"four stages, and deit_t has .*layers=blocks"):
+    with pytest.raises(ValueError, match=r"four stages, but deit_t has .*layers=blocks"):
         layer_scales(meta("deit_t", dense=True), 0.5, "convnext")
 
 
@@ -494,7 +494,7 @@ def test_the_schedules_rate_is_the_same_for_all_groups():
         ({"layer_decay": 0}, r"layer_decay must be above 0 and at most 1, got 0"),
         ({"layer_decay": 1.1}, r"layer_decay must be above 0 and at most 1, got 1\.1"),
         ({"layers": "ffnet"}, r"layers=ffnet changes nothing without optimizer\.layer_decay"),
-        ({"groups": ["head"]}, r"optimizer\.groups\.0=head is no group; .*match"),
+        ({"groups": ["head"]}, r"optimizer\.groups\.0=head is not a group; .*match"),
         ({"groups": [{"lr_scale": 2}]}, r"optimizer\.groups\.0\.match is missing"),
         (
             {"groups": [{"match": "*", "lr": 2}]},

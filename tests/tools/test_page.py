@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from tasks.engine.family import find_family
 from tools import analyse
 from tools.analyses import Analysis, Findings, analyses, page
 from tools.analyses.elements import MOST_ROWS, table
@@ -164,7 +165,8 @@ def written(tmp_path, monkeypatch):
 
 
 def read_page(folder):
-    subject = SimpleNamespace(label="net<1>", folder=folder, count=3, size=None)
+    family = find_family("classification")
+    subject = SimpleNamespace(label="net<1>", folder=folder, family=family, count=3, size=None)
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 

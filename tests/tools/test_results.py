@@ -298,7 +298,7 @@ def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
     )
     monkeypatch.setattr(paper_figures, "list_papers", lambda: ["one"])
     monkeypatch.setattr(paper_figures, "_rows", lambda paper, run: [plain, unnamed, robust])
-    assert paper_figures._on_sets(SimpleNamespace(task="classification")) is robust
+    assert paper_figures._find_robustness_row(SimpleNamespace(task="classification")) is robust
 
 
 def test_settings_without_effect_do_not_separate_runs(run, shown):
