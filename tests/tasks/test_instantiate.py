@@ -122,7 +122,7 @@ class TestBuild:
             with pytest.raises(ValueError, match=message):
                 check_arguments(paint, whole_arguments(paint, given | wrong), "x")
 
-    def test_built_data_has_whole_numbers(self):
+    def test_built_data_has_integers(self):
         target = "datamodules.dense.segmentation_folder.SegmentationFolderDataModule"
         config = {"data": {
             "_target_": target, "root": "/x", "values": [10.0, 20.0], "ignored": [0.0],

@@ -173,7 +173,7 @@ def test_loss_that_is_not_finite(value):
         task.training_step({"image": torch.zeros(1)}, 0)
 
 
-def test_a_rate_is_held_to_the_top_rate_of_the_batch():
+def test_a_rate_above_the_scaled_rate_is_refused():
     optimizer = {"name": "sgd", "lr": 0.1, "reference_batch": 8}
     schedule = {"name": "poly", "min_lr": 0.2}
     task = ClassesTask(nn.Linear(2, 2), "ab", optimizer=optimizer, schedule=schedule)

@@ -198,7 +198,7 @@ def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_chans": 1}, "takes images of 3 channels, got in_chans=1"),
+        ({"in_chans": 1}, "in_chans of deit_t_afbo must be 3, got 1"),
         ({"global_pool": "avg"}, "has its own pooling, got global_pool='avg'"),
         ({"global_pool": ""}, "pass global_pool='' with num_classes=0"),
         (
@@ -218,7 +218,7 @@ def test_unsupported_requests_are_rejected(images):
     with torch.device("meta"):
         model = timm.create_model(SMALL)
         dense = timm.create_model(SMALL, dense=True)
-    with pytest.raises(ValueError, match="NCHW, got output_fmt='NHWC'"):
+    with pytest.raises(ValueError, match="output_fmt must be 'NCHW', got 'NHWC'"):
         model.forward_intermediates(images, output_fmt="NHWC")
     with pytest.raises(ValueError, match="one norm per map with dense=True only"):
         model.forward_intermediates(images, norm=True)
