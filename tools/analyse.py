@@ -67,8 +67,8 @@ def run(analysis: Analysis, arguments: Sequence[str]) -> list[Path]:
     subjects = open_subjects({"analysis": analysis.name, **options}, words)
     findings = analysis.analyse(subjects, options)
     first = subjects[0].folder
-    beside = Path("analyses") if first is None else first / "analyses"
-    folder = Path(options["out"]) if options["out"] else beside / analysis.name
+    parent = Path("analyses") if first is None else first / "analyses"
+    folder = Path(options["out"]) if options["out"] else parent / analysis.name
     written = write_findings(analysis.name, findings, folder)
     if findings.shown:
         write(findings.shown, options["format"], findings.columns)

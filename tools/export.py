@@ -116,7 +116,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             folder=folder,
             image_size=parse_image_size(options["image_size"] or _run_image_size(run, target)),
             settings={key: options[key] for key in target.settings},
-            say=progress_printer(),
+            report=progress_printer(),
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages print while they work
             files = function(request)
@@ -129,10 +129,10 @@ def progress_printer() -> Callable[[str], None]:
     """Return a function that prints a line to stderr with the seconds since now."""
     started = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    return say
+    return report
 
 
 def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
@@ -150,11 +150,11 @@ def list_exports(options: dict[str, str]) -> list[Record]:
         if to not in TARGETS:
             exporter(to)  # raises with the nearest name
     size = parse_image_size(options["image_size"])
-    records, say = [], progress_printer()
+    records, report = [], progress_printer()
     for name in select_backbones(options["backbone"], usual_family()):
         reasons = {}
         for to in targets:  # onnx and torch_export take a minute each
-            say(f"{name} to {to}")
+            report(f"{name} to {to}")
             reasons[to] = export_error(name, to, size)
         notes = [f"{to}: {why}" for to, why in reasons.items() if why]
         answers = {to: "no" if why else "yes" for to, why in reasons.items()}

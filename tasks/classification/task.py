@@ -215,7 +215,7 @@ class ClassificationTask(ClassesTask):
         others = sorted(set(range(len(self.class_names))) - set(labels)) if labels else []
         self._others = torch.tensor(others, dtype=torch.int64) if others else None
 
-    def evaluated(self, batch: Batch) -> Tensor:
+    def predict_for_metrics(self, batch: Batch) -> Tensor:
         """Return logits (B, K), minus infinity for classes that ``only_classes`` excludes."""
         logits: Tensor = self.model.predict(batch)
         if self._others is None:

@@ -194,14 +194,14 @@ class BaseTask(Remembering, LightningModule):
                 self._evaluate(batch)
 
     def _evaluate(self, batch: Batch) -> None:
-        predictions = self.evaluated(batch)
+        predictions = self.predict_for_metrics(batch)
         self.update_metrics(batch, predictions)
         if not self.why_no_loss:
             loss, count = self.evaluation_loss(batch, predictions)
             self.loss_sum.update(loss)
             self.loss_count.update(count)
 
-    def evaluated(self, batch: Batch) -> Any:
+    def predict_for_metrics(self, batch: Batch) -> Any:
         """Return the predictions for the metrics."""
         return self.model.predict(batch)
 
@@ -315,15 +315,15 @@ class BaseTask(Remembering, LightningModule):
             return []
         broken = batch.pop(UNREADABLE, ())
         described = self.describe(batch, trainer.datamodule) if batch else []
-        rows = [self.filed(row) for row in described]
+        rows = [self.save_arrays(row) for row in described]
         return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return predictions as plain values, one dict per input with its name as ``image``."""
         raise NotImplementedError
 
-    def filed(self, row: Row) -> Row:
-        """Return a row of ``describe`` in a form that json can write."""
+    def save_arrays(self, row: Row) -> Row:
+        """Write the arrays of a ``describe`` row to files; return a row that json can write."""
         return row
 
     def answer(self, row: Row) -> str:

@@ -102,7 +102,7 @@ def open_task(path: str | Path) -> BaseTask:
     found = open_saved(path)
     checkpoint = found.checkpoint
     saved = _config_in(checkpoint) if found.run is None else found.run.config
-    targets = targets_in(saved, checkpoint)
+    targets = read_targets(saved, checkpoint)
     if targets is None:
         raise ValueError(
             f"{checkpoint.path} lacks class names, which all our runs save; pass one of our runs"
@@ -171,7 +171,7 @@ def usual_datamodule(task: BaseTask) -> Any:
     return data
 
 
-def targets_in(config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
+def read_targets(config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the targets of a checkpoint as arguments of a datamodule's ``predict_only``.
 
     Args:

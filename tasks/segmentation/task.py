@@ -136,7 +136,7 @@ class SegmentationTask(ClassesTask):
         folders = {str(path.parent) for path in paths}
         self._above = Path(os.path.commonpath(folders)) if len(folders) > 1 else Path()
 
-    def filed(self, row: Row) -> Row:
+    def save_arrays(self, row: Row) -> Row:
         """Write the labels of a row to a file, and replace them by its path."""
         trainer: Any = self.trainer
         folder = Path(trainer.default_root_dir) / LABELS

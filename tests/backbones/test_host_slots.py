@@ -220,7 +220,7 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog
             match = f"{option}=True gives deit_t class tokens, but pooling .* such as attention"
             with pytest.raises(ValueError, match=match):
                 create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
-        match = "class_token=True gives deit_t class tokens, which blind .* a channel mixer"
+        match = "class_token=True gives deit_t class tokens, but blind .* a channel mixer"
         with pytest.raises(ValueError, match=match):
             create_backbone("deit_t_blind", class_token=True)
 

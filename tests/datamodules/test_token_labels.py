@@ -257,9 +257,9 @@ def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
     assert "teacher=NAME or checkpoint=<run folder> is missing" in error_of(f"root={root}")
     assert "folder nowhere does not exist; pass a" in error_of("root=nowhere", *teacher)
     assert "'resnt' is neither a backbone" in error_of(f"root={root}", "teacher=resnt")
-    assert "top=5 is more than the 3 classes" in error_of(f"root={root}", *teacher)
+    assert "top=5 is more than the number of classes, 3" in error_of(f"root={root}", *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
-    assert "has a/0.jpg and a/0.png, whose label maps" in error_of(f"root={root}", *teacher)
+    assert "a/0.jpg and a/0.png would share one label map" in error_of(f"root={root}", *teacher)
     assert not (tmp_path / "maps").exists()
 
 

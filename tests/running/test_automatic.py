@@ -157,10 +157,7 @@ def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, ra
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (
-            ["optimizer.name=sgd"],
-            r"lr=auto is for AdamW, but optimizer.name=sgd; pass optimizer.lr=",
-        ),
+        (["optimizer.name=sgd"], r"auto is for AdamW, but optimizer.name=sgd; pass optimizer.lr="),
         (["optimizer.reference_batch=512"], r"optimizer.reference_batch=512 scales a typed rate"),
     ],
 )
@@ -240,7 +237,7 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     assert config["optimizer"]["lr"] == 5.2e-3
     assert "optimizer.lr" in config["automatic"]
     assert summary(whole.folder())["learning_rate"] == 5.2e-3
-    # Longer, by the same words: rate, batch and warm-up stay those of the run.
+    # Longer, with the same command: rate, batch and warm-up stay those of the run.
     longer = run_shared([*typed[:-1], "trainer.max_steps=4", "resume=true"])
     assert longer.status == 0, longer.err
     assert longer.folder() == whole.folder()

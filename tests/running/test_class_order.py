@@ -64,18 +64,18 @@ def test_a_checkpoint_of_ours_in_the_other_order_is_refused(folders, tmp_path, c
     assert ended.err.endswith("; pass data.class_order=text\n")
 
 
-@pytest.mark.slow  # three runs
+@pytest.mark.slow  # three runs exist
 def test_a_run_keeps_its_order(folders, natural, tmp_path, capsys):
     typed = [*TYPED, f"data.root={folders}", f"output_dir={tmp_path}", "keep_classifier=true",
              f"backbone.pretrained={natural}", "optimizer.lr=1e-12", "trainer.max_steps=1",
              "schedule.warmup=0", "schedule.warmup_lr=0"]  # fmt: skip
-    with pytest.warns(UserWarning, match="does not name its classes"):
+    with pytest.warns(UserWarning, match="lacks class names"):
         assert run_here(typed, capsys).status == 0
     ended = run_here([*typed, "data.class_order=natural"], capsys)
     assert top1(ended) == 100
     test = ["mode=test", f"ckpt={ended.folder()}", f"output_dir={tmp_path}", "trainer=cpu"]
     assert top1(run_here(test, capsys)) == 100
-    # Also on other data, whose own option stays at its default.
+    # Also on other data with the default option.
     other = ["data=imagenet", f"data.root={folders}", "data.image_size=64", "data.num_workers=0"]
     other += [word for word in TYPED if word.startswith("data.augmentation")]
     assert top1(run_here([*test, *other], capsys)) == 100

@@ -48,7 +48,7 @@ def test_free_space_must_fit_three_checkpoints_and_the_best_ones(tmp_path, monke
     check(tmp_path, monkeypatch, free=needed)
     with pytest.raises(ValueError, match=r"has 16 MiB of free space, but the checkpoints .* take"):
         check(tmp_path, monkeypatch, free=needed - 1)
-    # What a resumed run replaces is there already.
+    # A resumed run replaces existing files.
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b" ")
     check(tmp_path, monkeypatch, free=needed - 1)

@@ -10,7 +10,7 @@ from tasks.engine import loading
 from tools import run
 
 BLOCK = 64 * 2**20
-# Page faults of filling a large block a second time.
+# Page faults on filling a large block again.
 FAULTS = f"""
 import ctypes, resource
 from tools.runs.freed_memory import keep_freed_memory

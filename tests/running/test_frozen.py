@@ -12,7 +12,7 @@ from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
 from tests.runs import arguments, command, refused, run_here, summary
 
-# One training image a class, as in all tiny runs.
+# One training image per class, as in all tiny runs.
 FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
        "head.few_shot.shots=[1]", "head.few_shot.draws=2")  # fmt: skip
 

@@ -171,7 +171,7 @@ def test_cifar(count, tmp_path, capsys):
     (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}))
     (folder / "test").write_bytes(whole)
     for case in range(count):
-        # What stands around the pixels says what is made.
+        # Bytes around the pixels decide what is built.
         head = whole[:200] if chance.random() < 0.5 else whole
         (folder / "train").write_bytes(damaged(head, chance) + whole[len(head) :])
         try:

@@ -60,9 +60,7 @@ def test_a_lock_that_is_not_a_file_is_named(what, tmp_path):
 
 @pytest.mark.parametrize("name", ["set-v5", ".set-v5.lock", ""])
 @pytest.mark.parametrize("what", ["folder", "file", "pipe"])
-def test_foreign_files_at_the_path_of_sample_data_are_named_and_stay(
-    name, what, tmp_path, monkeypatch
-):
+def test_foreign_files_at_the_path_of_sample_data_stay(name, what, tmp_path, monkeypatch):
     monkeypatch.setattr("datamodules.files.cache.GENERATOR_VERSION", 5)
     base = tmp_path / "cache"
     if name:

@@ -43,7 +43,7 @@ def cifar100(root):
     return data.root
 
 
-# What writes the stand-in, and what is typed besides.
+# The function that writes the stand-in, and further options.
 KINDS = {
     "imagenet": (folders, ()),
     "imagenet recipe=deit": (folders, ("optimizer.reference_batch=null",)),
@@ -102,6 +102,6 @@ def test_two_steps_and_a_test(kind, tmp_path, capsys):
     assert ended.status == 0, ended.err
     if kind.startswith("imagenet"):
         (predictions,) = tmp_path.glob("out/**/predictions.json")
-        assert "tench" in predictions.read_text()  # what n01440764 means
+        assert "tench" in predictions.read_text()  # the everyday name of n01440764
     if "experiment" in kind:
         assert "AFBO Table 17" in run_here(["mode=test", f"ckpt={folder}", *beside], capsys).out

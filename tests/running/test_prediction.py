@@ -37,7 +37,7 @@ def far_from_its_data(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def images(tmp_path):
-    """Create images of several sizes and suffixes, one of them rotated."""
+    """Create images of several sizes, with names that differ in their suffix; one is rotated."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name, size in (("b.png", (90, 70)), ("a.jpg", (64, 64)), ("b.jpg", (70, 90))):
@@ -76,13 +76,13 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
     network = load(run)
     assert plain(network.predict(images), folder) == plain(rows, folder)
     path, picture = images / "b.jpg", Image.open(images / "b.jpg")
-    # Arrays have no EXIF data: dense tasks turn images as it says.
+    # Arrays lack EXIF data, by which dense tasks rotate images.
     array = np.asarray(load_rgb(path, upright=task in ("detection", "segmentation")))
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
     forms = [str(path), path, picture, array, tensor]
     found = network.predict(forms)
     assert [row["image"] for row in found[:3]] == [str(path), str(path), "image 2"]
-    # Each by itself: a product rounds the last image of a batch in another way than the first.
+    # One by one, since products round differently within a batch.
     alone = [row for form in forms for row in network.predict(form)]
     assert len(alone) == len(forms)
     assert len({json.dumps(nameless(row)) for row in alone}) == 1
@@ -124,7 +124,7 @@ def check_detection(folder, rows, classes, said):
     first, found = results[0], rows[0]["detections"][0]
     assert first["category_id"] == classes.index(found["class"]) + 1  # the sample set's own ids
     assert first.keys() == {"image_id", "category_id", "bbox", "score", "segmentation"}
-    # The one that lies on its side is turned: EXIF's 6.
+    # The rotated image has EXIF orientation 6.
     sizes = [row["detections"][0]["segmentation"]["size"] for row in rows]
     assert sizes == [[64, 64], [70, 90], [70, 90]]
     assert re.search(r"a\.jpg: \d+ objects? above 0\.3", said)
@@ -137,7 +137,7 @@ def check_segmentation(folder, rows, classes, said):
         labels = Image.open(folder / row["labels"])
         assert (labels.mode, labels.size) == ("P", size)
         values, counts = np.unique(np.asarray(labels), return_counts=True)
-        # As the masks of the set have them: 0 is ignored, the first class is 1.
+        # As in the set's masks: 0 is ignored, the first class is 1.
         shares = {classes[v - 1]: c / counts.sum() for v, c in zip(values, counts, strict=True)}
         assert shares == pytest.approx(row["shares"], abs=1e-6)
     assert re.search(r"a\.jpg: \S+ [\d.]+ %", said)

@@ -48,11 +48,11 @@ def environment(monkeypatch):
     [
         ({}, ONE), ({}, TWO), (TORCHRUN, TWO), (SRUN, TWO), (STEP, TWO),
         ({**TORCHRUN, "WORLD_SIZE": "1"}, ONE),
-        # Shells and scripts within a job are one process, whatever the job's number of tasks.
+        # Shells and scripts within a job are one process for any number of tasks.
         (JOB, ONE), ({**JOB, "SLURM_JOB_NAME": "interactive"}, TWO),
         ({**STEP, "SLURM_JOB_NAME": "bash"}, ONE), ({**SRUN, "ENVIRONMENT": "BATCH"}, ONE),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, ONE),
-        # The other processes that Lightning starts.
+        # The other processes of Lightning.
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, TWO),
         (TORCHRUN, TWO | {"devices": "2"}),
         (TORCHRUN, TWO | {"accelerator": "gpu", "devices": [0, 1]}),
@@ -195,7 +195,7 @@ BROKEN = "[/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     [
         ([-9], ValueError, "ended with status [-9]"),
         ([], ValueError, "another process of this run has ended"),
-        ([2, 1], SystemExit, "2"),  # one of them has said why
+        ([2, 1], SystemExit, "2"),  # one process has reported the reason
     ],
 )
 def test_a_broken_connection_ends_in_one_sentence(others, raised, said, tmp_path):
@@ -281,7 +281,7 @@ def test_a_connection_that_a_signal_broke_ends_as_the_signal_does(tmp_path):
     assert ended.value.code == 143
 
 
-# A run that writes down what each of its processes draws.
+# Run that records the random numbers of each process.
 RECORDED = """
 import json, os, sys
 sys.path.insert(0, {root!r})
@@ -412,7 +412,7 @@ def test_compiled_processes_have_the_losses_of_plain_ones(tmp_path, monkeypatch)
 NEAR = """
 import sys
 sys.path.insert(0, {root!r})
-import datamodules.dense.toolkit_data  # lends mmcv its operators before a toolkit asks
+import datamodules.dense.toolkit_data  # provides mmcv's operators before a toolkit needs them
 from heads.toolkits.detectors import Detector
 from tests import near_truth
 
@@ -431,7 +431,7 @@ def test_two_processes_have_the_dense_figures_of_one(task, trained, tmp_path, ca
     script = tmp_path / "near.py"
     script.write_text(NEAR.format(root=str(ROOT), script=str(ROOT / "tools" / "run.py")))
     if task == "detection":
-        # What little training finds has a precision of 0.
+        # After so little training precision is 0.
         from heads.toolkits.detectors import Detector
         from tests import near_truth
 

@@ -179,7 +179,7 @@ def test_a_checkpoint_is_written_by_the_clock(train, monkeypatch):
     now = iter(range(0, 10_000, 25))
     monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: next(now)))
     _, folder = train("run", every=1, kill=(BATCH, 5))
-    # Looked at as training starts, after each step and after a save.
+    # Read as training starts, after each step and after a save.
     assert checkpoint(folder)["global_step"] == 3
     assert not (folder / "checkpoints" / "best.ckpt").exists()
 
@@ -249,7 +249,7 @@ def test_an_option_selects_the_files_of_a_finished_run(train, keep, left, monkey
 
 def test_a_finished_run_without_validation_keeps_its_last_checkpoint(train):
     _, folder = train("run", keep="best", every=1e-9, max_epochs=1, limit_val_batches=0)
-    assert kept(folder) == {"best.ckpt"}  # the latest, where nothing was measured
+    assert kept(folder) == {"best.ckpt"}  # the latest, without metrics
 
 
 def test_the_previous_checkpoint_stays_if_the_last_is_unreadable(train, monkeypatch, caplog):
@@ -298,7 +298,7 @@ def test_a_checkpoint_is_read_once_on_resuming(train, monkeypatch):
     read, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda path, **o: read.append(path) or load(path, **o))
     train("broken", resume=True)
-    # Then the best one is tested, and the last one read back before the one before it goes.
+    # Then the best one is tested, and the last one verified before the previous one is removed.
     assert [path.name for path in read] == ["last.ckpt", "best.ckpt", "last.ckpt"]
 
 

@@ -45,7 +45,7 @@ def test_mean_corruption_error():
     errors = as_errors(ALEXNET)
     assert mean_corruption_error(errors) == pytest.approx(100, abs=1e-9)
     assert mean_corruption_error(as_errors(ALEXNET, 0.5)) == pytest.approx(50, abs=1e-9)
-    # The errors of severities are averaged first, kinds after they are divided.
+    # Errors are averaged over severities first, then over kinds after the division.
     flat = {kind: dict.fromkeys(range(1, 6), 0.4) for kind in KINDS}
     expected = sum(40 / mean for mean in PUBLISHED) / 15
     assert mean_corruption_error(flat) == pytest.approx(expected)
@@ -76,7 +76,7 @@ def test_predictions_among_some_classes():
 
     assert top1() == 0
     task.only_classes((2, 3))
-    # The official rule: the columns of the classes, argmax among them.
+    # The official rule: argmax over the columns of the classes.
     chosen = torch.tensor([2, 3])[logits[:, [2, 3]].argmax(1)]
     assert chosen.tolist() == [3, 2]
     assert top1() == 100
@@ -186,7 +186,7 @@ def test_parts_of_other_runs_are_measured_again(measured, sets, tmp_path):
     config = config_for(sets, tmp_path)
     (tmp_path / "weights.pth").write_bytes(b"others")
     assert measured(tmp_path / "runs/f", config)[1] == 81
-    # A damaged file is said and not believed.
+    # A damaged file is logged and ignored.
     for folder in (tmp_path / "runs").iterdir():
         (folder / "robustness.json").write_text('{"key"')
     assert measured(tmp_path / "runs/g", config)[1] == 81
@@ -226,7 +226,7 @@ def test_the_papers_line_stands_in_the_closing_table(tmp_path):
     assert found["metrics"]["mce"] == {"paper": 56.4, "ours": 57.4,
                                        "difference": pytest.approx(1.0)}  # fmt: skip
     assert found["metrics"]["in_sketch"] == {"paper": 31.7, "ours": None}
-    shown = compare_with_paper({"paper": found})
+    shown = compare_with_paper({"task": "classification", "paper": found})
     assert shown["AFBO Table 2, mce (lower is better)"] == "paper 56.4, ours 57.4, difference +1"
     assert shown["AFBO Table 2, in_a"] == "paper 26, ours 26.5, difference +0.5"
     assert shown["AFBO Table 2, in_sketch"] == "paper 31.7, ours none"
@@ -308,7 +308,7 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
 @pytest.fixture
 def corrupted(trained, sample_cache, tmp_path):
     """Corrupt validation images as in README, three per class."""
-    trained("classification")  # makes them
+    trained("classification")  # creates them
     source = next(path for path in sample_cache.rglob("val") if (path / "0").is_dir())
     for name in source.iterdir():
         (tmp_path / "few" / name.name).mkdir(parents=True)
@@ -365,7 +365,7 @@ def test_two_processes_have_the_figures_of_one(trained, corrupted, tmp_path, cap
         assert second[part] == pytest.approx(metrics, rel=1e-5), part
     found = [summary(ended.folder()) for ended in (one, two)]
     assert [facts["processes"] for facts in found] == [1, 2]
-    assert set(found[0]["metrics"]) == {"ce_fog", "ce_pixelate"}  # no mce over less than 15 kinds
+    assert set(found[0]["metrics"]) == {"ce_fog", "ce_pixelate"}  # mCE needs all 15 kinds
     assert found[1]["metrics"] == pytest.approx(found[0]["metrics"])
 
 

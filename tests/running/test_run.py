@@ -210,7 +210,7 @@ def test_each_task_trains_in_two_processes_and_is_evaluated_alike(task, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "name"), by_turns(*TASKS))
 def test_every_host_and_mixer_trains_a_step_of_every_task(name, task, tmp_path, capsys):
-    # Two images: a network of the largest size takes 20 GB for a step with the usual sixteen.
+    # Two images, since a step of the largest network with the usual 16 takes 20 GB.
     more = ["trainer.fast_dev_run=true", "backbone.pretrained=false", "data.batch_size=2"]
     ended = run_here(
         arguments(task, tmp_path, *more, "data.eval_batch_size=2", backbone=name), capsys

@@ -56,8 +56,8 @@ MISTAKES = {
     "+schedule.power=-1": "schedule.power must not be below 0, got -1",
     "+schedule.gamma=-0.1": "schedule.gamma must not be below 0, got -0.1",
     "trainer.limit_train_batches=0.01": "=0.01 of 5 train batches rounds down to 0; pass",
-    "trainer.limit_val_batches=0.01": "=0.01 of 1 val batch rounds down to 0; pass",
-    "+trainer.overfit_batches=0.1": "=0.1 of 5 train batches rounds down to 0; pass",
+    "trainer.limit_val_batches=0.01": "0.01 of 1 val batch rounds down to 0",
+    "+trainer.overfit_batches=0.1": "overfit_batches=0.1 of 5 train batches rounds down to 0",
     "+trainer.val_check_interval=6": "trainer.val_check_interval=6, but an epoch has 5 batches",
     "+trainer.val_check_interval=3 trainer.limit_train_batches=0.5": "an epoch has 2 batches; pass",
     "+optimizer.reference_batch=0": "optimizer.reference_batch must be at least 1 or null, got 0",
@@ -141,7 +141,7 @@ MISTAKES = {
     "hydra.run.dir=/tmp/x": "pass output_dir=<folder>",
     "+hydra.callbacks={x:{_target_:os.system}}": "because it could run other code",
     "output_dir=${foo}": "output_dir: Interpolation key 'foo' not found",
-    # What does not go together.
+    # Conflicting options.
     "mode=train": "mode=train is not one of fit, validate, test, predict",
     "mode=test": "pass ckpt=",
     "mode=test ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
@@ -282,7 +282,7 @@ def test_a_broken_image_in_the_middle_of_training_is_named(
     shutil.copytree(source, tmp_path / "data")
     broken = sorted((tmp_path / "data" / "train").rglob("*.jpg"))[17]
     broken.write_bytes(broken.read_bytes()[:500])
-    # Another layout of the same files: real data, so that nothing is generated anew.
+    # Another layout of the same files, treated as real data, so that generation is skipped.
     base = [a for a in arguments("classification", tmp_path) if "data." not in a]
     ended = run_here(
         [*base, "data=imagenet", f"data.root={tmp_path / 'data'}", "data.image_size=64",

@@ -34,7 +34,7 @@ def wait_for(process, condition):
 @pytest.mark.slow
 def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, caplog, one_thread):
     """SIGTERM in the first epoch, kill -9 later: resume=true continues exactly each time."""
-    # Long enough that the signals arrive in time; drop path draws from the global generator.
+    # Long enough for the signals; drop path draws from the global generator.
     long = ["++data.train_copies=5", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole = run_here(arguments("classification", tmp_path / "whole", *long, epochs=2), capsys)
     parent = tmp_path / "broken" / "classification" / "deit_t"
@@ -111,7 +111,7 @@ def test_one_run_at_a_time_and_a_stale_lock_is_replaced(tmp_path):
     wait_for(process, lambda: list(parent.glob("2*/checkpoints/last.previous.ckpt")))
     others = children_of(process)
     for pid in (process.pid, *others):
-        os.kill(pid, signal.SIGSTOP)  # so that it is still training when the second has started
+        os.kill(pid, signal.SIGSTOP)  # so that it still trains when the second starts
     second = command([*typed, "resume=true"])
     for pid in (process.pid, *others):
         os.kill(pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_if_the_first_process_is_killed_the_other_reports_it_and_ends(tmp_path):
     parent = tmp_path / "classification" / "deit_t"
     wait_for(process, lambda: list(parent.glob("2*/tensorboard/*")))
     process.send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=300)  # the other one holds stderr until it ends
+    _, err = process.communicate(timeout=300)  # the other one keeps stderr open until it ends
     assert err.startswith("error: the first process of this run was killed")
     assert len(err.splitlines()) == 1
 
@@ -273,7 +273,7 @@ def test_half_written_files_are_skipped(trained, tmp_path, capsys):
     ended = run_here(arguments("classification", tmp_path, "resume=true", epochs=2), capsys)
     assert ended.status == 0, ended.err
     assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
-    # Nothing was left to train, so the good one stays.
+    # Training was complete, so the good one stays.
     assert same(weights(copy, "last.previous"), weights(folder))
 
 

@@ -23,7 +23,7 @@ TERM, INT, HUP, USR1, KILL = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL,
 )  # fmt: skip
 SCRIPT = Path(__file__).with_name("phases.py")
-SECONDS = 10  # after which no process may be left
+SECONDS = 10  # after which all processes must have ended
 
 
 class TestListening:
@@ -54,7 +54,7 @@ class TestListening:
             os.kill(os.getpid(), INT)
             assert STOP.signum == INT
             STOP.raise_if_signalled()
-            os.kill(os.getpid(), TERM)  # as by timeout, which sends it twice
+            os.kill(os.getpid(), TERM)  # like timeout, which sends it twice
             monkeypatch.setattr(signals, "ONCE", 0.0)
             with pytest.raises(RunStopped) as stopped:
                 os.kill(os.getpid(), TERM)
@@ -241,7 +241,5 @@ STOPS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("sample_cache")
 @pytest.mark.parametrize(("phase", "signum", "to", "num_workers", "processes"), STOPS, ids=str)
-def test_all_processes_end_and_progress_is_saved(
-    phase, signum, to, num_workers, processes, tmp_path
-):
+def test_all_processes_end_and_save(phase, signum, to, num_workers, processes, tmp_path):
     check_stop(phase, signum, to, num_workers, processes, tmp_path)

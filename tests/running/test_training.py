@@ -31,7 +31,7 @@ from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
 
 CHANNELS_LAST = torch.channels_last
-# Options of the task, all others are the trainer's.
+# Options of the task; all others are the trainer's.
 TASK = {"ema", "mixup", "model", "optimizer", "random_erasing", "schedule"}
 
 
@@ -349,7 +349,7 @@ class TestTraining:
         reported = content[place if place == EMA else "state_dict"]
         fresh = tiny_task()
         fresh.load_weights(path)
-        # What was loaded, and what the run itself was tested with and draws.
+        # The loaded weights, and those that the run tested and draws with.
         for model in (fresh, self.task):
             state = model.state_dict()
             assert all(torch.equal(state[key], value) for key, value in reported.items())
@@ -384,7 +384,7 @@ class TestTraining:
         assert not all(value.equal(average[key]) for key, value in live.items())
         last = folder / "checkpoints" / "last.ckpt"
         assert torch.load(last, weights_only=True)["ema_steps"] == 9  # 18 batches
-        # What the run was tested with and what is drawn at its end is the best average.
+        # The run tests and draws with the best average.
         best = self.weights(folder, "best", "state_dict_ema")
         own = self.task.state_dict()
         assert all(value.equal(own[key]) for key, value in best.items())
@@ -489,7 +489,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1], ids=str)
     def test_other_signals_save_and_stop_too(self, train, signum):
-        before = signal.signal(signum, signal.SIG_DFL)  # nohup has a process ignore the first one
+        before = signal.signal(signum, signal.SIG_DFL)  # nohup makes a process ignore the first one
         try:
             first, folder = train("run", extra=[SignalAt(step=2, signum=signum)])
         finally:

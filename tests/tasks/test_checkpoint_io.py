@@ -160,7 +160,7 @@ def draw():
 
 def test_random_state_goes_through_a_safe_checkpoint(tmp_path):
     own = random_state()
-    random.gauss(0, 1)  # leaves a second number cached
+    random.gauss(0, 1)  # caches a second number
     np.random.randn()
     torch.save(random_state(), tmp_path / "state.pt")
     expected = draw()

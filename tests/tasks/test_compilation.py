@@ -18,7 +18,7 @@ from tests.runs import arguments, composed, run_here
 from tools.config.lazy_groups import register_groups
 from tools.runs import components as parts
 
-TRACED = {"fullgraph": True, "backend": "aot_eager"}  # all but the code that inductor writes
+TRACED = {"fullgraph": True, "backend": "aot_eager"}  # everything except inductor's code generation
 
 
 def gradients(network, images):
@@ -91,7 +91,7 @@ def test_the_limit_of_compiled_sizes_is_logged(caplog):
         torch.testing.assert_close(compiled(images), plain(images))
         assert (len(seen) > graphs) == (turn < MAX_SHAPES)
     assert caplog.text.count(f"compiled for {MAX_SHAPES} sizes") == 1
-    compiled(torch.randn(1, 3, 64, 64))  # the first size still has its graph
+    compiled(torch.randn(1, 3, 64, 64))  # the first size keeps its graph
     assert len(seen) == graphs
 
 

@@ -191,7 +191,7 @@ def test_a_network_of_timm_from_a_file(file):
     reference = timm.create_model(SMALL, num_classes=10).eval()
     reference.load_state_dict(torch.load(file))
     images = torch.randn(2, 3, 64, 64)
-    # timm's default for it is a normalisation of its own.
+    # timm's default normalisation for it differs.
     theirs = reference.pretrained_cfg
     own = tuple(theirs["mean"]), tuple(theirs["std"])
     assert teacher.normalisation == own

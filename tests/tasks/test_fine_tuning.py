@@ -58,7 +58,7 @@ def test_the_classifier_stays_and_positions_are_resized(trained):
     expected = resample_abs_pos_embed(model.backbone.pos_embed, [6, 6], [4, 4])
     torch.testing.assert_close(tuned.backbone.pos_embed, expected)
     images = torch.randn(2, 3, 96, 96)
-    with torch.no_grad():  # as the smaller network sees larger images
+    with torch.no_grad():  # as for the smaller network on larger images
         torch.testing.assert_close(tuned.eval()(images), model.eval()(images), rtol=1e-3, atol=1e-3)
     other = task(str(path)).model
     assert not torch.equal(other.classifier.weight, model.classifier.weight)

@@ -26,7 +26,7 @@ def box_mask(box, size):
     mask = np.zeros(size, bool)
     x1, y1, x2, y2 = np.round(box).astype(int)
     mask[y1:y2, x1:x2] = True
-    mask[y1 : (y1 + y2) // 2, x1 : (x1 + x2) // 2] = False  # a corner off: masks are not boxes
+    mask[y1 : (y1 + y2) // 2, x1 : (x1 + x2) // 2] = False  # masks differ from boxes
     return mask
 
 
@@ -135,7 +135,7 @@ def test_coco_metric_equals_pycocotools(coco, seen):
     samples = samples[:seen]
     metric = CocoMetric(content_of(path), CATEGORIES, with_masks=True)
     metric.update(samples[:3])
-    metric.update(samples[2:])  # the third image comes twice, as a padded sampler sends it
+    metric.update(samples[2:])  # the third image comes twice, as from a padded sampler
     figures = metric.compute()
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
         expected = reference_figures(path, samples, kind)
@@ -177,7 +177,7 @@ def test_classes_without_detections_or_ground_truth(coco):
     content = content_of(path)
     content["annotations"] = [a for a in content["annotations"] if a["category_id"] == 7]
     metric = CocoMetric(content, CATEGORIES, with_masks=False)
-    metric.update(samples[1:2])  # nothing is found in it
+    metric.update(samples[1:2])  # without detections
     metric.compute()
     assert metric.class_figures == {3: {"AP": None, "AP50": None}, 7: {"AP": 0.0, "AP50": 0.0}}
     metric.update(samples)
@@ -215,7 +215,7 @@ def test_coco_metric_without_masks_or_detections(coco):
     path, samples = coco
     metric = CocoMetric(content_of(path), CATEGORIES, with_masks=False)
     metric.update(samples[1:2])
-    # There is no small object.
+    # Small objects are missing.
     assert metric.compute() == {f"AP{name}": 0 for name in STATS if name != "_small"}
     metric.reset()
     metric.update(samples)
@@ -374,7 +374,7 @@ def segmented(predicted, truth):
 
 def test_segmentation_metrics_equal_a_plain_count():
     generator = np.random.default_rng(0)
-    # Class 3 does not occur but is predicted, class 4 neither.
+    # Class 3 is predicted but does not occur; class 4 is neither.
     truth = generator.choice([0, 1, 2, IGNORED], (3, 20, 30), p=[0.6, 0.2, 0.1, 0.1])
     noise = generator.integers(0, 4, truth.shape)
     predicted = np.where((generator.random(truth.shape) < 0.7) & (truth < 5), truth, noise)

@@ -385,7 +385,7 @@ def ffnet_codes_layer(name):
     parts = name.split(".")
     if parts[0] != "stages":
         return 13  # "everything else": its stem is not called downsample_layers
-    # Its stages are lists that begin with the downsampling, but for the first.
+    # Its stages are lists that begin with the downsampling, except the first.
     first = parts[1] == "0"
     index = 0 if parts[2] == "downsample" else int(parts[3]) + (not first)
     return {0: 1, 1: 2, 2: 3 + index // 3, 3: 12}[int(parts[1])]
@@ -403,7 +403,7 @@ def test_the_two_readings_of_ffnets_layers(name):
     assert [meant[key] for key in differ] == pytest.approx([0.8**13] * len(differ))
     slowest = {scale for key, scale in run.items() if key.startswith("stages.0.")}
     assert slowest == {min(run.values())}
-    assert slowest.pop() == pytest.approx(0.069, abs=5e-4)  # of stage 1, which the stem is not
+    assert slowest.pop() == pytest.approx(0.069, abs=5e-4)  # of stage 1, which excludes the stem
 
 
 def test_convnexts_layers():
@@ -480,7 +480,7 @@ def test_the_schedules_rate_is_the_same_for_all_groups():
     assert [schedule_rate(group) for group in optimizer.param_groups] == pytest.approx(
         [0.1] * len(rates)
     )
-    # The rules are asked before parameters are sharded, and serve in place of the options.
+    # The rules are built before sharding and replace the options.
     rules = optimizer_rules(meta("deit_t"), {"weight_decay": 0.2, **options})
     again = build_optimizer(meta("deit_t"), rules, name="sgd", lr=0.1)
     shares = {(group["lr"], group["lr_scale"]) for group in again.param_groups}

@@ -99,7 +99,7 @@ def test_a_line_omits_figures_of_earlier_validations(clock, caplog):
         progress_bar_metrics={"train/loss": 3.0, "val/top1": 7.0, "val/loss": 1.0},
     )  # fmt: skip
     lines = ProgressLines()
-    lines.on_validation_end(trainer, task)  # that before training, by way of trial
+    lines.on_validation_end(trainer, task)  # the sanity check before training
     lines.on_train_start(trainer, task)
     for epoch, validates in enumerate((False, True, False, True)):
         caplog.clear()

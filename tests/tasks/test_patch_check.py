@@ -200,7 +200,7 @@ class Stub(Backbone):
         self.pool, self.gain = pool, gain
 
     def embed(self, images):
-        images.mul_(self.gain)  # a host may write to what it is given
+        images.mul_(self.gain)  # a host may write to its input
         x = self.stem(images)
         return self.head(x.mean((2, 3)) if self.pool is None else self.pool(x))
 
@@ -405,7 +405,7 @@ def test_sharded_weights_are_checked_before_they_are_sharded(deit):
     )
     strategy = object.__new__(FSDPStrategy)
     task._trainer = SimpleNamespace(strategy=strategy, datamodule=SimpleNamespace(image_size=64))
-    task.on_fit_start()  # too late for it
+    task.on_fit_start()  # too late for the check
     with pytest.raises(ValueError, match="its class token never sees the image"):
         task.setup("fit")
     task.setup("test")

@@ -175,7 +175,7 @@ def test_only_the_background_stays_untinted():
     assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) != (0, 0, 0)
 
 
-# Captions that fit, names in their places
+# Sizes of captions, positions of names
 
 
 LONG = "American Staffordshire terrier, Staffordshire terrier"
@@ -206,7 +206,7 @@ def test_a_tile_shows_probability_and_truth_within_its_width():
     first, second = colours_below(sheet, 6)
     assert CAPTION_COLOURS[False] in first
     assert TRUTH_COLOUR in second
-    # Between the tiles nothing is written.
+    # The gap between tiles stays empty.
     gap = np.array(sheet)[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134]
     assert (gap == 255).all()
     other = contact_sheet([Tile(grey, LONG, 0.13, False, LONG), Tile(grey, "a", 1.0, True)])
@@ -240,7 +240,7 @@ def test_captions_are_separate_and_within_the_picture():
     drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG]))
     for label in range(3):
         filled = (drawn == PALETTE[label]).all(-1)
-        rows = np.flatnonzero(filled.sum(axis=1) > 100)  # those of the caption's area
+        rows = np.flatnonzero(filled.sum(axis=1) > 100)  # pixels of the caption's area
         assert len(rows) >= 8, f"caption {label} is covered"
 
 
@@ -290,5 +290,5 @@ def test_only_the_surest_of_overlapping_detections_is_drawn():
     found = InstanceData(
         bboxes=boxes, labels=torch.tensor([0, 1, 0, 0]), scores=torch.tensor([0.4, 0.9, 0.8, 0.2])
     )
-    # The first lies over the second, whatever its class; the last is not sure enough.
+    # The first overlaps the second, of another class; the last has a low score.
     assert _to_draw(found).scores.tolist() == pytest.approx([0.9, 0.8])

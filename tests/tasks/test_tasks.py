@@ -142,7 +142,7 @@ def test_weight_average_is_timms(warmup):
 
 def test_weight_average_is_swapped_in_and_out():
     model, average = nn.Linear(2, 2).bfloat16(), WeightEMA(decay=0.5)
-    average.swap_in(model)  # nothing yet
+    average.swap_in(model)  # before the first update
     before = model.weight.clone()
     average.update(model)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_loss_that_is_not_finite(value):
         task.training_step({"image": torch.zeros(1)}, 0)
 
 
-def test_a_rate_is_held_to_the_top_rate_of_the_batch():
+def test_a_rate_above_the_scaled_rate_is_refused():
     optimizer = {"name": "sgd", "lr": 0.1, "reference_batch": 8}
     schedule = {"name": "poly", "min_lr": 0.2}
     task = ClassesTask(nn.Linear(2, 2), "ab", optimizer=optimizer, schedule=schedule)
@@ -222,9 +222,9 @@ def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     (tmp_path / "run").mkdir()
     SegmentationTask.on_predict_start(task)
     labels = np.zeros((2, 2), np.uint8)
-    filed = [SegmentationTask.filed(task, {"image": name, "labels": labels}) for name in names]
-    assert [row["labels"] for row in filed] == [
+    rows = [SegmentationTask.save_arrays(task, {"image": name, "labels": labels}) for name in names]
+    assert [row["labels"] for row in rows] == [
         "labels/a/1.jpg.png", "labels/b/1.jpg.png", "labels/2.png", "labels/3.jpg.png",
         "labels/3.png.png",
     ]  # fmt: skip
-    assert all((tmp_path / "run" / row["labels"]).is_file() for row in filed)
+    assert all((tmp_path / "run" / row["labels"]).is_file() for row in rows)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("mmdet")
 pytest.importorskip(
     "datamodules.dense.toolkit_data"
-)  # lends mmcv its operators before a toolkit asks
+)  # provides mmcv's operators before a toolkit needs them
 pytest.importorskip("mmseg")
 
 from mmdet.evaluation import CocoMetric as TheirCocoMetric
@@ -280,7 +280,7 @@ def detector(name):
 @pytest.mark.slow
 def test_detections_are_those_of_mmdets_runner(coco, tmp_path):
     data, model = coco_data(coco), detector("retinanet")
-    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else nothing is found
+    model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else detections are empty
     metric = Kept(ann_file=str(coco / "annotations/instances_val2017.json"), metric="bbox")
     figures_of_runner(
         copy.deepcopy(model.model), tmp_path, "mmdet", mmdets_dataset(coco, data.scale), metric
@@ -346,7 +346,7 @@ def check_same_losses(model, task, data, tmp_path, scope, steps):
         assert one == pytest.approx(other, rel=2e-4)
     assert ours.losses[0] == pytest.approx(theirs.losses[0], rel=1e-6)
     total = [losses["loss"] for losses in ours.losses]
-    assert max(total) - min(total) > 0.01 * total[0]  # it learns
+    assert max(total) - min(total) > 0.01 * total[0]  # the loss falls
 
 
 def options():

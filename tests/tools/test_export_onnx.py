@@ -262,7 +262,7 @@ def test_every_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_pat
 
 def test_long_steps_print_progress(tmp_path, capsys, monkeypatch):
     def exporting(request):
-        request.say("recording")
+        request.report("recording")
         print("what a package says")
         path = request.folder / "model"
         path.touch()
@@ -279,7 +279,7 @@ def test_long_steps_print_progress(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_every_step_of_onnx_prints_progress(tmp_path):
     request, said = small_request("resnet18", "onnx", tmp_path, what="maps"), []
-    object.__setattr__(request, "say", said.append)
+    object.__setattr__(request, "report", said.append)
     exporter("onnx")(request)
     assert said[0] == (
         "maps.onnx: recording the network as a graph (takes minutes for a large network)"

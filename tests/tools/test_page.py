@@ -165,9 +165,8 @@ def written(tmp_path, monkeypatch):
 
 
 def read_page(folder):
-    subject = SimpleNamespace(
-        label="net<1>", folder=folder, count=3, size=None, family=find_family("classification")
-    )
+    family = find_family("classification")
+    subject = SimpleNamespace(label="net<1>", folder=folder, family=family, count=3, size=None)
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 

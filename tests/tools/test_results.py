@@ -199,7 +199,7 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
     assert {terms["deit_t_iffn"], terms[f"deit_t {token}"]} == {"a", "b"}
     assert results.main([str(tmp_path / "outputs")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any("on equal terms but for the mixer: a: " in line for line in lines)
+    assert any("on equal terms apart from the mixer: a: " in line for line in lines)
     (line,) = (line for line in lines if "pooling mean of the map" in line)
     assert "class tokens 0, pooling mean of the map, backbone.class_token=false: " in line
     assert "deit_t_iffn" in line
@@ -298,7 +298,7 @@ def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
     )
     monkeypatch.setattr(paper_figures, "list_papers", lambda: ["one"])
     monkeypatch.setattr(paper_figures, "_rows", lambda paper, run: [plain, unnamed, robust])
-    assert paper_figures._on_sets(SimpleNamespace(task="classification")) is robust
+    assert paper_figures._find_robustness_row(SimpleNamespace(task="classification")) is robust
 
 
 def test_settings_without_effect_do_not_separate_runs(run, shown):

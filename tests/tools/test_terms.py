@@ -87,7 +87,7 @@ def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
     )  # in the table's line
     monkeypatch.setattr(hosts, "MOST", 1)
     assert describe_differences([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
-        said, "and 1 more are built otherwise than their hosts"
+        said, "and 1 more differ from their hosts"
     ]  # fmt: skip
     assert complexity.main(["backbone=deit_t_iffn"]) == 0
     assert capsys.readouterr().err == f"complexity.py: {said}\n"
@@ -96,7 +96,7 @@ def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
 def test_one_line_names_the_networks_of_a_table(capsys):
     line = describe_unequal_networks([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
     assert line == (
-        "not on equal terms but for the mixer: deit_t with class tokens 1, pooling class token "
+        "not on equal terms apart from the mixer: deit_t with class tokens 1, pooling class token "
         "(deit_t, deit_t_afbo), with class tokens 0, pooling mean of the map (deit_t_iffn)"
     )
     assert (
@@ -105,8 +105,10 @@ def test_one_line_names_the_networks_of_a_table(capsys):
     )
     assert describe_unequal_networks([("ffnet_1", {}), ("ffnet_1", {"fused": True})]) is None
     assert complexity.main(["backbone=deit_t,deit_t_iffn"]) == 0
-    assert "complexity.py: not on equal terms but for the mixer: deit_t" in capsys.readouterr().err
+    assert (
+        "complexity.py: not on equal terms apart from the mixer: deit_t" in capsys.readouterr().err
+    )
     typed = ["backbones", "backbone=deit_t_iffn", "baseline=deit_t", "image_size=64", "batch=1",
              "rounds=2", "threads=1"]  # fmt: skip
     assert benchmark.main(typed) == 0
-    assert "benchmark.py: not on equal terms but for the mixer" in capsys.readouterr().err
+    assert "benchmark.py: not on equal terms apart from the mixer" in capsys.readouterr().err

@@ -178,10 +178,10 @@ class Finder:
     """Functions that find the evidence of a family's networks.
 
     Attributes:
-        amounts: What ``Evidence.amounts`` are.
+        amounts: Kind of ``Evidence.amounts``: "probability", "pixels" or "boxes".
         find: Function (model, images, inside, classes) -> (scores, amounts); None for logits.
-        by_amount: True if the class of the largest amount is predicted, as of pixels; False if
-            that of the largest score is, as of boxes, many of which are doubtful.
+        by_amount: True to predict the class of the largest amount, as for pixels; False for the
+            largest score, as for boxes, since many boxes are doubtful.
     """
 
     amounts: str

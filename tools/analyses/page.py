@@ -58,7 +58,7 @@ BESIDE = {
 def page(
     subject: Subject,
     options: Mapping[str, str],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     chosen: Sequence[str] = (),
 ) -> str:
     """Return the page of a run.
@@ -66,7 +66,7 @@ def page(
     Args:
         subject: Opened from its run folder.
         options: The command's options; each analysis adds its own.
-        say: Prints a line of progress.
+        report: Prints a line of progress.
         chosen: Names of analyses; default: all.
 
     Raises:
@@ -92,7 +92,7 @@ def page(
         Section("results", "Results", _results(folder, summary)),
         Section("curves", "Curves", curves or "<p>None were measured.</p>"),
         Section("predictions", "Predictions", predictions or "<p>None were drawn.</p>"),
-        *_analyses(subject, options, say, chosen),
+        *_analyses(subject, options, report, chosen),
         Section("settings", "Settings", _settings(folder, summary)),
     ]
     return document(subject.label, _head(subject, folder, summary), sections)
@@ -124,13 +124,16 @@ def write_page(folder: Path) -> Path:
 
 
 def _analyses(
-    subject: Subject, options: Mapping[str, str], say: Callable[[str], None], chosen: Sequence[str]
+    subject: Subject,
+    options: Mapping[str, str],
+    report: Callable[[str], None],
+    chosen: Sequence[str],
 ) -> Iterator[Section]:
     refused = {}
     for name, analysis in analyses().items():
         if name == REPORT or (chosen and name not in chosen):
             continue
-        say(f"{name} ...")
+        report(f"{name} ...")
         title, rest = _divided(analysis.summary)
         command = f"<code>python tools/analyse.py {name} ckpt=RUN</code>"
         about = f"{text(rest)} · {command}" if rest else command

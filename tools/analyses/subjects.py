@@ -21,7 +21,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
 from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_task, targets_in
+from tasks.engine.loading import build_task, read_targets
 from tasks.engine.saved_config import Saved, open_saved
 from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
@@ -232,8 +232,7 @@ def _open_subject(
     if run is None:
         if not name:
             raise ValueError(
-                f"{path} is not in a run folder, whose config.yaml names the network: pass "
-                "backbone=NAME too"
+                f"{path} is not in a run folder, so its network is unknown: pass backbone=NAME too"
             )
         return _open_file(saved, Path(path).stem, name, options, words)
     if name and name != run.config["backbone"]["name"]:
@@ -250,7 +249,7 @@ def _open_subject(
     if square and "image_size" in config["data"]:
         config["data"]["image_size"] = square
     data = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    targets = targets_in(config, saved.checkpoint)
+    targets = read_targets(config, saved.checkpoint)
     if targets is None:
         data.prepare_data()
         data.setup()

@@ -26,7 +26,7 @@ def describe_unequal_networks(networks: Sequence[Network], *, dense: bool = Fals
         for host, facts in _groups(networks, dense)
         if len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
     ]
-    return f"not on equal terms but for the mixer: {'; '.join(lines)}" if lines else None
+    return f"not on equal terms apart from the mixer: {'; '.join(lines)}" if lines else None
 
 
 def describe_differences(networks: Sequence[Network], *, dense: bool = False) -> list[str]:
@@ -37,14 +37,14 @@ def describe_differences(networks: Sequence[Network], *, dense: bool = False) ->
         when it builds the network, such as a missing class token.
     """
     line = describe_unequal_networks(networks, dense=dense)
-    said: list[str | None] = []
+    notes: list[str | None] = []
     for host, facts in _groups(networks, dense):
         differ = len({json.dumps(own, sort_keys=True) for own in facts.values()}) > 1
         if not differ and host not in facts:  # the host itself is not listed, so notes are needed
             own = [one for one in networks if network_label(one) in facts]
-            said += [_unlike(name, json.dumps(options), dense) for name, options in own]
-    sentences = list(dict.fromkeys(filter(None, said)))
-    more = [f"and {len(sentences) - MOST} more are built otherwise than their hosts"]
+            notes += [_unlike(name, json.dumps(options), dense) for name, options in own]
+    sentences = list(dict.fromkeys(filter(None, notes)))
+    more = [f"and {len(sentences) - MOST} more differ from their hosts"]
     return [*([line] if line else []), *sentences[:MOST], *(more if len(sentences) > MOST else [])]
 
 
@@ -66,10 +66,10 @@ def _groups(
 def _format_host(host: str, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Format ``deit_t with class tokens 1 (deit_t), with class tokens 0 (deit_t_iffn)``."""
     differ = [key for key in FACTS if len({str(own[key]) for own in facts.values()}) > 1]
-    said = [key for key in differ if key != "host_parameters"] or differ
+    shown = [key for key in differ if key != "host_parameters"] or differ
     groups: dict[str, list[str]] = {}
     for name, own in facts.items():
-        words = ", ".join(f"{FACTS[key]} {own[key]}" for key in said)
+        words = ", ".join(f"{FACTS[key]} {own[key]}" for key in shown)
         groups.setdefault(words, []).append(name)
     return f"{host} " + ", ".join(f"with {key} ({_few(names)})" for key, names in groups.items())
 

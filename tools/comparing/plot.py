@@ -49,7 +49,7 @@ def plot(
     path: Path,
     *,
     heading: str = "",
-    beneath: Sequence[str] = (),
+    footer: Sequence[str] = (),
 ) -> list[str]:
     """Write the plot.
 
@@ -59,7 +59,7 @@ def plot(
         cost: A key of ``AXES``, or the dotted name of a setting that the runs differ in.
         path: The PNG to write.
         heading: Difference of this evaluation from those of other plots.
-        beneath: Lines below the axes: rows on equal terms, and other differences.
+        footer: Lines below the axes: rows on equal terms, and other differences.
 
     Returns:
         Notes to print.
@@ -73,13 +73,13 @@ def plot(
     import matplotlib.pyplot as plt
 
     if cost not in AXES:
-        return plot_setting(rows, metric, cost, path, heading=heading, beneath=beneath)
+        return plot_setting(rows, metric, cost, path, heading=heading, footer=footer)
     notes: list[str] = []
     costs = compute_costs([row for row in rows if metric in row.mean], cost, notes)
     rows = [row for row, _ in costs]
     ours = [(x, row.mean[metric]) for row, x in costs]
     reported = _reported(rows, metric, cost)
-    lines = _wrapped(beneath)
+    lines = _wrap_lines(footer)
     figure, axis = plt.subplots(figsize=(7.5, 5 + LINE * len(lines)), layout="constrained")
     _draw_rows(axis, rows, ours, metric)
     if reported:
@@ -118,7 +118,7 @@ def plot_setting(
     path: Path,
     *,
     heading: str = "",
-    beneath: Sequence[str] = (),
+    footer: Sequence[str] = (),
 ) -> list[str]:
     """Write a plot of a metric over the values of a setting, one line per network.
 
@@ -128,7 +128,7 @@ def plot_setting(
         key: Dotted name of the setting.
         path: The PNG to write.
         heading: As for ``plot``.
-        beneath: As for ``plot``.
+        footer: As for ``plot``.
 
     Returns:
         Notes to print.
@@ -149,7 +149,7 @@ def plot_setting(
     series: dict[str, list[tuple[float, Row]]] = {}
     for place, row in zip(places, rows, strict=True):
         series.setdefault(_without_setting(row, key), []).append((float(place), row))
-    lines = _wrapped(beneath)
+    lines = _wrap_lines(footer)
     figure, axis = plt.subplots(figsize=(7.5, 5 + LINE * len(lines)), layout="constrained")
     for number, (name, points_) in enumerate(series.items()):
         points_.sort(key=lambda point: point[0])
@@ -177,10 +177,8 @@ def _without_setting(row: Row, key: str) -> str:
     return " ".join(words) or row.name
 
 
-def _wrapped(beneath: Sequence[str]) -> list[str]:
-    return [
-        part for line in beneath for part in textwrap.wrap(line, WIDE, subsequent_indent="    ")
-    ]
+def _wrap_lines(footer: Sequence[str]) -> list[str]:
+    return [part for line in footer for part in textwrap.wrap(line, WIDE, subsequent_indent="    ")]
 
 
 def _title(rows: Sequence[Row], metric: str) -> str:

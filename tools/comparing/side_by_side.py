@@ -44,7 +44,7 @@ class Table:
         records: The rows as records for output.
         columns: Columns of the text table.
         heading: Difference of this evaluation from those of other tables.
-        beneath: Lines on differences between the rows besides their mixers.
+        footer: Lines on differences between the rows besides their mixers.
     """
 
     rows: Sequence[Row]
@@ -52,7 +52,7 @@ class Table:
     records: list[Record]
     columns: Columns
     heading: str
-    beneath: Sequence[str]
+    footer: Sequence[str]
 
     @property
     def task(self) -> str:
@@ -87,9 +87,9 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
         metrics = chosen_metrics([row for _, rows in groups for row in rows], task,
                                  options["metric"])  # fmt: skip
         for evaluation, rows in groups:
-            beneath = describe_terms(rows)
+            footer = describe_terms(rows)
             heading = format_evaluation(evaluation)
-            tables.append(_table(rows, by, metrics, heading, beneath))
+            tables.append(_table(rows, by, metrics, heading, footer))
     if options["plot"]:
         _plots(tables, options, notes)
     if options["out"] and not options["plot"]:
@@ -114,7 +114,7 @@ def _table(
     by: Sequence[str],
     metrics: Sequence[str],
     heading: str,
-    beneath: Sequence[str],
+    footer: Sequence[str],
 ) -> Table:
     """Make the records of one evaluation, and drop empty columns."""
     metrics = [name for name in metrics if any(name in row.mean for row in rows)]
@@ -142,7 +142,7 @@ def _table(
     for key in [key for key in columns if key not in always]:
         if not any(record[key] for record in records):
             del columns[key]
-    return Table(rows, metrics, records, columns, heading, beneath)
+    return Table(rows, metrics, records, columns, heading, footer)
 
 
 def _print(tables: Sequence[Table], form: str) -> None:
@@ -160,7 +160,7 @@ def _print(tables: Sequence[Table], form: str) -> None:
             marks = {"markdown": f"**{title}**\n", "latex": f"% {title}"}
             print(f"{chr(10) * bool(number)}{marks.get(form, title)}")
         write(table.records, form, table.columns)
-        for place, line in enumerate(map(printable, table.beneath)):
+        for place, line in enumerate(map(printable, table.footer)):
             marks = {"markdown": f"{chr(10) * (not place)}{line}  ", "latex": f"% {line}"}
             print(marks.get(form, line))
 
@@ -174,14 +174,14 @@ def _plots(tables: Sequence[Table], options: dict[str, str], notes: list[str]) -
         own = [table for table in tables if table.task == task]
         for number, table in enumerate(own, start=1):
             runs = [run for other in own for row in other.rows for run in row.runs]
-            beside = os.path.commonpath([run.folder.parent for run in runs])
-            path = Path(options["out"] or f"{beside}/results_{task}_{cost}.png")
+            parent = os.path.commonpath([run.folder.parent for run in runs])
+            path = Path(options["out"] or f"{parent}/results_{task}_{cost}.png")
             words = [task] if options["out"] and len(own) < len(tables) else []
             words += [str(number)] if len(own) > 1 else []
             path = path.with_name("_".join([path.stem, *words]) + path.suffix)
             notes += plot(
                 table.rows, table.metrics[0], cost, path, heading=table.heading,
-                beneath=table.beneath,
+                footer=table.footer,
             )  # fmt: skip
             notes.append(f"plot: {path}")
 

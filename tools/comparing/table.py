@@ -227,7 +227,7 @@ def _average(row: Row, notes: list[str]) -> None:
         row.deviation[name] = statistics.stdev(values) if len(values) > 1 else None
 
 
-def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
+def chosen_metrics(rows: Sequence[Row], task: str, requested: str) -> list[str]:
     """Return the metrics of a table: the requested ones, or the task's default.
 
     Raises:
@@ -238,7 +238,7 @@ def chosen_metrics(rows: Sequence[Row], task: str, asked: str) -> list[str]:
         raise ValueError(f"the runs of task={task} that share a row must share a metric")
     family = families().get(task)
     usual = family.table_metric if family else known[0]
-    names = asked.split(",") if asked else [usual if usual in known else known[0]]
+    names = requested.split(",") if requested else [usual if usual in known else known[0]]
     for name in names:
         if name not in known:
             raise ValueError(f"no run of task={task} has a metric {name!r}; known: {listed(known)}")

@@ -43,7 +43,7 @@ def comparison_terms(run: RunRecord) -> dict[str, Any]:
     images = (run.summary.get("data") or {}).get("images") or {}
     terms["training images"] = images.get("train", UNKNOWN)
     network = run.summary.get("network") or {}
-    return terms | {said: network.get(fact, UNKNOWN) for fact, said in FACTS.items()}
+    return terms | {name: network.get(fact, UNKNOWN) for fact, name in FACTS.items()}
 
 
 def _start(pretrained: Any) -> str:
@@ -82,7 +82,7 @@ def describe_terms(rows: Sequence[Row]) -> list[str]:
     lines = []
     if letters:
         named = "; ".join(f"{letter}: {', '.join(names)}" for letter, names in letters.items())
-        lines.append(f"on equal terms but for the mixer: {named}")
+        lines.append(f"on equal terms apart from the mixer: {named}")
     unknown = [row.name for row in rows if comparison_terms(row.first)[COUNT] == UNKNOWN]
     if unknown:
         lines.append(

@@ -39,8 +39,8 @@ SEED = 0  # of weights and images without a checkpoint
 Exporter = Callable[["ExportRequest"], "list[Path]"]
 
 
-def silent(text: str) -> None:
-    """Print no progress."""
+def ignore(text: str) -> None:
+    """Discard a line of progress."""
 
 
 @contextmanager
@@ -129,7 +129,7 @@ class ExportRequest:
         folder: Empty folder to write to; it gets its final name when the export is complete.
         image_size: (H, W) of the images for the comparison of outputs.
         settings: The target's own settings.
-        say: Prints a line of progress before long steps.
+        report: Prints a line of progress before long steps.
     """
 
     to: str
@@ -140,7 +140,7 @@ class ExportRequest:
     folder: Path
     image_size: tuple[int, int]
     settings: Mapping[str, str]
-    say: Callable[[str], None] = silent
+    report: Callable[[str], None] = ignore
 
     @property
     def exported_part(self) -> str:
@@ -300,7 +300,7 @@ def _made_files(out: Path) -> set[str]:
         raise ValueError(f"{error}; remove {out} or pass another out=") from error
     if title != MADE or "\0" in "".join(names):
         raise ValueError(
-            f"{out / MARK} does not list the export's files, so yours cannot be told apart; remove "
+            f"{out / MARK} does not list the export's files, so yours cannot be identified; remove "
             f"{out} or pass another out="
         )
     _check_inside(out, names)

@@ -179,13 +179,13 @@ def classifier_package(request: ExportRequest) -> Package:
     whole: LinearClassifier | None = None
     metainfo, num_classes = {}, NUM_CLASSES
     # Without a checkpoint the classifier is random and not worth exporting.
-    held = build_export_network(request) if request.checkpoint is not None else None
-    if held is None or held.content == "dense":
+    exported = build_export_network(request) if request.checkpoint is not None else None
+    if exported is None or exported.content == "dense":
         backbone = request.create_backbone(dense=False)
     else:
-        backbone = held.network.backbone
-    if request.checkpoint is not None and held is not None and held.content == "classifier":
-        whole = cast("LinearClassifier", held.network)
+        backbone = exported.network.backbone
+    if request.checkpoint is not None and exported is not None and exported.content == "classifier":
+        whole = cast("LinearClassifier", exported.network)
         if type(whole.classifier) is not Classifier:
             raise ValueError(
                 f"the classifier of {request.backbone} is more than a linear layer, but MMPretrain "

@@ -22,7 +22,7 @@ BASES = "_base_"
 # Written first in this order, because later lines use them.
 PIPELINES = ("train_pipeline", "test_pipeline")
 VARIABLES = ("custom_imports", "default_scope", "data_root", "metainfo", *PIPELINES)
-# Keys whose values are taken from a variable.
+# Keys with values from a variable.
 NAMED = {"metainfo": ("metainfo",), "pipeline": PIPELINES}
 MARK = "<variable {}>"
 

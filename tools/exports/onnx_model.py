@@ -39,9 +39,11 @@ def export(request: ExportRequest) -> list[Path]:
     names = export_class_names(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.onnx"
-        request.say(f"{path.name}: recording the network as a graph {LONG}")
+        request.report(f"{path.name}: recording the network as a graph {LONG}")
         graph = trace(inference_form(network), request)
-        request.say(f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX")
+        request.report(
+            f"{path.name}: converting {len(graph.program.graph.nodes)} operations to ONNX"
+        )
         prepared = preprocessing(request, network.backbone, graph)
         metadata = {"preprocessing": json.dumps(prepared)}
         if names and part == "classifier":
@@ -51,9 +53,9 @@ def export(request: ExportRequest) -> list[Path]:
         try:
             _compare(request, graph, network, path)
         except NOT_RUN as error:
-            said = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
+            reason = re.sub(r"^\[ONNXRuntimeError\][ :\w]*: ", "", str(error).splitlines()[0])
             raise ValueError(
-                f"onnxruntime does not run {request.backbone}: {said[:200]}; export it "
+                f"onnxruntime does not run {request.backbone}: {reason[:200]}; export it "
                 "to=torch_export"
             ) from error
         files.append(path)
@@ -68,7 +70,7 @@ def _compare(
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):
         images = request.images(batch, (size[0], size[1]))
-        request.say(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
+        request.report(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
         with torch.inference_mode():
             expected = list_outputs(network, images)
         what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"

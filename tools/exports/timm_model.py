@@ -69,11 +69,11 @@ def export(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The weights are another model's, JSON cannot hold an option, or outputs differ.
     """
-    held = build_export_network(request)
-    network = held.network
+    exported = build_export_network(request)
+    network = exported.network
     classes = network.num_classes
     arguments = {**request.options, "num_classes": classes}
-    if held.content == "dense":
+    if exported.content == "dense":
         arguments["dense"] = True
     model = around(network.backbone, arguments)
     if classes:

@@ -33,9 +33,9 @@ def export(request: ExportRequest) -> list[Path]:
     names = export_class_names(request, parts)
     for part, network in parts.items():
         path = request.folder / f"{part}.pt2"
-        request.say(f"{path.name}: recording the network as a graph {LONG}")
+        request.report(f"{path.name}: recording the network as a graph {LONG}")
         graph = trace(inference_form(network), request)
-        request.say(
+        request.report(
             f"{path.name}: writing and comparing {len(graph.program.graph.nodes)} operations"
         )
         prepared = preprocessing(request, network.backbone, graph)

@@ -81,7 +81,7 @@ def trace(network: nn.Module, request: ExportRequest) -> Graph:
             program = _export(recorded, request.images(), axes, named, least_side(request))
         except Exception as error:  # torch.export raises any error of the traced code
             why, cause = culprit(recorded, error), error
-            request.say(f"free {' and '.join(axes.values())} failed this way; trying the next")
+            request.report(f"free {' and '.join(axes.values())} failed this way; trying the next")
             continue
         free, why_fixed = tuple(axes.values()), "" if axes is AXES else why
         graph = Graph(program, free, why_fixed, least_side(request))
@@ -174,7 +174,7 @@ def culprit(network: nn.Module, error: BaseException) -> str:
 
 
 def find_calling_module(program: ExportedProgram, operator: str) -> str:
-    """Return the innermost module whose code called an operator of a program."""
+    """Return the innermost module that called an operator of a program."""
     for node in program.graph.nodes:
         if str(node.target).startswith(operator) and node.meta.get("nn_module_stack"):
             path, kind = list(node.meta["nn_module_stack"].values())[-1]

@@ -17,7 +17,7 @@ from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import UNREADABLE
 from tasks.engine.gather import gather_objects
-from tasks.engine.loading import targets_in
+from tasks.engine.loading import read_targets
 from tasks.engine.whole_files import write_whole
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -34,7 +34,7 @@ def needs_no_data(
     """
     if checkpoint is None or config["input"] is None:
         return False
-    targets = targets_in(config, checkpoint)
+    targets = read_targets(config, checkpoint)
     if targets is not None:
         datamodule.predict_only(**targets)
     return targets is not None

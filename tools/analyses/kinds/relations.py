@@ -126,7 +126,7 @@ def _share(text: str) -> float:
 
 
 def _tokens(text: str, found: Mapping[str, Relation]) -> dict[str, int]:
-    """Parse the option ``token`` for every layer whose window has that token.
+    """Parse the option ``token`` for every layer with that token in its window.
 
     Raises:
         ValueError: No window has it.
@@ -193,7 +193,7 @@ def _drawn_matrices(whole: Mapping[str, Panels], rows: Mapping[str, Panels]) -> 
 
 
 def _image_size(subject: Subject) -> tuple[int, int] | None:
-    """Return (H, W) of the images, or None for a network without a run, whose windows are whole."""
+    """Return (H, W) of the images, or None for a network without a run, with complete windows."""
     from tools.runs.report import training_size
 
     if subject.size is not None or subject.config is None:
