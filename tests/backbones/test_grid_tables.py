@@ -190,7 +190,7 @@ def test_at_size_resizes_a_table_by_name():
     mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
     assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
     mixer.grid_axes = {"fc1.weight": "H W C"}
-    with pytest.raises(ValueError, match="has the axes 'H W C' at no map size; correct grid_axes"):
+    with pytest.raises(ValueError, match="does not fit the axes 'H W C'; correct grid_axes"):
         mixer.at_size("fc1.weight", (3, 5))
 
 
@@ -267,7 +267,7 @@ def stars(registering):
         """The sum."""
 
 
-AS_TRAINED = "trained in another equation of the same shapes; this network has "
+AS_TRAINED = "was trained with other options and equal shapes; this network has "
 
 
 @pytest.mark.parametrize(

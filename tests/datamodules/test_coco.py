@@ -323,10 +323,10 @@ FAULTS = [
     (changed(["images", 1, "id"], [1]), r"images\[1\]: id must be an integer, got \[1\]$"),
     (changed(["images", 1, "height"], "40"), r'images\[1\]: height must be an integer, got "40"$'),
     (changed(["images", 1, "width"], 10**7), "a number of pixels from 1 to 100000, got 10000000"),
-    (changed(["images", 1, "file_name"], 5), "file_name must be a text that is not empty, got 5"),
+    (changed(["images", 1, "file_name"], 5), "file_name must be a non-empty string, got 5"),
     (
         changed(["categories", 0, "name"], ["cat"]),
-        r"categories\[0\]: name must be a text .*\['cat'\]",
+        r"categories\[0\]: name must be a non-empty string.*\['cat'\]",
     ),
     (changed(["images"], []), "the list 'images' is empty"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),

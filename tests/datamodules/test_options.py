@@ -11,8 +11,9 @@ SPLIT = {"val_share", "split_seed", "val_split"}
 SHARDS = {"cache_dir", "image_column", "label_column", "label_key"}
 EXPORTS = {"layout", "train_split", *SPLIT}
 LOCATIONS = {*EXPORTS, "train_annotations", "train_images", "val_annotations", "val_images"}
-GENERATED = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
-             "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
+GENERATED = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val",
+             "digits_per_class", "train_copies", "val_copies", "train_per_class",
+             "val_per_class"}  # fmt: skip
 
 
 def options(name):
