@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from backbones import rooms
+from backbones import importing
 from backbones.registry import find_mixer
 from tests.runs import ROOT
 from tools.cli.command import run_command
@@ -42,19 +42,19 @@ BROKEN = {
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch):
+def package(tmp_path, monkeypatch):
     """Create a package ``trial.mixers`` next to a broken ``trial.other``; return its folder."""
     folder = tmp_path / "trial"
     for name in ("mixers", "other"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(
-            "from backbones.rooms import import_files\nimport_files(__name__)\n"
+            "from backbones.importing import import_files\nimport_files(__name__)\n"
         )
     (folder / "other" / "folder.py").write_text("for\n")
     (folder / "layers.py").write_text("table = {}\npart = table['a']\n")
     (folder / "mixers" / "good.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(rooms, "PACKAGE", folder)
+    monkeypatch.setattr(importing, "PACKAGE", folder)
     before = set(sys.modules)
     yield folder / "mixers"
     for name in set(sys.modules) - before:
@@ -63,8 +63,8 @@ def room(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", BROKEN, ids=BROKEN.values())
-def test_a_broken_file_is_named_with_its_line(room, registering, content):
-    file = room / "mine.py"
+def test_a_broken_file_is_named_with_its_line(package, registering, content):
+    file = package / "mine.py"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ImportError) as caught:
         importlib.import_module("trial.mixers")
@@ -76,8 +76,8 @@ def test_a_broken_file_is_named_with_its_line(room, registering, content):
     assert caught.value.__cause__ is not None
 
 
-def test_commands_report_the_file_in_one_line(room, capsys):
-    (room / "mine.py").write_text("x = y\n")
+def test_commands_report_the_file_in_one_line(package, capsys):
+    (package / "mine.py").write_text("x = y\n")
     message = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
 
     def load(_):
@@ -90,13 +90,13 @@ def test_commands_report_the_file_in_one_line(room, capsys):
     assert capsys.readouterr().err == f"error: {message}"
 
 
-def test_a_fixed_file_can_be_imported_in_the_same_process(room, registering):
+def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
     """The failed import had already registered a mixer."""
-    (room / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
+    (package / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):
             importlib.import_module("trial.mixers")
-    (room / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
+    (package / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
     importlib.import_module("trial.mixers")
     assert find_mixer("brief").build is sys.modules["trial.mixers.mine"].Brief
 
