@@ -33,7 +33,7 @@ NEVER = {
     "tasks": HYDRA | MM,
     "datamodules": HYDRA,
 }
-# What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
+# Commands are tools/<command>.py; their helpers lie in folders of tools/.
 COMMANDS = {
     "run", "complexity", "corrupt", "annotate", "export", "benchmark", "results", "search",
     "lipschitz", "analyse", "doctor",
@@ -98,7 +98,7 @@ def package_files() -> list[str]:
 
 
 def broken_rules(name: str, source: str) -> list[str]:
-    """What a file does against the order of the house."""
+    """Return the imports of a file that break the rules."""
     package = name.split("/")[0]
     broken = []
     for found in imports_of(source, name):
@@ -408,7 +408,7 @@ def test_no_module_is_named_like_a_library_or_says_nothing():
 
 
 def fresh_interpreter(code: str) -> str:
-    """What an interpreter that has just started prints for the code."""
+    """Return the output of code in a new interpreter."""
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return run.stdout
