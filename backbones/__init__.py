@@ -34,7 +34,7 @@ __all__ = [
     "register_host",
     "register_mixer",
 ]
-# Rooms with files that register themselves; see backbones.registry.
+# Packages with files that register themselves; see backbones.registry.
 REGISTERING = ("mixers", "hosts")
 _MODULES = {
     "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),

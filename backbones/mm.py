@@ -39,10 +39,10 @@ LAYER_DECAY = ("LearningRateDecayOptimizerConstructor", "LayerDecayOptimizerCons
 
 
 class ToolkitBackbone(BaseModule):  # type: ignore[misc]
-    """What a backbone does besides in a toolkit; mixed into the class of the backbone itself.
+    """Mixin that adds a toolkit's interface to the class of a backbone.
 
-    So the keys of a toolkit's checkpoint are ours behind ``backbone.``, and ``create_backbone``
-    takes it.
+    As a mixin, it keeps our parameter names behind ``backbone.`` in a toolkit's checkpoints, so
+    ``create_backbone`` loads them.
     """
 
     out_indices: tuple[int, ...]
@@ -112,7 +112,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                     path.write_bytes(fileio.get(checkpoint))
                 except KeyError:  # mmengine has no client for it
                     raise ValueError(
-                        f"init_cfg.checkpoint={checkpoint} is no address of a file; download it "
+                        f"init_cfg.checkpoint={checkpoint} has an unsupported address; download it "
                         "and pass its path, or pass one that begins with http:// or https://"
                     ) from None
             opened = open_checkpoint(path)

@@ -85,22 +85,22 @@ _MIXERS: dict[str, MixerEntry] = {}
 
 def hosts() -> dict[str, HostEntry]:
     """Return all hosts by name, in the order of their families."""
-    _import_rooms("mixers", "hosts")
+    _import_packages("mixers", "hosts")
     return _HOSTS
 
 
 def mixers() -> dict[str, MixerEntry]:
     """Return all mixers by name."""
-    _import_rooms("mixers")
+    _import_packages("mixers")
     return _MIXERS
 
 
-def _import_rooms(*rooms: str) -> None:
-    # A module that an export cut out of this source has all parts in one file.
-    there = getattr(sys.modules["backbones"], "REGISTERING", ())
-    for room in rooms:
-        if room in there:
-            importlib.import_module(f"backbones.{room}")
+def _import_packages(*packages: str) -> None:
+    # An exported single-file module contains its hosts and mixers and lacks these packages.
+    available = getattr(sys.modules["backbones"], "REGISTERING", ())
+    for package in packages:
+        if package in available:
+            importlib.import_module(f"backbones.{package}")
 
 
 def register_host(

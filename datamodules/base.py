@@ -58,7 +58,7 @@ class BaseDataModule(LightningDataModule):
         fixed_order: True if every epoch uses the order of the first one.
         example: Command-line options that select this dataset, for error messages.
         parts: Subsets that are evaluated one by one; see ``robustness``.
-        left_out: What an option excludes from evaluation, as text; known after ``setup``.
+        left_out: Description of what an option excludes from evaluation; known after ``setup``.
         made_by: Keyword arguments and ``_target_`` that rebuild this datamodule.
     """
 

@@ -1,1 +1,1 @@
-"""Tests by room; what several of them share is in the files beside the rooms."""
+"""Tests by package; shared helpers are in the files of this folder."""

@@ -30,10 +30,10 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def imports_are_no_garbage(request):
-    """mmengine collects garbage at each dataset: half a second while that looks at all imports.
+def freeze_imported_objects(request):
+    """Exclude imported objects from garbage collection, which mmengine runs at each dataset.
 
-    The networks that a file's functions keep are let go with it.
+    Scanning them takes half a second. Networks cached by a file's functions are freed after it.
     """
     gc.collect()
     gc.freeze()
@@ -48,19 +48,19 @@ def imports_are_no_garbage(request):
 
 
 @pytest.fixture(scope="session")
-def bound():
-    """What a process may hold before its garbage is looked for: a collection takes a while."""
+def memory_limit():
+    """Limit of a process's memory above which garbage is collected; collections are slow."""
     return {"bytes": MUCH}
 
 
 @pytest.fixture(autouse=True)
-def garbage_is_taken_out(bound):
-    """Networks of runs lie in cycles, and the collector counts objects, not their size."""
+def collect_garbage(memory_limit):
+    """Free the networks of runs: they lie in cycles, and the collector ignores their size."""
     yield
-    if psutil.Process().memory_info().rss > bound["bytes"]:
+    if psutil.Process().memory_info().rss > memory_limit["bytes"]:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        bound["bytes"] = max(MUCH, psutil.Process().memory_info().rss + MORE)
+        memory_limit["bytes"] = max(MUCH, psutil.Process().memory_info().rss + MORE)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -112,7 +112,7 @@ def sample_cache(shared):
 
 @pytest.fixture
 def registering():
-    """What a test registers is gone after it."""
+    """Remove everything that a test registers, after the test."""
     from backbones.registry import temporary_registrations
 
     with temporary_registrations():

@@ -1,4 +1,4 @@
-"""What a released network has: its tensors by the authors' names, parameters and MACs."""
+"""Released networks: tensors by the authors' names, parameters and MACs."""
 
 import pytest
 import torch

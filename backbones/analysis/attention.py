@@ -1,6 +1,6 @@
-"""Weights of attention as computed, their mean distance, and their rollout over layers.
+"""Attention weights as computed, their mean distance, and their rollout over layers.
 
-The weights are recorded in the call of the attention itself (``F.scaled_dot_product_attention``, or
+The weights are recorded when the attention function runs (``F.scaled_dot_product_attention``, or
 a softmax of square matrices), so this works for all hosts. LVT's convolutional attention works in
 overlapping windows of 3x3 tokens.
 
@@ -37,14 +37,14 @@ class Attention:
 
     Attributes:
         weights: (B, V, h, N, K), rows summing to 1; with one window V is 1.
-        num_prefix_tokens: P, first among queries and keys.
+        num_prefix_tokens: P; prefix tokens precede the other queries and keys.
         query_size: Map or window of the queries after the prefix.
         key_size: Map or window of the keys after the prefix.
         step: Distance of neighbouring queries in tokens of the block's map.
         key_step: Distance of neighbouring keys in tokens of the block's map.
         stride: Pixels between neighbouring tokens of the block's map.
 
-    Tokens include padding that attends, as in gcvit, lvt and visionllama.
+    Padding tokens are included where they attend, as in gcvit, lvt and visionllama.
     """
 
     weights: Tensor
@@ -66,9 +66,9 @@ class Attention:
         return mean_distance(self.weights[..., prefix:, prefix:], queries, keys).mean(1)
 
     def maps(self) -> Tensor:
-        """Return the weights of the first prefix token, or else the middle one: (B, h, *key_size).
+        """Return the weights of one query: (B, h, *key_size).
 
-        With windows it is that of the middle window.
+        The query is the first prefix token, or else the middle token of the middle window.
         """
         prefix, (rows, columns) = self.num_prefix_tokens, self.query_size
         query = 0 if prefix else rows // 2 * columns + columns // 2
@@ -88,18 +88,18 @@ class _Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # records the first call if attention is applied repeatedly
         kwargs = kwargs or {}
-        given = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not self.current or self.current in self.weights:
-            return given
+            return result
         if func is F.scaled_dot_product_attention:
-            self.weights[self.current] = _open_weights(*args, **kwargs).detach()
-        elif func in SOFTMAX and given.ndim in (4, 6) and given.shape[-1] == given.shape[-2] > 1:
-            # LVT has a row and a column of windows before its heads: (B, rows, columns, h, N, N).
-            self.weights[self.current] = given.detach().flatten(0, given.ndim - 4)
-        return given
+            self.weights[self.current] = _compute_weights(*args, **kwargs).detach()
+        elif func in SOFTMAX and result.ndim in (4, 6) and result.shape[-1] == result.shape[-2] > 1:
+            # LVT's shape has the windows before the heads: (B, rows, columns, h, N, N).
+            self.weights[self.current] = result.detach().flatten(0, result.ndim - 4)
+        return result
 
 
-def _open_weights(
+def _compute_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -109,7 +109,7 @@ def _open_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Return the weights (B', h, N, K) of the fused kernel."""
+    """Compute the weights (B', h, N, K) that the fused kernel applies."""
     assert not is_causal
     assert not enable_gqa
     logits = query @ key.mT * (scale or query.shape[-1] ** -0.5)
@@ -157,7 +157,7 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
         height, width = backbone.block_map(kept.output, *kept.inputs).shape[2:]
         stride = 2 ** round(math.log2(images.shape[2] / height))
         prefix = backbone.num_prefix_tokens
-        found[name] = _placed(weights, len(images), (height, width), prefix, float(stride))
+        found[name] = _locate(weights, len(images), (height, width), prefix, float(stride))
     if not found:
         raise ValueError(
             f"{backbone.name or type(backbone).__name__} lacks attention between tokens; use deit, "
@@ -167,8 +167,8 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
     return found
 
 
-def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float) -> Attention:
-    """Locate queries and keys: on the map, on every s-th row and column, or in windows."""
+def _locate(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float) -> Attention:
+    """Locate queries and keys: on the whole map, on every s-th row and column, or in windows."""
     windows = weights.shape[0] // batch
     if windows > 1 or _sampling(map_size, weights.shape[2] - prefix) is None:
         prefix = 0 if windows > 1 else prefix
@@ -188,9 +188,10 @@ def _placed(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: fl
 
 
 def _sampling(size: Size, tokens: int) -> int | None:
-    """Return the s for which every s-th row and column, or s x s patches, are ``tokens`` tokens.
+    """Return the step s that samples ``tokens`` tokens from a map, or None.
 
-    Of several values the one with the square nearest to the ratio of token counts is returned.
+    The tokens are every s-th row and column, or s x s patches. If several steps fit, return the
+    one nearest to the square root of the ratio of token counts.
     """
     steps = [
         step
@@ -213,7 +214,7 @@ def _reduced(size: Size, step: int, tokens: int) -> Size:
 
 
 def _window_size(map_size: Size, tokens: int) -> Size:
-    """Return the size (h, w) of windows, at most that of the map."""
+    """Return the size (h, w) of windows; each side is at most the map's."""
     side = math.isqrt(tokens)
     if side * side == tokens:
         return side, side
@@ -227,7 +228,9 @@ def _window_size(map_size: Size, tokens: int) -> Size:
 
 
 def rollout(attention: Mapping[str, Attention] | Sequence[Attention]) -> Tensor:
-    """Return the product of (A + I) / 2 over blocks with row sums 1, A the mean over heads.
+    """Return the product of (A + I) / 2 over blocks, where A is the mean over heads.
+
+    The rows of each factor are divided by their sums.
 
     Args:
         attention: Attention of all blocks, first to last, each over the whole map.

@@ -6,7 +6,7 @@ x_i x_j with weights sum_h W3_kh A_hi B_hj. Their strength over all outputs, ign
 I_ij = sum_h |W3_:h| |A_hi| |B_hj|.
 
 Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs), Fig. 2 and Eq. 4 to
-7; the strength is ours.
+7. We define the strength.
 
 Axes: C channels, h hidden channels.
 """
@@ -30,9 +30,9 @@ class Mappings:
     """Mappings of one mixer.
 
     Attributes:
-        matrices: (h, C) by name, zero if an output ignores an input.
-        interactions: (C, C) strengths of products, row the channel read by the first mapping; None
-            for a mixer without product.
+        matrices: (h, C) by name; an entry is zero if its output ignores its input.
+        interactions: (C, C) strengths of products; rows are inputs of the first mapping, columns
+            of the second. None for a mixer without products.
     """
 
     matrices: dict[str, Tensor]
@@ -45,10 +45,10 @@ class Mappings:
 
 @torch.no_grad()
 def mixer_mappings(mixer: nn.Module) -> Mappings:
-    """Return the mappings of a mixer, replaced or the host's own.
+    """Return the mappings of a mixer, either swapped in or the host's own.
 
     Raises:
-        ValueError: Its mappings are not matrices, such as a KAN's.
+        ValueError: The mixer maps channels by something other than matrices, such as a KAN.
     """
     owner, names = _owner(mixer)
     if owner is None:
@@ -62,21 +62,21 @@ def mixer_mappings(mixer: nn.Module) -> Mappings:
     if isinstance(owner, ConvGLU):
         gate, value = matrices.pop("fc1").chunk(2)
         matrices = {"gate": gate, "value": value}
-    both = list(matrices.values())
-    if len(names) == 2 and len(both) == 1:  # one mapping that both branches read
-        both *= 2
+    factors = list(matrices.values())
+    if len(names) == 2 and len(factors) == 1:  # both branches use one mapping
+        factors *= 2
     layer = value_layer(owner)
-    if len(both) < 2 or layer is None:
+    if len(factors) < 2 or layer is None:
         return Mappings(matrices, None)
     out = dense(owner.get_submodule(layer)).norm(dim=0)  # (h,)
-    return Mappings(matrices, (both[0].abs() * out[:, None]).T @ both[1].abs())
+    return Mappings(matrices, (factors[0].abs() * out[:, None]).T @ factors[1].abs())
 
 
 def channel_mappings(backbone: Backbone) -> dict[str, Mappings]:
-    """Return the mappings of all channel mixers with mappings, by name.
+    """Return the mappings of all channel mixers that map by matrices, by name.
 
     Raises:
-        ValueError: The network lacks them.
+        ValueError: The network lacks such a channel mixer.
     """
     found = {
         name: mixer_mappings(mixer)
@@ -92,7 +92,7 @@ def channel_mappings(backbone: Backbone) -> dict[str, Mappings]:
 
 
 def dense(layer: nn.Module) -> Tensor:
-    """Return a layer of channels as one matrix (out, in).
+    """Return the matrix (out, in) of a layer that maps channels.
 
     Raises:
         ValueError: The layer is spatial, such as a 3x3 convolution.
@@ -109,7 +109,7 @@ def dense(layer: nn.Module) -> Tensor:
 
 
 def _owner(mixer: nn.Module) -> tuple[nn.Module | None, tuple[str, ...]]:
-    """Return the part of a mixer with the mappings, and their names; timm's are called fc1."""
+    """Return the submodule that contains the mappings, and their names; in timm, fc1."""
     for module in mixer.modules():
         names = getattr(module, "channel_mappings", ())
         if names:

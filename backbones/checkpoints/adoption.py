@@ -473,7 +473,7 @@ def _warn_of_interpolation(source: str, tables: Collection[str]) -> None:
 def _warn_of_equations(
     source: str, backbone: Backbone, record: Mapping[str, Any], absent: Collection[str]
 ) -> None:
-    """Warn if weights come from a network of equal shapes and another equation."""
+    """Warn if the weights come from a network with equal shapes but another equation."""
     channel = {f"{name}." for name in backbone.channel_places()}
     moved = set()
     for kind in KINDS:
@@ -483,8 +483,8 @@ def _warn_of_equations(
     found = differences(record, backbone.record, moved)
     if found:
         warnings.warn(
-            f"{source} was trained in another equation of the same shapes; this network has "
-            f"{', '.join(found)}; train it further, or name the options it was trained with",
+            f"{source} was trained with other options and equal shapes; this network has "
+            f"{', '.join(found)}; train it further, or pass the options of the checkpoint",
             stacklevel=3,
         )
 

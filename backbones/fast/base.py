@@ -16,7 +16,8 @@ from backbones.layers.eager import is_switched_off
 from backbones.replace import share_state
 
 M = TypeVar("M", bound=nn.Module)
-ROOMS = ("cpu", "torch")  # whose files define fast modules; both serve Triton's operators as well
+# Packages that define fast modules; both also call Triton's operators.
+PACKAGES = ("cpu", "torch")
 # Quantised, sharded and fake tensors define operations of their own.
 ORDINARY = frozenset({Tensor, nn.Parameter})
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
@@ -160,8 +161,8 @@ def fast(network: M) -> M:
     Returns:
         The network.
     """
-    for room in ROOMS:
-        importlib.import_module(f"backbones.fast.{room}")
+    for package in PACKAGES:
+        importlib.import_module(f"backbones.fast.{package}")
     return _convert(network, {**_FORMS}, {})
 
 

@@ -30,7 +30,7 @@ class EvalCache:
 
         Args:
             sources: All tensors that ``compute`` reads; small ones.
-            question: What else the answer depends on, such as a map size.
+            question: Key of everything else that the answer depends on, such as a map size.
             compute: Makes the answer; its result must not be changed in place.
         """
         if torch.is_grad_enabled():

@@ -1,5 +1,5 @@
 """Hosts: one architecture with slots for mixers per file; every file registers itself."""
 
-from backbones.rooms import import_files
+from backbones.importing import import_files
 
 import_files(__name__)

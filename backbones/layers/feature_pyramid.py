@@ -1,4 +1,4 @@
-"""Maps at four strides from the one map of an isotropic backbone.
+"""Feature maps at four strides from the single map of an isotropic backbone.
 
 Source: Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", ECCV 2022,
 Sec. 3 and Fig. 2 ("simple feature pyramid").
@@ -16,7 +16,7 @@ PYRAMID_STRIDES = (4, 8, 16, 32)
 
 
 class SimpleFeaturePyramid(nn.Module):
-    """Four maps at strides 4, 8, 16, 32 from one at stride 16, each by its own few convolutions.
+    """Four maps at strides 4, 8, 16, 32 from one at stride 16, each with its own convolutions.
 
     Shape: (B, C, h, w) -> (B, 256, 4h, 4w), (B, 256, 2h, 2w), (B, 256, h, w),
         (B, 256, ceil(h/2), ceil(w/2)).
@@ -43,7 +43,7 @@ class SimpleFeaturePyramid(nn.Module):
     def crop(self, x: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, ...]:
         """Return the maps of ``forward`` without the padding of the last patches.
 
-        Each has ceil(H / stride) rows and ceil(W / stride) columns of an image of (H, W).
+        For an image (H, W), each map has ceil(H / stride) rows and ceil(W / stride) columns.
         """
         height, width = image_size
         return tuple(

@@ -65,7 +65,7 @@ def grid_of(shape: Sequence[int], axes: str, likely: Grid | None = None) -> Grid
         if fits(shape, axes, grid) and (grid == likely or _is_known(grid, [axes])):
             return grid
     raise ValueError(
-        f"a table of shape {tuple(shape)} has the axes {axes!r} at no map size; correct grid_axes"
+        f"a table of shape {tuple(shape)} does not fit the axes {axes!r}; correct grid_axes"
     )
 
 

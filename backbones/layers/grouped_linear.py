@@ -16,7 +16,7 @@ class GroupedLinear(nn.Module):
         in_features: Input channels, a multiple of G.
         out_features: Output channels, a multiple of G.
         groups: G.
-        option: What users call the number of groups, for the message.
+        option: Name of the number of groups in error messages.
 
     Shape: (..., in_features) -> (..., out_features).
 

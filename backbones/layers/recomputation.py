@@ -1,4 +1,4 @@
-"""Gradient checkpointing: a block keeps its input only and is computed again in the backward pass.
+"""Gradient checkpointing: blocks store their inputs only and recompute the rest in backward.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016,
 https://arxiv.org/abs/1604.06174.
@@ -21,15 +21,15 @@ from backbones.replace import share_state
 
 
 class Recomputed(nn.Module):
-    """Base class of blocks that keep no activations, before the block's own class.
+    """Base class of blocks that recompute their activations, placed before the block's own class.
 
-    The second pass draws the random numbers of the first one, as drop path has to. It computes by
-    the plain forms if that one did, and leaves the running statistics of BatchNorm alone, which
-    have seen the batch already.
+    The second pass draws the same random numbers as the first, so drop path drops the same
+    samples. It uses the plain forms if the first pass did. The running statistics of
+    BatchNorm, which the first pass has updated, stay unchanged.
     """
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Run the block, in training without keeping its activations."""
+        """Run the block; in training, store its inputs only."""
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **options)
         return checkpoint(
@@ -41,12 +41,12 @@ class Recomputed(nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class is made when a network is built: another process makes it again.
+        # The class is created at run time, so unpickling creates it again.
         return _bare, (type(self).__bases__[1],), self.__dict__
 
 
 def recompute(block: nn.Module) -> nn.Module:
-    """Return a block with the same state that computes itself again in the backward pass."""
+    """Return a block with the same state that recomputes its activations in the backward pass."""
     if isinstance(block, Recomputed):
         return block
     kind: Any = type(block)
@@ -54,20 +54,20 @@ def recompute(block: nn.Module) -> nn.Module:
 
 
 def keep_activations(block: nn.Module) -> nn.Module:
-    """Return a block with the same state that keeps its activations: undo ``recompute``."""
+    """Return a block with the same state that stores its activations: undo ``recompute``."""
     return share_state(block, type(block).__bases__[1]) if isinstance(block, Recomputed) else block
 
 
 class SecondPass:
-    """Context of a block's second pass, entered as often as its graph is gone through."""
+    """Context of a block's second pass, entered in every backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._block, self._is_by_torch = block, is_switched_off.get()
+        self._block, self._uses_plain_forms = block, is_switched_off.get()
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        self._entered.enter_context(statistics_kept(self._block))
-        if self._is_by_torch:
+        self._entered.enter_context(freeze_running_statistics(self._block))
+        if self._uses_plain_forms:
             self._entered.enter_context(switched_off())
 
     def __exit__(self, *error: object) -> None:
@@ -75,8 +75,8 @@ class SecondPass:
 
 
 @contextlib.contextmanager
-def statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of every BatchNorm; they normalise as before."""
+def freeze_running_statistics(block: nn.Module) -> Iterator[None]:
+    """Freeze the running statistics of every BatchNorm, while it normalises as usual."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.training]
     before = [(norm.momentum, _copy(norm.num_batches_tracked)) for norm in norms]
     for norm in norms:

@@ -31,7 +31,7 @@ class Lattice(NamedTuple):
         width: Tokens after which a row is full.
         step: Distance of neighbours.
         offset: Column and row of token 0.
-        unit: What columns and rows are divided by.
+        unit: Divisor of columns and rows.
     """
 
     tokens: int

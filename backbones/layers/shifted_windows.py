@@ -59,7 +59,7 @@ class AnyLength:
         length: Tokens along the axis.
         window: Side of a window.
         shift: By which a longer axis rolls; 0 in blocks that do not shift.
-        shift_single_window: Whether an axis of exactly one window rolls too.
+        shift_single_window: True to also roll an axis of exactly one window.
         device: Of the tensors.
 
     Attributes:

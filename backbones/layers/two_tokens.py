@@ -17,7 +17,7 @@ from backbones.layers.init import init_linear
 
 
 class TwoTokenClassifier(Classifier):
-    """The mean of the logits of both tokens, each by a linear layer of its own.
+    """Classifier that averages the logits of both tokens; each token has its own linear layer.
 
     Its losses are in ``heads.losses``.
 

@@ -78,7 +78,7 @@ def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Te
     Args:
         x: (B, H, W, C).
         window: Side w.
-        shifted: Whether windows begin half a window later than at the map's corner.
+        shifted: True to start windows half a window after the map's corner.
         function: From windows (B, n, e, m, f, C) and the patterns of both axes to the same shape.
 
     Returns:
@@ -121,11 +121,11 @@ def mix_windows(
     Args:
         x: (B, H, W, C).
         window: Side w.
-        shifted: Whether windows begin half a window later than at the map's corner.
+        shifted: True to start windows half a window after the map's corner.
         groups: s, a divisor of C.
         matrix: From the patterns of both axes to (s, e * f, e * f), rows the tokens written.
         bias: (w * w) or None.
-        contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
+        contiguous: True for groups of adjacent channels; else channel c is in group c mod s.
         products: Multiplies the matrices of all groups.
 
     Returns:

@@ -1,5 +1,5 @@
 """One paper's mixer per file; every file here registers itself."""
 
-from backbones.rooms import import_files
+from backbones.importing import import_files
 
 import_files(__name__)

@@ -22,7 +22,7 @@ def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) 
     Args:
         dim: Channels C.
         num_heads: Heads, a divisor of C; by default as many as leave each 32 channels or more.
-        qkv_bias: Whether the projections of queries, keys and values have a bias.
+        qkv_bias: Add a bias in the projections of queries, keys and values.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 4 C^2 + 4 C.
 

@@ -68,7 +68,7 @@ def decode_bytes(content: bytes, name: str) -> Image.Image:
             image.load()
             return image
     except (FileNotFoundError, NotADirectoryError):  # image_errors has looked for it on the disk
-        reason = "is not an image, whatever its name says" if content else "is empty (0 bytes)"
+        reason = "is not an image, despite its name" if content else "is empty (0 bytes)"
         raise ValueError(f"{name} {reason}; replace or remove it") from None
 
 
@@ -124,7 +124,7 @@ def image_errors(path: str | Path) -> Iterator[None]:
         raise FileNotFoundError(f"image file {path} does not exist") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
-        reason = "is empty (0 bytes)" if empty else "is not an image, whatever its name says"
+        reason = "is empty (0 bytes)" if empty else "is not an image, despite its name"
         if file_suffix(str(path)) == ".avif" and not features.check("avif"):
             raise ValueError(
                 f"{path}: this Pillow cannot read AVIF; type pip install -U pillow"

@@ -60,20 +60,20 @@ def _convert(
 
 
 def text_value(value: object) -> str:
-    """Return a text that is not empty and that files and logs can store.
+    """Return a non-empty string that files and logs can store.
 
     Raises:
         ValueError: The value is of another kind. The message continues the value's name.
     """
     if isinstance(value, str) and value != "" and "\0" not in value:
         return value
-    raise ValueError(f"must be a text that is not empty, got {format_value(value)}")
+    raise ValueError(f"must be a non-empty string, got {format_value(value)}")
 
 
 def name_value(value: object) -> str:
     """Return the name of a class in NFC.
 
     Raises:
-        ValueError: The value is not a text, or is empty.
+        ValueError: The value is empty or of another type.
     """
     return nfc(text_value(value))

@@ -85,7 +85,7 @@ def _packing(image: Any) -> str:
 def _fault(image: Image.Image, packing: str, path: str | Path) -> str | None:
     """Return why a mask's labels cannot be read, judging by its header; None if they can."""
     if image.format not in FORMATS:
-        return f"is a {image.format} file, whatever its name says; {REMEDY}"
+        return f"is a {image.format} file, despite its name; {REMEDY}"
     if image.mode not in (*GREY, "LA", "RGB", "RGBA"):
         return f"has pixels of mode {image.mode}; {REMEDY}"
     if ";16" in packing and not image.mode.startswith("I"):

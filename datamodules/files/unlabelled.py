@@ -14,7 +14,7 @@ from datamodules.files.decoding import load_rgb, to_rgb
 from datamodules.files.folders import find_images
 
 FORMS = (
-    "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or a grey one (H, W), "
+    "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or greyscale (H, W), "
     "of uint8 or of floats from 0 to 1"
 )
 CHANNELS = (1, 3, 4)  # grey, RGB, and RGB with transparency
@@ -25,7 +25,7 @@ class UnlabelledImages:
 
     Args:
         images: Files and images in memory.
-        prepare: Makes a sample from an 8-bit RGB image, its name and its index.
+        prepare: Function from an 8-bit RGB image, its name and its index to a sample.
         upright: Rotate images by their EXIF orientation.
     """
 
@@ -42,7 +42,7 @@ class UnlabelledImages:
         return len(self.images)
 
     def name(self, index: int) -> str:
-        """Return the file of an image, or its number."""
+        """Return an image's path; for an image in memory, its number."""
         image = self.images[index]
         return str(image) if isinstance(image, Path) else f"image {index}"
 
@@ -84,15 +84,15 @@ def collect_images(given: Any) -> list[Path | Image.Image]:
 
 def _array_images(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
     """Return the images of an array or tensor: one, or a batch if it has four axes."""
-    what = f"{type(values).__name__} {tuple(values.shape)} of {values.dtype}"
+    description = f"{type(values).__name__} {tuple(values.shape)} of {values.dtype}"
     channels_last = isinstance(values, np.ndarray)
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.is_floating_point() else values).numpy()
     batch = list(values) if values.ndim == 4 else [values]
     if any(not _is_image(one, channels_last) for one in batch):
-        raise ValueError(f"the {what} is not an image; {FORMS}")
-    return [_array_image(one, what, channels_last) for one in batch]
+        raise ValueError(f"the {description} is not an image; {FORMS}")
+    return [_array_image(one, description, channels_last) for one in batch]
 
 
 def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
@@ -101,7 +101,9 @@ def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
     return values.ndim == 2 and values.size > 0
 
 
-def _array_image(values: np.ndarray[Any, Any], what: str, channels_last: bool) -> Image.Image:
+def _array_image(
+    values: np.ndarray[Any, Any], description: str, channels_last: bool
+) -> Image.Image:
     if values.ndim == 3:
         values = values if channels_last else values.transpose(1, 2, 0)
         values = values[:, :, 0] if values.shape[2] == 1 else values
@@ -109,10 +111,10 @@ def _array_image(values: np.ndarray[Any, Any], what: str, channels_last: bool) -
         low, high = float(values.min()), float(values.max())
         if not 0 <= low <= high <= 1:
             raise ValueError(
-                f"the {what} has values from {low:g} to {high:g}; floats must be from 0 to 1, "
-                "before any normalisation"
+                f"the {description} has values from {low:g} to {high:g}; floats must be from "
+                "0 to 1, as they are before normalisation"
             )
         values = np.round(values.astype(np.float64) * 255).astype(np.uint8)
     if values.dtype != np.uint8:
-        raise ValueError(f"the {what} is not an image; {FORMS}")
+        raise ValueError(f"the {description} is not an image; {FORMS}")
     return Image.fromarray(np.ascontiguousarray(values))

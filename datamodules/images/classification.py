@@ -22,7 +22,7 @@ from datamodules.images.transforms import Augmentation, PaperAugmentation, Trans
 from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
 
 UNLABELLED = -1
-REQUIRED = "required"  # a recipe's value of token_labels: the command must name the label maps
+REQUIRED = "required"  # for recipes: the command must pass token_labels
 Boxes = Literal["image", "released"]  # see ``token_labels.LabelledTransform``
 Sample = dict[str, Tensor | int]
 
@@ -34,14 +34,14 @@ class ImageFiles:
         root: Folder that the names are relative to.
         names: File names.
         labels: Label per file.
-        transform: Turns an RGB image into a tensor.
+        transform: Function from an RGB image to a tensor.
     """
 
     def __init__(
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
     ) -> None:
         self.root, self.transform = root, transform
-        # Flat arrays: each worker would copy a million Python strings page by page.
+        # Arrays, because each worker would copy a list of a million strings page by page.
         self.names = np.array([os.fsencode(name) for name in names])
         self.labels = np.array(labels, dtype=np.int64)
 
@@ -50,12 +50,12 @@ class ImageFiles:
 
     def path(self, index: int) -> str:
         """Return the file of a sample."""
-        # Called per image: pathlib takes ten times as long.
+        # os.path, because pathlib takes ten times as long, per image.
         return os.path.join(self.root, os.fsdecode(self.names[index]))  # noqa: PTH118
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
-        # As stored: timm, torchvision and so the published accuracies ignore EXIF.
+        # Ignore EXIF, as timm and torchvision did for the published accuracies.
         image = load_rgb(self.path(index), upright=False)
         return make_sample(self.transform(image), int(self.labels[index]), index)
 
@@ -69,12 +69,12 @@ class ClassificationDataModule(ImageDataModule):
     Args:
         root: Folder of the dataset.
         image_size: Side of the images in pixels.
-        augmentation: Makes the transforms; None means the ImageNet recipe of the papers.
-        repeated_augmentation: Repetitions of a training image in a row, augmented differently. An
-            epoch then sees 1 / ``repeated_augmentation`` of the images. DeiT uses 3.
+        augmentation: Builds the transforms; None means the papers' ImageNet recipe.
+        repeated_augmentation: Consecutive copies of each training image, augmented differently. An
+            epoch then covers 1 / ``repeated_augmentation`` of the images. DeiT uses 3.
         batch_size: Samples per training batch and process.
         token_labels: Folder of label maps of the training images (see ``token_labels``) if
-            ``takes_maps``; "required" makes training stop and ask for the folder.
+            ``takes_maps``; "required" raises an error that asks for the folder.
         token_boxes: Position of the crops in the label maps; see ``LabelledTransform``.
         **options: Options of ``BaseDataModule``.
 
@@ -128,13 +128,13 @@ class ClassificationDataModule(ImageDataModule):
             raise ValueError(
                 "this recipe trains with token labels: pass data.token_labels=<folder of label "
                 "maps> (the authors' label_top5_train_nfnet, or the output of python "
-                "tools/annotate.py), or data.token_labels=null to give every token its image's "
-                "label"
+                "tools/annotate.py), or data.token_labels=null to train every token with its "
+                "image's label"
             )
         if self.token_labels is not None and not self.takes_maps:
             raise ValueError(
-                "label maps need image files in class folders, as data=imagenet and data=folder "
-                "read them; pass one of these, or data.token_labels=null"
+                "data.token_labels needs image files in class folders; pass data=imagenet, "
+                "data=folder or data.token_labels=null"
             )
         super().check_files(seconds)
 
@@ -158,7 +158,7 @@ class ClassificationDataModule(ImageDataModule):
         return self.seeded(images, images.path)
 
     def plain(self, split: Split) -> DataLoader[Any]:
-        """Return a split in order, prepared as in evaluation; this process's share of it."""
+        """Return this process's share of a split, in order, with the evaluation transform."""
         seeded = self.dataset(split)
         images: Any = copy.copy(seeded.dataset)
         images.transform = self._eval
@@ -168,7 +168,7 @@ class ClassificationDataModule(ImageDataModule):
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
     def predict_sample(self, image: Image.Image, name: str, index: int) -> Sample:
-        """Return the sample of an image to predict, by the evaluation transform."""
+        """Return the sample of an image to predict, with the evaluation transform."""
         return make_sample(self._eval(image), UNLABELLED, index)
 
     @cached_property

@@ -32,7 +32,7 @@ def check_fits_memory(what: str, size: int, remedy: str) -> None:
     Args:
         what: Name of it in messages.
         size: Its size in bytes.
-        remedy: What to type instead.
+        remedy: Advice at the end of the message.
 
     Raises:
         ValueError: It is larger than the memory.

@@ -13,12 +13,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from tasks.engine.pace import Pace, batches_to_run, epochs_to_run, latest
 
-# Not Lightning's own logger, whose remarks a run keeps quiet.
+# A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 class ChannelsLast(Callback):
-    """Keeps the weights of convolutions in channels-last memory, where their maps follow."""
+    """Keep the weights of convolutions in channels-last memory, so that their maps follow."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Turn the weights, before there is an optimiser."""

@@ -17,24 +17,24 @@ from lightning.pytorch.utilities import rank_zero_only
 from tasks.engine.lightning_private import EpochLoop
 from tasks.engine.signals import STOP, RunStopped
 
-# Not Lightning's own logger, whose remarks a run keeps quiet.
+# A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 
 class KeepLast(Checkpoint):
-    """Write the last checkpoint: by the clock, before and after each validation, and on a signal.
+    """Save the last checkpoint every few minutes, around each validation, and on a signal.
 
-    That is at the end of each epoch in any case. It always lies between two steps of the optimiser.
+    Every epoch ends with a checkpoint. Checkpoints are saved between two optimiser steps.
 
-    On a signal, see ``STOP``: finish the step and, after the last one, validation; save; stop.
-    Where no training runs, stop at once.
+    On a signal (see ``STOP``), finish the step, save and stop. After the last step, finish
+    validation first. Outside training, stop at once.
 
     Args:
-        last: The file.
-        minutes: The longest time between two checkpoints; None or 0 for no such limit.
+        last: Checkpoint file.
+        minutes: Longest time between two checkpoints; None or 0 disables this limit.
     """
 
-    # Being a Checkpoint, it is asked last, when all other callbacks have their state for the file.
+    # Lightning calls Checkpoint callbacks last, when the state of all others is final.
 
     def __init__(self, last: Path, minutes: float | None = None) -> None:
         self.last = last
@@ -42,24 +42,24 @@ class KeepLast(Checkpoint):
         self._since = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let a signal end the step and save, from here on."""
+        """Make signals finish the step and save, from here on."""
         STOP.finishing = True
         self._since = time.monotonic()
 
     def on_validation_batch_start(self, *_: Any) -> None:
-        """Stop at once, unless the validation is one of a training."""
+        """Stop at once on a signal, unless the validation is part of training."""
         STOP.raise_if_signalled()
 
     def on_test_batch_start(self, *_: Any) -> None:
-        """Stop at once."""
+        """Stop at once on a signal."""
         STOP.raise_if_signalled()
 
     def on_predict_batch_start(self, *_: Any) -> None:
-        """Stop at once."""
+        """Stop at once on a signal."""
         STOP.raise_if_signalled()
 
     def on_exception(self, *_: Any) -> None:
-        """Let a signal that comes while the run cleans up end it at once."""
+        """Make signals stop the run at once while it cleans up."""
         STOP.finishing = False
 
     def on_train_batch_end(
@@ -70,9 +70,9 @@ class KeepLast(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save before a validation, when it is time to, and on a signal; the step is logged first.
+        """Save before a validation, after ``minutes``, and on a signal; log the step first.
 
-        What a checkpoint has done comes never again, and neither does its row in the logs.
+        A resumed run continues after the saved step, so the step's log row must exist by then.
         """
         last = trainer.is_last_batch
         if not last and (batch_idx + 1) % trainer.accumulate_grad_batches:
@@ -81,10 +81,12 @@ class KeepLast(Checkpoint):
         assert isinstance(loop, EpochLoop)
         if loop.validation_follows:
             loop.save = partial(self._save, trainer)
-        # All processes must agree, as saving takes all of them.
-        elif not last and self._any(trainer, STOP.signum is not None or self._is_time()):
+        # All processes must agree, because all take part in saving.
+        elif not last and self._in_any_process(
+            trainer, STOP.signum is not None or self._is_save_due()
+        ):
             loop.save = partial(self._save, trainer)
-            self._stop_if_told(trainer)
+            self._stop_on_signal(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save after a validation within an epoch."""
@@ -93,46 +95,46 @@ class KeepLast(Checkpoint):
         within = not (trainer.is_last_batch or loop.training_done or trainer.should_stop)
         if trainer.state.fn == TrainerFn.FITTING and within:
             self._save(trainer)
-            self._stop_if_told(trainer)
+            self._stop_on_signal(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save when all is known about the epoch."""
+        """Save when the results of the epoch are complete."""
         self._save(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop now that the epoch before is saved."""
-        if self._any(trainer, STOP.signum is not None):
+        """Stop on a signal, now that the previous epoch is saved."""
+        if self._in_any_process(trainer, STOP.signum is not None):
             raise self._stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop, if told to, now that the last epoch is saved; a later signal stops at once."""
+        """Stop on a signal, now that the last epoch is saved; later signals stop at once."""
         STOP.finishing = False
         self.on_train_epoch_start(trainer, pl_module)
 
     def _save(self, trainer: Trainer) -> None:
         if not getattr(trainer, "fast_dev_run", False):
             for log in trainer.loggers:
-                log.save()  # a kill would take the rows with it
+                log.save()  # write buffered rows, which a kill would lose
             trainer.save_checkpoint(self.last)
             self._since = time.monotonic()
 
-    def _is_time(self) -> bool:
+    def _is_save_due(self) -> bool:
         return 0 < self.seconds <= time.monotonic() - self._since
 
-    def _stop_if_told(self, trainer: Trainer) -> None:
+    def _stop_on_signal(self, trainer: Trainer) -> None:
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
-        if self._any(trainer, STOP.signum is not None):
+        if self._in_any_process(trainer, STOP.signum is not None):
             loop.stop = self._stopped(trainer)
 
     @staticmethod
-    def _any(trainer: Trainer, own: bool) -> bool:
-        """Return True if it holds for any process."""
+    def _in_any_process(trainer: Trainer, own: bool) -> bool:
+        """Return True if ``own`` is True in any process."""
         return trainer.strategy.reduce_boolean_decision(own, all=False)
 
     def _stopped(self, trainer: Trainer) -> RunStopped:
         log_info(
-            f"Stopped after step {trainer.global_step}; with resume=true the same command goes on"
+            f"Stopped after step {trainer.global_step}; to continue, add resume=true to the command"
         )
-        STOP.signum = STOP.signum or signal.SIGTERM  # where another process was told to
+        STOP.signum = STOP.signum or signal.SIGTERM  # None where another process got it
         return RunStopped(STOP.signum)

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.checkpoints.opening import Checkpoint, UnreadableFile, open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
 
-# Not Lightning's own logger, whose remarks a run keeps quiet.
+# A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 TEMPORARY, SUFFIX = ".partial", ".ckpt"

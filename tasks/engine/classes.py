@@ -129,7 +129,7 @@ def check_several(names: Sequence[str], missing: str) -> None:
 
     Args:
         names: Names of the classes.
-        missing: What to add to the data, for the message.
+        missing: Remedy in the message: what to add to the data.
 
     Raises:
         ValueError: There are fewer than two classes.

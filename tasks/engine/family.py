@@ -169,7 +169,7 @@ class Family:
 
         Args:
             host: Name of the backbone.
-            modality: What it takes.
+            modality: Modality that the host takes.
             fitting: Names of hosts that fit.
 
         Raises:

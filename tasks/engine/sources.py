@@ -10,7 +10,7 @@ import backbones
 
 ROOT = Path(backbones.__file__).parents[1]
 FOLDER = "source"  # in a run folder
-ROOMS = ("backbones/mixers", "backbones/hosts")
+PACKAGES = ("backbones/mixers", "backbones/hosts")
 
 
 def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) -> None:
@@ -25,7 +25,7 @@ def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) 
         ValueError: Names the files and where they are kept.
     """
     kept = folder / FOLDER
-    files = [path for room in ROOMS for path in sorted((kept / room).rglob("*.py"))]
+    files = [path for package in PACKAGES for path in sorted((kept / package).rglob("*.py"))]
     names = [path.relative_to(kept) for path in files]
     missing = [str(name) for name in names if not (root / name).exists()]
     if not missing or _are_known(backbone):

@@ -35,7 +35,7 @@ def serve_on_cpu():
 
 @contextlib.contextmanager
 def programs(count):
-    """How many programs are enough: one walks down many lines, hundreds down one or two."""
+    """Set the number of programs: one takes many lines, hundreds take one or two each."""
     from backbones.fast.triton import parts
 
     before, parts.ENOUGH_PROGRAMS = parts.ENOUGH_PROGRAMS, count
@@ -103,7 +103,7 @@ def check_iffn():
 
 
 def check_types():
-    """What is tried before the first use on a GPU: all types, and equations of its own."""
+    """Run the trial that precedes the first use on a GPU: all types, and its own equations."""
     cpu, forms = torch.device("cpu"), choice.forms()
     with programs(1):
         assert difference(forms, cpu, torch.float64) < 1e-10

@@ -77,7 +77,7 @@ def test_blocks_give_maps_in_order_of_depth_on_every_host(name):
 
 @pytest.mark.slow
 def test_the_last_map_is_the_one_that_the_host_gives():
-    """Of hosts whose output has no norm, or one that can be applied."""
+    """Hosts without an output norm, or with one that can be applied."""
     for name in ("resnet18", "poolformer_s12", "swin_t"):
         backbone = network(name)
         last = list(block_maps(backbone, images(*SIZE)).values())[-1]

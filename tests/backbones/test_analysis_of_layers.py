@@ -42,8 +42,8 @@ def test_keys_of_classes_by_hand():
 
 
 @pytest.mark.parametrize("name", list_mixers("channel"))
-def test_mappings_of_every_channel_mixer_are_what_it_computes(name):
-    """What a mixer declares is found; one that declares nothing may have none."""
+def test_mappings_of_every_channel_mixer_equal_its_computation(name):
+    """Declared mappings are found; mixers without a declaration may lack mappings."""
     mixer = build_mixer(name, dim=24)
     declared = next((p.channel_mappings for p in mixer.modules() if declares(p)), ())
     try:

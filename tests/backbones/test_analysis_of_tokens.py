@@ -1,4 +1,4 @@
-"""What networks relate tokens by: matrices, position terms, attention; against plain references."""
+"""Token relations (matrices, position terms, attention) against plain reference computations."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from tests.tensors import build_mixer, images, tokens
 SIZE = (64, 96)
 ATTEND = ("deit_t", "edgevit_xxs", "gcvit_xxt", "lvt_r1", "pvt_v2_b1", "swin_t", "visionllama_s")
 RELATE = ("gcvit_xxt", "gmlp_ti", "posmlp_t", "sbm_t", "swin_t")
-# Attention over the map, of reduced keys, in windows; a matrix; nothing of these.
+# One host each: global attention, token matrix, reduced keys, convolutions, window attention.
 QUICK = ("deit_t", "gmlp_ti", "pvt_v2_b1", "resnet18", "swin_t")
 
 
@@ -28,15 +28,15 @@ def network(name, mixer=None):
 
 
 def test_mean_distances_by_hand():
-    """Tokens that look at themselves, at all alike, or at the next one."""
+    """Weights on the token itself, uniform over all tokens, and on the next token."""
     size = (3, 5)
     at = places(size)
     assert at[7].tolist() == [1, 2]
-    every = [math.dist(a, b) for a, b in itertools.product(at.tolist(), repeat=2)]
+    all_distances = [math.dist(a, b) for a, b in itertools.product(at.tolist(), repeat=2)]
     weights = torch.stack([torch.eye(15), torch.full((15, 15), -0.2), torch.eye(15).roll(1, 1)])
     found = mean_distance(weights.double(), at, at)
     assert found[0].item() == 0
-    assert found[1].item() == pytest.approx(sum(every) / len(every))
+    assert found[1].item() == pytest.approx(sum(all_distances) / len(all_distances))
     steps = [math.dist(at[i].tolist(), at[(i + 1) % 15].tolist()) for i in range(15)]
     assert found[2].item() == pytest.approx(sum(steps) / 15)
     one = torch.zeros(1, 15, 15, dtype=torch.float64)
@@ -46,7 +46,7 @@ def test_mean_distances_by_hand():
 
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
-def test_every_host_has_relations_or_says_that_it_has_none(name):
+def test_every_host_has_relations_or_raises_an_error(name):
     if name not in RELATE:
         with pytest.raises(ValueError, match="lacks a matrix over tokens"):
             token_relations(network(name))
@@ -63,7 +63,7 @@ def test_every_host_has_relations_or_says_that_it_has_none(name):
 
 
 @pytest.mark.parametrize("name", ["ggqpe", "glrpe", "lrpe", "lrpe_m", "sgu"])
-def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
+def test_a_gating_unit_applies_its_matrix(name):
     """M u + b for a map of one window, one group of channels at a time."""
     mixer = build_mixer(name, dim=32, window=4)
     unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
@@ -82,8 +82,8 @@ def test_the_matrix_of_a_gating_unit_is_what_it_applies(name):
 
 @pytest.mark.parametrize("name", ["ggqpe", "lrpe_m", "sgu"])
 def test_relations_of_maps_smaller_than_the_window(name):
-    """The gate of a 2x3 map, one channel at a time; what no token is written by is left out."""
-    backbone = straight_into(build_mixer(name, dim=32, window=4))
+    """The matrix of a 2x3 map omits the window's other positions."""
+    backbone = images_into(build_mixer(name, dim=32, window=4))
     (found,) = token_relations(backbone, (2, 3)).values()
     assert found.size == (2, 3)
     assert found.bias.shape == (2, 3)
@@ -102,8 +102,8 @@ def test_relations_of_maps_smaller_than_the_window(name):
     )
 
 
-def straight_into(mixer):
-    """Images (B, 3, H, W) straight into a mixer of 32 channels."""
+def images_into(mixer):
+    """Return a network that passes images (B, 3, H, W) directly to a mixer of 32 channels."""
 
     class Network(torch.nn.Module):
         def __init__(self):
@@ -116,7 +116,7 @@ def straight_into(mixer):
     return Network()
 
 
-def test_the_matrix_of_sbm_is_what_it_applies():
+def test_sbm_applies_its_matrix():
     mixer = build_mixer("sbm", dim=8, grid=(5, 4))
     mapping, relation = mixer.bilinear, token_relations(mixer)["bilinear"]
     x = tokens(1, 5, 4, 8)
@@ -125,7 +125,7 @@ def test_the_matrix_of_sbm_is_what_it_applies():
 
 
 def test_non_locality_of_known_gaussians():
-    """P = 4 I has sqrt(det P) = 4, and is nearer than P = I / 4."""
+    """P = 4 I has sqrt(det P) = 4 and a smaller mean distance than P = I / 4."""
     mixer = build_mixer("ggqpe", dim=8, groups=2)
     found = []
     for spread in (2.0, 0.5):
@@ -137,7 +137,7 @@ def test_non_locality_of_known_gaussians():
     assert found[0][1] < found[1][1]
 
 
-def test_nearly_singular_gaussians_are_no_part_of_the_non_locality():
+def test_non_locality_excludes_nearly_singular_gaussians():
     """P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest."""
     mixer = build_mixer("ggqpe", dim=12, groups=3)
     spreads = torch.tensor([[2.0, 2.0], [2.0, 2e-3], [3.0, 1e-3**0.5]])
@@ -158,7 +158,7 @@ def test_nearly_singular_gaussians_are_no_part_of_the_non_locality():
     assert math.isnan(non_locality)
 
 
-def test_logits_become_weights_before_their_distance_is_measured():
+def test_mean_distance_applies_softmax_to_logits():
     logits = torch.zeros(1, 4, 4)
     even = Relation("position logits", logits, (2, 2)).mean_distance().item()
     assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
@@ -166,7 +166,7 @@ def test_logits_become_weights_before_their_distance_is_measured():
 
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
-def test_attention_of_every_host_that_attends(name):
+def test_attention_of_every_host(name):
     backbone = network(name)
     if name not in ATTEND:
         with pytest.raises(ValueError, match="lacks attention"):
@@ -187,8 +187,8 @@ def test_attention_of_every_host_that_attends(name):
             assert one.maps().shape[2:] == keys
 
 
-def test_attention_is_what_the_layer_computes():
-    """DeiT's, from its weights."""
+def test_recorded_attention_equals_the_layer_s():
+    """The reference is computed from the weights of DeiT's qkv layer."""
     backbone = network("deit_t")
     layer = backbone.blocks[1].attn
     kept = []
@@ -201,18 +201,18 @@ def test_attention_is_what_the_layer_computes():
     torch.testing.assert_close(found.maps(), expected[:, :, 0, 1:].unflatten(-1, (4, 6)))
 
 
-def test_attention_of_swin_has_its_bias_and_its_mask():
+def test_attention_of_swin_includes_its_bias_and_mask():
     backbone = network("swin_t")
     found = record_attention(backbone, images(*SIZE))
     first = found["layers.0.blocks.0.attn"].weights
     shifted = found["layers.0.blocks.1.attn"].weights
-    # The last window of a shifted map holds regions that do not see each other.
+    # The mask separates the regions in the last window of a shifted map.
     assert (shifted[0, -1, 0] < 1e-12).any()
     assert (first[0, 0] > 0).all()
 
 
 def test_attention_of_lvt_is_found_in_all_stages():
-    """In the first from the weights: a window's matrix is read from the mean of a 2x2 patch."""
+    """The first stage computes a window's weights from the mean of a 2x2 patch."""
     backbone = network("lvt_r1")
     (first, *_), kept = backbone.token_mixers(), []
     layer = backbone.get_submodule(first)
@@ -237,14 +237,14 @@ def test_attention_of_a_swapped_in_mixer_is_found():
     assert one.stride == 16
 
 
-def test_keys_of_a_reduced_map_lie_in_the_middle_of_what_they_stand_for():
+def test_reduced_keys_lie_at_the_centre_of_their_tokens():
     found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
     assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
     uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
     assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
 
 
-def test_rollout_by_a_plain_product():
+def test_rollout_equals_a_plain_product():
     layers = []
     for seed in range(3):
         weights = F.softmax(tokens(2, 1, 2, 5, 5, seed=seed), dim=-1)

@@ -1,4 +1,4 @@
-"""A host whose maps or parameter names differ from what it declares is refused by name."""
+"""Hosts that differ from their declared maps or parameter names are refused by name."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from backbones.parameters.layer_ids import LayerNames, Rule
 
 
 class Small(Backbone):
-    """Two maps at strides 4 and 8, whose parameters have names of their own."""
+    """Host with two maps at strides 4 and 8 and its own parameter names."""
 
     layer_names = LayerNames(
         blocks=(Rule(r"net\.level(\d+)\.unit(\d+)\.", first=1),),
@@ -71,7 +71,7 @@ def returning(result):
     return Wrong()
 
 
-def test_maps_as_declared_pass_by_whatever_class_they_are_returned():
+def test_declared_maps_pass_in_subclasses_and_copies():
     assert [tuple(x.shape) for x in Small()(IMAGES)] == [(2, 4, 16, 24), (2, 6, 8, 12)]
     assert [tuple(x.shape) for x in Selecting()(IMAGES)] == [(2, 6, 8, 12)]
     for copied in (copy.deepcopy(Small()), pickle.loads(pickle.dumps(Small()))):

@@ -1,4 +1,4 @@
-"""What the cache of evaluation keeps, and every way to change a weight that it must notice."""
+"""Evaluation cache: its entries, and every way of changing a weight invalidates them."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Tables that belong to a map's size, at other sizes; and weights that move between equations."""
+"""Tables that depend on the map size, resized to other sizes; weights used in other equations."""
 
 import warnings
 
@@ -20,10 +20,10 @@ from tests.tensors import tokens
 SMALL, LARGE = (4, 4), (6, 7)
 
 
-def test_tables_of_places_are_resampled_as_timm_does():
+def test_position_tables_are_resampled_as_in_timm():
     table = tokens(16, 5)
     expected = resample_abs_pos_embed(table[None], LARGE, SMALL, 0)[0]
-    close = {"rtol": 1e-5, "atol": 1e-5}  # timm's is in single precision
+    close = {"rtol": 1e-5, "atol": 1e-5}  # timm computes in single precision
     torch.testing.assert_close(resize_table(table, "N C", SMALL, LARGE), expected, **close)
     oblong = resize_table(table.unflatten(0, SMALL), "H W C", SMALL, LARGE)
     torch.testing.assert_close(oblong, expected.unflatten(0, LARGE), **close)
@@ -31,7 +31,7 @@ def test_tables_of_places_are_resampled_as_timm_does():
     torch.testing.assert_close(first[0], expected.T.unflatten(1, LARGE), **close)
 
 
-def test_spectra_are_resampled_as_the_authors_of_gfnet_do():
+def test_spectra_are_resampled_as_in_gfnet():
     table = tokens(4, 3, 5, 2)
     picture = table.reshape(1, 4, 3, 10).permute(0, 3, 1, 2)
     resized = F.interpolate(picture, (6, 4), mode="bicubic", align_corners=True)
@@ -41,8 +41,8 @@ def test_spectra_are_resampled_as_the_authors_of_gfnet_do():
     torch.testing.assert_close(last, expected.permute(2, 3, 0, 1))
 
 
-def test_sums_over_tokens_keep_their_size():
-    """A mean over all tokens stays one, and so do the sums over rows or columns alone."""
+def test_means_over_tokens_stay_means():
+    """A mean over all tokens, rows or columns stays a mean at the new size."""
     mean = torch.full((16, 16), 1 / 16, dtype=torch.float64)
     torch.testing.assert_close(
         resize_table(mean, "N n", SMALL, LARGE), torch.full((42, 42), 1 / 42, dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_sums_over_tokens_keep_their_size():
     torch.testing.assert_close(
         resize_table(rows, "H h", SMALL, LARGE), torch.full((6, 6), 1 / 6, dtype=torch.float64)
     )
-    # A matrix applied to a smooth picture gives a smooth one, of about the same values.
+    # The resized matrix has about the same effect on a smooth picture.
     matrix = torch.softmax(-torch.cdist(places(8, 8), places(8, 8)) / 0.2, dim=-1)
     grown = resize_table(matrix, "N n", (8, 8), (12, 16))
     pictures = [(2 * places(*size)).sin().sum(-1) for size in ((8, 8), (12, 16))]
@@ -68,7 +68,7 @@ def places(height, width):
 @pytest.mark.parametrize(
     "axes", ["N C", "H W", "H F C 2", "N n", "R heads", "hidden n", "W", "w w"]
 )
-def test_tables_at_their_own_size_are_themselves(axes):
+def test_tables_at_their_own_size_are_returned_unchanged(axes):
     sizes = {"N": 20, "H": 4, "W": 5, "F": 3, "R": 63}
     table = tokens(*(sizes.get(word.upper(), 2) for word in axes.split()))
     assert resize_table(table, axes, (4, 5), (4, 5)) is table
@@ -88,23 +88,23 @@ def test_tables_at_their_own_size_are_themselves(axes):
         "matrix": ((36, 36), (16, 16), ((4, 4), "N n")),
         "offsets": ((121, 3), (49, 3), ((4, 4), "R axis1")),
         "rows": ((6, 6), (4, 4), ((4, 4), "H W")),
-        "not_a_square": ((36, 8), (15, 8), None),
+        "oblong_of_unknown_sides": ((36, 8), (15, 8), None),
         "channels": ((8, 8), (4, 16), None),
         "more_axes": ((6, 6), (4, 4, 1), None),
     }.values(),
 )
-def test_axes_that_are_not_declared_are_recognised(own, theirs, found):
+def test_undeclared_axes_are_recognised(own, theirs, found):
     result = common_source({"table": (own, theirs)}, (6, 6), {})
     assert result == (None if found is None else (found[0], {"table": found[1]}))
 
 
-def test_all_tables_of_a_mixer_come_from_one_size():
+def test_all_tables_of_a_mixer_must_come_from_one_size():
     tables = {"weight": ((36, 36), (16, 16)), "bias": ((36,), (25,))}
     assert common_source(tables, (6, 6), {}) is None
 
 
 class Naive(Mixer):
-    """Mixes tokens by a layer, as far as the map has its size; the axes are not declared."""
+    """Token mixer with tables for one map size and undeclared axes."""
 
     def __init__(self, dim, *, grid=(14, 14)):
         super().__init__()
@@ -120,14 +120,14 @@ class Naive(Mixer):
         return prefix
 
 
-def saved(backbone, record=True):
-    """A checkpoint of a backbone as runs write it."""
+def make_checkpoint(backbone, record=True):
+    """Return a checkpoint of a backbone in the format of runs."""
     content = {"network": backbone.record} if record else {}
     return Checkpoint("x.ckpt", content, given=dict(backbone.state_dict()))
 
 
-def moved(checkpoint, name, **options):
-    """A backbone with the checkpoint's weights, and what was warned of."""
+def load_checkpoint(checkpoint, name, **options):
+    """Return a backbone with the checkpoint's weights, the report and the warnings."""
     backbone = create_backbone(name, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -136,17 +136,17 @@ def moved(checkpoint, name, **options):
 
 
 @pytest.mark.parametrize("record", [True, False])
-def test_filters_move_between_sizes_and_to_dense_networks(newcomer, record):
+def test_filters_are_resized_to_other_sizes_and_dense_networks(newcomer, record):
     newcomer("fourier_filter")
     name, key = "poolformer_s12_fourier_filter", "stages.0.blocks.{}.mlp.filter"
-    file = saved(create_backbone(name, img_size=64), record)
-    same, _, said = moved(file, name, img_size=64)
-    assert not said
+    file = make_checkpoint(create_backbone(name, img_size=64), record)
+    same, _, warned = load_checkpoint(file, name, img_size=64)
+    assert not warned
     assert all(torch.equal(v, file.tensors[k]) for k, v in same.state_dict().items())
     for options, side in (({"img_size": 96}, 24), ({"dense": True}, 56)):
-        backbone, report, said = moved(file, name, **options)
+        backbone, report, warned = load_checkpoint(file, name, **options)
         shapes = f"(16, 9, 64, 2) -> ({side}, {side // 2 + 1}, 64, 2)"
-        assert [line for line in said if "interpolated" in line] == [
+        assert [line for line in warned if "interpolated" in line] == [
             "x.ckpt: 12 tables of mixers were interpolated to this map size "
             f"({key.format(0)} {shapes}, {key.format(1)} {shapes}, ...)"
         ]
@@ -157,11 +157,11 @@ def test_filters_move_between_sizes_and_to_dense_networks(newcomer, record):
             assert backbone.eval()(torch.zeros(1, 3, 70, 130))[0].shape[-2:] == (18, 33)
 
 
-def test_undeclared_tables_move_too_and_buffers_are_the_network_s_own(registering):
+def test_undeclared_tables_are_resized_and_buffers_kept(registering):
     register_mixer("naive", kind="channel", source="this test")(Naive)
     first = create_backbone("deit_t_naive", img_size=64)
-    second, _, said = moved(saved(first), "deit_t_naive", img_size=96)
-    assert any(line.startswith("x.ckpt: 48 tables of mixers were interpolated") for line in said)
+    second, _, warned = load_checkpoint(make_checkpoint(first), "deit_t_naive", img_size=96)
+    assert any(line.startswith("x.ckpt: 48 tables of mixers were interpolated") for line in warned)
     old, new = first.blocks[3].mlp, second.blocks[3].mlp
     for key, axes in (("tokens.weight", "N n"), ("tokens.bias", "N"), ("places", "N C")):
         expected = resize_table(old.get_parameter(key), axes, (4, 4), (6, 6))
@@ -169,7 +169,7 @@ def test_undeclared_tables_move_too_and_buffers_are_the_network_s_own(registerin
     assert torch.equal(new.index, torch.arange(36))
 
 
-def test_oblong_maps_of_as_many_tokens_are_told_apart_by_the_checkpoint(registering):
+def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
     class Declared(Naive):
         def __init__(self, dim, *, grid=(14, 14)):
             super().__init__(dim, grid=grid)
@@ -177,25 +177,25 @@ def test_oblong_maps_of_as_many_tokens_are_told_apart_by_the_checkpoint(register
 
     register_mixer("declared", kind="channel", source="this test")(Declared)
     first = create_backbone("deit_t_declared", img_size=(64, 144))
-    second, _, said = moved(saved(first), "deit_t_declared", img_size=96)
-    assert any("interpolated to this map size" in line for line in said)
+    second, _, warned = load_checkpoint(make_checkpoint(first), "deit_t_declared", img_size=96)
+    assert any("interpolated to this map size" in line for line in warned)
     expected = resize_table(first.blocks[0].mlp.places, "N C", (4, 9), (6, 6))
     torch.testing.assert_close(second.blocks[0].mlp.places, expected)
 
 
-def test_a_table_at_another_size_by_name():
+def test_at_size_resizes_a_table_by_name():
     mixer = create_mixer("ffn", 4)
     with pytest.raises(ValueError, match=r"fc1.weight of FFN is missing from its grid_axes"):
         mixer.at_size("fc1.weight", (3, 3))
     mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
     assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
     mixer.grid_axes = {"fc1.weight": "H W C"}
-    with pytest.raises(ValueError, match="has the axes 'H W C' at no map size; correct grid_axes"):
+    with pytest.raises(ValueError, match="does not fit the axes 'H W C'; correct grid_axes"):
         mixer.at_size("fc1.weight", (3, 5))
 
 
 @pytest.mark.parametrize("name", ["deit_t", "sbm_t", "deit_t_fourier_filter"])
-def test_a_task_s_checkpoint_is_tested_at_another_size(newcomer, name):
+def test_a_task_s_checkpoint_works_at_another_size(newcomer, name):
     newcomer("fourier_filter")
     first, second = (
         LinearClassifier(create_backbone(name, img_size=size), 3).eval() for size in (64, 96)
@@ -214,8 +214,8 @@ OBLONG = [((64, 96), (96, 64)), ((64, 144), (96, 96)), ((96, 96), (64, 144))]
 
 
 @pytest.mark.parametrize(("old", "new"), OBLONG)
-def test_a_task_s_positions_of_as_many_tokens_are_interpolated(old, new):
-    """Equal shapes do not tell that a table belongs to another map."""
+def test_a_task_s_positions_are_interpolated_at_equal_token_counts(old, new):
+    """Maps with equal token counts have tables of equal shapes."""
     first, second = (
         LinearClassifier(create_backbone("deit_t", img_size=size), 3) for size in (old, new)
     )
@@ -227,7 +227,7 @@ def test_a_task_s_positions_of_as_many_tokens_are_interpolated(old, new):
     assert (found - expected).abs().max() < 0.05
 
 
-def test_a_task_s_tables_of_as_many_tokens_are_interpolated(registering):
+def test_a_task_s_tables_are_interpolated_at_equal_token_counts(registering):
     class Placed(Naive):
         def __init__(self, dim, *, grid=(14, 14)):
             super().__init__(dim, grid=grid)
@@ -267,11 +267,11 @@ def stars(registering):
         """The sum."""
 
 
-AS_TRAINED = "trained in another equation of the same shapes; this network has "
+AS_TRAINED = "was trained with other options and equal shapes; this network has "
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "said"),
+    ("first", "second", "warned"),
     [
         ({}, {}, ""),
         ({}, {"mixer": {"drop": 0.1}}, ""),
@@ -280,21 +280,21 @@ AS_TRAINED = "trained in another equation of the same shapes; this network has "
         ({"name": "deit_t"}, {"name": "deit_t", "mixer": {"act": "silu"}}, "act=silu instead of"),
         ({"mixer": {"plus": True}}, {}, "backbone.mixer.plus=False instead of True; train"),
         ({"name": "deit_t"}, {}, "channel mixer star instead of ffn"),
-        ({"name": "deit_t"}, {"name": "deit_t_glu"}, ""),  # which begins anew
+        ({"name": "deit_t"}, {"name": "deit_t_glu"}, ""),  # GLU is initialised from scratch
         ({"name": "sbm_t"}, {"name": "sbm_t", "shortcut": False}, "backbone.shortcut=False inst"),
     ],
 )
-def test_weights_that_move_to_another_equation_are_warned_of(stars, first, second, said):
+def test_loading_weights_into_another_equation_warns(stars, first, second, warned):
     one, other = ({"name": "deit_t_star", "img_size": 64, **options} for options in (first, second))
     with torch.device("meta"):
-        file = saved(create_backbone(**one))
+        file = make_checkpoint(create_backbone(**one))
     with torch.device("meta"):
-        _, _, found = moved(file, **other)
+        _, _, found = load_checkpoint(file, **other)
     found = [line for line in found if AS_TRAINED in line]
-    assert len(found) == bool(said)
-    assert all(said in line for line in found)
+    assert len(found) == bool(warned)
+    assert all(warned in line for line in found)
 
 
-def test_files_without_a_record_are_not_warned_of(stars):
-    file = saved(create_backbone("deit_t_star", img_size=64), record=False)
-    assert not moved(file, "deit_t_star_sum", img_size=64)[2]
+def test_a_checkpoint_without_a_record_loads_without_warning(stars):
+    file = make_checkpoint(create_backbone("deit_t_star", img_size=64), record=False)
+    assert not load_checkpoint(file, "deit_t_star_sum", img_size=64)[2]

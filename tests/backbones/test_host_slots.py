@@ -1,4 +1,4 @@
-"""What a mixer in a slot is given: maps, class tokens, grids, memory; and loading around it."""
+"""Inputs of a mixer in a slot (maps, class tokens, grids, memory), and loading around it."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""At one seed a host starts from the same weights in every release, whatever mixer it carries."""
+"""With one seed, a host has the same initial weights in every release and with every mixer."""
 
 import pytest
 import torch

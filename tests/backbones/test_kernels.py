@@ -121,7 +121,7 @@ def test_pieces_and_threads_change_nothing(threads):
 @compiled
 @pytest.mark.parametrize("dim", [7, 25, 140])
 def test_products_of_all_widths_equal_torch(dim):
-    """What is left over of lines of memory, and rows that are longer than one pass."""
+    """Widths with remainders of memory lines, and rows longer than one pass."""
     size = (0, 18, 19)
     tokens = torch.randn(1, 18 * 19, dim, dtype=torch.float64)
     mine, plain = both_ways(mixer_of(full, dim=dim, hidden_ratio=3.1), tokens, size)
@@ -297,7 +297,7 @@ def test_a_compiler_may_take_words(monkeypatch, words):
 
 
 def compile_nothing(monkeypatch, folder, target, **outcome):
-    """Let the compiler make an empty library, of which the trial says what is given here."""
+    """Make the compiler write an empty library, and the trial return the given outcome."""
     monkeypatch.setattr(build, "COMPILED", folder)
     monkeypatch.setattr(build, "compiled_file", lambda portable: target)
     monkeypatch.setattr(build, "find_compiler", lambda: ["true"])

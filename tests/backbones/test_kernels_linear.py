@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backbones.fast import fast, switched_off
-from backbones.fast.cpu import linear as room
+from backbones.fast.cpu import linear as linear_forms
 from backbones.fast.cpu.linear import linear
 from backbones.fast.cpu.posmlp import batched
 from backbones.hosts.hiremlp import HireMixer
@@ -24,8 +24,8 @@ SHAPES += [((19, 600), 70), ((96, 32), 64), ((3, 0), 4)]
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """Let the operator serve, whatever this processor is."""
-    monkeypatch.setattr(room, "has_tiles", lambda: True)
+    """Enable the operator on every processor."""
+    monkeypatch.setattr(linear_forms, "has_tiles", lambda: True)
 
 
 @compiled

@@ -79,7 +79,7 @@ def test_dense_network_norms_the_maps_of_the_equations(released):
 
 
 def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp_path):
-    """The authors' own list called backbone is no wrapper around one."""
+    """The authors' list named backbone is distinguished from a wrapper."""
     wrapped = {
         "module": {f"module.{key}": value for key, value in released.items()},
         "detector": {

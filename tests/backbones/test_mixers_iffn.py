@@ -32,7 +32,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def arguments(options):
-    """What the reference is told of a mixer's options."""
+    """Return the arguments of the reference for a mixer's options."""
     plain = not options.get("channel", True)
     return {
         "n_branches": 1 if plain else options.get("n_branches", 2),

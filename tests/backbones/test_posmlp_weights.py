@@ -39,7 +39,7 @@ def authors_shapes(depths=(2, 2, 18, 2), unit="ggqpe"):
 
 
 def authors_unit(unit, width, window, s):
-    """What their unit saves, with the tables of displacements."""
+    """Return the shapes in the authors' unit, including its displacement tables."""
     n = window * window
     if unit == "sgu":
         return pair("proj_list.0", n, n) | pair("norm_list.0", width)
@@ -141,7 +141,7 @@ def test_absolute_positions_are_reshaped():
 
 
 def test_truncated_checkpoint_is_refused():
-    """PosMLP's own units are no swapped-in mixers that may start anew."""
+    """PosMLP's own units must be in the file; only swapped-in mixers may be initialised."""
     theirs = fill(authors_shapes())
     theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
     with torch.device("meta"):

@@ -352,7 +352,7 @@ def test_an_own_check_in_a_builder_is_said_as_it_is():
 
 @pytest.fixture
 def on_meta():
-    """What is refused after a network was built was then built without values."""
+    """Build on the meta device, because some options are refused only after building."""
     with torch.device("meta"):
         yield
 

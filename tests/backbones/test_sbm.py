@@ -22,7 +22,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def smooth(channels, *size, seed):
-    """(channels, H, W): one to two waves over the picture, whatever its size."""
+    """Return one to two waves over the picture at any size: (channels, H, W)."""
     generator = torch.Generator().manual_seed(seed)
     phase, fx, fy = torch.rand(3, channels, 1, 1, dtype=torch.float64, generator=generator)
     y, x = (((torch.arange(n).double() + 0.5) / n) for n in size)

@@ -1,4 +1,4 @@
-"""COCO: mmdet's input from a sound dataset, and a message for every fault."""
+"""COCO: mmdet's inputs from a valid dataset, and an error message for each fault."""
 
 import json
 
@@ -105,14 +105,14 @@ def test_val_batches(root):
 
 
 def test_each_file_is_parsed_once(root, monkeypatch):
-    """One reading serves the checks, mmdet and evaluation."""
+    """The checks, mmdet and evaluation share one parsed copy."""
     parsed = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda raw: parsed.append(len(raw)) or loads(raw))
-    monkeypatch.setattr(json, "load", lambda file: pytest.fail(f"{file.name} is read again"))
+    monkeypatch.setattr(json, "load", lambda file: pytest.fail(f"{file.name} must be read once"))
     data = module(root)
     data.setup()
-    _, figure = perfect(data)
+    _, figure = perfect_detections(data)
     sizes = [
         (root / f"annotations/instances_{split}2017.json").stat().st_size
         for split in ("train", "val")
@@ -154,7 +154,7 @@ def test_augmented_boxes_follow_masks(root, options):
 
 
 def test_half_of_the_training_images_are_crops(root):
-    """Whole 60x40 images keep the ratio 3:2; crops of up to 600 from 900x600 do not."""
+    """Whole 60x40 images keep the ratio 3:2; crops of up to 600 pixels from 900x600 change it."""
     ratios = []
     for seed in range(4):
         data = module(root, train_sizes=[(90, 60)], train_crops=True, seed=seed)
@@ -183,7 +183,7 @@ def test_samples_do_not_depend_on_workers(root):
     assert all(torch.equal(a, b) for a, b in zip(train(0), train(2), strict=True))
 
 
-def test_classes_restrict_the_set(root):
+def test_classes_restrict_the_dataset(root):
     data = module(root, classes=["dog"])
     data.setup()
     assert data.class_names == ("dog",)
@@ -203,7 +203,7 @@ def test_labels_follow_the_order_of_the_file(root):
     assert first(data.val_dataloader())[1].gt_instances.labels.tolist() == [1]
 
 
-def test_boxes_alone(root):
+def test_annotations_without_masks(root):
     entry = content()
     for one in entry["annotations"]:
         del one["segmentation"]
@@ -215,7 +215,7 @@ def test_boxes_alone(root):
     assert "masks" not in first(data.train_dataloader())[1].gt_instances
 
 
-def test_predict(root):
+def test_prediction_inputs(root):
     data = module(root, predict_path=root / "train2017")
     assert getattr(data, "annotations", None) is None
     data.setup()
@@ -230,7 +230,7 @@ def test_predict(root):
 
 
 def test_images_without_annotations_are_predicted_only(root):
-    """Like COCO's image_info_test-dev2017.json, which lacks the list of annotations."""
+    """COCO's image_info_test-dev2017.json is such a file."""
     info = {key: value for key, value in content().items() if key != "annotations"}
     save(root, info, "val2017")
     data = module(root)
@@ -257,7 +257,7 @@ def changed(path, value):
     return entry
 
 
-def strays(key, value):
+def edited(key, value):
     entry = content()
     entry["annotations"] = [{**annotation(i, 10), key: value} for i in range(7)]
     return entry
@@ -273,36 +273,36 @@ FAULTS = [
     (changed(["categories"], []), "the list 'categories' is empty"),
     (changed(["images", 2, "file_name"], None), r"images\[2\] lacks \['file_name'\]"),
     (changed(["annotations", 1, "area"], None), r"annotations\[1\] lacks \['area'\]"),
-    (strays("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
-    (strays("category_id", 99), "7 annotations .* unknown category_id"),
+    (edited("image_id", 99), "7 annotations .* unknown image_id.*: 0, 1, 2, 3, 4, ... .7 in all"),
+    (edited("category_id", 99), "7 annotations .* unknown category_id"),
     (changed(["annotations", 1, "id"], 100), "duplicates among its annotations: 100"),
     (changed(["images", 1, "id"], 10), "duplicates among its images: 10"),
     (changed(["categories", 1], {"id": 8, "name": "cat"}), "duplicates among its category names"),
-    (strays("bbox", [1, 2, 3]), "7 annotations .* not four finite numbers"),
-    (strays("bbox", [0, 0, float("inf"), 3]), "not four finite numbers"),
-    (strays("bbox", [10, 10, -5, 5]), "7 of 7 boxes .*must be .* in pixels"),
-    (strays("bbox", [0.1, 0.1, 0.4, 0.5]), "smaller than a pixel"),
-    (strays("bbox", [70, 10, 5, 5]), "outside their image"),
-    (strays("segmentation", [[1, 2, 3, 4]]), "annotation 0 .* polygon of 4 numbers"),
+    (edited("bbox", [1, 2, 3]), "7 annotations .* not four finite numbers"),
+    (edited("bbox", [0, 0, float("inf"), 3]), "not four finite numbers"),
+    (edited("bbox", [10, 10, -5, 5]), "7 of 7 boxes .*must be .* in pixels"),
+    (edited("bbox", [0.1, 0.1, 0.4, 0.5]), "smaller than a pixel"),
+    (edited("bbox", [70, 10, 5, 5]), "outside their image"),
+    (edited("segmentation", [[1, 2, 3, 4]]), "annotation 0 .* polygon of 4 numbers"),
     (
-        strays("segmentation", {"size": [60, 40], "counts": [2400]}),
+        edited("segmentation", {"size": [60, 40], "counts": [2400]}),
         r"run-length mask of \[60, 40\]",
     ),
-    (strays("segmentation", {"size": [40, 60], "counts": [2399]}), "run lengths of 2399 pixels"),
-    (strays("segmentation", [[1, 2, 3, float("nan"), 5, 6]]), "polygon with the coordinate nan"),
-    (strays("segmentation", [[1, 2, 3, float("inf"), 5, 6]]), "the coordinate inf"),
-    (strays("segmentation", [[1, 2, 3, 1e9, 5, 6]]), "annotation 0 .* coordinate 1000000000.0"),
-    (strays("segmentation", [[1, 2, 3, None, 5, 6]]), "the coordinate None"),
-    (strays("segmentation", ["ab"]), "polygons that are lists of numbers, got 'ab'"),
-    (strays("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "malformed run lengths"),
-    (strays("segmentation", {"size": [40, 60], "counts": None}), "malformed run lengths: None"),
-    (strays("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "malformed run lengths"),
+    (edited("segmentation", {"size": [40, 60], "counts": [2399]}), "run lengths of 2399 pixels"),
+    (edited("segmentation", [[1, 2, 3, float("nan"), 5, 6]]), "polygon with the coordinate nan"),
+    (edited("segmentation", [[1, 2, 3, float("inf"), 5, 6]]), "the coordinate inf"),
+    (edited("segmentation", [[1, 2, 3, 1e9, 5, 6]]), "annotation 0 .* coordinate 1000000000.0"),
+    (edited("segmentation", [[1, 2, 3, None, 5, 6]]), "the coordinate None"),
+    (edited("segmentation", ["ab"]), "polygons that are lists of numbers, got 'ab'"),
+    (edited("segmentation", {"size": [40, 60], "counts": [2401, -1]}), "malformed run lengths"),
+    (edited("segmentation", {"size": [40, 60], "counts": None}), "malformed run lengths: None"),
+    (edited("segmentation", {"size": [40, 60], "counts": "P_oooo"}), "malformed run lengths"),
     (
-        strays("segmentation", {"size": [40, 60], "counts": "ZZ"}),
+        edited("segmentation", {"size": [40, 60], "counts": "ZZ"}),
         "malformed run|pixels in an",
     ),
-    (strays("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
-    (strays("id", None), r"json: annotations\[0\]: id must be an integer, got None$"),
+    (edited("segmentation", {"size": "40x60", "counts": [2400]}), "mask of '40x60'"),
+    (edited("id", None), r"json: annotations\[0\]: id must be an integer, got None$"),
     (changed(["annotations", 3, "id"], "a"), r'annotations\[3\]: id must be an integer, got "a"$'),
     (changed(["images", 2, "id"], "2"), r'images\[2\]: id must be an integer, got "2"$'),
     (changed(["categories", 1, "id"], "8"), r'categories\[1\]: id must be an integer, got "8"$'),
@@ -310,23 +310,23 @@ FAULTS = [
     (changed(["annotations", 2, "id"], True), r"annotations\[2\]: id must be .*, got True$"),
     (changed(["annotations", 2, "id"], 2.0**60), "got 1.15.*e.18; .* write the digits"),
     (changed(["images", 1, "width"], 59.5), r"images\[1\]: width must be an integer, got 59\.5$"),
-    (strays("image_id", "7"), r'annotations\[0\]: image_id must be an integer, got "7"$'),
-    (strays("category_id", 3.5), r"annotations\[0\]: category_id must be an integer, got 3\.5$"),
-    (strays("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
-    (strays("iscrowd", []), r"annotations\[0\]: iscrowd must be 0 or 1, got \[\]$"),
-    (strays("ignore", "0"), r'annotations\[0\]: ignore must be 0 or 1, got "0"$'),
-    (strays("iscrowd", 0.5), r"annotations\[0\]: iscrowd must be 0 or 1, got 0\.5$"),
+    (edited("image_id", "7"), r'annotations\[0\]: image_id must be an integer, got "7"$'),
+    (edited("category_id", 3.5), r"annotations\[0\]: category_id must be an integer, got 3\.5$"),
+    (edited("area", "12"), r'annotations\[0\]: area must be a finite number, got "12"$'),
+    (edited("iscrowd", []), r"annotations\[0\]: iscrowd must be 0 or 1, got \[\]$"),
+    (edited("ignore", "0"), r'annotations\[0\]: ignore must be 0 or 1, got "0"$'),
+    (edited("iscrowd", 0.5), r"annotations\[0\]: iscrowd must be 0 or 1, got 0\.5$"),
     (
-        strays("segmentation", {"size": [40, 60], "counts": [2399.5, 0.5]}),
+        edited("segmentation", {"size": [40, 60], "counts": [2399.5, 0.5]}),
         r"annotation 0 .*annotations\[0\].* a run length that must be an integer, got 2399\.5",
     ),
     (changed(["images", 1, "id"], [1]), r"images\[1\]: id must be an integer, got \[1\]$"),
     (changed(["images", 1, "height"], "40"), r'images\[1\]: height must be an integer, got "40"$'),
     (changed(["images", 1, "width"], 10**7), "a number of pixels from 1 to 100000, got 10000000"),
-    (changed(["images", 1, "file_name"], 5), "file_name must be a text that is not empty, got 5"),
+    (changed(["images", 1, "file_name"], 5), "file_name must be a non-empty string, got 5"),
     (
         changed(["categories", 0, "name"], ["cat"]),
-        r"categories\[0\]: name must be a text .*\['cat'\]",
+        r"categories\[0\]: name must be a non-empty string.*\['cat'\]",
     ),
     (changed(["images"], []), "the list 'images' is empty"),
     ("[" * 100_000, "nested too deeply|not valid JSON"),
@@ -343,7 +343,7 @@ def test_faults_of_the_json(root, entry, message):
     assert "instances_train2017.json" in str(caught.value)
 
 
-def test_run_lengths_as_text_are_those_of_pycocotools(root):
+def test_run_lengths_as_text_equal_those_of_pycocotools(root):
     from pycocotools import mask as toolkit
 
     generator = np.random.default_rng(0)
@@ -353,12 +353,12 @@ def test_run_lengths_as_text_are_those_of_pycocotools(root):
         lengths = coco_checks._run_lengths(text)
         runs = np.repeat(np.arange(len(lengths)) % 2, lengths).reshape(60, 40).T
         assert (runs == pixels).all()
-    save(root, strays("segmentation", {"size": [40, 60], "counts": text}))
+    save(root, edited("segmentation", {"size": [40, 60], "counts": text}))
     module(root).setup()
 
 
 def with_floats(value):
-    """Return the value with 5.0 for 5, in run lengths, too."""
+    """Return a copy with all integers as floats, including run lengths."""
     if isinstance(value, dict):
         return {key: with_floats(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -389,7 +389,7 @@ def test_integers_may_be_written_as_floats(root):
     assert len(list(data.train_dataloader())) == 2
 
 
-def perfect(data):
+def perfect_detections(data):
     """Return the detections of a perfect detector and their AP."""
     from mmengine.structures import InstanceData
 
@@ -422,7 +422,7 @@ def test_any_integers_may_be_ids(root, ids):
         s.gt_instances.labels.item() for b in data.train_dataloader() for s in b["data_samples"]
     ]
     assert sorted(labels) == [0, 0, 1, 1]
-    metric, figure = perfect(data)
+    metric, figure = perfect_detections(data)
     assert figure == pytest.approx(1)
     found = [row for rows in metric.detections.values() for row in rows]
     written = json.loads(json.dumps(found))  # as coco_results.json
@@ -449,8 +449,8 @@ def check_files_log(monkeypatch, data):
 
 
 @pytest.mark.parametrize("change", UNUSABLE)
-def test_unusable_boxes_are_untrained_and_count_as_missed(root, change, monkeypatch):
-    """Training and AP agree with the message, and an option excludes the boxes from both."""
+def test_unusable_boxes_are_excluded_from_training_and_count_as_missed(root, change, monkeypatch):
+    """Training and AP agree with the message; the option excludes the boxes from both."""
     entry = content()
     entry["annotations"] += [annotation(i, 10) for i in range(16)]
     unusable = [annotation(i, 11, **change) for i in (500, 501)]
@@ -476,9 +476,9 @@ def test_unusable_boxes_are_untrained_and_count_as_missed(root, change, monkeypa
         ]
         learnt = [one for one in instances if not one["ignore_flag"]]
         assert len(learnt) == 20
-        found[skip] = perfect(data)[1]
+        found[skip] = perfect_detections(data)[1]
     assert data.left_out == "2 of 23 validation boxes (data.skip_unusable_boxes=true)"
-    # 18 of 20 cats: 101 recalls, of which 91 are reached, and all dogs.
+    # With 18 of 20 cats found, 91 of 101 recall levels are reached; all dogs are found.
     assert found == {False: pytest.approx((91 / 101 + 1) / 2), True: pytest.approx(1)}
 
 
@@ -522,7 +522,7 @@ def test_nan_boxes_are_not_evaluated(root, change, monkeypatch):
         module(root).setup()
     data = module(root, skip_unusable_boxes=True)
     data.setup()
-    assert perfect(data)[1] == pytest.approx(1)
+    assert perfect_detections(data)[1] == pytest.approx(1)
 
 
 def test_mmdet_drops_the_unusable_boxes(root, monkeypatch):
@@ -552,7 +552,7 @@ def test_many_unusable_boxes_are_rejected_unless_skipped(root, monkeypatch):
         module(root).setup()
     data = module(root, skip_unusable_boxes=True)
     data.setup()
-    assert perfect(data)[1] == pytest.approx(1)
+    assert perfect_detections(data)[1] == pytest.approx(1)
     marked = [{**one, "ignore": 1} for one in entry["annotations"]]
     save(root, {**entry, "annotations": marked})
     with pytest.raises(ValueError, match=r"zero images left .* 4 images 4 lack a box"):
@@ -567,7 +567,7 @@ def test_many_unusable_boxes_are_rejected_unless_skipped(root, monkeypatch):
         _ = data.annotations
 
 
-def test_an_unusable_box_without_a_mask_names_the_option(root):
+def test_the_error_for_an_unusable_box_without_a_mask_names_the_option(root):
     entry = content()
     entry["annotations"] += [annotation(i, 10) for i in range(7)]
     entry["annotations"].append(annotation(50, 10, bbox=[5, 5, 0, 0], segmentation=[]))
@@ -586,13 +586,13 @@ def test_unusable_boxes_of_other_classes_are_not_counted(root, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["1.jpg", "./1.jpg", "..//train2017/./1.jpg"])
-def test_a_file_has_one_id(root, name):
+def test_an_image_file_must_have_one_id(root, name):
     save(root, changed(["images", 2, "file_name"], name))
     with pytest.raises(ValueError, match=r"1\.jpg \(ids 11 and 12\); keep one entry"):
         module(root).setup()
 
 
-def test_category_names(root):
+def test_category_names_are_checked(root):
     with pytest.raises(ValueError, match=r"\['bird', 'cat'\].*\['cat', 'dog'\].*file: \['bird'\]"):
         module(root, classes=["bird", "cat"]).setup()
     save(root, {**content(), "categories": [{"id": 3, "name": "cat"}, {"id": 8, "name": "fox"}]})
@@ -603,7 +603,7 @@ def test_category_names(root):
         module(root).setup()
 
 
-def test_missing_files(root, tmp_path):
+def test_errors_for_missing_files(root, tmp_path):
     with pytest.raises(ValueError, match=r"data=coco data.root=/data/coco"):
         module(None).setup()
     with pytest.raises(FileNotFoundError, match="is not a folder"):
@@ -634,7 +634,7 @@ def test_truncated_jpeg_is_named(root):
         data.check_files()
 
 
-def test_annotated_size_must_be_the_images(root):
+def test_the_annotated_size_must_equal_the_image_size(root):
     Image.new("RGB", (40, 60)).save(root / "val2017/1.jpg")
     data = module(root)
     data.setup()
@@ -675,7 +675,7 @@ def test_shared_and_small_images_are_logged(root, caplog):
     ]
 
 
-def test_crowds_are_logged_and_are_not_ground_truth(root):
+def test_crowds_are_logged_and_ignored(root):
     entry = content()
     for one in entry["annotations"][1:]:
         one["iscrowd"] = 1
@@ -691,7 +691,7 @@ def test_crowds_are_logged_and_are_not_ground_truth(root):
     samples = [s for batch in data.train_dataloader() for s in batch["data_samples"]]
     assert sum(len(sample.gt_instances) for sample in samples) == 1
     assert sum(len(sample.ignored_instances) for sample in samples) == 3
-    assert perfect(data)[1] == pytest.approx(1)
+    assert perfect_detections(data)[1] == pytest.approx(1)
     entry["annotations"][0]["iscrowd"] = 1
     save(root, entry, "val2017")
     data = module(root)

@@ -1,4 +1,4 @@
-"""One command line serves sample and real data: their files have the same options."""
+"""Sample and real datasets have the same options, so one command line works with both."""
 
 import pytest
 import yaml
@@ -6,13 +6,14 @@ import yaml
 from tests.runs import CONFIGS
 
 # Options that locate a dataset's files or generate samples.
-OF_FOLDERS = {"num_classes", "train_share", "class_order", "token_labels", "token_boxes"}
+FOLDERS = {"num_classes", "train_share", "class_order", "token_labels", "token_boxes"}
 SPLIT = {"val_share", "split_seed", "val_split"}
 SHARDS = {"cache_dir", "image_column", "label_column", "label_key"}
 EXPORTS = {"layout", "train_split", *SPLIT}
-PLACES = {*EXPORTS, "train_annotations", "train_images", "val_annotations", "val_images"}
-MADE = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val", "digits_per_class",
-        "train_copies", "val_copies", "train_per_class", "val_per_class"}  # fmt: skip
+LOCATIONS = {*EXPORTS, "train_annotations", "train_images", "val_annotations", "val_images"}
+GENERATED = {"scene_size", "picture_size", "sample_seed", "num_train", "num_val",
+             "digits_per_class", "train_copies", "val_copies", "train_per_class",
+             "val_per_class"}  # fmt: skip
 
 
 def options(name):
@@ -24,8 +25,8 @@ def options(name):
     [("sample_classification", "imagenet"), ("sample_transfer", "cifar100"),
      ("sample_detection", "coco"), ("sample_segmentation", "ade20k")],
 )  # fmt: skip
-def test_sample_and_real_set_have_the_same_options(sample, real):
-    assert options(sample) - MADE == options(real) - PLACES
+def test_sample_and_real_datasets_have_the_same_options(sample, real):
+    assert options(sample) - GENERATED == options(real) - LOCATIONS
     size = {"image_size"} & options(real) or {"scale"}
     assert {"eval_batch_size", "num_workers", *size} <= options(real)
 
@@ -33,7 +34,7 @@ def test_sample_and_real_set_have_the_same_options(sample, real):
 @pytest.mark.parametrize(
     "other", ["folder", "inaturalist2019", "imagenet_tar", "imagenet_parquet", "cifar10"]
 )
-def test_sets_of_one_kind_have_the_same_options(other):
+def test_datasets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
-    own = options(other) - SPLIT - SHARDS - {"_like_"} | OF_FOLDERS & options(kind)
+    own = options(other) - SPLIT - SHARDS - {"_like_"} | FOLDERS & options(kind)
     assert own == options(kind)

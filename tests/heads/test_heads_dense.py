@@ -16,7 +16,7 @@ SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
 NUM_CLASSES = {**dict.fromkeys(DETECTORS, 10), **dict.fromkeys(SEGMENTORS, 11)}
 # Options for a small second stage; one-stage detectors ignore them.
-FEW = {"num_rois": 16, "num_proposals": 30}
+SMALL_SECOND_STAGE = {"num_rois": 16, "num_proposals": 30}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def build(head, backbone=None, **options):
 
 @functools.cache
 def built(head, backbone_name=SMALLEST):
-    """Return a model, and its backbone's weights from before."""
+    """Return a model, and the weights that its backbone had before."""
     torch.manual_seed(0)
     backbone = short(backbone_name, dense=True)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    return build(head, backbone, **(FEW if head in DETECTORS else {})), before
+    return build(head, backbone, **(SMALL_SECOND_STAGE if head in DETECTORS else {})), before
 
 
 @pytest.mark.parametrize("head", ADAPTERS)
@@ -65,12 +65,12 @@ def test_the_backbone_is_used_unchanged(head):
 
 
 @pytest.mark.parametrize("head", ADAPTERS)
-def test_number_of_classes_everywhere(head):
+def test_all_parts_have_the_number_of_classes(head):
     model, _ = built(head)
     counts = {
         name: module.num_classes
         for name, module in model.model.named_modules()
-        # An RPN separates objects from background for any classes.
+        # An RPN only separates objects from background.
         if hasattr(module, "num_classes") and name != "rpn_head"
     }
     expected = {"mask_rcnn": 2, "retinanet": 1, "cascade_mask_rcnn": 6, "upernet": 3}[head]
@@ -109,7 +109,7 @@ def test_every_parameter_trains(head, backbone, cache):
     assert not untrained(model)
 
 
-def test_retinanet_trains_all_but_the_map_it_does_not_read(cache):
+def test_retinanet_trains_all_but_the_norm_of_the_unused_map(cache):
     model = train_once("retinanet", SMALLEST, cache)
     assert not untrained(model)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -117,7 +117,7 @@ def test_retinanet_trains_all_but_the_map_it_does_not_read(cache):
 
 
 def untrained(model):
-    """Return parameters that require a gradient and got none, which DDP forbids."""
+    """Return trainable parameters without a gradient; DDP rejects them."""
     named = model.named_parameters()
     return [name for name, p in named if p.requires_grad and p.grad is None]
 
@@ -195,7 +195,7 @@ def test_sizes_suit_detectors_without_masks_and_with_learnt_proposals():
 
 
 def test_sizes_reach_retinanet():
-    model = build("retinanet", anchor_scale=2, group_norm=True, **FEW).model
+    model = build("retinanet", anchor_scale=2, group_norm=True, **SMALL_SECOND_STAGE).model
     assert model.bbox_head.anchor_generator.octave_base_scale == 2
     for part in (model.neck, model.bbox_head):
         assert any(isinstance(module, torch.nn.GroupNorm) for module in part.modules())
@@ -220,7 +220,7 @@ def test_unknown_option(head, key):
         build(head, options={key: 1})
 
 
-@pytest.mark.parametrize("index", ["3", 3])  # as typed with dots and as a key in braces
+@pytest.mark.parametrize("index", ["3", 3])  # from a dotted name and from a key in braces
 def test_unknown_item_of_a_list(index):
     with pytest.raises(ValueError, match="model config lacks '3'; known here: 0, 1, 2"):
         build("cascade_mask_rcnn", options={"roi_head.bbox_head": {index: {"num_classes": 2}}})
@@ -232,7 +232,7 @@ def test_unknown_head(make):
         make(create_backbone(SMALLEST, dense=True), 10, name="yolo")
 
 
-def test_config_that_the_toolkit_does_not_ship(monkeypatch):
+def test_model_config_missing_from_the_toolkit(monkeypatch):
     pytest.importorskip("mmdet")
     monkeypatch.setitem(DETECTORS, "mask_rcnn", "mask-rcnn_r51")
     with pytest.raises(ValueError, match=r"lacks the model config 'mask-rcnn_r51'; it has .*fpn"):

@@ -1,4 +1,4 @@
-"""Predictions of an image are the same alone and in a batch of any sizes."""
+"""An image's predictions are the same alone and in a batch of images of other sizes."""
 
 import copy
 
@@ -20,8 +20,8 @@ def batches(name, batch_size, **options):
     return list(data.predict_dataloader())
 
 
-def figures(sample):
-    """Return the findings of an image as tensors."""
+def prediction_tensors(sample):
+    """Return the predictions for an image as tensors."""
     if "seg_logits" in sample:
         return {"logits": sample.seg_logits.data}
     return {key: torch.as_tensor(value) for key, value in sample.pred_instances.items()}
@@ -31,7 +31,7 @@ def check_same(together, alone):
     assert [sample.img_path for sample in together] == [f"image {i}" for i in range(len(SIZES))]
     assert len(alone) == len(SIZES)
     for number, (one, other) in enumerate(zip(together, alone, strict=True)):
-        found, expected = figures(one), figures(other)
+        found, expected = prediction_tensors(one), prediction_tensors(other)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert len(value) > 9
@@ -42,7 +42,7 @@ def check_same(together, alone):
 
 @pytest.mark.parametrize("name", rest_slow(DENSE, QUICK))
 @torch.no_grad()
-def test_a_batch_of_several_sizes(name, one_thread):
+def test_batches_of_several_sizes(name, one_thread):
     """Each prediction equals the toolkit's own test step for a batch of one."""
     model = small_model(name)
     (batch,) = batches(name, len(SIZES))
@@ -53,7 +53,7 @@ def test_a_batch_of_several_sizes(name, one_thread):
 
 @pytest.mark.parametrize("name", rest_slow([n for n in DENSE if "mask_rcnn" not in n], ()))
 @torch.no_grad()
-def test_views_of_several_sizes(name, one_thread):
+def test_augmented_views_in_batches_of_several_sizes(name, one_thread):
     model = small_model(name)
     (batch,) = batches(name, len(SIZES), **VIEWS)
     alone = [sample for one in batches(name, 1, **VIEWS) for sample in model.predict(one)]
@@ -62,13 +62,13 @@ def test_views_of_several_sizes(name, one_thread):
 
 @pytest.mark.parametrize("name", rest_slow(SEGMENTORS, ()))
 @torch.no_grad()
-def test_windows_over_several_sizes(name, one_thread):
+def test_sliding_windows_in_batches_of_several_sizes(name, one_thread):
     model = small_model(name, **WINDOWS)
     (batch,) = batches(name, len(SIZES))
     first, *others = batches(name, 1)
     alone = [s for one in (copy.deepcopy(first), *others) for s in model.predict(one)]
     check_same(model.predict(batch), alone)
-    # The toolkit's own windows for an image that fits them: Mask2Former's head rejects padding.
+    # Compare with the toolkit's own windows on an unpadded image; Mask2Former rejects padding.
     model.model.data_preprocessor.test_cfg = None
     (found,) = model.model.test_step(first)
     assert torch.equal(found.seg_logits.data, alone[0].seg_logits.data)

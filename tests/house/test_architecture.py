@@ -33,7 +33,7 @@ NEVER = {
     "tasks": HYDRA | MM,
     "datamodules": HYDRA,
 }
-# What is typed: tools/<command>.py; whatever helps them lies in a folder beside them.
+# Commands are tools/<command>.py; their helpers lie in folders of tools/.
 COMMANDS = {
     "run", "complexity", "corrupt", "annotate", "export", "benchmark", "results", "search",
     "lipschitz", "analyse", "doctor",
@@ -98,7 +98,7 @@ def package_files() -> list[str]:
 
 
 def broken_rules(name: str, source: str) -> list[str]:
-    """What a file does against the order of the house."""
+    """Return the imports of a file that break the rules."""
     package = name.split("/")[0]
     broken = []
     for found in imports_of(source, name):
@@ -199,11 +199,11 @@ def test_nothing_in_tools_imports_a_command():
     assert not imported_commands("tools/run.py", "from tools.runs import trainer")
 
 
-# ---- rooms: the folders of a package, and the modules beside them
+# ---- subpackages and modules of our packages
 
 
-def room_graph() -> dict[str, set[str]]:
-    """Return the rooms that each room imports; a package's own __init__ belongs to none."""
+def import_graph() -> dict[str, set[str]]:
+    """Return the subpackages that each subpackage imports, without packages' own __init__."""
     files = [*package_files(), *tool_files()]
     modules = {as_module(name).removesuffix(".__init__") for name in files}
     graph: dict[str, set[str]] = {}
@@ -213,92 +213,92 @@ def room_graph() -> dict[str, set[str]]:
         own = ".".join(as_module(name).split(".")[:2])
         for found in imports_of((ROOT / name).read_text(encoding="utf-8"), name):
             target = found.module if found.module in modules else found.module.rpartition(".")[0]
-            room = ".".join(target.split(".")[:2])
-            if room != own and "." in room and room.split(".")[0] == own.split(".")[0]:
-                graph.setdefault(own, set()).add(room)
+            package = ".".join(target.split(".")[:2])
+            if package != own and "." in package and package.split(".")[0] == own.split(".")[0]:
+                graph.setdefault(own, set()).add(package)
     return graph
 
 
-def test_rooms_form_no_cycle():
+def test_subpackages_form_no_cycle():
     graph = {
-        room: {other for other in others if not other.startswith("backbones.")}
-        for room, others in room_graph().items()
+        package: {other for other in others if not other.startswith("backbones.")}
+        for package, others in import_graph().items()
     }
     assert list(TopologicalSorter(graph).static_order())
     with pytest.raises(CycleError):
         TopologicalSorter(graph | {"tools.cli": {"tools.runs"}}).prepare()
 
 
-# ---- the rooms inside backbones/
+# ---- imports inside backbones/
 
-DOOR = {"__init__", "base", "registry", "factory", "replace", "rooms", "mm", "timm_models"}
-# What each room, or module at the door, may know of the package. Nobody knows "analysis".
-ROOMS = {
+MODULES = {"__init__", "base", "registry", "factory", "replace", "importing", "mm", "timm_models"}
+# What each subpackage or module may import of backbones. Only users import "analysis".
+ALLOWED_IMPORTS = {
     "options": {"options"},
     "replace": set(),
     "layers": {"layers", "options", "base", "replace"},
-    # Fast forms know what they are forms of; nothing but the factory knows them.
-    "fast": {"fast", "hosts", "mixers", "layers", "base", "replace", "rooms"},
+    # Fast forms import what they replace; only the factory imports them.
+    "fast": {"fast", "hosts", "mixers", "layers", "base", "replace", "importing"},
     "parameters": {"parameters", "base"},
     "base": {"layers", "parameters", "replace"},
-    "rooms": set(),
+    "importing": set(),
     "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
     "factory": {"base", "checkpoints", "fast", "options", "registry"},
-    "mixers": {"mixers", "layers", "base", "options", "registry", "rooms"},
+    "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
-    | {"replace", "rooms"},
+    | {"replace", "importing"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
-    # For users: they know the package by what it gives to all, besides what their toolkits ask.
+    # For users: they import the public names, and what their toolkits need.
     "mm": {"", "base", "checkpoints", "parameters", "replace"},
     "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
 }
-# General parts know no host: of base/ the type of a mixer, to put it into another layout.
+# Of base, layers import the type of a mixer only, to convert its layout.
 FOR_LAYERS = {"Mixer", "PointwiseMixer"}
-# What several hosts are built on knows no host.
+# Scaffolds serve several hosts and import none of them.
 SCAFFOLDS = "hosts.scaffolds"
 LOSS = r"(?:^|_)loss(?:es)?$|Loss$|cross_entropy"
 
 
-def room_of(name: str) -> str:
-    """Room, or module at the door, of ``backbones/...``."""
+def subpackage_of(name: str) -> str:
+    """Return the subpackage or module of a file of backbones/."""
     return as_module(name).split(".")[1]
 
 
-def broken_walls(name: str, source: str) -> list[str]:
-    """What a file of backbones/ knows that its room must not know."""
-    room, broken = room_of(name), []
+def forbidden_imports(name: str, source: str) -> list[str]:
+    """Return the forbidden imports of a file of backbones/."""
+    package, broken = subpackage_of(name), []
     for found in imports_of(source, name):
         if found.top != "backbones":
             continue
         target, *rest = found.module.split(".")[1:] or [""]
-        known = target if target in ROOMS else ""  # a name that the package gives to all
-        if known not in ROOMS[room]:
-            broken.append(f"{found.place}: {room} must not know {found.module}")
-        elif room == "layers" and known == "base" and not FOR_LAYERS.issuperset(rest or [""]):
-            broken.append(f"{found.place}: layers know of base only {sorted(FOR_LAYERS)}")
+        known = target if target in ALLOWED_IMPORTS else ""  # a public name of the package
+        if known not in ALLOWED_IMPORTS[package]:
+            broken.append(f"{found.place}: {package} must not import {found.module}")
+        elif package == "layers" and known == "base" and not FOR_LAYERS.issuperset(rest or [""]):
+            broken.append(f"{found.place}: layers import of base only {sorted(FOR_LAYERS)}")
         elif SCAFFOLDS in as_module(name) and known == "hosts" and rest[0] != "scaffolds":
-            broken.append(f"{found.place}: a scaffold must not know {found.module}")
+            broken.append(f"{found.place}: a scaffold must not import {found.module}")
     return broken
 
 
-def rooms_files() -> list[str]:
+def backbones_files() -> list[str]:
     return [name for name in package_files() if name.startswith("backbones/")]
 
 
-def test_the_door_of_backbones_shows_the_contract_and_nothing_else():
+def test_modules_and_subpackages_of_backbones_are_listed():
     folder = ROOT / "backbones"
-    assert {path.stem for path in folder.glob("*.py")} == DOOR
-    rooms = {path.name for path in folder.iterdir() if any(path.glob("*.py"))}
-    assert rooms | DOOR == set(ROOMS) | {"__init__"}
+    assert {path.stem for path in folder.glob("*.py")} == MODULES
+    packages = {path.name for path in folder.iterdir() if any(path.glob("*.py"))}
+    assert packages | MODULES == set(ALLOWED_IMPORTS) | {"__init__"}
 
 
-@pytest.mark.parametrize("name", rooms_files())
-def test_walls_inside_backbones_stand(name):
+@pytest.mark.parametrize("name", backbones_files())
+def test_imports_inside_backbones_are_allowed(name):
     source = (ROOT / name).read_text(encoding="utf-8")
-    assert not broken_walls(name, source)
+    assert not forbidden_imports(name, source)
     assert not losses(source)
 
 
@@ -333,7 +333,7 @@ def test_walls_inside_backbones_stand(name):
     ],
 )
 def test_a_hole_in_a_wall_is_noticed(name, source):
-    assert len(broken_walls(f"backbones/{name}", source)) >= 1
+    assert len(forbidden_imports(f"backbones/{name}", source)) >= 1
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_a_hole_in_a_wall_is_noticed(name, source):
     ],
 )
 def test_doors_in_the_walls_are_open(name, source):
-    assert not broken_walls(f"backbones/{name}", source)
+    assert not forbidden_imports(f"backbones/{name}", source)
 
 
 def losses(source: str) -> list[str]:
@@ -374,7 +374,7 @@ def test_a_loss_is_noticed(source, count):
 
 def test_no_two_classes_of_backbones_have_one_name():
     homes: dict[str, list[str]] = {}
-    for name in rooms_files():
+    for name in backbones_files():
         for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name)
@@ -408,7 +408,7 @@ def test_no_module_is_named_like_a_library_or_says_nothing():
 
 
 def fresh_interpreter(code: str) -> str:
-    """What an interpreter that has just started prints for the code."""
+    """Return the output of code in a new interpreter."""
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return run.stdout

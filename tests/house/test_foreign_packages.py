@@ -34,7 +34,7 @@ def environment(request, tmp_path):
 
 
 def ended(command, environment, cwd):
-    """How a command ends, which may not find ours in the folder where it is typed."""
+    """Run Python without the current folder on its path."""
     command = [sys.executable, "-P", *command]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 

@@ -172,7 +172,7 @@ def test_prediction_without_input_uses_the_validation_images(trained, tmp_path, 
         ("nothing", "the input {} must be an image or a folder of images"),
         ("empty", "no images in the input {}; known endings"),
         ("broken.jpg", "{} is truncated or damaged"),
-        ("text.png", "{} is not an image, whatever its name says"),
+        ("text.png", "{} is not an image, despite its name"),
     ],
 )
 def test_input_that_is_not_an_image(name, message, far_from_its_data, images, tmp_path, capsys):

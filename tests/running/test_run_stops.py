@@ -46,7 +46,7 @@ def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, ca
     out, err = process.communicate(timeout=300)
     assert process.returncode == 143, err
     assert "Traceback" not in err
-    assert re.search(r"Stopped after step \d+; with resume=true", out)
+    assert re.search(r"Stopped after step \d+; to continue, add resume=true", out)
 
     process = start([*typed, "resume=true"])
     best, last = (parent / "latest" / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))

@@ -86,7 +86,7 @@ def flips(raw, count):
 
 
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
-    """Bits of padding, dates and the like have no effect."""
+    """Flipped bits of padding and dates have the same content."""
     target = tmp_path / "a.ckpt"
     content = {"state_dict": {"w": torch.arange(200.0)}, "notes": ["a", None, (1, 2.5)], "n": 3}
     AtomicCheckpointIO().save_checkpoint(content, target)

@@ -18,7 +18,7 @@ from tests.numbered import write_folders
 from tests.tensors import tokens
 from tools import analyse
 from tools.analyses import analyses
-from tools.analyses import figures as pictures_of
+from tools.analyses import figures as figure_tools
 from tools.analyses.classification_errors import confused_pairs, confusion, reliability
 from tools.analyses.coco_errors import KINDS, precision_curves
 from tools.analyses.figures import draw_overlay, new_figure
@@ -34,7 +34,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_a_heat_map_is_mixed_into_its_picture():
+def test_a_heat_map_is_blended_with_its_picture():
     figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
     picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
     draw_overlay(axis, picture, heat, 5.0, share=0.25)
@@ -56,7 +56,7 @@ def pictures(tmp_path):
 
 @pytest.fixture
 def released(tmp_path):
-    """Checkpoint of a short classifier outside of run folders."""
+    """Return the path of a classifier's checkpoint outside run folders."""
     path = tmp_path / "deit.pth"
     torch.manual_seed(0)
     torch.save(LinearClassifier(create_backbone("deit_t"), 7).state_dict(), path)
@@ -71,7 +71,7 @@ def error_text(arguments, capsys):
     return error
 
 
-def test_the_table_has_a_line_for_each_file(capsys):
+def test_help_lists_every_analysis(capsys):
     assert analyse.main(["--help"]) == 0
     text = capsys.readouterr().out
     known = analyses()
@@ -148,7 +148,7 @@ def test_analyses_of_weights_run_without_images(name, tmp_path):
 
 
 def test_relations_of_any_token():
-    """The row of the sum at the token equals that of its parts; smaller windows lack the token."""
+    """Maps show the token's row of each matrix; layers with smaller windows are skipped."""
     backbone = build_short("posmlp_t", token_mixer="lrpe_m")
     backbone.name = "posmlp"
     subject = types.SimpleNamespace(backbone=backbone, label="posmlp", size=(224, 224), config=None)
@@ -198,7 +198,7 @@ def test_confusions_by_hand():
 
 
 def coco(*boxes):
-    """One image with objects (category, box); 1 and 2 are similar, 3 is not."""
+    """Return annotations of one image; categories 1 and 2 share a supercategory, 3 has another."""
     groups = {1: "animal", 2: "animal", 3: "thing"}
     return {
         "images": [{"id": 5, "width": 100, "height": 100}],
@@ -219,16 +219,16 @@ def detections(*rows):
 
 
 def test_breakdown_of_detection_errors_by_hand():
-    """One kind of false positive with a higher score than the true box halves the precision."""
+    """A false positive that scores higher than the true positive halves the precision."""
     pytest.importorskip("pycocotools")
-    own, near, other, nothing = (0, 0, 40, 40), (60, 0, 30, 30), (0, 60, 30, 30), (60, 60, 30, 30)
+    own, near, other, empty = (0, 0, 40, 40), (60, 0, 30, 30), (0, 60, 30, 30), (60, 60, 30, 30)
     truth = coco((1, own), (2, near), (3, other))
     right = (0.5, 1, own)
     cases = {
         "C75": (right,),
         "Sim": ((0.9, 1, near), right),
         "Oth": ((0.9, 1, other), right),
-        "BG": ((0.9, 1, nothing), right),
+        "BG": ((0.9, 1, empty), right),
         "Loc": ((0.9, 1, (0, 0, 40, 16)),),  # an IoU of 0.4
         "FN": (),
     }
@@ -261,7 +261,7 @@ def test_analyses_of_a_run(reported, tmp_path):
     assert all(len(row["top_keys"].split()) == 5 for row in keys)
 
 
-def test_a_foreign_classifier_on_numbered_folders_warns(tmp_path):
+def test_a_classifier_without_class_names_on_numbered_folders_warns(tmp_path):
     data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
     subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity())
     subject.data = data
@@ -270,7 +270,7 @@ def test_a_foreign_classifier_on_numbered_folders_warns(tmp_path):
 
 
 def confusions(classes, images):
-    """A subject, its confusion matrix and its calibration."""
+    """Return a subject, its confusion matrix and its calibration."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, classes, (images,), generator=generator)
     logits = torch.randn(images, classes, generator=generator)
@@ -305,20 +305,20 @@ def test_the_confusion_file_is_complete():
     assert [int(line[-1]) for line in lines] == counts.sum(1).tolist()
 
 
-def test_a_coarse_map_keeps_its_cells():
+def test_resizing_a_coarse_map_keeps_its_cells():
     map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    drawn = pictures_of.resize_map(map_, (64, 96))
+    drawn = figure_tools.resize_map(map_, (64, 96))
     assert (drawn[:32, :48] == 0).all()
     assert (drawn[32:, 48:] == 3).all()
     assert len(np.unique(drawn)) == 4
-    smooth = pictures_of.resize_map(torch.rand(7, 7), (64, 64))
+    smooth = figure_tools.resize_map(torch.rand(7, 7), (64, 64))
     assert len(np.unique(smooth)) > 1000
-    assert pictures_of.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
+    assert figure_tools.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
 
 
 def test_each_row_of_maps_has_a_colour_bar():
     panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
-    figure = pictures_of.panel_grid({"net": panels, "other": panels})
+    figure = figure_tools.panel_grid({"net": panels, "other": panels})
     assert len(figure.axes) == 2 * 4 + 2
     first, second = figure.axes[-2:]
     assert first.get_ylim() == (-1, 1)

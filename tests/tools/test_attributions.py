@@ -1,4 +1,4 @@
-"""Attributions of pixels against sums, formulas, and a class whose evidence is one quadrant."""
+"""Pixel attributions, checked by sums, formulas and a model that reads one quadrant per class."""
 
 import csv
 
@@ -31,7 +31,7 @@ class Quadrants(nn.Module):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_class_whose_evidence_is_one_quadrant(method):
+def test_attributions_lie_in_the_quadrant_of_the_class(method):
     x, classes = images(16, 24, batch=2), torch.tensor([1, 2])
     found = attributions(Quadrants(), x, classes, method=method, steps=8, window=4)
     assert found.shape == (2, 16, 24)
@@ -55,7 +55,7 @@ def test_occlusion_covers_an_eighth_of_the_shorter_side():
     assert not torch.equal(found, fourth)
 
 
-def test_attributions_by_their_formulas():
+def test_attributions_equal_their_formulas():
     x, classes = images(8, 8), torch.tensor([3])
     own = x[0, :, 4:, 4:]
     expected = {
@@ -70,7 +70,7 @@ def test_attributions_by_their_formulas():
 
 
 def test_integrated_gradients_are_complete():
-    """They sum to the difference between the logits of the image and the plain image."""
+    """They sum to the logit of the image minus the logit of a zero input."""
     torch.manual_seed(0)
     model = LinearClassifier(short("deit_t"), 5).double().eval()
     with torch.no_grad():
@@ -120,8 +120,8 @@ def test_the_command(tmp_path, capsys):
     with (out / "attributions.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["image"], row["class"]) == ("a.png", "class 3")
-    left = float(row["difference"]) - float(row["sum"])
-    assert float(row["missing"]) == pytest.approx(left)
+    expected_missing = float(row["difference"]) - float(row["sum"])
+    assert float(row["missing"]) == pytest.approx(expected_missing)
     assert (out / "attributions.png").stat().st_size > 3000
     capsys.readouterr()
     assert analyse.main(["attributions", *network, "class=7", f"out={out}"]) == 2

@@ -17,5 +17,7 @@ def test_hidden_files_are_skipped_and_empty_splits_rejected(tmp_path):
     command = [sys.executable, script, tmp_path / "data"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "data/val must have images in folders of the classes in class_names.json" in ended.stderr
+    assert (
+        "data/val must have class folders with images, named as in class_names.json" in ended.stderr
+    )
     assert (tmp_path / "data/train.txt").read_text() == "2/a.JPG 0\n2/b/c.jpg 0\n10/a b.jpg 1\n"

@@ -210,7 +210,9 @@ def test_init_cfg_of_another_model_is_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
         build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
     zoo = "torchvision://resnet18"
-    with pytest.raises(ValueError, match=f"checkpoint={zoo} is no address of a file; download it"):
+    with pytest.raises(
+        ValueError, match=f"checkpoint={zoo} has an unsupported address; download it"
+    ):
         build("resnet18", init_cfg=init | {"checkpoint": zoo}).init_weights()
 
 

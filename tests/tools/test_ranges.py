@@ -42,18 +42,18 @@ def test_arguments_of_commands(text):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes endlessly many .* 10,000"),
+        (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes too many .* 10,000"),
         (["seed=range(100000000)"], "makes 100,000,000 combinations"),
         (["seed=shuffle(range(100000000))"], "makes 100,000,000 combinations"),
         (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes 1,000,000,000 combinations"),
-        (["optimizer.lr=range(0.0,1.0,0.0)"], "endlessly many"),
+        (["optimizer.lr=range(0.0,1.0,0.0)"], "too many"),
         (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes 19,800 combinations"),
-        (["seed=range(1e308,-1e308,-1e-300)"], "endlessly many"),
-        (["seed=interval(0,1)"], r"seed=interval\(0,1\) makes endlessly many"),
+        (["seed=range(1e308,-1e308,-1e-300)"], "too many"),
+        (["seed=interval(0,1)"], r"seed=interval\(0,1\) makes too many"),
         ([f"seed={','.join(['1234'] * 10_001)}"], r"^.{,120} makes 10,001 combinations"),
         (["seed=range(5,0)"], r"seed=range\(5,0\) must have at least one value"),
         (["data=glob(nothing*)"], "must have at least one value"),
-        (["seed=range(200)", "backbone=glob(*)"], "combinations of values, and 10,000 are the"),
+        (["seed=range(200)", "backbone=glob(*)"], "combinations of values; pass at most 10,000"),
     ],
 )
 def test_sweeps_are_counted_before_they_are_made(typed, message):
@@ -70,5 +70,5 @@ def test_a_sweep_prints_its_number_of_runs(capsys):
 def test_options_of_networks():
     with pytest.raises(ValueError, match=r"backbone\.patch_size=100000000 is out of range"):
         read_networks("deit_t", ["backbone.patch_size=100000000"])
-    with pytest.raises(ValueError, match="endlessly many"):
+    with pytest.raises(ValueError, match="too many"):
         read_networks("deit_t", ["backbone.patch_size=range(1,inf)"])

@@ -33,34 +33,34 @@ def folder_config(output_dir):
             "resume": False, "mode": "fit", "ckpt": None}  # fmt: skip
 
 
-def refuse_a_run(config):
+def fail_in_a_run(config):
     with pytest.raises(ValueError, match="refused"), run_folder.open_run_folder(config):
         raise ValueError("refused")
 
 
 def test_a_rejected_run_leaves_no_new_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(run_folder.ENVIRONMENT, "")  # restores the variable that the run sets
-    refuse_a_run(folder_config(tmp_path / "made" / "outputs"))
+    monkeypatch.setenv(run_folder.ENVIRONMENT, "")  # pytest restores the variable that the run sets
+    fail_in_a_run(folder_config(tmp_path / "made" / "outputs"))
     assert not list(tmp_path.iterdir())
     (tmp_path / "t").mkdir()
-    refuse_a_run(folder_config(tmp_path))
+    fail_in_a_run(folder_config(tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == ["t"]
     with run_folder.open_run_folder(folder_config(tmp_path)) as folder:
-        refuse_a_run(folder_config(tmp_path))
+        fail_in_a_run(folder_config(tmp_path))
     assert folder.is_dir()
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
     config = folder_config(tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv(run_folder.ENVIRONMENT, str(tmp_path / "of_the_first"))
+    monkeypatch.setenv(run_folder.ENVIRONMENT, str(tmp_path / "first_process"))
     with run_folder.open_run_folder(config) as folder:
-        assert folder == tmp_path / "of_the_first"
+        assert folder == tmp_path / "first_process"
     assert not list(tmp_path.iterdir())
 
 
-class TestToResume:
-    """Which run resume=true continues; a run here is a folder, a config and a checkpoint."""
+class TestResume:
+    """Choice of the run to resume; runs here are folders with a config and a checkpoint."""
 
     @pytest.fixture
     def config(self, tmp_path):
@@ -81,7 +81,7 @@ class TestToResume:
 
         return run
 
-    def test_the_newest_run_of_the_same_settings(self, config, run):
+    def test_the_newest_run_with_the_same_settings_is_found(self, config, run):
         run("2026-01-01_00-00-00")
         own = run("2026-01-02_00-00-00_seed-0")
         other = run("2026-01-03_00-00-00_seed-1", seed=1)
@@ -90,7 +90,7 @@ class TestToResume:
         assert run_folder.find_run_to_resume({**config, "resume": True}) == own
         assert run_folder.find_run_to_resume({**config, "seed": 1}, sweep=True) == other
 
-    def test_a_run_whose_folder_lacks_the_token_mixers_name(self, config, run):
+    def test_a_folder_named_without_the_token_mixer_is_found(self, config, run):
         named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
         old = run("2026-01-01_00-00-00", backbone=named["backbone"])
         old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
@@ -99,25 +99,25 @@ class TestToResume:
         with pytest.raises(ValueError, match=r"deit_t\+sbm has no run to resume"):
             run_folder.find_run_to_resume({**named, "seed": 5})
 
-    def test_loading_logging_and_length_are_free(self, config, run):
+    def test_loading_logging_and_length_may_change(self, config, run):
         own = run("2026-01-01_00-00-00")
         free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},
                 "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
         assert run_folder.find_run_to_resume({**config, **free}) == own
-        said = run_folder.describe_new_length(own, {**config, **free})
-        assert said == "trainer.max_epochs=20, before 2"
+        message = run_folder.describe_new_length(own, {**config, **free})
+        assert message == "trainer.max_epochs=20, before 2"
         run_folder.update_config(own, {**config, **free, "resume": True})
         assert run_folder.describe_new_length(own, {**config, **free}) is None
         kept = yaml.safe_load((own / "config.yaml").read_text())
         assert (kept["trainer"], kept["resume"]) == ({"max_epochs": 20}, False)
 
-    def test_other_settings_are_named(self, config, run):
+    def test_the_error_names_different_settings(self, config, run):
         own = run("2026-01-01_00-00-00")
         for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
             with pytest.raises(ValueError, match=r"other settings .seed: 0 then, 5 now"):
                 run_folder.find_run_to_resume({**config, "seed": 5, "ckpt": ckpt})
 
-    def test_an_option_newer_than_the_run_is_shared_with_its_default(self, config, run):
+    def test_a_new_option_at_its_default_counts_as_equal(self, config, run):
         data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
         own = run("2026-01-01_00-00-00", data=data)
         newer = {**config, "data": {**data, "skip_unusable_boxes": False}}
@@ -127,7 +127,7 @@ class TestToResume:
             run_folder.find_run_to_resume(newer)
 
     def test_a_run_older_than_auto_keeps_its_values(self, config, run):
-        """Data configs had values then, and have auto now."""
+        """Older data configs have numbers where current ones have auto."""
         then = {"optimizer": {"lr": 1e-3, "reference_batch": 1024}, "schedule": {"warmup": 5},
                 "data": {**config["data"], "batch_size": 128},
                 "trainer": {"max_epochs": 100, "check_val_every_n_epoch": 1}}  # fmt: skip
@@ -212,7 +212,7 @@ class TestLock:
         own = run_lock._own({"since": "2026-01-01T00:00:00"})
         (folder / run_lock.LOCK).write_text(json.dumps({**own, **content}))
 
-    def test_it_is_acquired_and_released(self, tmp_path):
+    def test_a_lock_is_acquired_and_released(self, tmp_path):
         with (
             run_lock.acquire(tmp_path),
             pytest.raises(ValueError, match=f"process {os.getpid()} on"),
@@ -223,8 +223,8 @@ class TestLock:
             raise SystemExit(143)
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("kind", ["ended", "another of the same number"])
-    def test_a_lock_of_a_process_that_is_gone_is_taken_over(self, tmp_path, caplog, kind):
+    @pytest.mark.parametrize("kind", ["ended", "reused process id"])
+    def test_a_lock_of_an_ended_process_is_taken_over(self, tmp_path, caplog, kind):
         process = subprocess.Popen(["true"])
         process.wait()
         ended = {"pid": process.pid} if kind == "ended" else {"born": 1}
@@ -233,7 +233,7 @@ class TestLock:
             assert f"Taking over {tmp_path.name} from process" in caplog.text
         assert not list(tmp_path.iterdir())
 
-    def test_another_machine_is_alive_by_the_age_of_its_lock(self, tmp_path):
+    def test_a_lock_of_another_machine_expires_with_age(self, tmp_path):
         self.write(tmp_path, host="elsewhere", pid=1)
         with pytest.raises(ValueError, match="process 1 on elsewhere, training since 2026"):
             run_lock.refuse_if_held(tmp_path)
@@ -241,7 +241,7 @@ class TestLock:
         os.utime(tmp_path / run_lock.LOCK, (old, old))
         run_lock.refuse_if_held(tmp_path)
 
-    def test_the_owner_refreshes_it(self, tmp_path, monkeypatch):
+    def test_the_owner_refreshes_its_lock(self, tmp_path, monkeypatch):
         monkeypatch.setattr(run_lock, "HEARTBEAT", 0.01)
         with run_lock.acquire(tmp_path):
             path = tmp_path / run_lock.LOCK
@@ -251,12 +251,12 @@ class TestLock:
                 assert time.monotonic() < until
                 time.sleep(0.01)
 
-    def test_a_truncated_lock_counts(self, tmp_path):
+    def test_a_truncated_lock_is_respected(self, tmp_path):
         (tmp_path / run_lock.LOCK).write_text('{"host": "x')
         with pytest.raises(ValueError, match="an unknown process"):
             run_lock.refuse_if_held(tmp_path)
 
-    def test_the_other_processes_of_a_run_and_evaluations_take_none(self, tmp_path, monkeypatch):
+    def test_other_processes_and_evaluations_acquire_none(self, tmp_path, monkeypatch):
         with run_lock.acquire(tmp_path, "test"):
             assert not list(tmp_path.iterdir())
         with run_lock.acquire(tmp_path):

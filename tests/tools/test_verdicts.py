@@ -1,4 +1,4 @@
-"""Papers' printed counts against ours: verdicts, and the causes of differences."""
+"""Printed counts of papers against ours: verdicts and causes of differences."""
 
 import json
 from decimal import Decimal
@@ -19,7 +19,7 @@ BASES = {
 
 
 def rounds_to_digits(exact, unit, printed, change):
-    """Integer arithmetic only: an exact count, rounded or truncated, has the printed digits."""
+    """Return True if an exact count, rounded or truncated, has the printed digits."""
     digits = 10 ** len(printed.partition(".")[2])
     wanted, size = int(printed.replace(".", "")), abs(exact) * digits
     rounded = (2 * size + unit) // (2 * unit)
@@ -27,7 +27,7 @@ def rounds_to_digits(exact, unit, printed, change):
     return wanted == sign * rounded or (not change and wanted == sign * (size // unit))
 
 
-# Rows that agree, rows whose differences are all explained, and rows with unexplained ones.
+# Numbers of rows that agree, rows with explained differences only, and other rows.
 VERDICTS = {
     "afbo": (41, 20, 72),
     "ffnet": (10, 3, 0),
@@ -38,12 +38,12 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("paper", list_papers())
-def test_a_verdict_is_by_the_printed_digits_alone(paper):
+def test_verdicts_depend_on_the_printed_digits_only(paper):
     found = [0, 0, 0]
     for row in load_rows(paper):
         base = BASES.get(row.base)
         ours = {"params": (row.params, 10**6), "flops": (row.exact_macs, 10**9)}
-        far = []
+        differing = []
         for index, (name, (exact, unit)) in enumerate(ours.items()):
             printed = row.printed(name)
             if printed is None or exact is None:
@@ -51,13 +51,13 @@ def test_a_verdict_is_by_the_printed_digits_alone(paper):
             change = f"{name}_delta" in row.reported
             exact -= base[index] if change else 0
             if not rounds_to_digits(exact, unit, printed.text, change):
-                far.append(name)
+                differing.append(name)
         residuals = row.residuals(row.params, row.exact_macs, base)
         verdict = row.verdict(residuals)
-        assert row.mismatches(residuals) == far, row
-        assert (verdict == "agrees") == (not far), row
-        assert set(row.cause) <= set(far), f"{row}: cause belongs to what differs"
-        assert ("DIFFERS" in verdict) == bool(set(far) - set(row.cause)), row
+        assert row.mismatches(residuals) == differing, row
+        assert (verdict == "agrees") == (not differing), row
+        assert set(row.cause) <= set(differing), f"{row}: cause needs a difference"
+        assert ("DIFFERS" in verdict) == bool(set(differing) - set(row.cause)), row
         assert row.note or not row.cause, f"{row} needs a note"
         if residuals:
             found[2 if "DIFFERS" in verdict else verdict != "agrees"] += 1
@@ -88,8 +88,8 @@ def test_printed_digits(printed, exact, change, agrees):
     assert rounds_to_digits(int(number), 10**6, printed, change) is agrees
 
 
-def test_a_step_of_table_7_is_a_difference():
-    """The table falls by 0.2 M from g2=3 to g2=2, ours by 0.29 M."""
+def test_table_7_differs_by_one_step():
+    """From g2=3 to g2=2 the printed count falls by 0.2 M and ours by 0.29 M."""
     rows = [row for row in load_rows("afbo") if row.table == 7]
     three, two = (row for row in rows if row.options["mixer"]["g2"] in (2, 3))
     assert round(two.reported["params"] - three.reported["params"], 1) == -0.2
@@ -98,8 +98,8 @@ def test_a_step_of_table_7_is_a_difference():
     assert "ours by 0.29 M" in two.note
 
 
-def test_rounding_causes_name_the_rounding():
-    """To whole millions, or as the sum of two rounded counts."""
+def test_rounding_explains_counts_with_this_cause():
+    """Such counts are rounded to whole millions or are sums of two rounded counts."""
     found = 0
     for paper in list_papers():
         rows = load_rows(paper)
@@ -122,16 +122,16 @@ def test_frozen_layers_explain_the_paper_s_resnets():
     for name in ("resnet18", "resnet50"):
         with torch.device("meta"):
             frozen = create_backbone(name, dense=True, frozen_stages=1)
-        still = sum(p.numel() for p in frozen.parameters() if not p.requires_grad)
+        num_frozen = sum(p.numel() for p in frozen.parameters() if not p.requires_grad)
         rows = [row for row in load_rows("afbo", "detection") if row.backbone == name]
         assert {row.cause["params"] for row in rows} == {"counting"}
         for row in rows:
-            counted = Decimal(row.params - still) / 10**6
+            counted = Decimal(row.params - num_frozen) / 10**6
             assert row.printed("params").is_printed_for(counted), row
 
 
 @pytest.mark.slow
-def test_a_rule_that_is_a_cause_gives_the_printed_digits():
+def test_counting_rules_named_as_causes_give_the_printed_digits():
     found = 0
     for row in load_rows("posmlp", "classification") + load_rows("sbm", "classification"):
         rule = row.cause.get("flops", "").partition(" by ")[2]
@@ -155,14 +155,14 @@ def gccm_macs_saved(name, options):
     with torch.device("meta"):
         backbone, saved = create_backbone(name, **options).eval(), []
 
-    def note(mapping, given, _):
+    def record_savings(mapping, given, _):
         again = len(mapping.blocks) - len(mapping.weight)
         tokens = given[0].numel() // given[0].shape[-1]
         saved.append(again * mapping.weight[0].numel() * tokens)
 
     for module in backbone.modules():
         if isinstance(module, GroupedCrossMapping):
-            module.register_forward_hook(note)
+            module.register_forward_hook(record_savings)
     backbone.embed(torch.zeros(1, 3, 224, 224, device="meta"))
     return sum(saved)
 
@@ -186,22 +186,22 @@ BIG = ("deit_b", "deit_s", "swin", "poolformer_s36", "poolformer_m", "visionllam
         for row in COUNTED_ONCE
     ],
 )
-def test_counting_weights_once_is_the_cause_where_it_gives_the_printed_digits(row):
+def test_counting_weights_once_is_a_cause_if_it_gives_the_printed_digits(row):
     change = "flops_delta" in row.reported
     base = BASES[row.base] if change else (0, 0)
     macs = row.exact_macs - base[1] - gccm_macs_saved(row.backbone, row.options)
     once = Decimal(macs) / 10**9
-    fits = row.printed("flops").is_printed_for(once, change=change)
+    is_explained = row.printed("flops").is_printed_for(once, change=change)
     found = row.residuals(row.params, row.exact_macs, base if change else None)
     if "flops" in row.mismatches(found):
-        assert (row.cause.get("flops") == "counting") == fits
+        assert (row.cause.get("flops") == "counting") == is_explained
     if "counted once" in row.note:
         printed = Decimal(row.printed("flops").text)
         off = once - (-printed if "can only be meant as +" in row.note else printed)
         assert f"{off:+.2f} G" in row.note
 
 
-def test_the_verdict_of_a_row_and_of_other_counts():
+def test_verdicts_of_published_and_other_counts():
     rows = {(row.table, str(row)): row for row in load_rows("posmlp", "classification")}
     row = rows[2, "posmlp_t backbone.img_size=384 image_size=384"]
     assert row.reported["flops"] == 17.7

@@ -38,12 +38,12 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> Reli
     """Compute the reliability of probabilities (n, K) for labels (n,)."""
     import torch
 
-    confidence, guess = probabilities.double().max(1)
-    right = (guess == labels).double()
-    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    confidence, predicted = probabilities.double().max(1)
+    correct = (predicted == labels).double()
+    index = (confidence * bins).ceil().long().clamp(1, bins) - 1
     sums = torch.zeros(3, bins, dtype=torch.float64)
-    for row, values in enumerate((torch.ones_like(right), confidence, right)):
-        sums[row].index_add_(0, place, values)
+    for row, values in enumerate((torch.ones_like(correct), confidence, correct)):
+        sums[row].index_add_(0, index, values)
     counts = sums[0]
     error = float((sums[2] - sums[1]).abs().sum() / len(labels))
     return Reliability(counts.long(), sums[1] / counts, sums[2] / counts, error)
@@ -58,12 +58,12 @@ def confusion(guesses: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def confused_pairs(counts: Tensor, most: int = 10) -> list[tuple[int, int, int]]:
-    """Return the most frequent errors: class, prediction and count."""
+    """Return the most frequent errors as (class, prediction, count)."""
     wrong = counts.clone().fill_diagonal_(0)
-    values, places = wrong.flatten().sort(descending=True, stable=True)
+    values, indices = wrong.flatten().sort(descending=True, stable=True)
     classes = len(counts)
     return [
-        (int(place) // classes, int(place) % classes, int(value))
-        for value, place in zip(values[:most], places[:most], strict=True)
+        (int(index) // classes, int(index) % classes, int(value))
+        for value, index in zip(values[:most], indices[:most], strict=True)
         if value > 0
     ]

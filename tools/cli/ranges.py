@@ -1,7 +1,7 @@
 """Ranges of numeric options, in run.py's config and in ``key=value`` arguments.
 
 Lower bounds that depend on a module are checked by that module. These upper bounds are far above
-sensible values: they reject absurd ones before a command spends hours or all memory on them.
+sensible values: they stop a command before an absurd value costs hours or all memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE = (0, 1_000)
 FACTOR = (0, 100)
 SHARE = (0, 1)
 
-# Keys are dotted config names, or last parts of names, which arguments of commands share.
+# Keys are dotted config names or their last part, which is also the name in commands.
 RANGES: Mapping[str, Range] = {
     # Images and batches
     "image_size": SIDE,
@@ -201,10 +201,10 @@ def count_jobs(overrides: Iterable[Any], options: Callable[[str], list[str]] | N
             raise ValueError(f"{override.input_line} must have at least one value")
         total *= count
         if total > MOST_RUNS:
-            shown = f"{total:,.0f}" if total < 10**15 else "endlessly many"
+            shown = f"{total:,.0f}" if total < 10**15 else "too many"
             raise ValueError(
-                f"{shortened(override.input_line)} makes {shown} combinations of values, "
-                f"and {MOST_RUNS:,} are the most; type fewer values"
+                f"{shortened(override.input_line)} makes {shown} combinations of values; "
+                f"pass at most {MOST_RUNS:,}"
             )
     return int(total)
 

@@ -1,4 +1,4 @@
-"""Write the classes of an exported classifier to a file, and in the form that its target reads."""
+"""Write the class names of an exported classifier as JSON and in the target tool's format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from tools.exports import ExportRequest
 
 NAMES = "class_names.json"
-# timm reads one name per line, stripped, or a pickled dictionary.
+# timm reads a text file with one stripped name per line, or a pickled dictionary.
 CLASS_MAP, PICKLED_MAP = "class_map.txt", "class_map.pkl"
 ANNOTATIONS = "annotations.py"
-WRITER = '''"""Write train.txt and val.txt: each image with the number of its class.
+WRITER = '''"""Write train.txt and val.txt: each image with its class number.
 
 python annotations.py <data_root>
 """
@@ -26,7 +26,7 @@ ENDINGS = {endings}
 names = json.loads((Path(__file__).parent / "{names}").read_text(encoding="utf-8"))
 for split in ("train", "val"):
     folder = Path(sys.argv[1]) / split
-    lines = [  # without hidden files, as in training
+    lines = [  # skip hidden files, as in training
         f"{{path.relative_to(folder).as_posix()}} {{label}}\\n"
         for label, name in enumerate(names)
         for path in sorted((folder / name).rglob("*"))
@@ -34,7 +34,7 @@ for split in ("train", "val"):
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not lines:
-        sys.exit(f"{{folder}} must have images in folders of the classes in {names}")
+        sys.exit(f"{{folder}} must have class folders with images, named as in {names}")
     folder.with_suffix(".txt").write_text("".join(lines), encoding="utf-8")
 '''
 
@@ -68,7 +68,7 @@ def write_class_map(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def write_annotations(folder: Path, endings: Sequence[str]) -> Path:
-    """Write a script that lists images for MMPretrain, which itself sorts folders as text."""
+    """Write a script that lists images in our class order; MMPretrain sorts folders as text."""
     file = folder / ANNOTATIONS
     file.write_text(WRITER.format(endings=repr(tuple(endings)), names=NAMES), encoding="utf-8")
     return file

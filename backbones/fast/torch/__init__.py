@@ -1,5 +1,5 @@
 """Forms in torch's own operations, one file per mixer."""
 
-from backbones.rooms import import_files
+from backbones.importing import import_files
 
 import_files(__name__)

@@ -38,7 +38,7 @@ def serve(device: torch.device, dtype: torch.dtype, is_defined: bool) -> bool:
     Args:
         device: A GPU.
         dtype: Of what the matrix products read.
-        is_defined: Whether the compiled library has defined the operators.
+        is_defined: True if the compiled library has defined the operators.
     """
     key = (device, dtype)
     if key not in _failures:

@@ -42,7 +42,7 @@ class SCFBO(Mixer):
         act: "silu", "gelu" or "relu".
         act_on: The branch that it acts on, "a", "b" or "ab" for both, or "post" for the product.
         init: "ours" or "timm", see ``reset_parameters``.
-        bias: Whether mappings, convolutions and W3 add one.
+        bias: Add a bias in mappings, convolutions and W3.
         drop: Dropout after the product and after W3.
 
     Shape: (B, H, W, C) -> (B, H, W, C).

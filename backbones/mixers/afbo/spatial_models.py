@@ -30,7 +30,7 @@ def create_spatial_model(
             full convolution, "none".
         channels: C.
         kernel_size: k, odd; spatial attention has its own.
-        bias: Whether a convolution adds one.
+        bias: Add a bias in the convolution.
 
     Raises:
         ValueError: Unknown name or an even kernel.

@@ -100,7 +100,7 @@ def afbo(
         g1: Groups of GCCM and of a block-diagonal mapping.
         g2: Groups of OCCM.
         window: Groups that each output group of OCCM reads; g2 - 1 (at least 1) by default.
-        rounds: How often GCCM applies each of its weights, to another group each time.
+        rounds: Number of times that GCCM applies each weight, each time to another group.
         pairing: Which group GCCM reads in round s with weight w: "anti" (Eq. 6) reads G - 1 - w in
             the second round, "cyclic" reads (w + s) mod G.
         sm: Spatial model: "dw", "max", "avg", "sa", "conv" (order "sc" only) or "none".
@@ -109,7 +109,7 @@ def afbo(
         act: "silu", "gelu" or "relu".
         act_on: "a", "b", "ab" or "post".
         init: "ours" or "timm".
-        bias: Whether mappings, convolutions and W3 add one; without, 4 h + C parameters fewer.
+        bias: Add a bias in mappings, convolutions and W3: 4 h + C parameters.
         drop: Dropout after the product and after W3.
 
     Source: AFBO (ICLR 2025), Eq. 4, https://openreview.net/forum?id=MJyqwBVgMs.

@@ -28,7 +28,7 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
     "iffn",
     kind="channel",
     source="IFFN (ICML 2024), Eq. 5, Sec. 4.3, Fig. 4b",
-    # "*" in Table 1.
+    # Marked with "*" in Table 1.
     options_on={
         "deit_b": {"kernel_size": 5},
         "swin_b": {"kernel_size": 5},
@@ -41,38 +41,38 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
 class IFFN(Mixer):
     """BN(W2 GELU(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2).
 
-    What the authors released is t + GELU(BN(DW(t))) between layer norms: ``norm="layer"`` with
-    ``dw_residual="outside"``. Their checkpoints load into a DeiT with these two options.
+    The released code computes t + GELU(BN(DW(t))) between layer norms: pass ``norm="layer"`` and
+    ``dw_residual="outside"``. The released checkpoints load into a DeiT with these two options.
 
     Args:
         dim: Channels C.
-        hidden_ratio: M, hidden width over C.
-        channel: Whether the hidden channels are N readings of h / N (Eq. 5); False gives h channels
-            and the plain activation, as an FFN has.
-        spatial: Whether the depthwise block is there (Sec. 4.3). Without both parts it is an FFN.
-            None: unless the map is a single token.
+        hidden_ratio: M, the hidden width h divided by C.
+        channel: True activates h / N channels in N branches (Eq. 5); False has h channels and the
+            plain activation, as in an FFN.
+        spatial: True adds the depthwise block (Sec. 4.3). The default adds it to maps of more than
+            one token. With ``channel`` and ``spatial`` off, the mixer is an FFN.
         n_branches: N, a divisor of the hidden width.
         act: phi, one of gelu, softplus, elu, silu, relu, prelu (Table 3).
         arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
-            RPReLU (Fig. 3), whatever ``act`` is. True and False are on and off.
+            RPReLU (Fig. 3), which ignores ``act``. True means "on" and False "off".
         kernel_size: Side of the depthwise convolution, odd (Table 6).
-        norm: What ``bn_mid`` and ``bn_out`` are, "batch" norms or, as released, "layer" norms.
-        bn_mid: Norm after the concatenation; by default with the channel part.
-        bn_out: Norm after W2; by default with the channel part.
+        norm: Type of ``bn_mid`` and ``bn_out``: "batch", or "layer" as released.
+        bn_mid: Add a norm after the concatenation; by default the value of ``channel``.
+        bn_out: Add a norm after W2; by default the value of ``channel``.
         dw_residual: True adds the convolution's input t to its output, as CMT does; "outside" adds
             it to the output of the block, after norm and GELU, as released.
         dw_order: "bn_act" for GELU(BN(.)), "act_bn" for BN(GELU(.)) after the convolution.
-        init: Coefficients of Arb at the start: "ones" for phi itself in all branches, "mirror" for
-            phi(-x) in every second one.
-        drop: Dropout before and after W2; with layer norms after each of them, which is before the
-            depthwise block, as released.
+        init: Initial coefficients of Arb: "ones" for phi(x) in all branches, "mirror" for phi(-x)
+            in every second branch.
+        drop: Dropout before and after W2. With layer norms, the first dropout precedes the
+            depthwise block and the second follows the last norm, as released.
         grid: Size of the map at the build resolution.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters, for M = 4 and kernel k:
         (4 / N + 4) C^2 + (4 / N + 1 + 38 + 4 k^2) C.
 
     Raises:
-        ValueError: N that does not divide, an even kernel, or an unknown name.
+        ValueError: N must divide h, the kernel size must be odd, and all names must be known.
 
     Source: IFFN (ICML 2024), Eq. 5, https://proceedings.mlr.press/v235/xu24n.html.
     """
@@ -101,7 +101,7 @@ class IFFN(Mixer):
         grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(arb, bool):  # as which YAML reads the words on and off
+        if isinstance(arb, bool):  # YAML reads on and off as booleans
             arb = "on" if arb else "off"
         hidden = hidden_width(dim, hidden_ratio)
         if n_branches < 1 or hidden % n_branches:
@@ -144,9 +144,9 @@ class IFFN(Mixer):
         self.apply(init_linear)
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map (B, H, W, C) and, when given, the prefix tokens (B, P, C) beside it.
+        """Mix the map (B, H, W, C) and, if given, the prefix tokens (B, P, C).
 
-        Prefix tokens skip the depthwise block; the batch norms see them among all tokens.
+        Prefix tokens skip the depthwise block; the statistics of the batch norms include them.
         """
         if prefix is None:
             return self.mix(x)
@@ -187,10 +187,10 @@ class IFFN(Mixer):
         """Map the released names to ours; ours pass unchanged.
 
         Args:
-            tensors: By their names in the mixer, the authors' or ours.
+            tensors: Tensors by name in the mixer; the authors' names or ours.
 
         Raises:
-            ValueError: Released weights, and a mixer of other options than the released ones.
+            ValueError: Released weights need a mixer with the released options.
         """
         if not is_released(tensors):
             return tensors
@@ -198,7 +198,7 @@ class IFFN(Mixer):
 
 
 def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:
-    base = Base(width, act)  # refuses an unknown name
+    base = Base(width, act)  # raises for an unknown name
     if arb == "rprelu":
         return RPReLU(width)
     return Arb(width, act, mirror=mirror) if arb == "on" else base

@@ -36,7 +36,7 @@ def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") ->
     Args:
         dim: Channels C.
         kernel_size: k, side of K and V, odd.
-        branches: What trains beside the k x k kernels, for ``layers.reparam.fuse`` to fold in:
+        branches: Kernels trained next to the k x k ones, which ``layers.reparam.fuse`` folds in:
             "small" a square of side k - 4, each kernel with its BatchNorm (up to 3x3 a plain
             convolution with bias, as in the first stages of FFNet); "strips" also 1 x k and k x 1,
             at every size (as in FFNet_seg); "none" nothing: plain convolutions with bias.

@@ -29,7 +29,7 @@ class SpatialGatingUnit(nn.Module):
         structure: "gate": (M u + b) * v. "add": M u + b + v. "concat": both, one after the other.
             "nonsplit": (M h + b) * h. The last two keep h channels, the first two have h / 2.
         norm: LayerNorm on what M mixes.
-        shifted: Whether windows are shifted by half their side.
+        shifted: Shift windows by half their side.
 
     Shape: (B, H, W, h) -> (B, H, W, out_features).
 
@@ -71,10 +71,10 @@ class GatedMLP(Mixer):
     Args:
         dim: Channels C.
         hidden_ratio: gamma, hidden width over C.
-        relation: How the unit mixes tokens.
+        relation: Layer that mixes tokens.
         structure: See ``SpatialGatingUnit``.
         norm: LayerNorm on what is mixed.
-        shifted: Whether windows are shifted.
+        shifted: Shift the windows.
         drop: Dropout after W2.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 1.5 gamma C^2 + (gamma + 1) C and the

@@ -64,20 +64,20 @@ def gating_unit(
 
     Args:
         dim: Channels C.
-        relation: What M is: "free" weights, a weight for each "offset" of two tokens,
+        relation: Form of M: "free" weights, a weight for each "offset" of two tokens,
             "offset_and_free" for the sum of both, or a "gaussian" of the offset.
         hidden_ratio: gamma, hidden width over C.
         window: Side of the windows, one for all stages or one each.
-        shift: Whether every second block shifts its windows; None: where the host is dense.
+        shift: Shift the windows of every second block; None: only in dense hosts.
         groups: s, how many groups of channels have an M each, for all stages or one each (Table 4).
         sigma: "gamma_gammaT", "gamma", "alpha" or "alpha_as_released" (Table 6).
         freeze_delta: Gaussians sit on the token itself (Table 6).
         structure: "gate", "add", "concat" or "nonsplit" (Fig. 3).
         norm: LayerNorm on what is mixed (Fig. 3d).
-        bias: Whether b is added (Table 7).
+        bias: Add b (Table 7).
         init: "gmlp" (M = 0, b = 1) or "posmlp" (M of 0.02, b = 0).
         drop: Dropout after the last linear layer.
-        cache: Whether evaluation remembers M.
+        cache: Cache M in evaluation.
         slot: Where it goes.
     """
     side, count = _of_stage("window", window, slot), _of_stage("groups", groups, slot)

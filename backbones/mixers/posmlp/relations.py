@@ -40,8 +40,8 @@ class TokenRelation(nn.Module):
     Args:
         window: Side w.
         groups: s.
-        bias: Whether there is a b.
-        cache: Whether the fast form keeps the matrix in evaluation; it takes 4 s N^2 bytes, and as
+        bias: Add b.
+        cache: Cache the matrix of the fast form in evaluation. It takes 4 s N^2 bytes, and as
             much again for up to eight matrices at edges of maps that the window does not divide.
     """
 
@@ -78,8 +78,8 @@ class TokenRelation(nn.Module):
 
         Args:
             u: (B, H, W, C).
-            shifted: Whether windows are shifted by half their side.
-            contiguous: Whether groups are runs of channels; else channel c is of group c mod s.
+            shifted: Shift windows by half their side.
+            contiguous: True for groups of adjacent channels; else channel c is in group c mod s.
         """
 
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
@@ -95,7 +95,7 @@ class TokenFC(TokenRelation):
 
     Args:
         window: Side w.
-        bias: Whether there is a b.
+        bias: Add b.
         init: "gmlp": W almost 0 and b = 1, so that the gate starts open. "posmlp": W of 0.02 and
             b = 0, what PosMLP's released code does to this unit.
 
@@ -126,9 +126,9 @@ class LookupRelation(TokenRelation):
     Args:
         window: Side w.
         groups: s.
-        bias: Whether there is a b.
+        bias: Add b.
         free: Adds a free matrix (LRPE-M). N^2 parameters more.
-        cache: Whether evaluation remembers the matrix.
+        cache: Cache the matrix in evaluation.
 
     Source: PosMLP, Eq. 10 (with W), Eq. 11 (without), Sec. 4.1, end (groups).
     """
@@ -173,8 +173,8 @@ class QuadraticRelation(TokenRelation):
             alpha^2 I (3 s + N parameters). "alpha_as_released": the same in the linear terms and I
             in the quadratic ones, so that alpha only moves the centre.
         freeze_delta: Delta = 0 (4 s + N parameters).
-        bias: Whether there is a b.
-        cache: Whether evaluation remembers the matrix.
+        bias: Add b.
+        cache: Cache the matrix in evaluation.
 
     Source: PosMLP, Eq. 5 to 8 and 12 to 15; Table 6 (sigma and freeze_delta).
     """

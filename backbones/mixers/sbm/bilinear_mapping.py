@@ -26,7 +26,7 @@ class BilinearMapping(nn.Module):
         dim: Channels C.
         grid: Map size (gh, gw) that the factors are stored for.
         rank: m.
-        resample: How factors are brought to other maps.
+        resample: Interpolation of the factors to other map sizes.
 
     Shape: (B, h, w, C) -> (B, h, w, C). Parameters: 2 m gh gw + C^2 + C.
 

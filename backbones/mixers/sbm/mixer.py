@@ -38,7 +38,7 @@ class StarBilinearMapping(Mixer):
         use_linear: Keep the branch V; without it LayerNorm sees SiLU(U) (Table 5).
         use_gate: Keep the factor SiLU(x W_G) (Table 5).
         norm: Keep LayerNorm (Table 6).
-        resample: How factors are brought to other maps, always antialiased.
+        resample: Interpolation of the factors to other map sizes, always antialiased.
 
     Shape: (B, h, w, C) -> (B, h, w, C). Parameters by default: 5 C^2 + 27 C + 2 m gh gw.
         Multiply-adds: n (5 C^2 + 18 C + 2 m C).

@@ -1,4 +1,4 @@
-"""A mixer's or host's file that cannot be imported is named with the line, whatever is wrong."""
+"""Import errors in the file of a mixer or host name the file and the line."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from backbones import rooms
+from backbones import importing
 from backbones.registry import find_mixer
 from tests.runs import ROOT
 from tools.cli.command import run_command
@@ -23,11 +23,11 @@ class Brief(PointwiseMixer):
     def mix(self, x: Tensor) -> Tensor:
         return x
 """
-# What a file holds -> what is said of it, behind its path.
+# Content of a file -> expected message after the file's path.
 BROKEN = {
     "x = (1\n": ":1: SyntaxError: '(' was never closed",
     "x = 1\n\n  y = 2\n": ":3: IndentationError: unexpected indent",
-    "import nothing_called_so\n": ":1: ModuleNotFoundError: No module named 'nothing_called_so'",
+    "import missing_module\n": ":1: ModuleNotFoundError: No module named 'missing_module'",
     "from backbones import no_such_name\n": ":1: ImportError: cannot import name 'no_such_name'",
     "def f():\n    return 1 / 0\n\nf()\n": ":2: ZeroDivisionError: division by zero",
     "class A:\n    x = y\n": ":2: NameError: name 'y' is not defined",
@@ -42,19 +42,19 @@ BROKEN = {
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch):
-    """The folder of a package ``trial.mixers`` beside a broken room ``trial.other``."""
+def package(tmp_path, monkeypatch):
+    """Create a package ``trial.mixers`` next to a broken ``trial.other``; return its folder."""
     folder = tmp_path / "trial"
     for name in ("mixers", "other"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(
-            "from backbones.rooms import import_files\nimport_files(__name__)\n"
+            "from backbones.importing import import_files\nimport_files(__name__)\n"
         )
     (folder / "other" / "folder.py").write_text("for\n")
     (folder / "layers.py").write_text("table = {}\npart = table['a']\n")
     (folder / "mixers" / "good.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(rooms, "PACKAGE", folder)
+    monkeypatch.setattr(importing, "PACKAGE", folder)
     before = set(sys.modules)
     yield folder / "mixers"
     for name in set(sys.modules) - before:
@@ -63,8 +63,8 @@ def room(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", BROKEN, ids=BROKEN.values())
-def test_a_broken_file_is_named_with_its_line(room, registering, content):
-    file = room / "mine.py"
+def test_a_broken_file_is_named_with_its_line(package, registering, content):
+    file = package / "mine.py"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ImportError) as caught:
         importlib.import_module("trial.mixers")
@@ -76,40 +76,40 @@ def test_a_broken_file_is_named_with_its_line(room, registering, content):
     assert caught.value.__cause__ is not None
 
 
-def test_every_command_says_it_in_one_line(room, capsys):
-    (room / "mine.py").write_text("x = y\n")
-    said = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
+def test_commands_report_the_file_in_one_line(package, capsys):
+    (package / "mine.py").write_text("x = y\n")
+    message = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
 
     def load(_):
         importlib.import_module("trial.mixers")
 
     assert run_command("some.py", "", load, ["x"]) == 2
-    assert capsys.readouterr().err == f"some.py: {said}"
+    assert capsys.readouterr().err == f"some.py: {message}"
     with pytest.raises(SystemExit), one_line_errors():
         load([])
-    assert capsys.readouterr().err == f"error: {said}"
+    assert capsys.readouterr().err == f"error: {message}"
 
 
-def test_a_mended_file_can_be_imported_in_the_same_process(room, registering):
-    """Though its first import has registered something before it failed."""
-    (room / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
+def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
+    """The failed import had already registered a mixer."""
+    (package / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):
             importlib.import_module("trial.mixers")
-    (room / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
+    (package / "mine.py").write_text(f"{REGISTERED}\nx = 10\n")
     importlib.import_module("trial.mixers")
     assert find_mixer("brief").build is sys.modules["trial.mixers.mine"].Brief
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """A copy of the checkout with a broken mixer in it."""
+    """Return a copy of the checkout with a broken mixer."""
     copy = tmp_path_factory.mktemp("broken")
     for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
         shutil.copytree(ROOT / folder, copy / folder)
     for file in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / file, copy / file)
-    (copy / "backbones" / "mixers" / "mine.py").write_text("import nothing_called_so\n")
+    (copy / "backbones" / "mixers" / "mine.py").write_text("import missing_module\n")
     return copy
 
 
@@ -133,16 +133,16 @@ def broken(tmp_path_factory):
 def test_the_real_commands_name_the_file(broken, typed, tmp_path):
     environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path), "PYTHONPATH": ""}
     script, *arguments = typed.split()
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(broken / "tools" / script), *arguments],
         cwd=tmp_path, env=environment, capture_output=True, text=True,
     )  # fmt: skip
-    said = "backbones/mixers/mine.py:1: ModuleNotFoundError: No module named 'nothing_called_so'"
+    message = "backbones/mixers/mine.py:1: ModuleNotFoundError: No module named 'missing_module'"
     if script == "doctor.py":
-        assert ended.returncode == 1
-        assert f"problem  mixers and hosts: {said}\n" in ended.stdout
-        assert ended.stdout.endswith("\nNothing can run until the file above is fixed.\n")
+        assert result.returncode == 1
+        assert f"problem  mixers and hosts: {message}\n" in result.stdout
+        assert result.stdout.endswith("\nNothing can run until the file above is fixed.\n")
     else:
-        assert ended.returncode == 2
-        assert ended.stderr.endswith(f": {said}\n")
-        assert len(ended.stderr.splitlines()) == 1
+        assert result.returncode == 2
+        assert result.stderr.endswith(f": {message}\n")
+        assert len(result.stderr.splitlines()) == 1
