@@ -486,6 +486,7 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     """Replace a block's FFN or attention by a mixer; without factory the host keeps its own.
 
     The block records the place in either case, see ``Backbone.channel_places``.
+    A host fills its slots after all of its own weights are drawn, so that mixers leave them alike.
 
     Raises:
         ValueError: The host has class tokens that the mixer refuses.

@@ -97,6 +97,7 @@ class VisionLLaMA(HierarchicalBackbone):
             auto_scale=config.dense if auto_scale is None else auto_scale,
         )
         self.patch_embeds, self.blocks = nn.ModuleList(), nn.ModuleList()
+        places: list[tuple[PreNormBlock, Slot]] = []
         rates = drop_path_rates(config.drop_path_rate, sum(self.depths))
         for stage, (dim, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             inputs, side = (self.widths[stage - 1], 2) if stage else (3, config.patch_size)
@@ -113,9 +114,11 @@ class VisionLLaMA(HierarchicalBackbone):
                 )
                 init_all(block)
                 slot = Slot(dim, FFN_RATIO, grid, stage, index, dense=config.dense)
-                block.fill_slots(slot, config)
+                places.append((block, slot))
                 blocks.append(block)
             self.blocks.append(blocks)
+        for block, slot in places:  # last, so that the host's weights are those without mixers
+            block.fill_slots(slot, config)
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """Return the four stage outputs (B, h, w, C) of images (B, 3, H, W), before any norm."""

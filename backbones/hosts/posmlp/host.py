@@ -9,9 +9,7 @@ gets a LayerNorm, and the stem's BatchNorm keeps its statistics.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -84,14 +82,18 @@ class PosMLP(HierarchicalBackbone):
             trunc_normal_(self.pos_embed, std=0.02)
         rates = drop_path_rates(config.drop_path_rate, sum(DEPTHS))
         self.stages = nn.ModuleList()
+        places: list[tuple[PosMLPBlock, Slot]] = []
         for stage, (dim, depth) in enumerate(zip(widths, DEPTHS, strict=True)):
             merging = downsample(dim // 2, merge, merge_norm) if stage else nn.Identity()
             blocks = []
             for index in range(depth):
                 ratio = HIDDEN_RATIOS[stage]
                 slot = Slot(dim, ratio, grids[stage], stage, index, dense=config.dense)
-                blocks.append(PosMLPBlock(slot, config.token_mixer, rates.pop(0), drop))
+                blocks.append(PosMLPBlock(slot, rates.pop(0), drop))
+                places.append((blocks[-1], slot))
             self.stages.append(PosMLPStage(merging, blocks))
+        for block, slot in places:  # last, so that the host's weights are those without mixers
+            fill(block, "mixer", config.token_mixer, slot)
         self.train()  # applies norm_eval
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
@@ -138,15 +140,10 @@ class PosMLPBlock(nn.Module):
     Source: PosMLP, Fig. 2d.
     """
 
-    def __init__(
-        self, slot: Slot, factory: Callable[[Slot], Mixer] | None, drop_path: float, drop: float
-    ) -> None:
+    def __init__(self, slot: Slot, drop_path: float, drop: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(slot.dim, eps=EPS)
-        # A mixer that is replaced at once is built without memory.
-        with torch.device("meta") if factory else contextlib.nullcontext():
-            self.mixer: Mixer = ggqpe(slot.dim, hidden_ratio=slot.hidden_ratio, slot=slot)
-        fill(self, "mixer", factory, slot)
+        self.mixer: Mixer = ggqpe(slot.dim, hidden_ratio=slot.hidden_ratio, slot=slot)
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 

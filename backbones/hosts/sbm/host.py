@@ -123,6 +123,7 @@ class SBM(HierarchicalBackbone):
         num_encodings = num_cpe if pos == "cpe" else 0
         rates = drop_path_rates(config.drop_path_rate if shortcut else 0.0, sum(self.depths))
         self.stages = nn.ModuleList()
+        places: list[tuple[SBMBlock, Slot]] = []
         for stage, (d, depth, grid) in enumerate(zip(widths, self.depths, grids, strict=True)):
             blocks = nn.ModuleList()
             for _ in range(depth):
@@ -130,10 +131,12 @@ class SBM(HierarchicalBackbone):
                 ffn = FFN(d, hidden_ratio=ratio, act="silu")
                 block = SBMBlock(mixer, ffn, rates.pop(0), num_encodings, shortcut, block_norm)
                 slot = Slot(d, ratio, grid, stage, len(blocks), dense=config.dense)
-                fill(block, "mlp", config.channel_mixer, slot)
-                fill(block, "mixer", config.token_mixer, slot)
+                places.append((block, slot))
                 blocks.append(block)
             self.stages.append(blocks)
+        for block, slot in places:  # last, so that the host's weights are those without mixers
+            fill(block, "mlp", config.channel_mixer, slot)
+            fill(block, "mixer", config.token_mixer, slot)
 
     def set_grid(self, grid: Size) -> None:
         """Resample all tables that depend on the map to stage-1 maps of ``grid`` = (h, w).

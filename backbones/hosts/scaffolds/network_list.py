@@ -41,6 +41,7 @@ class NetworkList(HierarchicalBackbone):
         restride(self.patch_embed, config)
         init_all(self.patch_embed)
         self.network = nn.ModuleList()
+        places: list[tuple[PreNormBlock, Slot]] = []
         rates = drop_path_rates(config.drop_path_rate, sum(depths))
         for stage, (dim, depth) in enumerate(zip(WIDTHS, depths, strict=True)):
             if stage:
@@ -51,10 +52,14 @@ class NetworkList(HierarchicalBackbone):
             blocks = nn.Sequential()
             for index in range(depth):
                 slot = Slot(dim, HIDDEN_RATIO, grid, stage, index, dense=config.dense)
-                blocks.append(self._block(slot, rates.pop(0), config))
+                block = self._block(slot, rates.pop(0))
+                places.append((block, slot))
+                blocks.append(block)
             self.network.append(blocks)
+        for block, slot in places:  # last, so that the host's weights are those without mixers
+            block.fill_slots(slot, config)
 
-    def _block(self, slot: Slot, drop_path: float, config: HostConfig) -> PreNormBlock:
+    def _block(self, slot: Slot, drop_path: float) -> PreNormBlock:
         block = PreNormBlock(
             slot.dim,
             self.norm_layer,
@@ -64,7 +69,6 @@ class NetworkList(HierarchicalBackbone):
             channels_first=self.channels_first,
         )
         init_all(block)
-        block.fill_slots(slot, config)
         return block
 
     def norm_layer(self, dim: int) -> nn.Module:
