@@ -110,7 +110,7 @@ def test_a_run_with_everything(tmp_path, capsys, caplog):
     assert summary(folder)["metrics"]["top1"] >= 0
 
 
-def test_the_norm_is_that_of_all_gradients():
+def test_the_norm_equals_that_of_all_gradients():
     from tasks.engine.monitors import GradientNorm
 
     model = torch.nn.Linear(3, 2)

@@ -494,7 +494,7 @@ def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
     assert "no run folder found" in capsys.readouterr().err
 
 
-def test_headlines_are_those_of_the_tasks():
+def test_headlines_equal_those_of_the_tasks():
     known = {name: family.table_metric for name, family in families().items()}
     assert {task: cls.headline[0] for task, cls in TASK.items()} == known
 
