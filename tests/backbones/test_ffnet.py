@@ -177,7 +177,7 @@ def test_fused_form_is_the_same_in_float32():
 
 @torch.no_grad()
 def test_fusing_keeps_type_and_mode():
-    """Whatever type and mode new modules would have by themselves."""
+    """New modules take the type and mode of the network."""
     backbone = tiny("tiny_2")
     backbone.fuse()
     assert {p.dtype for p in backbone.parameters()} == {torch.float64}

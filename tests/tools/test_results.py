@@ -519,7 +519,7 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
 
 
 def test_fingerprints_recognise_a_moved_dataset(tmp_path):
-    """By classes and their order, names and sizes of the validation images, and labels."""
+    """Fingerprints cover classes, their order, labels, and names and sizes of validation images."""
 
     def prints(root):
         data = ImageFolderDataModule(root, image_size=32, batch_size=2, num_workers=0)
