@@ -69,7 +69,7 @@ def test_a_run_keeps_its_order(folders, natural, tmp_path, capsys):
     typed = [*TYPED, f"data.root={folders}", f"output_dir={tmp_path}", "keep_classifier=true",
              f"backbone.pretrained={natural}", "optimizer.lr=1e-12", "trainer.max_steps=1",
              "schedule.warmup=0", "schedule.warmup_lr=0"]  # fmt: skip
-    with pytest.warns(UserWarning, match="does not name its classes"):
+    with pytest.warns(UserWarning, match="lacks class names"):
         assert run_here(typed, capsys).status == 0
     ended = run_here([*typed, "data.class_order=natural"], capsys)
     assert top1(ended) == 100

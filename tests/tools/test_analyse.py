@@ -265,7 +265,7 @@ def test_a_classifier_without_class_names_on_numbered_folders_warns(tmp_path):
     data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
     subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity())
     subject.data = data
-    with pytest.warns(UserWarning, match=r"timm does not name its classes.*data\.class_order=nat"):
+    with pytest.warns(UserWarning, match=r"timm lacks class names.*data\.class_order=nat"):
         next(subject.batches(1))
 
 
