@@ -93,7 +93,7 @@ def each_mixer(*hosts: str) -> list[str]:
 
 
 def sparse(seed: int) -> list[str]:
-    """Of a drawing those of the first host of each file, and the first with each mixer."""
+    """Return the part of a draw with the first host of each file, and the first with each mixer."""
     mixers, names = set(), []
     for name in drawn(seed):
         host, mixer = look_up(name)

@@ -23,7 +23,7 @@ def near_the_truth(sample):
 
 
 def predict_once(_, batch):
-    """In the place of ``ToolkitModel.predict_once``."""
+    """Replace ``ToolkitModel.predict_once``: return predictions near the truth."""
     for sample in batch["data_samples"]:
         sample.pred_instances = near_the_truth(sample)
     return batch["data_samples"]

@@ -44,7 +44,7 @@ RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constan
 
 @dataclass
 class Ended:
-    """How a run ended."""
+    """Status and output of a finished run."""
 
     status: int
     out: str
@@ -85,7 +85,7 @@ def _status_of(typed) -> int:
 
 
 def run_here(typed, capsys) -> Ended:
-    """What ``python tools/run.py`` does, without a new process."""
+    """Do the same as ``python tools/run.py`` in this process."""
     capsys.readouterr()
     status = _status_of(typed)
     captured = capsys.readouterr()

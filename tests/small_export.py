@@ -16,7 +16,7 @@ class SmallRequest(ExportRequest):
 
 
 def small_request(name, to, folder, size=(64, 96), **settings):
-    """What the command asks of an exporter, for random weights."""
+    """Return an export request as the command makes it, for random weights."""
     settings = {**TARGETS[to].settings, **settings}
     return SmallRequest(to, name, {"img_size": size}, None, None, Path(folder), size, settings)
 

@@ -173,7 +173,7 @@ class TensorBoardLog(RunLog):
         except OSError as error:
             self._failed = True
             reason = error.strerror or error
-            logger.warning("%s cannot be written (%s); training goes on", self.folder, reason)
+            logger.warning("%s cannot be written (%s); training continues", self.folder, reason)
 
 
 def _without_links(path: str, flags: int) -> int:

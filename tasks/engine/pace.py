@@ -15,9 +15,9 @@ from tasks.engine.lightning_private import DescribedBar
 class Pace(Callback):
     """Training examples per second and the time left.
 
-    The rate counts what lies between the ends of two batches, waiting for data included; the first
-    batch of each epoch, which waits for the loaders to start, and validation do not count. The time
-    left goes by all that has passed.
+    The rate covers the time between the ends of two batches, including waiting for data. It
+    excludes validation and the first batch of each epoch, which waits for the loaders to start.
+    The time left is extrapolated from all time since the start.
     """
 
     def __init__(self) -> None:
@@ -25,25 +25,25 @@ class Pace(Callback):
         self._images = 0
         self._seconds = self._waited = 0.0
         self._mark: float | None = None
-        self._came = 0.0
-        self._began = 0.0
+        self._batch_start = 0.0
+        self._start = 0.0
         self._first_step = 0
         self._steps = 0.0
         self._left: float | None = None
 
     @property
     def images_per_second(self) -> float | None:
-        """Of all processes together; None before a second batch."""
+        """Throughput of all processes together; None before the second batch."""
         return self._images / self._seconds if self._seconds else None
 
     @property
     def waiting_share(self) -> float | None:
-        """Of the time that counts, what this process waited for batches; None before a second."""
+        """Share of the time that this process waited for batches; None before the second batch."""
         return self._waited / self._seconds if self._seconds else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end of training; None while nothing is known."""
+        """Estimated time until the end of training; None until it can be estimated."""
         return self._left
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Pace(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self.unit = pl_module.family.unit  # type: ignore[union-attr,assignment]
-        self._began, self._first_step = time.perf_counter(), trainer.global_step
+        self._start, self._first_step = time.perf_counter(), trainer.global_step
         self._steps = float(trainer.estimated_stepping_batches)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -70,7 +70,7 @@ class Pace(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note when a batch arrives, for which the run has waited since the previous one."""
-        self._came = time.perf_counter()
+        self._batch_start = time.perf_counter()
 
     def on_train_batch_end(
         self,
@@ -85,11 +85,11 @@ class Pace(Callback):
         if self._mark is not None:
             self._images += batch_size(batch) * trainer.world_size
             self._seconds += now - self._mark
-            self._waited += self._came - self._mark
+            self._waited += self._batch_start - self._mark
         self._mark = now
         done, left = trainer.global_step - self._first_step, self._steps - trainer.global_step
         if done and left < float("inf"):
-            self._left = left * (now - self._began) / done
+            self._left = left * (now - self._start) / done
 
 
 def epochs_to_run(trainer: Any) -> int:

@@ -43,7 +43,7 @@ def test_released_checkpoint_gives_the_logits_of_the_released_network(released, 
 
 @pytest.mark.parametrize("names", rest_slow(["released", "ours"], ["released"]))
 @torch.no_grad()
-def test_dense_maps_are_those_of_the_stages_normed(released, names):
+def test_dense_maps_equal_those_of_the_stages_normed(released, names):
     norms = checkpoint(
         [
             (f"norm{n}.{kind}", (width,))
@@ -67,7 +67,7 @@ def test_dense_maps_are_those_of_the_stages_normed(released, names):
 
 @pytest.mark.parametrize("axis", [ROWS, COLUMNS])
 @pytest.mark.parametrize("size", [(5, 6), (1, 4), (3, 1)], ids=str)
-def test_cycle_fc_and_its_derivatives_are_those_of_the_loops(axis, size):
+def test_cycle_fc_and_its_derivatives_equal_those_of_the_loops(axis, size):
     torch.manual_seed(0)
     layer = CycleFC(7, axis).double()
     x = torch.randn(2, *size, 7, dtype=torch.float64, requires_grad=True)

@@ -25,7 +25,7 @@ def ours(name="deit_t", **options):
     return LinearClassifier(build_short(name, distilled=True, **options), CLASSES)
 
 
-def test_logits_are_those_of_timms_network(tmp_path):
+def test_logits_equal_those_of_timms_network(tmp_path):
     reference = theirs()
     torch.save(reference.state_dict(), tmp_path / "timm.pth")
     model = LinearClassifier.from_pretrained("deit_t", tmp_path / "timm.pth", distilled=True).eval()

@@ -177,7 +177,7 @@ def test_fused_form_is_the_same_in_float32():
 
 @torch.no_grad()
 def test_fusing_keeps_type_and_mode():
-    """Whatever type and mode new modules would have by themselves."""
+    """New modules take the type and mode of the network."""
     backbone = tiny("tiny_2")
     backbone.fuse()
     assert {p.dtype for p in backbone.parameters()} == {torch.float64}
@@ -525,7 +525,7 @@ def test_plain_architecture_fuses_to_the_same(name):
     assert shapes == {key: value.shape for key, value in fused.state_dict().items()}
 
 
-def test_reported_flops_are_those_of_the_fused_form_cut_off():
+def test_reported_flops_equal_those_of_the_fused_form_cut_off():
     rows = [row for row in load_rows("ffnet", "classification") if "flops" in row.reported]
     assert len(rows) == 8
     for row in rows:

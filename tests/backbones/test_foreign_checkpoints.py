@@ -31,7 +31,7 @@ class Network(torch.nn.Module):
 
 
 class Settings:
-    """A class of a package that nobody has here."""
+    """Stand-in for a class of a missing package."""
 
     def __init__(self, **values):
         self.__dict__.update(values)

@@ -39,7 +39,7 @@ def test_released_checkpoint_gives_the_logits_of_the_released_network(released, 
 
 
 @torch.no_grad()
-def test_dense_maps_are_those_of_the_stages_normed(released):
+def test_dense_maps_equal_those_of_the_stages_normed(released):
     norms = checkpoint(
         pair
         for stage, width in enumerate(reference.WIDTHS)
@@ -58,7 +58,7 @@ def test_dense_maps_are_those_of_the_stages_normed(released):
 @pytest.mark.parametrize("region", [2, 3, 4])
 @pytest.mark.parametrize("shift", [0, 1, 2])
 @torch.no_grad()
-def test_regions_of_any_map_are_those_of_the_lists(region, shift):
+def test_regions_of_any_map_equal_those_of_the_lists(region, shift):
     torch.manual_seed(0)
     mixer = HireMixer(8, region, shift).double().eval()
     for norm in (mixer.mlp_h1_norm, mixer.mlp_w1_norm):

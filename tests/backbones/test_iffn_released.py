@@ -90,7 +90,7 @@ def test_every_tensor_of_a_released_checkpoint_has_a_place(host):
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_counts_are_those_of_the_paper_and_of_the_released_table(host):
+def test_counts_equal_those_of_the_paper_and_of_the_released_table(host):
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(f"{host}_iffn", mixer=FORM), 1000)
     params, macs = count_parameters(model), count_macs(model, rule="torchprofile")

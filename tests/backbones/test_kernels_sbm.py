@@ -63,7 +63,7 @@ def test_other_forms_are_torchs(options):
 
 
 @torch.no_grad()
-def test_it_serves_where_nobody_looks_inside():
+def test_it_serves_without_hooks_and_tracers():
     mixer, x = build_fast("sbm", 8, grid=(4, 5), rank=3), tokens(2, 4, 5, 8)
     assert mixer.is_fast(x)
     with torch.enable_grad():

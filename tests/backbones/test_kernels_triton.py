@@ -90,7 +90,7 @@ def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
 
 
 @compiled
-def test_signatures_are_those_of_the_compiled_operators():
+def test_signatures_equal_those_of_the_compiled_operators():
     for schema in operators.SCHEMAS:
         name = schema.partition("(")[0]
         assert str(getattr(torch.ops.mixerlab, name).default._schema) == f"mixerlab::{schema}"

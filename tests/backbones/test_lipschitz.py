@@ -33,7 +33,7 @@ CASES = rest_slow(  # C, N, seed
 
 
 def affn(dim, n_branches=2, seed=0, **options):
-    """In evaluation mode, with weights of unit gain, coefficients of both signs and moved norms."""
+    """Return an AFFN in evaluation mode with unit gain, coefficients of both signs, moved norms."""
     torch.manual_seed(seed)
     mixer = create_mixer("affn", dim, n_branches=n_branches, **options).eval()
     with torch.no_grad():

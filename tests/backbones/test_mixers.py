@@ -263,7 +263,7 @@ def test_example_of_the_readme_is_a_mixer_like_all(registering, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
     name = re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1)
-    if name not in list_mixers():  # as long as nobody has put it in
+    if name not in list_mixers():  # while it is unregistered
         module = types.ModuleType("readme_example")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # where pickle looks for classes
         exec(compile(example, "README.md", "exec"), module.__dict__)

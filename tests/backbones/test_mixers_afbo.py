@@ -219,7 +219,7 @@ def test_starts_as_the_plain_product_but_for_noise():
     assert (kernels[:, 0, 0].abs().max() < 0.1).all()
 
 
-def test_timm_start_is_that_of_vit():
+def test_timm_start_equals_that_of_vit():
     torch.manual_seed(0)
     mixer = create_mixer("afbo", 96, init="timm")
     for weight in (*mixer.cm_a.weights, mixer.cm_b.weight, mixer.proj.weight):

@@ -256,7 +256,7 @@ def block_parameters(unit, d, gamma, n, s):
 
 @pytest.mark.parametrize("unit", ["sgu", "glrpe", "ggqpe"])
 @pytest.mark.parametrize(("d", "gamma", "window", "s"), [(96, 4, 14, 8), (64, 2, 7, 16)])
-def test_parameters_of_a_block_are_those_of_the_appendix(unit, d, gamma, window, s):
+def test_parameters_of_a_block_equal_those_of_the_appendix(unit, d, gamma, window, s):
     groups = {} if unit == "sgu" else {"groups": s}
     options = {"hidden_ratio": gamma, "window": window, "norm": False}
     mixer = create_mixer(unit, d, **groups, **options)

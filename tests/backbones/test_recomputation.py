@@ -71,7 +71,7 @@ def check_equal_gradients(name, **options):
 
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "resnet18")))
-def test_gradients_are_those_of_kept_activations(name):
+def test_gradients_equal_those_of_kept_activations(name):
     check_equal_gradients(name, dense=True)
 
 

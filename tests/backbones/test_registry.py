@@ -62,9 +62,9 @@ LINK = r"https://(arxiv\.org/abs|doi\.org|openreview\.net|proceedings\.mlr\.pres
 
 @pytest.mark.parametrize("name", [*list_hosts(), *list_mixers()])
 def test_every_host_and_mixer_links_its_paper(name):
-    """In the docstring of its module, where a reader looks for what it was written from.
+    """The link is in the module's docstring.
 
-    A source without a year, section or table, such as README's "an example", is no paper's.
+    Sources without a year, section or table, such as README's "an example", need no link.
     """
     entry = find_host(name) if name in list_hosts() else find_mixer(name)
     if re.search(r"\d", entry.source):

@@ -33,9 +33,9 @@ class Small(SBM):
 
 
 def small(img_size=(96, 64), dense=False, seed=0, **options):
-    """In float64 and evaluation, with every parameter and statistic away from 0 and 1.
+    """Return a network in float64 and evaluation, with parameters and statistics away from 0 and 1.
 
-    Without norms small weights keep the products of the blocks finite.
+    Without norms, small weights keep the products of the blocks finite.
     """
     torch.manual_seed(seed)
     model = Small(HostConfig(img_size, dense=dense), rank=4, **options).double().eval()

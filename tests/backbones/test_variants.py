@@ -60,7 +60,7 @@ def test_a_variant_keeps_its_name_and_describes_the_options_that_it_has():
     assert "    colour: Any,\n        by name.\n    shade:" in inspect.getdoc(without_coats)
 
 
-def test_an_option_that_nobody_has_cannot_be_fixed():
+def test_only_existing_options_can_be_fixed():
     for wrong in ({"fixed": {"color": "blue"}}, {"defaults": {"size": 3}}, {"without": ("n",)}):
         with pytest.raises(TypeError, match="paint has no option"):
             variant_of(paint, **wrong)

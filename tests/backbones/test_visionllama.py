@@ -69,7 +69,7 @@ def test_options_undo_what_is_released(released, tmp_path):
 
 
 @torch.no_grad()
-def test_dense_maps_are_those_of_the_stages_normed(released):
+def test_dense_maps_equal_those_of_the_stages_normed(released):
     widths = reference.WIDTHS[NAME]
     norms = checkpoint(
         pair

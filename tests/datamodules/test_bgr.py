@@ -47,7 +47,7 @@ def rotated():
     ],
 )
 @pytest.mark.parametrize("upright", [True, False])
-def test_pixels_are_those_of_pillow(tmp_path, monkeypatch, strict, mode, options, upright):
+def test_pixels_equal_those_of_pillow(tmp_path, monkeypatch, strict, mode, options, upright):
     monkeypatch.setattr(bgr, "opencv_is_strict", lambda: strict)
     wide = 257 * np.asarray(noise("L")).astype(np.uint16)
     image = Image.fromarray(wide) if mode == "I;16" else noise(mode)

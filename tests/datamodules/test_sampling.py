@@ -99,7 +99,7 @@ def test_repeats_are_spread_over_ranks_and_differ(world_size):
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
-def test_keys_are_those_of_the_formula(repeats):
+def test_keys_equal_those_of_the_formula(repeats):
     """Repetition r of epoch e has the unique number e * repeats + r."""
     sampler, numbers = EpochSampler(12, 5, repeats=repeats), []
     for epoch in range(6):

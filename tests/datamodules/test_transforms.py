@@ -30,7 +30,7 @@ def test_normalised_as_by_torchvisions_two_steps(image, size):
     assert ours.is_contiguous()
 
 
-def test_all_256_values_are_those_of_torchvision():
+def test_all_256_values_equal_those_of_torchvision():
     values = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
     image = Image.fromarray(values)
     theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])

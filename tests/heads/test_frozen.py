@@ -134,7 +134,7 @@ def test_an_unconverged_fit_is_reported():
 # Neighbours
 
 
-def test_votes_are_those_of_scikit_learn():
+def test_votes_equal_those_of_scikit_learn():
     train, test = clusters(150, offset=0.5), clusters(90, seed=1, offset=0.5)
     solved = Neighbours((3, 20, 50)).solve(train, test, 4, SolveOptions())
     for count in (3, 20, 50):
@@ -183,7 +183,7 @@ def plain_ridge(values, labels, classes):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_least_squares_are_those_of_the_formula(classes):
+def test_least_squares_equal_those_of_the_formula(classes):
     train, test = clusters(5 * classes, classes), clusters(80, classes, seed=1)
     solved = FewShot(shots=(5,), draws=1).solve(train, test, classes, SolveOptions())
     values = train.values.double().numpy()

@@ -74,7 +74,7 @@ def test_detectors_equal_those_on_compiled_operators(head, recorded):
 
 @only_ours
 @pytest.mark.parametrize("weighted", [False, True])
-def test_sigmoid_focal_loss_is_that_of_mmdet(weighted):
+def test_sigmoid_focal_loss_equals_that_of_mmdet(weighted):
     from mmcv.ops import sigmoid_focal_loss
     from mmdet.models.losses.focal_loss import py_sigmoid_focal_loss
 

@@ -21,7 +21,7 @@ def test_ours_are_found():
 
 @pytest.fixture(params=["first", "last"])
 def environment(request, tmp_path):
-    """Of a process that has the others before or behind all else on its path."""
+    """Return an environment with the other packages first or last on the path."""
     others = tmp_path / "site-packages"
     for package in ("tests", "tools"):
         (others / package).mkdir(parents=True)

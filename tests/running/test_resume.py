@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(train, caplog):
     with caplog.at_level("INFO"):
         train("broken", resume=True)
     assert "last.ckpt is damaged" in caplog.text
-    assert "the run goes on from last.previous.ckpt, step 13" in caplog.text
+    assert "the run continues from last.previous.ckpt, step 13" in caplog.text
     assert_same(broken, whole)
     damage(folder / "last.ckpt")
     with pytest.raises(DamagedCheckpoint, match=r"last\.ckpt is damaged"):

@@ -40,7 +40,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, ["deit_t"]))
 def test_every_block_of_a_host_is_one_graph(name):
-    """In training and evaluation; fullgraph raises on a graph break."""
+    """Training and evaluation are compiled; fullgraph raises on a graph break."""
     torch._dynamo.reset()
     plain = short(name).double()
     compiled, images = copy.deepcopy(plain), torch.randn(2, 3, 64, 64, dtype=torch.float64)

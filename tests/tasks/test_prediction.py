@@ -184,7 +184,7 @@ def test_figures_of_validation_do_not_depend_on_the_size_of_batches(tmp_path, on
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SETS)
 def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
-    """In validation, tests with several views, and mode=predict; the last batch is short."""
+    """Covers validation, tests with several views, and mode=predict; the last batch is short."""
     make, kind = SETS[case]
     build = make(tmp_path, **VIEWS)
     found = {}

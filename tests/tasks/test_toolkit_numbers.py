@@ -134,7 +134,7 @@ PROTOCOLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_iou_is_that_of_mmsegs_runner(protocol, cache, tmp_path):
+def test_iou_equals_that_of_mmsegs_runner(protocol, cache, tmp_path):
     from mmseg.models import SegTTAModel
 
     views, windows = PROTOCOLS[protocol]
@@ -244,7 +244,7 @@ def stats_of(annotations, results, kind):
     return evaluation.stats[:3].tolist()
 
 
-def test_average_precision_is_that_of_mmdets_runner_and_pycocotools(coco, tmp_path):
+def test_average_precision_equals_that_of_mmdets_runner_and_pycocotools(coco, tmp_path):
     data = coco_data(coco)
     ours = our_figures(DetectionTask(Near(), data.class_names, **RECIPE), data, tmp_path)
     annotations = coco / "annotations/instances_val2017.json"
@@ -278,7 +278,7 @@ def detector(name):
 
 
 @pytest.mark.slow
-def test_detections_are_those_of_mmdets_runner(coco, tmp_path):
+def test_detections_equal_those_of_mmdets_runner(coco, tmp_path):
     data, model = coco_data(coco), detector("retinanet")
     model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else detections are empty
     metric = Kept(ann_file=str(coco / "annotations/instances_val2017.json"), metric="bbox")

@@ -216,7 +216,7 @@ def test_own_operators_count_by_their_formula_or_are_named(monkeypatch):
     assert count_macs(model, 8) == 192
 
 
-def test_parameters_bound_to_the_grid_are_those_of_the_image_size(capsys, newcomer):
+def test_parameters_bound_to_the_grid_equal_those_of_the_image_size(capsys, newcomer):
     """Each of 12 filters has 2 H (W // 2 + 1) values per channel; the position table grows too."""
     newcomer("fourier_filter")
     counted = {}
@@ -571,7 +571,7 @@ def test_backbone_without_rows(capsys):
     assert "backbone=swin_s_glu is not in paper=afbo" in capsys.readouterr().err
 
 
-def test_choices_are_those_of_the_package():
+def test_choices_equal_those_of_the_package():
     assert complexity.CHOICES["rule"] == tuple(RULES)
 
 

@@ -240,7 +240,7 @@ def test_the_settings_that_papers_state():
     assert (tuned["optimizer"]["lr"], tuned["trainer"]["max_epochs"]) == (5e-6, 1000)
 
 
-def test_the_settings_of_dense_rows_are_those_of_the_specs():
+def test_the_settings_of_dense_rows_equal_those_of_the_specs():
     """Optimiser, schedule, drop path, crops, decay of layers and heads, as in the papers."""
     cascade = composed("experiment=ffnet_t2_ffnet_4", "data.root=/data")
     assert cascade["head"]["name"] == "cascade_mask_rcnn_4conv"

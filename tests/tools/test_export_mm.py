@@ -110,7 +110,7 @@ def test_taken_names_are_rejected():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_maps_are_those_of_the_backbone(name):
+def test_maps_equal_those_of_the_backbone(name):
     ours = create_backbone(name, dense=True).eval()
     theirs = build(name, out_indices=[3, 1]).eval()
     theirs.load_state_dict(ours.state_dict())
@@ -550,7 +550,7 @@ def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
 
 
 @pytest.mark.parametrize(("data", "zero"), [("ADE20KDataModule", True), ("VOCDataModule", False)])
-def test_label_0_of_an_exported_segmentor_is_that_of_its_data(data, zero):
+def test_label_0_of_an_exported_segmentor_equals_that_of_its_data(data, zero):
     import datamodules
     from tools.exports.mm_configs import _steps, dataset_config
 

@@ -86,7 +86,7 @@ def test_programs_are_re_parameterised():
     assert not folded.training
 
 
-def test_parts_are_those_of_the_checkpoint(tmp_path, capsys):
+def test_parts_equal_those_of_the_checkpoint(tmp_path, capsys):
     network = LinearClassifier(shorten(create_backbone("deit_t")), 5)
     state = {k: v for k, v in network.state_dict().items() if not k.startswith("classifier")}
     torch.save({"state_dict": state}, tmp_path / "backbone.pth")

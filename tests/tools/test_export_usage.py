@@ -150,7 +150,7 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
-def test_preprocessing_of_dense_runs_is_that_of_the_toolkits_model(task, head):
+def test_preprocessing_of_dense_runs_equals_that_of_the_toolkits_model(task, head):
     pytest.importorskip("mmdet")
     register_groups()
     config = composed(f"task={task}", "backbone=resnet18", *([f"head={head}"] if head else []))

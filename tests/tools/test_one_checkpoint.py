@@ -164,7 +164,7 @@ def test_an_export_of_a_backbone_for_dense_prediction_builds_no_other(files, cou
 
 
 @pytest.mark.slow
-def test_bounds_are_those_of_a_checkpoint(counts, tmp_path):
+def test_bounds_equal_those_of_a_checkpoint(counts, tmp_path):
     path = tmp_path / "affn.pth"
     torch.save(create_backbone("deit_t_affn").state_dict(), path)
     counts.networks.clear()

@@ -93,7 +93,7 @@ def script_rates(family, updates):
 
 
 @pytest.mark.parametrize("family", rest_slow(list(FAMILIES), list(FAMILIES)[::3]))
-def test_the_rate_of_every_step_is_that_of_the_authors_script(family):
+def test_the_rate_of_every_step_equals_that_of_the_authors_script(family):
     said, config = read_stated(family), compose_recipe(family, first_host(family))
     updates = UPDATES[said["script"]]
     options, schedule = config["optimizer"], config["schedule"]

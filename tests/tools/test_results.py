@@ -494,7 +494,7 @@ def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
     assert "no run folder found" in capsys.readouterr().err
 
 
-def test_headlines_are_those_of_the_tasks():
+def test_headlines_equal_those_of_the_tasks():
     known = {name: family.table_metric for name, family in families().items()}
     assert {task: cls.headline[0] for task, cls in TASK.items()} == known
 
@@ -519,7 +519,7 @@ def test_a_real_run_is_in_the_table(trained, outputs, capsys):
 
 
 def test_fingerprints_recognise_a_moved_dataset(tmp_path):
-    """By classes and their order, names and sizes of the validation images, and labels."""
+    """Fingerprints cover classes, their order, labels, and names and sizes of validation images."""
 
     def prints(root):
         data = ImageFolderDataModule(root, image_size=32, batch_size=2, num_workers=0)

@@ -88,7 +88,7 @@ def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
     assert differences_from_run(folder, "data.train_copies=2") == {"data.train_copies": 2}
 
 
-def test_the_devices_are_those_of_the_command(run_folder):
+def test_the_devices_equal_those_of_the_command(run_folder):
     folder = run_folder("trainer=cpu", "trainer.precision=bf16-mixed", "trainer.max_epochs=7")
     assert evaluated(folder)["trainer"]["precision"] == "32-true"
     assert evaluated(folder, "trainer=ddp")["trainer"]["strategy"] == "ddp"

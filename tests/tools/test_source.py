@@ -102,7 +102,7 @@ def test_git_reads_the_checkout_not_the_repository_of_a_hook(checkout, monkeypat
      {"name": "deit_t", "token_mixer": {"name": "mine"}}],
 )  # fmt: skip
 def test_a_run_with_a_missing_mixer_names_its_file(backbone, tmp_path):
-    """In all readers of run folders: tests, predictions, exports, analyses and tasks.load."""
+    """All readers of run folders name it: tests, predictions, exports, analyses and tasks.load."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.ckpt").touch()
     config = {"task_name": "t", "backbone": backbone, "head": {"_target_": "h"},

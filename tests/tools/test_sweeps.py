@@ -62,7 +62,7 @@ def test_a_missing_launcher_is_named(monkeypatch):
 
 
 def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
-    """In the order of the jobs; the files of the sweep are removed."""
+    """Outcomes have the order of the jobs; the files of the sweep are removed."""
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "o")}, "job": {"num": 0}}})
     here = SweepOutcomes()
     here.on_multirun_start(config)

@@ -28,7 +28,7 @@ def build_network(name, **options):
         ("lvt_r1", {}, 0, "class token"),
     ],
 )
-def test_facts_are_those_of_the_built_network(name, options, tokens, pooling):
+def test_facts_equal_those_of_the_built_network(name, options, tokens, pooling):
     facts = describe_network(build_network(name, **options))
     assert (facts["class_tokens"], facts["pooling"]) == (tokens, pooling)
     assert facts["host"] == name.removesuffix("_iffn").removesuffix("_afbo")

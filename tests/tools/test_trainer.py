@@ -117,7 +117,7 @@ def test_an_evaluation_needs_no_end():
 
 @pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])
 def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
-    """In proportion to the length of the recipe or the data."""
+    """The warmup keeps its share of the training length."""
     usual = composed("data=imagenet", "data.root=/x", *typed)
     length, warmup = usual["trainer"]["max_epochs"], usual["schedule"]["warmup"]
     with caplog.at_level("INFO"):

@@ -75,7 +75,7 @@ class RemoteLog(RunLog):
         except Exception as error:  # whatever it is, training is worth more than this log
             self._failed, self._log = True, None
             log_info(
-                f"logger {self._what} gave up and training goes on: {' '.join(str(error).split())}"
+                f"logger {self._what} stopped, training continues: {' '.join(str(error).split())}"
             )
 
 

@@ -28,8 +28,8 @@ FOLLOWED = 3.0  # the same for the others, and the end of the first one
 REFUSED = 2  # status of a process that has printed why it ends
 
 FIRST_IS_GONE = (
-    "the first process of this run was killed, and the others end with it; that is often a lack of "
-    "memory. With resume=true the same command goes on from the last checkpoint"
+    "the first process of this run was killed, so the others stop; the cause is often a lack of "
+    "memory. To continue from the last checkpoint, add resume=true to the command"
 )
 
 

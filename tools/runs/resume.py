@@ -91,7 +91,7 @@ def _first_good(files: list[Path], folder: Path) -> tuple[Path, Checkpoint]:
             damage = damage or error
             continue
         if damage is not None:
-            log_info(f"{damage}; the run goes on from {path.name}, step {checkpoint.step}")
+            log_info(f"{damage}; the run continues from {path.name}, step {checkpoint.step}")
         return path, checkpoint
     raise damage or ValueError(
         f"{folder / CHECKPOINTS} has neither {LAST} nor {PREVIOUS}, and other checkpoints hold "

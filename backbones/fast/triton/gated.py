@@ -137,7 +137,7 @@ def _products(
 ) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield a weight, the channels that it makes, and the columns of x and of its own.
 
-    A block that would read beyond the last column of x goes on with the first: then it comes twice.
+    A block that reaches beyond the last column of x wraps to the first, which then comes twice.
     """
     row = 0
     for index, start in zip(blocks[::2], blocks[1::2], strict=True):
