@@ -167,7 +167,7 @@ class TestTraining:
                 rows = read_rows(Path(trainer.default_root_dir) / "metrics.csv")
                 logged.append((trainer.global_step, [row["step"] for row in rows]))
 
-        monkeypatch.setattr(KeepLast, "_is_time", lambda self: True)
+        monkeypatch.setattr(KeepLast, "_is_save_due", lambda self: True)
         train("looked", extra=[Look()])
         assert {step for step, _ in logged} == set(range(1, 19))
         assert all(steps == list(range(step)) for step, steps in logged)
