@@ -14,7 +14,7 @@ from backbones.fast.base import FastModule
 from backbones.layers.conv_pos_enc import ConvPosEnc
 
 
-class FastConvPosEnc(FastModule, ConvPosEnc):
+class FastConvPosEnc(FastModule, ConvPosEnc):  # type: ignore[misc]
     """x + DW(x) by ``csrc/conv_pos_enc.cpp``, which computes no gradient."""
 
     def serves(self, x: Tensor) -> bool:

@@ -47,7 +47,7 @@ class FastFFN(FastModule, FFN):
         return self.drop(linear(self.drop(hidden), self.fc2.weight, self.fc2.bias))
 
 
-class FastPointwiseConv2d(FastModule, PointwiseConv2d):
+class FastPointwiseConv2d(FastModule, PointwiseConv2d):  # type: ignore[misc]
     """A 1x1 convolution, which on a map in channels-last memory is a linear layer."""
 
     def serves(self, x: Tensor) -> bool:

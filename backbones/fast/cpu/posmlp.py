@@ -93,15 +93,15 @@ class FastRelation(FastModule):
         )  # fmt: skip
 
 
-class FastTokenFC(FastRelation, TokenFC):
+class FastTokenFC(FastRelation, TokenFC):  # type: ignore[misc]
     """A free matrix."""
 
 
-class FastLookupRelation(FastRelation, LookupRelation):
+class FastLookupRelation(FastRelation, LookupRelation):  # type: ignore[misc]
     """A weight per offset."""
 
 
-class FastQuadraticRelation(FastRelation, QuadraticRelation):
+class FastQuadraticRelation(FastRelation, QuadraticRelation):  # type: ignore[misc]
     """A Gaussian of the offset."""
 
 
