@@ -26,7 +26,7 @@ class NumberHead(Remembering, nn.Module):
 
     def forward(self, signals: Tensor) -> Tensor:
         """Return the numbers (B,)."""
-        return self.linear(self.backbone.embed(signals)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.linear(self.backbone.embed(signals)).squeeze(-1)
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean squared error."""
@@ -34,4 +34,4 @@ class NumberHead(Remembering, nn.Module):
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers of ``batch["signal"]``."""
-        return self(batch["signal"])  # type: ignore[no-any-return]
+        return self(batch["signal"])
