@@ -46,7 +46,7 @@ def test_plain_undoes_fast(name):
     before = described(network)
     assert not fast_parts(network)
     converted = fast(network)
-    assert bool(fast_parts(converted)) == (name not in SMALLEST or name in CONVERTED), name
+    assert name not in CONVERTED or fast_parts(converted)
     kinds, tensors = described(converted)
     assert tensors == before[1]
     assert all(issubclass(kind, before[0][part]) for part, kind in kinds.items())
