@@ -21,7 +21,7 @@ from backbones import create_backbone, create_mixer, list_mixers
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
-from tests.families import QUICK_NAMES, SMALLEST, build_short, rest_slow
+from tests.families import QUICK_NAMES, build_short, rest_slow
 from tests.tensors import build_mixer, images, tokens
 
 # Hosts with fast forms of their own, and mixers with one.
