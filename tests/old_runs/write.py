@@ -65,7 +65,7 @@ STATES = {
 }
 FROM_TASK = {"mmdet": "detection", "mmseg": "segmentation"}
 SITES = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-PRIVATE = re.compile(rb"/tmp/|/work/|/home/|/root/")
+PRIVATE = re.compile(rb"/tmp/|/home/|/root/")
 
 
 def in_a_process(function, *arguments) -> int:
