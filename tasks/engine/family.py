@@ -207,7 +207,7 @@ def find_family(name: str) -> Family:
         ValueError: The name is unknown; the message lists the valid ones.
     """
     known = families()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}")
     return known[name]
 
