@@ -12,6 +12,7 @@ from torch import nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
 from backbones.registry import find_host, look_up
+from heads.linear import LinearClassifier
 from tests.tensors import drawn_tensors
 
 
@@ -101,6 +102,18 @@ def sparse(seed: int) -> list[str]:
             names.append(name)
             mixers.add(mixer)
     return names
+
+
+def meta_backbone(name: str, **options) -> Backbone:
+    """Return a backbone without values, on the meta device."""
+    with torch.device("meta"):
+        return create_backbone(name, **options)
+
+
+def meta_classifier(name: str, **options) -> LinearClassifier:
+    """Return a classifier of 1000 classes without values."""
+    with torch.device("meta"):
+        return LinearClassifier(create_backbone(name, **options), 1000)
 
 
 def shorten(network: nn.Module) -> nn.Module:

@@ -14,13 +14,10 @@ from backbones.analysis.capturing import block_maps, choose_blocks, coefficients
 from backbones.analysis.class_activation import METHODS, class_activation
 from backbones.analysis.entropy import feature_entropy, map_entropy
 from backbones.analysis.learnt_activations import learnt_activations
-from backbones.analysis.receptive_field import (
-    contributions,
-    high_contribution,
-    receptive_field,
-)
+from backbones.analysis.receptive_field import contributions, high_contribution, receptive_field
 from backbones.base import Backbone, FeatureInfo
 from heads.linear import LinearClassifier
+from tests.errors import refuses
 from tests.families import SMALLEST, rest_slow, short, shorten
 from tests.tensors import images, tokens
 
@@ -97,8 +94,7 @@ def test_blocks_are_named_or_numbered():
         ("9", "blocks 1 to 8"),
         ("layers.0", r"layers\.3\.blocks\.0"),
     ):
-        with pytest.raises(ValueError, match=text):
-            choose_blocks(backbone, [wrong])
+        refuses(text, choose_blocks, backbone, [wrong])
 
 
 @pytest.mark.parametrize("name", rest_slow([*SMALLEST, *SWAPPED], QUICK))
@@ -137,8 +133,7 @@ def test_entropy_by_a_plain_histogram():
         shares = torch.histc(one, 16) / one.numel()
         shares = shares[shares > 0]
         assert found.item() == pytest.approx(-(shares * shares.log2()).sum().item())
-    with pytest.raises(ValueError, match="NaN"):
-        map_entropy(torch.full((1, 2), math.nan))
+    refuses("NaN", map_entropy, torch.full((1, 2), math.nan))
 
 
 def test_entropy_of_blocks():
@@ -193,8 +188,7 @@ def test_high_contribution_ratios_by_hand():
 
 
 def test_a_receptive_field_needs_one_size_and_numbers(monkeypatch):
-    with pytest.raises(ValueError, match="one size"):
-        receptive_field(Convolutions().double(), [images(8, 8), images(8, 9)])
+    refuses("one size", receptive_field, Convolutions().double(), [images(8, 8), images(8, 9)])
     monkeypatch.setattr(
         "backbones.analysis.receptive_field.contributions", lambda backbone, x: x[:, 0]
     )
@@ -202,8 +196,7 @@ def test_a_receptive_field_needs_one_size_and_numbers(monkeypatch):
     broken[3, 3] = math.nan
     batch = torch.stack([first, broken, second])[:, None].expand(-1, 3, -1, -1)
     torch.testing.assert_close(receptive_field(None, [batch]), (first + second) / 2)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        receptive_field(None, [batch[1:2]])
+    refuses("NaN or infinite", receptive_field, None, [batch[1:2]])
 
 
 @pytest.mark.parametrize("name", rest_slow([*SMALLEST, "swin_t_afbo"], QUICK))
@@ -284,10 +277,8 @@ def test_a_class_map_lies_where_the_evidence_is():
         assert found.sum() == found[0, 8:, 8:].sum()
     component, _ = class_activation(model, backbone, x, method="eigencam")
     assert component.shape == (1, 16, 16)
-    with pytest.raises(ValueError, match="classes 0 to 3"):
-        class_activation(model, backbone, x, torch.tensor([4]))
-    with pytest.raises(ValueError, match="method"):
-        class_activation(model, backbone, x, method="cam")
+    refuses("classes 0 to 3", class_activation, model, backbone, x, torch.tensor([4]))
+    refuses("method", class_activation, model, backbone, x, method="cam")
 
 
 def test_class_maps_equal_those_of_pytorch_grad_cam():
@@ -330,5 +321,4 @@ def test_learnt_activations_are_evaluated_channel_by_channel():
         arb.alpha[1], arb.beta[1], arb.gamma[1], arb.theta[1] = -2.0, 0.5, 0.3, 1.0
     changed = learnt_activations(backbone, points)[name].curves[1]
     torch.testing.assert_close(changed, 0.5 * nn.functional.gelu(-2 * points + 0.3) + 1)
-    with pytest.raises(ValueError, match="iffn or affn"):
-        learnt_activations(network("deit_t"), points)
+    refuses("iffn or affn", learnt_activations, network("deit_t"), points)

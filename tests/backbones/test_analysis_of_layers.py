@@ -15,6 +15,7 @@ from backbones.analysis.similarity import (
     effective_rank,
     token_similarity,
 )
+from tests.errors import refuses
 from tests.families import SMALLEST, rest_slow, short
 from tests.tensors import build_mixer, tokens
 
@@ -87,8 +88,7 @@ def test_which_of_the_papers_mixers_multiply_two_mappings(names, has_matrices, m
         if has_matrices:
             assert (mixer_mappings(mixer).interactions is not None) == multiplies
         else:
-            with pytest.raises(ValueError, match="does not map channels by one matrix"):
-                mixer_mappings(mixer)
+            refuses("does not map channels by one matrix", mixer_mappings, mixer)
 
 
 def test_layers_called_as_those_of_an_ffn_may_be_others():
@@ -97,8 +97,7 @@ def test_layers_called_as_those_of_an_ffn_may_be_others():
             super().__init__()
             self.fc1, self.fc2 = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
 
-    with pytest.raises(ValueError, match="does not map channels by one matrix"):
-        mixer_mappings(Spatial())
+    refuses("does not map channels by one matrix", mixer_mappings, Spatial())
 
 
 def test_structure_and_interactions_of_afbo():
@@ -126,8 +125,7 @@ def test_structure_and_interactions_of_afbo():
 def test_mappings_of_every_host(name):
     backbone = short(name)
     if not backbone.channel_mixers():
-        with pytest.raises(ValueError, match="lacks a channel mixer"):
-            channel_mappings(backbone)
+        refuses("lacks a channel mixer", channel_mappings, backbone)
         return
     found = channel_mappings(backbone)
     assert list(found) == list(backbone.channel_mixers())
@@ -158,8 +156,7 @@ def test_cka_by_its_definition():
     matrix = alignments(grams, grams)
     torch.testing.assert_close(matrix, matrix.T)
     torch.testing.assert_close(matrix.diag(), torch.ones(2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="at least 3"):
-        alignments(grams, {"c": centred_gram(x[:5])})
+    refuses("at least 3", alignments, grams, {"c": centred_gram(x[:5])})
 
 
 def test_token_similarity_by_all_pairs():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from backbones.analysis.attention import Attention, record_attention, rollout
 from backbones.analysis.relations import Relation, mean_distance, places, token_relations
+from tests.errors import refuses
 from tests.families import SMALLEST, build_short, rest_slow, short
 from tests.tensors import build_mixer, images, tokens
 
@@ -48,8 +49,7 @@ def test_mean_distances_by_hand():
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_every_host_has_relations_or_raises_an_error(name):
     if name not in RELATE:
-        with pytest.raises(ValueError, match="lacks a matrix over tokens"):
-            token_relations(network(name))
+        refuses("lacks a matrix over tokens", token_relations, network(name))
         return
     backbone = network(name)
     found = token_relations(backbone)
@@ -169,8 +169,7 @@ def test_mean_distance_applies_softmax_to_logits():
 def test_attention_of_every_host(name):
     backbone = network(name)
     if name not in ATTEND:
-        with pytest.raises(ValueError, match="lacks attention"):
-            record_attention(backbone, images(*SIZE))
+        refuses("lacks attention", record_attention, backbone, images(*SIZE))
         return
     for size in (SIZE, (80, 112)):
         found = record_attention(backbone, images(*size, batch=2))
@@ -255,5 +254,4 @@ def test_rollout_equals_a_plain_product():
     found = rollout(layers)
     torch.testing.assert_close(found[0], expected)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    with pytest.raises(ValueError, match="whole map"):
-        rollout(record_attention(network("swin_t"), images(*SIZE)))
+    refuses("whole map", rollout, record_attention(network("swin_t"), images(*SIZE)))

@@ -11,6 +11,7 @@ from backbones import Backbone
 from backbones.base import FeatureInfo
 from backbones.parameters.freezing import freeze_stages
 from backbones.parameters.layer_ids import LayerNames, Rule
+from tests.errors import refuses
 
 
 class Small(Backbone):
@@ -99,15 +100,13 @@ def test_declared_maps_pass_in_subclasses_and_copies():
     ],
 )  # fmt: skip
 def test_other_maps_are_refused_at_the_first_pass(result, said):
-    with pytest.raises(ValueError, match=said):
-        returning(result)(IMAGES)
+    refuses(said, returning(result), IMAGES)
 
 
 def test_another_embedding_is_refused():
     host = Small()
     host.num_features = 4
-    with pytest.raises(ValueError, match=r"embed of small returned \(2, 6\); num_features"):
-        host.embed(IMAGES)
+    refuses(r"embed of small returned \(2, 6\); num_features", host.embed, IMAGES)
 
 
 def test_graphs_are_not_asked():

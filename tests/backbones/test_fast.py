@@ -21,7 +21,8 @@ from backbones import create_backbone, create_mixer, list_mixers
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
-from tests.families import QUICK_NAMES, build_short, rest_slow
+from tests.errors import refuses
+from tests.families import QUICK_NAMES, build_short, meta_backbone, rest_slow
 from tests.tensors import build_mixer, images, tokens
 
 # Hosts with fast forms of their own, and mixers with one.
@@ -41,8 +42,7 @@ def described(network):
 
 @pytest.mark.parametrize("name", rest_slow([*QUICK_NAMES, *CONVERTED[1:]], CONVERTED))
 def test_plain_undoes_fast(name):
-    with torch.device("meta"):
-        network = create_backbone(name, fast=False)
+    network = meta_backbone(name, fast=False)
     before = described(network)
     assert not fast_parts(network)
     converted = fast(network)
@@ -64,14 +64,12 @@ def test_a_mixer_itself_is_converted_and_back(name):
 
 
 def test_backbones_are_fast_unless_asked_and_say_nothing_of_it():
-    with torch.device("meta"):
-        networks = [create_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
+    networks = [meta_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
     assert [len(fast_parts(network)) for network in networks] == [12, 0]
     assert networks[0].record == networks[1].record
     assert networks[0].made_by == networks[1].made_by
     assert repr(networks[0]) == repr(networks[1])
-    with pytest.raises(ValueError, match=r"backbone\.fast=often"):
-        create_backbone("deit_t", fast="often")
+    refuses(r"backbone\.fast=often", create_backbone, "deit_t", fast="often")
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -85,8 +83,7 @@ def test_both_forms_give_the_same(name, training):
             y = own.embed(x)
         gradients = torch.autograd.grad(y.sin().sum(), list(own.parameters())) if training else ()
         results.append((y, *gradients, *own.buffers()))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
 def test_both_forms_share_their_state():
@@ -135,9 +132,6 @@ def test_an_optimiser_goes_on_after_a_conversion():
         mixer(torch.randn(2, 3, 3, 8)).square().sum().backward()
         optimiser.step()
         assert all(not torch.equal(mixer.state_dict()[name], before[name]) for name in before)
-
-
-# The test per call
 
 
 class Quantised(Tensor):

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from backbones.checkpoints.keys import strip_wrappers
 from backbones.checkpoints.opening import open_checkpoint
 from tasks.engine.saved_config import checkpoint_file
+from tests.errors import refuses
 
 
 class Network(torch.nn.Module):
@@ -179,20 +180,14 @@ def test_whole_modules_are_named(tmp_path):
 )
 def test_files_of_another_kind_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"is not a checkpoint but {message}"):
-        open_checkpoint(tmp_path / name)
+    refuses(f"is not a checkpoint but {message}", open_checkpoint, tmp_path / name)
 
 
 def test_archives_of_another_kind_are_named(tmp_path):
     np.savez(tmp_path / "jax.npz", a=np.ones(2))
-    with pytest.raises(ValueError, match="an archive of NumPy arrays"):
-        open_checkpoint(tmp_path / "jax.npz")
+    refuses("an archive of NumPy arrays", open_checkpoint, tmp_path / "jax.npz")
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
-    with pytest.raises(ValueError, match="a TorchScript archive; save the state_dict"):
-        open_checkpoint(tmp_path / "script.pt")
-
-
-# Folders
+    refuses("a TorchScript archive; save the state_dict", open_checkpoint, tmp_path / "script.pt")
 
 
 def hub_folder(folder):
@@ -250,24 +245,20 @@ def test_an_index_names_files_beside_it_only(name, tmp_path):
     folder.mkdir()
     safetensors.torch.save_file(OWN, tmp_path / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ValueError, match=r"which is missing from its folder"):
-        open_checkpoint(folder)
+    refuses(r"which is missing from its folder", open_checkpoint, folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "[" * 5000, "\x00"])
 def test_a_damaged_index_is_named(text, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match=r"index\.json is not an index of weights"):
-        open_checkpoint(tmp_path)
+    refuses(r"index\.json is not an index of weights", open_checkpoint, tmp_path)
 
 
 def test_folders_with_several_files_or_other_kinds_are_named(tmp_path):
     for name in ("epoch_1.pth", "epoch_2.pth"):
         torch.save(OWN, tmp_path / name)
-    with pytest.raises(ValueError, match=r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)"):
-        open_checkpoint(tmp_path)
+    refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)
     other = tmp_path / "onnx"
     other.mkdir()
     (other / "classifier.onnx").write_bytes(b"x")
-    with pytest.raises(ValueError, match="is an export to ONNX, which has no readable"):
-        checkpoint_file(other)
+    refuses("is an export to ONNX, which has no readable", checkpoint_file, other)

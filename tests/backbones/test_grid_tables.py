@@ -15,6 +15,7 @@ from backbones.layers.grid_tables import common_source, resize_table
 from backbones.mixers.ffn import FFN
 from backbones.options import variant_of
 from heads.linear import LinearClassifier
+from tests.errors import refuses
 from tests.tensors import tokens
 
 SMALL, LARGE = (4, 4), (6, 7)
@@ -185,13 +186,11 @@ def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
 
 def test_at_size_resizes_a_table_by_name():
     mixer = create_mixer("ffn", 4)
-    with pytest.raises(ValueError, match=r"fc1.weight of FFN is missing from its grid_axes"):
-        mixer.at_size("fc1.weight", (3, 3))
+    refuses(r"fc1.weight of FFN is missing from its grid_axes", mixer.at_size, "fc1.weight", (3, 3))
     mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
     assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
     mixer.grid_axes = {"fc1.weight": "H W C"}
-    with pytest.raises(ValueError, match="does not fit the axes 'H W C'; correct grid_axes"):
-        mixer.at_size("fc1.weight", (3, 5))
+    refuses("does not fit the axes 'H W C'; correct grid_axes", mixer.at_size, "fc1.weight", (3, 5))
 
 
 @pytest.mark.parametrize("name", ["deit_t", "sbm_t", "deit_t_fourier_filter"])

@@ -11,6 +11,7 @@ from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
+from tests.families import meta_backbone
 from tests.references import hiremlp as reference
 from tests.references.released import assert_equal, checkpoint, double
 from tests.tensors import images
@@ -71,7 +72,6 @@ def test_regions_of_any_map_equal_those_of_the_lists(region, shift):
 
 
 def test_blocks_of_a_stage_shift_in_turn():
-    with torch.device("meta"):
-        backbone = create_backbone("hiremlp_s")
+    backbone = meta_backbone("hiremlp_s")
     found = [[block.attn.shift for block in backbone.network[2 * stage]] for stage in range(4)]
     assert found == [[0, 2, 0], [0, 2, 0, 2], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0], [0, 1, 0]]

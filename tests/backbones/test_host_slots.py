@@ -12,6 +12,7 @@ from backbones import (
     Slot,
     backbone_schema,
     create_backbone,
+    list_mixers,
     register_mixer,
 )
 from backbones.analysis.patch_reach import reached_patches
@@ -20,7 +21,8 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
 from backbones.options import variant_of
-from tests.families import TOKEN_SLOTS, build_short, rest_slow
+from tests.errors import refuses
+from tests.families import TOKEN_SLOTS, build_short, meta_backbone, rest_slow
 from tests.references.names import AUTHORS
 from tests.tensors import images
 
@@ -221,8 +223,7 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog
             with pytest.raises(ValueError, match=match):
                 create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
         match = "class_token=True gives deit_t class tokens, but blind .* a channel mixer"
-        with pytest.raises(ValueError, match=match):
-            create_backbone("deit_t_blind", class_token=True)
+        refuses(match, create_backbone, "deit_t_blind", class_token=True)
 
 
 def test_a_host_with_class_tokens_refuses_a_mixer_that_does_not_take_them(recorder):
@@ -289,3 +290,33 @@ def test_channels_last_maps_reach_a_mixer_without_copies():
     backbone(torch.randn(1, 3, 64, 64))
     assert len(inputs) == 12
     assert all(x.is_contiguous() for x in inputs)
+
+
+@pytest.mark.parametrize("token_mixer", list_mixers("token"))
+@pytest.mark.parametrize(
+    "host", rest_slow(["swin_t_glu", "poolformer_s12_afbo", "poolformer_s12"], ["swin_t_glu"])
+)
+@torch.no_grad()
+def test_token_mixers_fit_beside_any_channel_mixer_at_any_size(host, token_mixer):
+    backbone, plain = (
+        build_short(host, token_mixer=mixer, dense=True, img_size=(96, 64)).eval()
+        for mixer in (token_mixer, None)
+    )
+    assert len(backbone.mixers()) - len(plain.mixers()) == len(backbone.token_mixers())
+    for size in [(96, 64), (75, 110)]:
+        x = images(*size).float()
+        assert [m.shape for m in backbone(x)] == [m.shape for m in plain(x)]
+
+
+def test_token_mixers_follow_the_stage_and_their_options():
+    units = meta_backbone("swin_t_glu", token_mixer="ggqpe", dense=True).mixers().values()
+    windows = [m.gate.relation.window for m in units if hasattr(m, "gate")]
+    assert windows == [14] * 10 + [7] * 2
+    stars = meta_backbone("swin_t", token_mixer={"name": "sbm", "rank": 8}, img_size=(96, 64))
+    grids = [mixer.bilinear.grid for mixer in stars.mixers().values()]
+    assert grids[:2] + grids[-2:] == [(24, 16)] * 2 + [(3, 2)] * 2
+    options = {"name": "ffnified", "kernel_size": 9, "branches": "strips"}
+    mixers = meta_backbone("swin_t", token_mixer=options).mixers().values()
+    assert ["1x9" in mixer.memory.key.branches for mixer in mixers] == [True] * 12
+    units = meta_backbone("posmlp_t", token_mixer={"name": "glrpe", "structure": "add"}).mixers()
+    assert [mixer.gate.structure for mixer in units.values()] == ["add"] * 24

@@ -13,7 +13,7 @@ from backbones.analysis.counting import count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow, short
+from tests.families import SMALLEST, meta_backbone, rest_slow, short
 from tests.references.names import AUTHORS
 from tests.references.posmlp import place
 from tests.tensors import images, randomise_network
@@ -47,9 +47,6 @@ def ours(name, state_dict, **options):
         {key: classifier[f"classifier.{key}"] for key in ("weight", "bias")}
     )
     return model
-
-
-# Equality with the originals
 
 
 @pytest.mark.parametrize("name", rest_slow(TIMM_NAMES, SMALLEST))
@@ -155,9 +152,6 @@ def test_poolformer_of_timm_pools_before_it_norms():
     assert not torch.allclose(model(images(64, 64)), theirs(images(64, 64)), rtol=1e-3, atol=1e-3)
 
 
-# Names of the authors' checkpoints
-
-
 @pytest.mark.parametrize("name", rest_slow(list(AUTHORS), list(AUTHORS)[:1]))
 @torch.no_grad()
 def test_takes_the_authors_names(name):
@@ -168,9 +162,6 @@ def test_takes_the_authors_names(name):
     assert len(set(theirs) - set(plain)) > 4
     again = ours(name, theirs)
     torch.testing.assert_close(again(images(64, 64)), model(images(64, 64)), rtol=0, atol=0)
-
-
-# Swin's windows
 
 
 def record_attention(block, x):
@@ -270,9 +261,6 @@ def test_swin_mask_made_in_inference_mode_serves_training():
     backbone(torch.zeros(1, 3, 72, 88))[-1].sum().backward()
 
 
-# GC ViT's windows and MLP-Mixer's
-
-
 def gcvit_attention(block, x, query):
     """Windows one by one, zeros where the map ends, softmax over all places."""
     side, (_, height, width, dim) = block.window()[0], x.shape
@@ -327,8 +315,7 @@ def test_gcvit_resizes_its_query_only_where_it_must():
 
 
 def test_gcvit_has_no_queries_that_nothing_reads():
-    with torch.device("meta"):
-        swapped = create_backbone("gcvit_xxt", token_mixer="pooling")
+    swapped = meta_backbone("gcvit_xxt", token_mixer="pooling")
     assert not [key for key in swapped.state_dict() if "global_block" in key]
 
 
@@ -355,14 +342,9 @@ def test_mixer_of_tokens_equals_the_loops(size, shifted):
     torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-10)
 
 
-# Drop path
-
-
-@pytest.mark.parametrize("host", rest_slow(TIMM_NAMES, SMALLEST))
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
 def test_drop_path_rises_linearly(host):
-    with torch.device("meta"):
-        backbone = create_backbone(host, drop_path_rate=0.3)
-        plain = create_backbone(host)
+    backbone, plain = meta_backbone(host, drop_path_rate=0.3), meta_backbone(host)
 
     def rates(model, path):
         paths = [getattr(m, path) for m in model.modules() if hasattr(m, path)]
@@ -372,5 +354,6 @@ def test_drop_path_rises_linearly(host):
     assert names in (["drop_path"], ["drop_path1", "drop_path2"])
     for path in names:
         found = rates(backbone, path)
+        found = found[::2] if host == "edgevit_xxs" else found  # each block has two halves
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}

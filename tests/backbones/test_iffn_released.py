@@ -10,6 +10,8 @@ from backbones.checkpoints.adoption import convert
 from backbones.checkpoints.opening import in_memory
 from backbones.mixers.iffn import IFFN
 from heads.linear import LinearClassifier
+from tests.errors import refuses
+from tests.families import meta_backbone, meta_classifier
 from tests.references.checkpoints import fill, in_float64
 from tests.references.iffn_released import Network, mixer_shapes, shapes
 from tests.tensors import images, tokens
@@ -80,8 +82,7 @@ def test_a_released_checkpoint_gives_the_released_logits(released, tmp_path):
 @pytest.mark.parametrize("host", HOSTS)
 def test_every_tensor_of_a_released_checkpoint_has_a_place(host):
     file = {name: torch.empty(shape) for name, shape in shapes(*HOSTS[host], 196).items()}
-    with torch.device("meta"):
-        backbone = create_backbone(f"{host}_iffn", mixer=FORM)
+    backbone = meta_backbone(f"{host}_iffn", mixer=FORM)
     conversion = convert(in_memory(file, "released"), backbone)
     report = conversion.check(trained=True)
     assert (report.initialised, report.resized, report.dead) == ((), (), ())
@@ -91,8 +92,7 @@ def test_every_tensor_of_a_released_checkpoint_has_a_place(host):
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_counts_equal_those_of_the_paper_and_of_the_released_table(host):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(f"{host}_iffn", mixer=FORM), 1000)
+    model = meta_classifier(f"{host}_iffn", mixer=FORM)
     params, macs = count_parameters(model), count_macs(model, rule="torchprofile")
     row = next(r for r in load_rows("iffn", "classification") if r.backbone == f"{host}_iffn")
     assert params == row.params
@@ -114,16 +114,14 @@ def test_counts_equal_those_of_the_paper_and_of_the_released_table(host):
     ids=str,
 )  # fmt: skip
 def test_released_weights_say_which_options_they_need(released, name, options, message):
-    with torch.device("meta"):
-        backbone = create_backbone(f"deit_t_{name}", img_size=64, mixer=options)
+    backbone = meta_backbone(f"deit_t_{name}", img_size=64, mixer=options)
     with pytest.raises(ValueError, match=f"these are IFFN's released weights.*{message}"):
         convert(in_memory(released, "released"), backbone)
 
 
 def test_a_convolution_that_no_mixer_reads_is_refused_as_the_authors_do(released):
     extra = {f"blocks.0.mlp.conv5x5_dw.{what}": torch.ones(768) for what in ("weight", "bias")}
-    with torch.device("meta"):
-        backbone = create_backbone("deit_t_iffn", img_size=64, mixer=FORM)
+    backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=FORM)
     with pytest.raises(ValueError, match=r"unexpected blocks\.0\.mlp\.conv5x5_dw\.weight"):
         convert(in_memory(released | extra, "released"), backbone).check()
 
@@ -131,10 +129,8 @@ def test_a_convolution_that_no_mixer_reads_is_refused_as_the_authors_do(released
 def test_weights_of_one_form_are_refused_by_the_other():
     forms = [create_backbone("deit_t_iffn", img_size=64, mixer=m).state_dict() for m in ({}, FORM)]
     for options, tensors in zip((FORM, {}), forms, strict=True):
-        with torch.device("meta"):
-            backbone = create_backbone("deit_t_iffn", img_size=64, mixer=options)
-        with pytest.raises(ValueError, match=r"keys differ.*mlp\.[bl]n_mid"):
-            convert(in_memory(tensors, "file"), backbone).check()
+        backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=options)
+        refuses(r"keys differ.*mlp\.[bl]n_mid", convert(in_memory(tensors, "file"), backbone).check)
 
 
 @pytest.mark.parametrize("options", [{}, FORM], ids=["paper", "released"])

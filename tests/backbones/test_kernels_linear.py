@@ -41,8 +41,7 @@ def test_operator_equals_torch(shape, out, has_bias):
             (y, *torch.autograd.grad(y, leaves, probe, create_graph=twice))
             for y in (linear(*leaves), F.linear(*leaves))
         )
-        for found, expected in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @compiled
@@ -103,8 +102,7 @@ def test_a_pointwise_convolution_is_one(tiles, bias):
             assert ours.is_fast(given) == (layout is torch.channels_last)
             y = conv(given)
             results.append((y, *torch.autograd.grad(y.square().sum(), [given, *conv.parameters()])))
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
         assert results[0][0].stride() == results[1][0].stride()
 
 
@@ -130,8 +128,7 @@ def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
             assert module.is_fast(x) is not is_off
             y = module(x)
         results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *module.parameters()])))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 @compiled

@@ -20,7 +20,8 @@ from backbones.analysis.lipschitz_search import Part, Reduced, search
 from backbones.mixers.iffn import IFFN
 from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU
 from backbones.registry import look_up
-from tests.families import SMALLEST, rest_slow
+from tests.errors import refuses
+from tests.families import SMALLEST, meta_backbone, rest_slow
 from tools import lipschitz as command
 
 SCRIPT = Path(command.__file__)
@@ -85,9 +86,6 @@ def stacked(parts):
     )
 
 
-# Slopes
-
-
 @pytest.mark.parametrize("name", BASES)
 def test_slopes_of_the_activations(name):
     x = torch.linspace(-40, 40, 800_001, dtype=torch.float64, requires_grad=True)
@@ -123,9 +121,6 @@ def test_slopes_of_learned_activations(activation):
     torch.testing.assert_close(slope.max(0).values, high.detach(), rtol=0, atol=1e-4)
     assert (slope >= low - 1e-12).all()
     assert (slope <= high + 1e-12).all()
-
-
-# Bounds
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -251,9 +246,6 @@ def test_residual_adds_one():
     assert residual.product == plain.product + 1
 
 
-# Kinds of mixers
-
-
 def test_parts_are_the_mixer():
     mixer = affn(5, n_branches=4, act="relu").double()
     x = torch.randn(2, 5, dtype=torch.float64)
@@ -329,25 +321,19 @@ def test_the_mixer_is_left_alone():
     ],
 )
 def test_refused(mixer, options, message):
-    with pytest.raises(ValueError, match=message):
-        lipschitz_bound(mixer(), **options)
+    refuses(message, lipschitz_bound, mixer(), **options)
 
 
 def test_weights_that_are_not_finite_are_refused():
     mixer = affn(4)
     mixer.fc1.weight.data[0, 0] = math.nan
-    with pytest.raises(ValueError, match="needs finite weights"):
-        lipschitz_bound(mixer)
-
-
-# Solvers
+    refuses("needs finite weights", lipschitz_bound, mixer)
 
 
 def test_without_cvxpy_auto_is_reduced_and_sdp_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert lipschitz_bound(affn(3)).method == "reduced"
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[lipschitz\]'"):
-        lipschitz_bound(affn(3), "sdp")
+    refuses(r"pip install -e '\.\[lipschitz\]'", lipschitz_bound, affn(3), "sdp")
 
 
 @needs_cvxpy
@@ -374,9 +360,6 @@ def test_solvers_agree_with_the_reduced_form(form, solver, slack, seeds):
 def test_auto_asks_a_solver_for_small_mixers_only():
     assert lipschitz_bound(affn(4)).method == "sdp"
     assert lipschitz_bound(affn(9), iterations=1).method == "reduced"
-
-
-# The command
 
 
 def printed(capsys, *arguments):
@@ -469,8 +452,7 @@ def test_places_of_channel_mixers_are_known_whatever_is_there(host):
 
 
 def test_a_place_in_neither_of_the_slots_is_told():
-    with torch.device("meta"):
-        backbone = create_backbone("deit_t")
+    backbone = meta_backbone("deit_t")
     backbone.token_slots = ("token_mixer",)
     with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, which is missing from"):
         backbone.channel_places()

@@ -12,7 +12,7 @@ from backbones.hosts.lvt.blocks import ClassBlock
 from backbones.hosts.lvt.mix_token import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier, LinearProbe
-from tests.families import rest_slow
+from tests.families import meta_backbone, meta_classifier, rest_slow
 from tests.references import lvt as reference
 from tests.references.checkpoints import fill, in_float64
 from tests.tensors import images
@@ -36,9 +36,6 @@ def path(released, tmp_path_factory):
 
 def network(path, steps=2, **options):
     return LinearClassifier.from_pretrained(f"lvt_r{steps}", path, **options).double().eval()
-
-
-# Against the equations
 
 
 @pytest.mark.parametrize("steps", rest_slow([1, 2, 3, 4], [3]))
@@ -96,9 +93,6 @@ def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp
         assert all(torch.equal(value, plain[key]) for key, value in found.items())
 
 
-# Counts
-
-
 @pytest.mark.parametrize(
     ("steps", "options", "parameters", "macs"),
     [
@@ -110,13 +104,9 @@ def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp
     ],
 )
 def test_parameters_and_macs(steps, options, parameters, macs):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(f"lvt_r{steps}", **options), 1000)
+    model = meta_classifier(f"lvt_r{steps}", **options)
     assert count_parameters(model) == parameters
     assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
-
-
-# Two classifiers, MixToken
 
 
 def test_another_number_of_classes_trains_and_comes_back(tmp_path):
@@ -215,9 +205,6 @@ def test_linear_probe_reads_the_class_token(path):
     assert backbone.embed(images(64, 64).float()).shape == (1, 256)
 
 
-# Slots
-
-
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))
 @torch.no_grad()
 def test_every_channel_mixer_fits_class_blocks_too(name):
@@ -231,8 +218,7 @@ def test_every_channel_mixer_fits_class_blocks_too(name):
 
 
 def class_ffns(name, **options):
-    with torch.device("meta"):
-        backbone = create_backbone(name, **options)
+    backbone = meta_backbone(name, **options)
     return [block.mlp for block in backbone.modules() if isinstance(block, ClassBlock)]
 
 
@@ -243,8 +229,3 @@ def test_what_papers_do_to_the_class_blocks():
         assert [ffn.dw for ffn in class_ffns(name)] == [None, None]
     assert all(ffn.dw is not None for ffn in class_ffns("lvt_r2_iffn", mixer={"spatial": True}))
     assert all(isinstance(ffn, FFN) for ffn in class_ffns("lvt_r2_iffn", swap_class_ffn=False))
-
-
-def test_timm_has_no_weights():
-    with pytest.raises(ValueError, match="timm publishes no weights of lvt_r4; download its"):
-        create_backbone("lvt_r4", pretrained=True)

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from backbones import create_mixer, list_mixers, mixer_options
 from backbones.mixers.afbo import SCFBO, DenseMapping
 from backbones.mixers.afbo.spatial_models import create_spatial_model
+from tests.errors import refuses
 from tests.families import rest_slow, rest_slow_pairs
 from tests.references import afbo as reference
 from tests.tensors import build_mixer
@@ -81,8 +82,7 @@ def test_mixer_equals_the_loops(name, options, size, num_prefix):
         total = mixed.sin().sum() + mixed_prefix.cos().sum()
         return torch.autograd.grad(total, [x, prefix, *mixer.parameters()])
 
-    for ours, theirs in zip(gradients(*found), gradients(*expected), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(*found), gradients(*expected), rtol=1e-9, atol=1e-9)
 
 
 def test_all_names_are_compared():
@@ -151,9 +151,6 @@ def test_average_pooling_does_not_count_the_padding():
     torch.testing.assert_close(create_spatial_model("max", 2, 5)(-ones), -ones)
 
 
-# Numbers
-
-
 @pytest.mark.parametrize(("g1", "g2"), [(2, 4), (2, 3), (4, 6), (1, 1)])
 def test_parameters_follow_the_closed_form(g1, g2):
     dim, hidden, kernel = 24, 96, 3
@@ -196,9 +193,6 @@ def test_parameters_of_deit_t_are_exact(name, options, params):
     assert host + 12 * (sum(p.numel() for p in mixer.parameters()) - ffn) == params
 
 
-# Start
-
-
 def test_starts_at_a_scale_that_lets_gradients_through():
     torch.manual_seed(0)
     mixer = create_mixer("afbo", 192)
@@ -227,9 +221,6 @@ def test_timm_start_equals_that_of_vit():
     assert mixer.sm_a.weight.std().item() == pytest.approx(1 / 3 / 3**0.5, rel=0.1)
 
 
-# What users and tools do with a mixer
-
-
 @pytest.mark.parametrize(
     "case", rest_slow([*CASES[:8], ("afbo", {"act_on": "post"})], CASES[:2]), ids=str
 )
@@ -242,8 +233,7 @@ def test_compilers_and_tracers_give_the_same(case):
     with torch.no_grad():
         traced = torch.jit.trace(mixer, (x, prefix))
         for run in (compiled, traced):
-            for ours, expected in zip(run(x + 1, prefix), mixer(x + 1, prefix), strict=True):
-                torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(run(x + 1, prefix), mixer(x + 1, prefix), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -269,9 +259,6 @@ def test_checkpointing_gives_the_same_gradients(reentrant):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
 
 
-# Options
-
-
 def test_every_name_has_the_options_that_mean_something_to_it():
     options = {name: set(mixer_options(name)) for name in VARIANTS}
     assert options["afbo"] == options["afbo_cs"]
@@ -290,40 +277,6 @@ def test_group_numbers_follow_the_host(name):
     assert found == {"deit_t": 4, "deit_s": 3, "swin_b": 3}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"g1": 5}, r"g1 must be one of \[1, 2, 3, 4, 6, 8, 12, 24\] with 2 rounds, got 5"),
-        ({"g1": 0}, r"g1 must be one of \[1, 2, 3, 4, 6, 8, 12, 24\] with 2 rounds, got 0"),
-        ({"g1": 3, "hidden_ratio": 8 / 3}, r"hidden width 64: g1 must be one of \[1, 2, 4, 8\]"),
-        ({"g1": 1, "hidden_ratio": 25 / 24}, r"hidden width 25: g1 must be one of \[\]"),
-        ({"g2": 4, "window": 5}, r"window must be from 1 to g2 = 4, got 5"),
-        ({"g2": 4, "window": 0}, r"window must be from 1 to g2 = 4, got 0"),
-        ({"g2": 25}, r"g2 must be from 1 to 24, got 25"),
-        ({"g2": 0}, r"g2 must be from 1 to 24, got 0"),
-        ({"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
-        ({"kernel_size": 2, "sm": "max"}, r"kernel_size must be odd .* got 2"),
-        ({"kernel_size": 0}, r"kernel_size must be odd .* got 0"),
-        ({"pairing": "mirror"}, r"mixer\.pairing=mirror is not one of anti, cyclic"),
-        ({"rounds": 3}, r"1 or 2 with pairing anti and from 1 to g1 = 2 .*; got 3 with anti"),
-        ({"rounds": 0}, r"rounds must be 1 or 2 with pairing anti .* got 0"),
-        ({"rounds": 3, "pairing": "cyclic"}, r"to g1 = 2 with pairing cyclic; got 3 with cyclic"),
-        ({"sm": "conv"}, r"sm=conv needs order=sc: .* 82,944 weights; .* one of dw, max, avg, sa"),
-        ({"sm": "mean"}, r"mixer\.sm=mean is not one of dw, max, avg, sa, conv, none"),
-        ({"order": "ss"}, r"mixer\.order=ss is not one of cs, sc"),
-        ({"act": "tanh"}, r"mixer\.act=tanh is not one of silu, gelu, relu"),
-        ({"act_on": "c"}, r"mixer\.act_on=c is not one of a, b, ab, post"),
-        ({"init": "xavier"}, r"mixer\.init=xavier is not one of ours, timm"),
-        ({"cm_a": "fast"}, r"mixer\.cm_a=fast is not one of dense, block, gccm, occm"),
-    ],
-    ids=str,
-)
-def test_refused_options_name_the_valid_ones(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_mixer("afbo", 24, **options)
-
-
 @pytest.mark.parametrize("option", ["sm", "order", "act", "act_on", "init"])
 def test_the_class_itself_refuses_unknown_switches(option):
-    with pytest.raises(ValueError, match=f"{option}=x is not one of "):
-        SCFBO(DenseMapping(4, 8), None, **{option: "x"})
+    refuses(f"{option}=x is not one of ", SCFBO, DenseMapping(4, 8), None, **{option: "x"})

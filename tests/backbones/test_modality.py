@@ -9,6 +9,7 @@ from backbones import Backbone, FeatureInfo, create_backbone, register_host
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.registry import host_modality
 from backbones.timm_models import register
+from tests.errors import refuses
 
 LENGTH = 128
 
@@ -63,8 +64,7 @@ def test_maps_of_signals_are_compared_with_the_declared_ones():
 
 def test_signals_may_be_shorter_than_images_but_not_empty():
     assert create_backbone("toy_1d", img_size=16).img_size == (1, 16)
-    with pytest.raises(ValueError, match="img_size must be at least 1, got 0"):
-        create_backbone("toy_1d", img_size=0)
+    refuses("img_size must be at least 1, got 0", create_backbone, "toy_1d", img_size=0)
 
 
 def test_a_host_of_signals_is_counted():
@@ -83,7 +83,10 @@ def test_the_usual_modality_is_images_and_timm_gets_these_alone():
 
 
 def test_a_modality_is_a_name():
-    with pytest.raises(
-        ValueError, match="'1-D signal' is not a valid name for a host, mixer or mod"
-    ):
-        register_host("toy_2d", source="this test", modality="1-D signal")
+    refuses(
+        "'1-D signal' is not a valid name for a host, mixer or mod",
+        register_host,
+        "toy_2d",
+        source="this test",
+        modality="1-D signal",
+    )

@@ -11,7 +11,8 @@ from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_authors, rename_to_ours
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
-from tests.families import rest_slow
+from tests.errors import refuses
+from tests.families import meta_backbone, rest_slow
 from tests.references.checkpoints import fill, pair
 
 
@@ -87,8 +88,7 @@ def test_released_checkpoint_loads(tmp_path):
 def test_every_name_of_theirs_has_a_place_and_comes_back(unit):
     theirs = fill(authors_shapes((1, 1, 1, 1), unit))
     ours = rename_to_ours(dict(theirs))
-    with torch.device("meta"):
-        backbone = create_backbone("posmlp_t" if unit == "ggqpe" else f"posmlp_t_{unit}")
+    backbone = meta_backbone("posmlp_t" if unit == "ggqpe" else f"posmlp_t_{unit}")
     own = {
         key: value.shape
         for key, value in LinearClassifier(backbone, 1000).state_dict().items()
@@ -144,10 +144,8 @@ def test_truncated_checkpoint_is_refused():
     """PosMLP's own units must be in the file; only swapped-in mixers may be initialised."""
     theirs = fill(authors_shapes())
     theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
-    with torch.device("meta"):
-        backbone = create_backbone("posmlp_t")
-    with pytest.raises(ValueError, match=r"missing stages\.2\.blocks\.5\.mixer"):
-        adopt(backbone, in_memory(theirs, "file"))
+    backbone = meta_backbone("posmlp_t")
+    refuses(r"missing stages\.2\.blocks\.5\.mixer", adopt, backbone, in_memory(theirs, "file"))
 
 
 @torch.no_grad()
@@ -220,13 +218,14 @@ def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
 
 
 def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
-    with torch.device("meta"):
-        weights = create_backbone("posmlp_t", token_mixer={"name": "ggqpe", "bias": False})
-        backbone = create_backbone("posmlp_t")
-    with pytest.raises(
-        ValueError, match=r"24 keys differ \(missing .*relation\.bias.*options it was"
-    ):
-        adopt(backbone, in_memory(weights.state_dict(), "file"))
+    weights = meta_backbone("posmlp_t", token_mixer={"name": "ggqpe", "bias": False})
+    backbone = meta_backbone("posmlp_t")
+    refuses(
+        r"24 keys differ \(missing .*relation\.bias.*options it was",
+        adopt,
+        backbone,
+        in_memory(weights.state_dict(), "file"),
+    )
 
 
 @torch.no_grad()
@@ -257,8 +256,7 @@ def test_other_windows_take_resampled_tables():
 
 
 def test_free_matrices_are_not_resized():
-    with torch.device("meta"):
-        free = create_backbone("posmlp_t_sgu")
-        larger = create_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
+    free = meta_backbone("posmlp_t_sgu")
+    larger = meta_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
     with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
         adopt(free, in_memory(larger.state_dict(), "file"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import create_backbone, list_backbones
+from backbones import list_backbones
 from backbones.layers.recomputation import Recomputed
 from backbones.registry import look_up
 from tests.families import SWAPPED, build_short, rest_slow
@@ -151,10 +151,3 @@ def test_kept_statistics():
     backbone(images(64, 64, batch=2).float())
     assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
     assert backbone.training
-
-
-def test_stages_that_there_are_not_are_refused():
-    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
-        create_backbone("resnet18", frozen_stages=5)
-    with pytest.raises(ValueError, match=r"frozen_stages=-2 must be from -1 to 4"):
-        create_backbone("resnet18", frozen_stages=-2)

@@ -9,7 +9,8 @@ from backbones import create_backbone, list_hosts
 from backbones.factory import small_patch_sizes
 from backbones.registry import find_host
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow_pairs, shorten
+from tests.errors import refuses
+from tests.families import SMALLEST, meta_backbone, rest_slow_pairs, shorten
 from tests.tensors import images
 
 PATCHES = [(name, size) for name in list_hosts() for size in small_patch_sizes(find_host(name))]
@@ -82,8 +83,7 @@ def test_overlapping_kernels_keep_their_weights_and_see_more_places():
 
 def test_resnet18_for_cifar_is_the_usual_one():
     """11.17 M parameters without classifier, a 3x3 convolution and no pooling, as in the field."""
-    with torch.device("meta"):
-        backbone = create_backbone("resnet18", img_size=32, patch_size=1)
+    backbone = meta_backbone("resnet18", img_size=32, patch_size=1)
     assert sum(p.numel() for p in backbone.parameters()) == 11_168_832
     assert (backbone.conv1.kernel_size, backbone.conv1.stride) == ((3, 3), (1, 1))
     assert isinstance(backbone.maxpool, torch.nn.Identity)
@@ -92,22 +92,4 @@ def test_resnet18_for_cifar_is_the_usual_one():
 def test_weights_of_other_patches_are_refused(tmp_path):
     path = tmp_path / "deit.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
-    with pytest.raises(ValueError, match=r"patch_embed\.proj\.weight"):
-        create_backbone("deit_t", patch_size=8, pretrained=path)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("deit_t", {"img_size": 32}, "at least 64 .* deit_t takes 32 and more with patch_size=4"),
-        ("swin_t", {"img_size": 32}, "at least 64 .* swin_t takes 32 and more with patch_size=2"),
-        ("swin_t", {"img_size": 31, "patch_size": 1}, "at least 32 in both directions"),
-        ("swin_t", {"patch_size": 3}, "patch_size of swin_t must be 4 or, .*, 2, 1; got 3"),
-        ("deit_t", {"patch_size": 1}, "patch_size of deit_t must be 16 or, .*, 8, 4, 2; got 1"),
-        ("swin_t", {"patch_size": 2, "dense": True}, "detectors and segmentors read maps at"),
-        ("swin_t", {"patch_size": 2, "pretrained": True}, "weights of swin_t are for patch_size=4"),
-    ],
-)
-def test_what_is_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        create_backbone(name, **options)
+    refuses(r"patch_embed\.proj\.weight", create_backbone, "deit_t", patch_size=8, pretrained=path)

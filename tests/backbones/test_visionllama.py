@@ -11,6 +11,7 @@ from backbones.layers.axes import to_nchw
 from backbones.layers.rotary import Lattice, rotate, turning_angles
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
+from tests.families import meta_classifier
 from tests.references import visionllama as reference
 from tests.references.released import assert_equal, checkpoint, double
 from tests.tensors import images
@@ -40,8 +41,7 @@ def model_of(released, tmp_path, **options):
 )
 def test_has_the_tensors_and_counts_of_the_released_network(name, parameters, macs, unrounded):
     assert_tensors_and_counts(name, reference.shapes(name), parameters, macs)
-    with torch.device("meta"):
-        narrow = LinearClassifier(create_backbone(name, hidden_multiple=1), 1000)
+    narrow = meta_classifier(name, hidden_multiple=1)
     assert count_parameters(narrow) == unrounded
 
 
@@ -125,12 +125,3 @@ def test_turns_are_products_of_complex_numbers():
     turns = torch.polar(torch.ones_like(angles), angles)
     turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns
     torch.testing.assert_close(rotate(x, lattice), torch.view_as_real(turned).flatten(-2))
-
-
-def test_refused_options_name_the_valid_ones():
-    with pytest.raises(ValueError, match=r"hidden_multiple must be at least 1, got 0"):
-        create_backbone(NAME, hidden_multiple=0)
-    with pytest.raises(ValueError, match="key_places=grid is not one of released, regular"):
-        create_backbone(NAME, key_places="grid")
-    with pytest.raises(ValueError, match="timm publishes no weights of Pyramid-VisionLLaMA"):
-        create_backbone(NAME, pretrained=True)

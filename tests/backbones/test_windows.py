@@ -18,10 +18,7 @@ SIZES = [*itertools.product((7, 8), (5, 7, 9)), (3, 6), (13, 14), (15, 10), (14,
 def blocks():
     """Blocks of either host in float64, their tables of offsets drawn anew to be felt."""
     torch.manual_seed(0)
-    hosts = {
-        "swin": create_backbone("swin_t"),
-        "gcvit": create_backbone("gcvit_xxt"),
-    }
+    hosts = {"swin": create_backbone("swin_t"), "gcvit": create_backbone("gcvit_xxt")}
     for host in hosts.values():
         host.double().eval()
         for name, parameter in host.named_parameters():
