@@ -74,7 +74,6 @@ def test_blocks_give_maps_in_order_of_depth_on_every_host(name):
 
 @pytest.mark.slow
 def test_the_last_map_is_the_one_that_the_host_gives():
-    """Hosts without an output norm, or with one that can be applied."""
     for name in ("resnet18", "poolformer_s12", "swin_t"):
         backbone = network(name)
         last = list(block_maps(backbone, images(*SIZE)).values())[-1]
@@ -169,7 +168,6 @@ def test_contributions_are_relu_of_the_gradient_of_the_middle():
 
 
 def test_high_contribution_ratios_by_hand():
-    """A uniform field: the share of a square is its area."""
     found = high_contribution(torch.ones(41, 41))
     for one in found[:3]:
         area = math.isqrt(math.ceil(one.threshold * 41 * 41))

@@ -44,7 +44,6 @@ def test_keys_of_classes_by_hand():
 
 @pytest.mark.parametrize("name", list_mixers("channel"))
 def test_mappings_of_every_channel_mixer_equal_its_computation(name):
-    """Declared mappings are found; mixers without a declaration may lack mappings."""
     mixer = build_mixer(name, dim=24)
     declared = next((p.channel_mappings for p in mixer.modules() if declares(p)), ())
     try:
@@ -173,7 +172,6 @@ def test_token_similarity_by_all_pairs():
 
 
 def test_rank_of_known_features():
-    """Orthogonal tokens of one length use all directions, multiples of one token a single one."""
     orthogonal = torch.eye(6, dtype=torch.float64).view(1, 6, 2, 3)
     assert effective_rank(orthogonal).item() == pytest.approx(6)
     line = tokens(1, 6, 1, 1) * torch.arange(1.0, 7.0).view(1, 1, 2, 3)

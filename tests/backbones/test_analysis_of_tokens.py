@@ -29,7 +29,6 @@ def network(name, mixer=None):
 
 
 def test_mean_distances_by_hand():
-    """Weights on the token itself, uniform over all tokens, and on the next token."""
     size = (3, 5)
     at = places(size)
     assert at[7].tolist() == [1, 2]
@@ -64,7 +63,6 @@ def test_every_host_has_relations_or_raises_an_error(name):
 
 @pytest.mark.parametrize("name", ["ggqpe", "glrpe", "lrpe", "lrpe_m", "sgu"])
 def test_a_gating_unit_applies_its_matrix(name):
-    """M u + b for a map of one window, one group of channels at a time."""
     mixer = build_mixer(name, dim=32, window=4)
     unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
     u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
@@ -82,7 +80,6 @@ def test_a_gating_unit_applies_its_matrix(name):
 
 @pytest.mark.parametrize("name", ["ggqpe", "lrpe_m", "sgu"])
 def test_relations_of_maps_smaller_than_the_window(name):
-    """The matrix of a 2x3 map omits the window's other positions."""
     backbone = images_into(build_mixer(name, dim=32, window=4))
     (found,) = token_relations(backbone, (2, 3)).values()
     assert found.size == (2, 3)
@@ -125,7 +122,6 @@ def test_sbm_applies_its_matrix():
 
 
 def test_non_locality_of_known_gaussians():
-    """P = 4 I has sqrt(det P) = 4 and a smaller mean distance than P = I / 4."""
     mixer = build_mixer("ggqpe", dim=8, groups=2)
     found = []
     for spread in (2.0, 0.5):
@@ -187,7 +183,6 @@ def test_attention_of_every_host(name):
 
 
 def test_recorded_attention_equals_the_layer_s():
-    """The reference is computed from the weights of DeiT's qkv layer."""
     backbone = network("deit_t")
     layer = backbone.blocks[1].attn
     kept = []

@@ -49,8 +49,6 @@ class Small(Backbone):
 
 
 class Selecting(Small):
-    """Returns one map of its base's, and declares it."""
-
     def __init__(self):
         super().__init__()
         self.feature_info = self.feature_info[1:]
@@ -63,8 +61,6 @@ IMAGES = torch.zeros(2, 3, 64, 96)
 
 
 def returning(result):
-    """A host that returns something else."""
-
     class Wrong(Small):
         def forward(self, images):
             return result(super().forward(images))

@@ -50,7 +50,6 @@ class Places:
 
 
 def build(name, **options):
-    """A mixer for maps of 4x4, with the options among these that it has."""
     known = mixer_options(name)
     sizes = {"hidden_ratio": HIDDEN / DIM, "window": 4, "groups": 2}
     usual = {key: value for key, value in sizes.items() if key in known}
@@ -81,7 +80,6 @@ def run(monkeypatch, mixer, silenced=None):
 
 @pytest.mark.parametrize("kind", WITHOUT)
 def test_which_mixers_have_dropout(kind):
-    """Those of the papers; what is added besides may have it or not."""
     without = {name for name in list_mixers(kind) if "drop" not in mixer_options(name)}
     assert without >= WITHOUT[kind]
     assert len(CHANNEL) >= 15

@@ -22,8 +22,6 @@ from tests.errors import refuses
 
 
 class Network(torch.nn.Module):
-    """Names such as a backbone has: blocks by number, a stem and a head."""
-
     def __init__(self):
         super().__init__()
         self.stem = torch.nn.Conv2d(3, 4, 1)
@@ -32,14 +30,12 @@ class Network(torch.nn.Module):
 
 
 class Settings:
-    """Stand-in for a class of a missing package."""
-
     def __init__(self, **values):
         self.__dict__.update(values)
 
 
 class AttrDict(dict):
-    """A dictionary as configs are."""
+    pass
 
 
 OWN = {key: torch.full_like(value, index) for index, (key, value) in
@@ -131,8 +127,6 @@ def test_two_networks_are_not_chosen_from(tmp_path):
 
 
 class Act:
-    """Pickles as a call."""
-
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
 

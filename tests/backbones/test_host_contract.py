@@ -175,7 +175,6 @@ ALL = list(dict.fromkeys([*BOTH, *drawn(0)]))
 # That of the default suite remembers matrices for each map size.
 @pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t",)))
 def test_passes_of_several_threads_equal_those_of_one(name, one_thread):
-    """One network and two image sizes by turns."""
     backbone = short(name, dense=True).eval()
     inputs = {size: images(*size).float() for size in ((64, 96), (96, 64))}
 

@@ -28,8 +28,6 @@ from tests.tensors import images
 
 
 class Recorder(Mixer):
-    """Remembers what it was given."""
-
     seen: ClassVar[list] = []
 
     def __init__(self, dim, *, grid=(14, 14)):
@@ -84,8 +82,6 @@ def test_channel_mixers_see_the_class_token_apart(recorder):
 
 
 class Joint(Recorder):
-    """Lets the prefix tokens read the sum of the map."""
-
     prefix_mixing = "joint"
 
     def mix_joint(self, x, prefix):
@@ -94,14 +90,10 @@ class Joint(Recorder):
 
 
 class Pooled(Recorder):
-    """Lets the prefix tokens read the mean of the mixed map."""
-
     prefix_mixing = "pooled"
 
 
 class PooledPointwise(PointwiseMixer):
-    """A control: mixes nothing."""
-
     prefix_mixing = "pooled"
 
     def __init__(self, dim):
@@ -112,8 +104,6 @@ class PooledPointwise(PointwiseMixer):
 
 
 class Apart(PointwiseMixer):
-    """A token mixer that treats all tokens alike."""
-
     def __init__(self, dim):
         super().__init__()
         self.linear = nn.Linear(dim, dim)
@@ -123,8 +113,6 @@ class Apart(PointwiseMixer):
 
 
 class WithoutPrefix(Mixer):
-    """Writes nothing on prefix tokens."""
-
     def __init__(self, dim):
         super().__init__()
         self.linear = nn.Linear(dim, dim)

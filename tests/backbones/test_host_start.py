@@ -20,7 +20,6 @@ STARTS = {
 
 
 def host_weights(name, **options):
-    """The weights outside of the mixers' slots."""
     torch.manual_seed(0)
     backbone = create_backbone(name, img_size=64, **options)
     slots = tuple(backbone.mixers())

@@ -31,7 +31,6 @@ def released():
 
 
 def released_mixer(side):
-    """The mixer of 8 channels and what the authors would have saved of it, in float64."""
     theirs = in_float64(fill(mixer_shapes(8, side)))
     mixer = create_mixer("iffn", 8, kernel_size=side, **FORM).double()
     mixer.load_state_dict(mixer.convert_state_dict(theirs))

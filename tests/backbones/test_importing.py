@@ -43,7 +43,6 @@ BROKEN = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Create a package ``trial.mixers`` next to a broken ``trial.other``; return its folder."""
     folder = tmp_path / "trial"
     for name in ("mixers", "other"):
         (folder / name).mkdir(parents=True)
@@ -91,7 +90,6 @@ def test_commands_report_the_file_in_one_line(package, capsys):
 
 
 def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
-    """The failed import had already registered a mixer."""
     (package / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):
@@ -103,7 +101,6 @@ def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """Return a copy of the checkout with a broken mixer."""
     copy = tmp_path_factory.mktemp("broken")
     for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
         shutil.copytree(ROOT / folder, copy / folder)

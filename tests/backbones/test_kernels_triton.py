@@ -69,7 +69,6 @@ class Compiler:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
-    """Both operators, forward and backward, to machine code: the compiler needs no GPU."""
     pytest.importorskip("triton", reason="there is no Triton for this torch")
     from backbones.fast.triton import branched, gated, stencil
 

@@ -23,7 +23,6 @@ SWAPPED = [name for name in list_mixers("channel") if name != "ffn"]
 
 @pytest.fixture(scope="module")
 def released():
-    """Tensors of a checkpoint under the authors' names."""
     return fill(reference.shapes())
 
 
@@ -61,7 +60,6 @@ def test_plain_head_equals_the_equations(tmp_path):
 
 @torch.no_grad()
 def test_dense_network_norms_the_maps_of_the_equations(released):
-    """From the names of the authors' detectors, whose backbone has a list of that name."""
     norms = {f"downsample_norms.{s}": reference.DIMS[s] for s in range(4)}
     shapes = {f"{k}.{part}": (dim,) for k, dim in norms.items() for part in ("weight", "bias")}
     tensors = {k: v for k, v in released.items() if k.startswith("backbone.")} | fill(shapes)
@@ -76,7 +74,6 @@ def test_dense_network_norms_the_maps_of_the_equations(released):
 
 
 def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp_path):
-    """The authors' list named backbone is distinguished from a wrapper."""
     wrapped = {
         "module": {f"module.{key}": value for key, value in released.items()},
         "detector": {

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import io
 import pickle
 import re
 import sys
@@ -42,7 +41,6 @@ build = functools.partial(build_mixer, dim=DIM, grid=MAPS[0])
 
 
 def check(function):
-    """Collect what is asserted of every mixer."""
     CHECKS.append(function)
     return function
 
@@ -225,8 +223,6 @@ def test_every_mixer(what, name, form, monkeypatch):
 
 
 class Blur(Mixer):
-    """Averages the neighbours, then mixes the channels."""
-
     def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
         super().__init__()
         self.pool = nn.AvgPool2d(kernel_size, stride=1, padding=kernel_size // 2)
@@ -237,8 +233,6 @@ class Blur(Mixer):
 
 
 class Leaky(PointwiseMixer):
-    """Lets images see each other and keeps a layer that it does not use."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear, self.spare = nn.Linear(dim, dim), nn.Linear(dim, dim)
@@ -282,8 +276,6 @@ def test_checks_notice_a_mixer_that_leaks(registering):
 
 
 class Wrong(PointwiseMixer):
-    """Gives what is to be tried."""
-
     def __init__(self, dim: int, *, made: str = "x") -> None:
         super().__init__()
         self.linear, self.made = nn.Linear(dim, dim), made
@@ -322,7 +314,6 @@ def test_prefix_tokens_of_another_shape_are_refused(registering):
 
 
 def test_a_network_with_a_mixer_of_another_shape_is_not_counted(registering):
-    """Which a run does before it trains, so that the mistake is its first line."""
     register_mixer("wrong", kind="channel", source="this test")(Wrong)
     backbone = meta_backbone("swin_t_wrong", mixer={"made": "y.mean((1, 2), keepdim=True)"})
     refuses(r"^Wrong returned \(1, 1, 1, 96\) for \(1, 56, 56, 96\);", count_macs, backbone)
@@ -341,16 +332,12 @@ def test_a_mixer_that_writes_forward_alone_is_refused(registering):
 
 
 class Linear(Mixer):
-    """Holds a linear layer."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
 
 
 class JointWithoutMethod(Linear):
-    """Declares what it does not have."""
-
     prefix_mixing = "joint"
 
     def mix(self, x: Tensor) -> Tensor:
@@ -358,14 +345,10 @@ class JointWithoutMethod(Linear):
 
 
 class Misspelt(JointWithoutMethod):
-    """Declares what there is not."""
-
     prefix_mixing = "pool"
 
 
 class OneOutput(Linear):
-    """Forgets the prefix tokens."""
-
     prefix_mixing = "joint"
 
     def mix_joint(self, x: Tensor, prefix: Tensor) -> Tensor:
@@ -373,8 +356,6 @@ class OneOutput(Linear):
 
 
 class MissingPrefix(OneOutput):
-    """Loses the prefix tokens."""
-
     def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         return self.linear(x), prefix[:, :1]
 
@@ -393,10 +374,6 @@ def test_what_does_not_fit_the_declaration_is_refused(registering, mixer, said):
     register_mixer("wrong", kind="token", source="this test")(mixer)
     with pytest.raises(ValueError, match=said):
         create_mixer("wrong", DIM)(tokens(2, 5, 6, DIM).float(), tokens(2, 2, DIM).float())
-
-
-def test_unknown_mixer_is_refused_with_the_nearest():
-    refuses(r"no mixer called 'afob'; did you mean afbo", create_mixer, "afob", DIM)
 
 
 def test_lists_by_kind():
@@ -425,27 +402,14 @@ def test_hidden_ratio_of_the_host_is_scaled_for_glu():
     assert create_mixer("afbo", 96).proj.in_features == 384
 
 
-def test_dropout_acts_in_training_only():
-    mixer = create_mixer("afbo", DIM, drop=0.5)
-    x = tokens(1, 4, 4, DIM).float()
-    assert not torch.equal(mixer.train()(x), mixer(x))
-    assert torch.equal(mixer.eval()(x), mixer(x))
-
-
-def test_mixers_save_as_plain_tensors():
-    file = io.BytesIO()
-    torch.save(build("afbo").state_dict(), file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True).keys() == build("afbo").state_dict().keys()
-
-
 COMPILED = (
     "iffn", "affn", "iffn_spatial", "nonlinear_sum", "group_ffn", "convglu", "convnext_v2",
-    "scheme_44", "cheby_kan", "ffnified", "attention",
+    "scheme_44", "cheby_kan", "afbo", "afbo_c", "afbo_s", "afbo_sc", "scfbo_gc", "scfbo_oc", "full",
+    "ffnified", "attention",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", rest_slow(COMPILED, ("ffnified", "attention")))
+@pytest.mark.parametrize("name", rest_slow(COMPILED, ("afbo", "ffnified", "attention")))
 def test_compiles_into_one_graph(name):
     # A compiler sees torch's operations, whose rounding is another than that of our operator.
     x = tokens(2, 5, 6, DIM)
@@ -462,4 +426,6 @@ def test_compiles_into_one_graph(name):
             )
             torch.testing.assert_close(*gradients)
         with torch.no_grad():
-            torch.testing.assert_close(compiled(x), mixer(x))
+            traced = torch.jit.trace(mixer, x)
+            for run in (compiled, traced):
+                torch.testing.assert_close(run(x + 1), mixer(x + 1), rtol=0, atol=1e-12)

@@ -7,19 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import (
-    backbone_schema,
-    create_backbone,
-    create_mixer,
-    list_backbones,
-    mixer_options,
-    register_mixer,
-)
+from backbones import backbone_schema, create_backbone, create_mixer, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.fast import fast
-from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import meta_backbone, rest_slow
@@ -33,7 +25,6 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def arguments(options):
-    """Return the arguments of the reference for a mixer's options."""
     plain = not options.get("channel", True)
     return {
         "n_branches": 1 if plain else options.get("n_branches", 2),
@@ -211,14 +202,6 @@ def test_parts_are_iffn_with_its_switches():
     assert set(mixer_options("iffn_spatial")) < set(mixer_options("iffn"))
 
 
-def test_without_both_parts_it_is_an_ffn():
-    mixer = create_mixer("iffn", 16, channel=False, spatial=False)
-    plain = FFN(16)
-    plain.load_state_dict(mixer.state_dict())
-    x = torch.randn(2, 3, 4, 16)
-    torch.testing.assert_close(mixer(x), plain(x))
-
-
 @pytest.mark.parametrize("n_branches", [1, 2, 4])
 @pytest.mark.parametrize("kernel_size", [1, 3, 5])
 def test_parameters_follow_the_closed_form(n_branches, kernel_size):
@@ -241,13 +224,6 @@ def test_arb_takes_truth_values():
         assert keys[0] == keys[1]
 
 
-def test_kernels_of_a_paper_by_host():
-    large = {"deit_b", "swin_b", "poolformer_m48", *(f"lvt_r{steps}" for steps in (1, 2, 3, 4))}
-    hosts = [name.removesuffix("_iffn") for name in list_backbones("*_iffn")]
-    found = {host for host in hosts if mixer_options("iffn", host)["kernel_size"] == 5}
-    assert found == large
-
-
 def test_deit_has_no_class_token_beside_these_mixers():
     for name in ("deit_t_iffn", "deit_t_affn", "deit_t_iffn_spatial"):
         assert backbone_schema(name)["class_token"] is False
@@ -261,16 +237,6 @@ def test_deit_has_no_class_token_beside_these_mixers():
     assert "cls_token" not in without.state_dict()
 
 
-def test_defaults_of_a_mixer_for_its_hosts(registering):
-    defaults = {"deit_s": {"class_token": False}}
-    register_mixer("other", kind="channel", source="this test", host_overrides=defaults)(FFN)
-    assert backbone_schema("deit_s_other")["class_token"] is False
-    assert backbone_schema("deit_t_other")["class_token"] is True
-    with torch.device("meta"):
-        assert create_backbone("deit_s_other").cls_token is None
-        assert create_backbone("deit_s_other", class_token=True).cls_token is not None
-
-
 @torch.no_grad()
 def test_deit_without_class_token_pools_the_map():
     backbone = create_backbone("deit_t", class_token=False).eval()
@@ -281,19 +247,6 @@ def test_deit_without_class_token_pools_the_map():
     torch.testing.assert_close(backbone.embed(images), feature_map.mean(dim=(2, 3)))
     dense = create_backbone("deit_t_iffn", dense=True).eval()
     assert [x.shape[-2:] for x in dense(images)] == [(16, 24), (8, 12), (4, 6), (2, 3)]
-
-
-@torch.no_grad()
-def test_a_class_token_skips_the_convolutions():
-    backbone = create_backbone("deit_t_iffn", class_token=True).eval()
-    images = torch.randn(2, 3, 64, 64)
-    assert backbone.embed(images).shape == (2, 192)
-    mixer = build_mixer("iffn")
-    x, prefix = torch.randn(2, 3, 3, 8).double(), torch.randn(2, 1, 8).double()
-    skipped = build_mixer("iffn", spatial=False)
-    skipped.load_state_dict({k: v for k, v in mixer.state_dict().items() if "dw." not in k})
-    torch.testing.assert_close(mixer(x, prefix)[1], skipped(prefix[:, None])[:, 0], **EXACT)
-    torch.testing.assert_close(mixer.mix_prefix(prefix), mixer(x, prefix)[1], **EXACT)
 
 
 @torch.no_grad()

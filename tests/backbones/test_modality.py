@@ -34,8 +34,6 @@ class Toy1D(Backbone):
 
 
 class Wrong1D(Toy1D):
-    """Returns a map of another length than it declares."""
-
     def forward(self, signals):
         first, second = super().forward(signals)
         return first[..., 1:], second

@@ -1,11 +1,13 @@
 """Options and values that mixers and hosts reject, with the messages that name the valid ones."""
 
 import pytest
+import torch
 
 from backbones import create_backbone, create_mixer
 from tests.errors import refuses
 
 MIXERS = [
+    ("afob", {}, "no mixer called 'afob'; did you mean afbo"),
     ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
     ("iffn", {"n_branches": 0}, "n_branches must divide"),
     ("iffn", {"act": "tanh"}, "act must be one of gelu, softplus, .*prelu; got 'tanh'"),
@@ -88,6 +90,32 @@ MIXERS = [
     ("glu", {"act": "tanh"}, "act=tanh is not one of silu, gelu, sigmoid, relu"),
 ]
 HOSTS = [
+    ("deit_b_scheme_44", {}, "no deit_b_scheme_44: .*class token.*; it serves .*swin_t"),
+    ("swin_t_afob", {}, "no backbone called 'swin_t_afob'; did you mean .*swin_t_afbo"),
+    ("swint_afbo", {}, "no backbone called 'swint_afbo'; did you mean .*swin_t_afbo"),
+    ("swin-t_afbo", {}, "no backbone called 'swin-t_afbo'; did you mean .*swin_t_afbo"),
+    ("Swin_T_afbo", {}, "no backbone called 'Swin_T_afbo'; did you mean .*swin_t_afbo"),
+    (
+        "zzz",
+        {},
+        "'zzz'; known: .*deit_t, .*gcvit_t.* more; .*HOST_MIXER with .*afbo, .*list_",
+    ),
+    (
+        "resnet18_sbm",
+        {},
+        "sbm is a token mixer; the only token mixer of resnet18 is",
+    ),
+    ("posmlp_t_sgu_sbm", {}, "sbm is a token mixer; the only token mixer of posmlp_t_sgu is"),
+    ("resnet18", {"token_mixer": "sbm"}, "token"),
+    ("posmlp_t_sgu", {"token_mixer": "sbm"}, "token"),
+    ("swin_t_afbo", {"mixer": {"g3": 6}}, r"no option of mixer afbo called 'g3'; did you mean g\d"),
+    ("swin_t", {"drop_path": 0.1}, "no option of swin_t called 'drop_path'"),
+    ("deit_t", {"mixer": {"hidden": 3}}, "mixer ffn called 'hidden'; did you mean hidden_ratio"),
+    # The host fills in grid and slot.
+    ("swin_t", {"token_mixer": {"name": "ggqpe", "grid": 1}}, "mixer ggqpe called 'grid'"),
+    ("swin_t", {"token_mixer": {"name": "ggqpe", "slot": 1}}, "mixer ggqpe called 'slot'"),
+    ("deit_t", {"token_mixer": "pool"}, "no token mixer called 'pool'"),
+    ("deit_t", {"token_mixer": {"kernel_size": 3}}, "token_mixer needs a name"),
     ("sbm_t", {"preset": "fti"}, "preset=fti is not one of fit, alt, eq2"),
     ("sbm_t", {"pos": "rope"}, "pos=rope is not one of none, ape, cpe"),
     ("sbm_t", {"num_cpe": 3}, "num_cpe=3 is not one of 1, 2"),
@@ -159,6 +187,12 @@ def test_mixers_name_the_valid_options(name, options, message):
     refuses(message, create_mixer, name, 24, **options)
 
 
+@pytest.mark.parametrize("dim", [0, -8, 19.5, "192"])
+def test_a_width_is_a_whole_number(dim):
+    refuses(f"dim must be a whole number of at least 1, got {dim!r}", create_mixer, "afbo", dim)
+
+
 @pytest.mark.parametrize(("name", "options", "message"), HOSTS, ids=str)
 def test_hosts_name_the_valid_options(name, options, message):
-    refuses(message, create_backbone, name, **options)
+    with torch.device("meta"):  # some are refused only after building
+        refuses(message, create_backbone, name, **options)

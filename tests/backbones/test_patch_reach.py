@@ -28,7 +28,6 @@ SIZE = (64, 96)
 
 
 def assert_sees_every_patch(network):
-    """Check the patches of the finest map, in float64 with random weights."""
     network.double().eval()
     reached = reached_patches(network, images(*SIZE), network.feature_info[0].stride)
     assert reached.all(), f"{(~reached).sum()} of {reached.numel()} patches are not reached"

@@ -23,8 +23,6 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def narrow(unit=ggqpe, dense=False, norm_eval=None, **options):
-    """A PosMLP of 16 to 128 channels with windows of 4."""
-
     def mixer(slot):
         groups = {} if unit is lrpe else {"groups": (2, 4, 8, 16)}
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
@@ -36,7 +34,6 @@ def narrow(unit=ggqpe, dense=False, norm_eval=None, **options):
 
 
 def channel_norm(x, norm):
-    """LayerNorm over the channels of (B, C, H, W)."""
     y = F.layer_norm(x.permute(0, 2, 3, 1), norm.weight.shape, norm.weight, norm.bias, 1e-6)
     return y.permute(0, 3, 1, 2)
 
@@ -183,7 +180,6 @@ def test_gmlp_of_other_sizes_equals_the_loops():
 
 
 def test_gmlp_with_another_unit_norms_its_stem():
-    """PosMLP's released gMLP has a LayerNorm there, timm's has none."""
     own, other = meta_backbone("gmlp_ti"), meta_backbone("gmlp_ti_lrpe")
     bare = meta_backbone("gmlp_ti_lrpe", stem_norm=False)
     assert [hasattr(m.stem.norm, "weight") for m in (own, other, bare)] == [False, True, False]
@@ -211,12 +207,3 @@ def test_flops_of_fvcore_are_the_papers(name, flops):
     pytest.importorskip("fvcore")
     model = LinearClassifier(create_backbone(name), 1000)
     assert count_macs(model, rule="fvcore") / 1e9 == pytest.approx(flops, abs=6e-4)
-
-
-@pytest.mark.parametrize("name", ["posmlp_t", "gmlp_ti"])
-def test_classification_weights_load_into_dense(name):
-    plain_weights = create_backbone(name).state_dict()
-    dense = create_backbone(name, dense=True)
-    report = adopt(dense, in_memory(dict(plain_weights), "file"))
-    assert set(report.skipped) == {"norm.weight", "norm.bias"}
-    assert all(key.startswith(dense.map_keys) for key in report.initialised)

@@ -40,7 +40,6 @@ def authors_shapes(depths=(2, 2, 18, 2), unit="ggqpe"):
 
 
 def authors_unit(unit, width, window, s):
-    """Return the shapes in the authors' unit, including its displacement tables."""
     n = window * window
     if unit == "sgu":
         return pair("proj_list.0", n, n) | pair("norm_list.0", width)

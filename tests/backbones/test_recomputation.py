@@ -110,7 +110,6 @@ def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
 
 
 def test_a_graph_may_be_gone_through_again():
-    """Statistics and their counts stay what one pass has made them."""
     backbone = built("resnet18", grad_checkpointing=True)
     total = sum(x.square().mean() for x in backbone(images(64, 64, batch=2)))
     leaves = [p for p in backbone.parameters() if p.requires_grad]

@@ -17,7 +17,7 @@ from backbones.layers.axes import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import meta_backbone, rest_slow
+from tests.families import meta_backbone, meta_classifier, rest_slow, rest_slow_pairs
 from tests.references import sbm as reference
 from tests.tensors import images
 
@@ -25,8 +25,6 @@ EXACT = {"rtol": 0, "atol": 0}
 
 
 class Small(SBM):
-    """A network of the same form, narrow and shallow."""
-
     width, depths = 8, (1, 2, 1, 1)
 
 
@@ -101,53 +99,25 @@ def test_norms_of_maps_and_embedding_equal_the_equations():
     refuses("build it with dense=False", dense.embed, images(64, 64, batch=2))
 
 
-def classifier(name, device="meta", **options):
-    with torch.device(device):
-        return LinearClassifier(create_backbone(name, **options), 1000)
-
-
 def in_g(macs):
     return pytest.approx(macs, abs=5e-5)
 
 
+PRESETS = [
+    ({}, (25_275_080, 43_282_376, 93_440_696), (4.4957, 8.1490, 18.0134)),
+    ({"preset": "alt"}, (25_237_640, 43_206_920, 93_327_512), (4.4833, 8.1264, 17.9795)),
+    ({"preset": "eq2"}, (22_485_000, 38_184_840, 82_040_408), (4.0465, 7.2273, 15.9564)),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "parameters", "macs"),
-    [
-        ({}, (25_275_080, 43_282_376, 93_440_696), (4.4957, 8.1490, 18.0134)),
-        pytest.param(
-            {"preset": "alt"},
-            (25_237_640, 43_206_920, 93_327_512),
-            (4.4833, 8.1264, 17.9795),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"preset": "eq2"},
-            (22_485_000, 38_184_840, 82_040_408),
-            (4.0465, 7.2273, 15.9564),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=str,
+    ("options", "parameters", "macs"), rest_slow_pairs(PRESETS, PRESETS[:1]), ids=str
 )
 def test_parameters_and_macs_of_the_presets(options, parameters, macs):
     for name, params, giga in zip("tsb", parameters, macs, strict=True):
-        model = classifier(f"sbm_{name}", **options)
+        model = meta_classifier(f"sbm_{name}", **options)
         assert count_parameters(model) == params
         assert count_macs(model) / 1e9 == in_g(giga)
-
-
-@pytest.mark.parametrize(
-    ("branch", "parameters", "macs"),
-    [
-        ("use_linear", 22_480_840, 4.0465),
-        ("use_bilinear", 20_756_040, 3.8699),
-        ("use_gate", 23_898_760, 4.2773),
-    ],
-)
-def test_parameters_and_macs_without_a_branch(branch, parameters, macs):
-    model = classifier("sbm_t", **{branch: False})
-    assert count_parameters(model) == parameters
-    assert count_macs(model) / 1e9 == in_g(macs)
 
 
 @pytest.mark.parametrize(
@@ -165,36 +135,22 @@ def test_parameters_of_dense_networks_and_of_factors(name, backbone, factors):
     assert sum(sizes) == factors
 
 
-@pytest.mark.parametrize(
-    ("options", "fvcore"),
-    [
-        ({}, 4.5213),
-        *(
-            pytest.param({branch: False}, fvcore, marks=pytest.mark.slow)
-            for branch, fvcore in [
-                ("use_linear", 4.0721),
-                ("use_bilinear", 3.8955),
-                ("use_gate", 4.3029),
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_fvcore_counts_what_table_1_and_5_print(options, fvcore):
-    pytest.importorskip("fvcore")
-    model = classifier("sbm_t", "cpu", **options)
-    assert count_macs(model, rule="fvcore") / 1e9 == in_g(fvcore)
+FVCORE = [
+    ("sbm_t", {}, 4.5213), ("sbm_t", {"use_linear": False}, 4.0721),
+    ("sbm_t", {"use_bilinear": False}, 3.8955), ("sbm_t", {"use_gate": False}, 4.3029),
+    ("sbm_s", {}, 8.1915), ("sbm_b", {}, 18.0772),
+]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "fvcore"), [("sbm_s", 8.1915), ("sbm_b", 18.0772)])
-def test_fvcore_counts_of_larger_networks(name, fvcore):
+@pytest.mark.parametrize(("name", "options", "macs"), rest_slow_pairs(FVCORE, FVCORE[:1]), ids=str)
+def test_fvcore_counts_what_table_1_and_5_print(name, options, macs):
     pytest.importorskip("fvcore")
-    assert count_macs(classifier(name, "cpu"), rule="fvcore") / 1e9 == in_g(fvcore)
+    model = LinearClassifier(create_backbone(name, **options), 1000)
+    assert count_macs(model, rule="fvcore") / 1e9 == in_g(macs)
 
 
 def test_macs_grow_as_the_pixels():
-    model = classifier("sbm_t")
+    model = meta_classifier("sbm_t")
     assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
 
 
@@ -221,14 +177,6 @@ def test_checkpoint_of_another_preset_is_refused():
     without = {k: v for k, v in create_backbone("sbm_t").state_dict().items() if ".mlp." not in k}
     with pytest.raises(ValueError, match=r"missing stages\.0\.0\.mlp"):
         adopt(create_backbone("sbm_t"), in_memory(without, "no FFN"))
-
-
-def test_plain_weights_load_around_a_swapped_mixer():
-    plain = create_backbone("sbm_t").state_dict()
-    backbone = create_backbone("sbm_t_afbo")
-    report = adopt(backbone, in_memory(plain, "plain"))
-    assert report.initialised
-    assert all(".mlp." in key for key in (*report.initialised, *report.skipped))
 
 
 def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():

@@ -53,7 +53,6 @@ def given(batch=2):
 
 
 def backwards(mixer, x, direction):
-    """The derivative in a direction, by gradients alone."""
     with torch.enable_grad(), switched_off():
         x, v = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
         (gradient,) = torch.autograd.grad(mixer(x), x, v, create_graph=True)

@@ -79,6 +79,8 @@ def test_registered_variants_differ_from_the_first_by_what_they_fix():
         "scfbo_gc": {"cm_a", "cm_b", "g2", "window"},
         "afbo_c": {"cm_a", "cm_b", "sm", "kernel_size", "order"},
         "afbo_sc": {"cm_a", "cm_b", "order"},
+        "afbo_cs": {"cm_a", "cm_b", "order"},
+        "scfbo_oc": {"cm_a", "cm_b", "g1", "rounds", "pairing"},
     }.items():
         assert mixer_options(name) == {k: v for k, v in whole.items() if k not in fixed}
     with pytest.raises(ValueError, match="there is no option of mixer afbo_c called 'order'"):
