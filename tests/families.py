@@ -4,13 +4,15 @@ import copy
 import functools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
 from tests.tensors import drawn_tensors
@@ -114,6 +116,17 @@ def meta_classifier(name: str, **options) -> LinearClassifier:
     """Return a classifier of 1000 classes without values."""
     with torch.device("meta"):
         return LinearClassifier(create_backbone(name, **options), 1000)
+
+
+def load_classifier(backbone: Backbone, tensors: Mapping[str, Tensor]) -> LinearClassifier:
+    """Return a classifier in float64 with the authors' tensors, none of which may be missing."""
+    report = adopt(backbone, in_memory(dict(tensors), "theirs"))
+    assert (report.initialised, report.loaded) == ((), len(backbone.state_dict()))
+    renamed = backbone.convert_state_dict(dict(tensors))
+    own = {part: renamed[f"classifier.{part}"] for part in ("weight", "bias")}
+    model = LinearClassifier(backbone, len(own["bias"]))
+    model.classifier.load_state_dict(own)
+    return model.double().eval()
 
 
 def shorten(network: nn.Module) -> nn.Module:

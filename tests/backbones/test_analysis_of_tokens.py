@@ -61,42 +61,25 @@ def test_every_host_has_relations_or_raises_an_error(name):
         assert (one.mean_distance() >= 0).all()
 
 
+@pytest.mark.parametrize("size", [(4, 4), (2, 3)], ids=["window", "smaller"])
 @pytest.mark.parametrize("name", ["ggqpe", "glrpe", "lrpe", "lrpe_m", "sgu"])
-def test_a_gating_unit_applies_its_matrix(name):
-    mixer = build_mixer(name, dim=32, window=4)
-    unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
-    u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
-    mixed = unit.relation(u)[0].flatten(0, 1)
-    groups = len(relation.matrix)
-    for channel in range(u.shape[-1]):
-        expected = relation.matrix[channel % groups] @ u[0, ..., channel].flatten()
-        torch.testing.assert_close(mixed[:, channel], expected + relation.bias.flatten())
-    assert (relation.non_locality is not None) == (name == "ggqpe")
-    if name == "lrpe_m":
-        torch.testing.assert_close(sum(relation.parts.values()), relation.matrix)
-    else:
-        assert not relation.parts
-
-
-@pytest.mark.parametrize("name", ["ggqpe", "lrpe_m", "sgu"])
-def test_relations_of_maps_smaller_than_the_window(name):
-    backbone = images_into(build_mixer(name, dim=32, window=4))
-    (found,) = token_relations(backbone, (2, 3)).values()
-    assert found.size == (2, 3)
-    assert found.bias.shape == (2, 3)
-    groups = len(found.matrix)
-    u = tokens(1, 2, 3, 2 * groups)
-    mixed = backbone.mixer.gate.relation(u)[0].flatten(0, 1)
-    for channel in range(u.shape[-1]):
-        expected = found.matrix[channel % groups] @ u[0, ..., channel].flatten()
-        torch.testing.assert_close(mixed[:, channel], expected + found.bias.flatten())
-    if name == "lrpe_m":
+def test_a_gating_unit_applies_its_matrix(name, size):
+    network = images_into(build_mixer(name, dim=32, window=4))
+    (found,) = token_relations(network, size).values()
+    assert found.size == found.bias.shape == size
+    u = tokens(1, *size, 2 * len(found.matrix))
+    mixed = network.mixer.gate.relation(u)[0].flatten(0, 1)
+    matrices = found.matrix.repeat(2, 1, 1)  # channel c has that of group c modulo groups
+    expected = torch.einsum("cnm,mc->nc", matrices, u[0].flatten(0, 1))
+    torch.testing.assert_close(mixed, expected + found.bias.reshape(-1, 1))
+    assert (found.non_locality is not None) == (name == "ggqpe")
+    assert bool(found.parts) == (name == "lrpe_m")
+    if found.parts:
         torch.testing.assert_close(sum(found.parts.values()), found.matrix)
-    (whole,) = token_relations(backbone, (5, 9)).values()
+    (whole,) = token_relations(network, (5, 9)).values()
     assert whole.size == (4, 4)
-    torch.testing.assert_close(
-        whole.matrix, token_relations(backbone)["mixer.gate.relation"].matrix
-    )
+    (alone,) = token_relations(network).values()
+    torch.testing.assert_close(whole.matrix, alone.matrix)
 
 
 def images_into(mixer):

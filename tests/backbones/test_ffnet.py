@@ -16,12 +16,13 @@ from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, Variant
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict
 from backbones.hosts.ffnet.host import FFNet
 from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
-from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import meta_backbone, meta_classifier, rest_slow
+from tests.families import load_classifier, meta_backbone, meta_classifier, rest_slow
 from tests.references import ffnet as reference
 from tests.tensors import images, randomise_network
 from tools.papers.published import load_rows
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 NAMES = ("ffnet_1", "ffnet_2", "ffnet_3", "ffnet_4", "ffnet_seg")
 FORMS = ("train", "fused")
@@ -56,18 +57,6 @@ def tiny(name, dense=False, drop_path=0.0, form="train"):
     return backbone.fuse() if form == "fused" else backbone
 
 
-def loaded(backbone, tensors):
-    report = adopt(backbone, in_memory(dict(tensors), "reference"))
-    assert not report.initialised
-    assert report.loaded == len(backbone.state_dict())
-    model = LinearClassifier(backbone, 5).double().eval()
-    renamed = backbone.convert_state_dict(dict(tensors))
-    model.classifier.load_state_dict(
-        {key: renamed[f"classifier.{key}"] for key in ("weight", "bias")}
-    )
-    return model
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_has_the_tensors_of_the_authors(name, form):
@@ -80,19 +69,19 @@ def test_has_the_tensors_of_the_authors(name, form):
 @pytest.mark.parametrize("size", [(64, 64), (75, 110), (64, 97)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", TINY)
-@torch.no_grad()
 def test_equals_the_equations(name, form, size):
     tensors = reference.random_tensors(TINY[name], form, classes=5)
-    model = loaded(tiny(name, form=form), tensors)
+    model = load_classifier(tiny(name, form=form), tensors)
     logits, maps = reference.Network(tensors, TINY[name])(images(*size))
     torch.testing.assert_close(model(images(*size)), logits, **EXACT)
     torch.testing.assert_close(model.backbone(images(*size)), maps, **EXACT)
 
 
 @pytest.mark.parametrize("name", TINY)
+@torch.enable_grad()
 def test_training_gradients_equal_those_of_the_equations(name):
     tensors = reference.random_tensors(TINY[name], "train", classes=5)
-    model = loaded(tiny(name), tensors).train()
+    model = load_classifier(tiny(name), tensors).train()
     theirs = {
         key: value.clone().requires_grad_(value.is_floating_point() and "running" not in key)
         for key, value in tensors.items()
@@ -105,21 +94,16 @@ def test_training_gradients_equal_those_of_the_equations(name):
     expected = {key: value.grad for key, value in theirs.items() if value.requires_grad}
     expected = convert_official_state_dict(expected, name, "train")
     found = {key.removeprefix("backbone."): p.grad for key, p in model.named_parameters()}
-    assert found.keys() == expected.keys()
-    for key, gradient in found.items():
-        torch.testing.assert_close(
-            gradient, expected[key], rtol=1e-8, atol=1e-9, msg=lambda m, k=key: f"{k}: {m}"
-        )
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
 def test_whole_networks_equal_the_equations(name, form):
     tensors = reference.random_tensors(reference.SPECS[name], form, classes=5)
     backbone = create_backbone(name, fused=form == "fused").double().eval()
-    model = loaded(backbone, tensors)
+    model = load_classifier(backbone, tensors)
     logits, maps = reference.Network(tensors, reference.SPECS[name])(images(64, 70, batch=1))
     torch.testing.assert_close(model(images(64, 70, batch=1)), logits, **EXACT)
     torch.testing.assert_close(model.backbone(images(64, 70, batch=1))[-1], maps[-1], **EXACT)
@@ -127,7 +111,6 @@ def test_whole_networks_equal_the_equations(name, form):
 
 @pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
 @pytest.mark.parametrize("name", TINY)
-@torch.no_grad()
 def test_fused_form_is_the_same_in_float64(name, dense):
     backbone = randomise_network(tiny(name, dense))
     expected = backbone(images(75, 110, batch=2))
@@ -140,7 +123,6 @@ def test_fused_form_is_the_same_in_float64(name, dense):
     assert len(batch_norms) == (0 if dense or name == "tiny_seg" else 1)
 
 
-@torch.no_grad()
 def test_fusing_keeps_type_and_mode():
     backbone = tiny("tiny_2")
     backbone.fuse()
@@ -153,7 +135,6 @@ def test_fusing_keeps_type_and_mode():
 
 
 @pytest.mark.parametrize("name", ["ffnet_1_afbo", "ffnet_1"])
-@torch.no_grad()
 def test_fuses_around_and_inside_swapped_mixers(name):
     backbone = create_backbone(name, token_mixer="ffnified", dense=True).eval()
     expected = backbone(images(64, 80, batch=2).float())
@@ -164,16 +145,8 @@ def test_fuses_around_and_inside_swapped_mixers(name):
     )
 
 
-def test_conversion_refuses_unknown_variants_and_forms():
-    with pytest.raises(ValueError, match=r"variant must be one of ffnet_1, .*; got 'ffnet_5'"):
-        convert_official_state_dict({}, "ffnet_5", "train")
-    with pytest.raises(ValueError, match="form must be one of train, fused; got 'plain'"):
-        convert_official_state_dict({}, "ffnet_1", "plain")
-
-
 @pytest.mark.parametrize(("given", "built"), PAIRS)
 @pytest.mark.parametrize("name", ["tiny_2", "tiny_seg"])
-@torch.no_grad()
 def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
     trained = randomise_network(tiny(name))
     expected = trained(images(64, 70, batch=2))
@@ -195,39 +168,38 @@ def test_classification_checkpoints_load_for_dense_prediction(given, built):
     assert {key.split(".")[0] for key in report.skipped} == {"norm", "classifier"}
 
 
-def test_fused_weights_are_no_weights_to_train_the_training_form_with():
-    tensors = reference.random_tensors(TINY["tiny_2"], "fused")
-    backbone = tiny("tiny_2")
-    with pytest.raises(ValueError, match=r"of the fused form, .*; build the backbone with fused"):
-        adopt(backbone, in_memory(tensors, "file"))
-    assert not is_fused(backbone)
-
-
 def test_checkpoints_of_the_authors_detectors_load():
     tensors = reference.random_tensors(TINY["tiny_2"], "train")
-    tensors = {
-        key: value
-        for key, value in tensors.items()
-        if key.split(".")[0] in ("patch_embed", "stages")
-    }
+    tensors = {k: v for k, v in tensors.items() if k.startswith(("patch_embed.", "stages."))}
     for i, width in enumerate(TINY["tiny_2"]["widths"]):
         tensors |= {f"norm{i}.weight": torch.ones(width), f"norm{i}.bias": torch.ones(width)}
     report = adopt(tiny("tiny_2", dense=True), in_memory(tensors, "detector"))
     assert (report.initialised, report.skipped) == ((), ())
 
 
-def test_weights_of_another_variant_are_refused():
-    tensors = reference.random_tensors(TINY["tiny_2"], "train")
-    refuses("does not fit", adopt, tiny("tiny_3"), in_memory(tensors, "file"))
+@pytest.mark.parametrize(
+    ("name", "given", "built", "message"),
+    [
+        ("tiny_2", "fused", "train", r"of the fused form, .*; build the backbone with fused"),
+        ("tiny_3", "train", "train", "does not fit"),
+        ("without", "train", "train", r"missing stages\.0\.blocks\.0\.token_mixer"),
+        ("without", "fused", "fused", r"missing stages\.0\.blocks\.0\.token_mixer"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(name, given, built, message):
+    tensors = reference.random_tensors(TINY["tiny_2"], given)
+    if name == "without":
+        tensors = {k: v for k, v in tensors.items() if ".0.token_mixer." not in k}
+    backbone = tiny("tiny_2" if name == "without" else name, form=built)
+    refuses(message, adopt, backbone, in_memory(tensors, "file"))
+    assert is_fused(backbone) == (built == "fused")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_own_mixers_must_be_in_the_file(form):
-    tensors = reference.random_tensors(TINY["tiny_2"], form)
-    tensors = {k: v for k, v in tensors.items() if ".0.token_mixer." not in k}
-    backbone = tiny("tiny_2", form=form)
-    with pytest.raises(ValueError, match=r"missing stages\.0\.blocks\.0\.token_mixer"):
-        adopt(backbone, in_memory(tensors, "file"))
+def test_conversion_refuses_unknown_variants_and_forms():
+    message = r"variant must be one of ffnet_1, .*; got 'ffnet_5'"
+    refuses(message, convert_official_state_dict, {}, "ffnet_5", "train")
+    message = "form must be one of train, fused; got 'plain'"
+    refuses(message, convert_official_state_dict, {}, "ffnet_1", "plain")
 
 
 @pytest.mark.parametrize("options", rest_slow([{}, {"token_mixer": "attention"}], [{}]), ids=str)
@@ -264,7 +236,6 @@ def test_channel_mixer_replaces_the_ffn_behind_its_query(name, ratio):
 
 
 @pytest.mark.slow
-@torch.no_grad()
 def test_ffn_in_its_slot_is_the_own_one():
     plain = randomise_network(create_backbone("ffnet_1"))
     swapped = create_backbone("ffnet_1", mixer={"drop": 0.1}).double().eval()
@@ -316,13 +287,12 @@ def test_sizes_of_both_forms(name):
 
 @pytest.mark.parametrize("name", rest_slow(["ffnet_1", "ffnet_2", "ffnet_4"], ["ffnet_1"]))
 def test_plain_architecture_fuses_to_the_same(name):
+    plain, fused = meta_backbone(name, branches=False), meta_backbone(name, fused=True)
+    assert count_parameters(plain) < count_parameters(meta_backbone(name))
     with torch.device("meta"):
-        plain = create_backbone(name, branches=False)
-        fused = create_backbone(name, fused=True)
-        branched = create_backbone(name)
-        assert count_parameters(plain) < count_parameters(branched)
-        shapes = {key: value.shape for key, value in plain.fuse().state_dict().items()}
-    assert shapes == {key: value.shape for key, value in fused.state_dict().items()}
+        plain.fuse()
+    plain, fused = ({k: v.shape for k, v in m.state_dict().items()} for m in (plain, fused))
+    assert plain == fused
 
 
 def test_reported_flops_equal_those_of_the_fused_form_cut_off():

@@ -103,22 +103,21 @@ class PooledPointwise(PointwiseMixer):
         return x
 
 
-class Apart(PointwiseMixer):
-    def __init__(self, dim):
-        super().__init__()
-        self.linear = nn.Linear(dim, dim)
+def linear(base):
+    """Return a mixer class that maps the channels, without a method for prefix tokens."""
 
-    def mix(self, x):
-        return self.linear(x)
+    class Linear(base):
+        def __init__(self, dim):
+            super().__init__()
+            self.linear = nn.Linear(dim, dim)
+
+        def mix(self, x):
+            return self.linear(x)
+
+    return Linear
 
 
-class WithoutPrefix(Mixer):
-    def __init__(self, dim):
-        super().__init__()
-        self.linear = nn.Linear(dim, dim)
-
-    def mix(self, x):
-        return self.linear(x)
+Apart, WithoutPrefix = linear(PointwiseMixer), linear(Mixer)
 
 
 def function_of_a_joint_mixer(dim, *, grid=(14, 14)) -> Joint:
@@ -172,53 +171,42 @@ def test_the_embedding_sees_the_image_whatever_a_mixer_declares(
         assert (embedded[0] - embedded[1]).abs().max() > 1e-3
 
 
-def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog):
+@pytest.mark.parametrize(
+    ("name", "token_mixer", "pooling", "cause"),
+    [
+        ("deit_t_blind", "joint", "mean of the map", "blind"),
+        ("deit_t_recorded", "pooling", "mean of the map", "pooling"),
+        ("deit_t_iffn", "joint", "mean of the map", "iffn"),
+        ("deit_t_recorded", "joint", "class token", ""),
+        ("swin_t_blind", "pooling", "mean of the map", ""),
+    ],
+)
+def test_one_mixer_without_class_tokens_decides_for_the_network(
+    recorder, caplog, name, token_mixer, pooling, cause
+):
     register_mixer("blind", kind="channel", source="this test")(WithoutPrefix)
     register_mixer("joint", kind="token", source="this test")(Joint)
     caplog.set_level("INFO")
-    with torch.device("meta"):
-        for name, token_mixer, pooling, said in (
-            (
-                "deit_t_blind",
-                "joint",
-                "mean of the map",
-                ["deit_t with blind lacks the class token and pools the map"],
-            ),
-            (
-                "deit_t_recorded",
-                "pooling",
-                "mean of the map",
-                ["deit_t with pooling lacks the class token and pools the map"],
-            ),
-            (
-                "deit_t_iffn",
-                "joint",
-                "mean of the map",
-                ["deit_t with iffn lacks the class token and pools the map"],
-            ),
-            ("deit_t_recorded", "joint", "class token", []),
-            ("swin_t_blind", "pooling", "mean of the map", []),
-        ):
-            caplog.clear()
-            assert create_backbone(name, token_mixer=token_mixer).pooling == pooling
-            assert [line.partition(";")[0] for line in caplog.messages] == said
-        assert backbone_schema("deit_t_blind")["class_token"] is False
-        assert backbone_schema("deit_t_recorded")["class_token"] is True
-        both = create_backbone("deit_t", token_mixer="joint", distilled=True)
-        assert both.pooling == "class and distillation token"
-        for option in ("class_token", "distilled"):
-            match = f"{option}=True gives deit_t class tokens, but pooling .* such as attention"
-            with pytest.raises(ValueError, match=match):
-                create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
-        match = "class_token=True gives deit_t class tokens, but blind .* a channel mixer"
-        refuses(match, create_backbone, "deit_t_blind", class_token=True)
+    assert meta_backbone(name, token_mixer=token_mixer).pooling == pooling
+    said = [f"deit_t with {cause} lacks the class token and pools the map"] if cause else []
+    assert [line.partition(";")[0] for line in caplog.messages] == said
+    schemas = (backbone_schema(f"deit_t_{mixer}") for mixer in ("blind", "recorded"))
+    assert [schema["class_token"] for schema in schemas] == [False, True]
+    both = meta_backbone("deit_t", token_mixer="joint", distilled=True)
+    assert both.pooling == "class and distillation token"
+    gives = "=True gives deit_t class tokens, but"
+    for option in ("class_token", "distilled"):
+        options = {"token_mixer": {"name": "pooling"}, option: True}
+        refuses(f"{option}{gives} pooling .* such as attention", meta_backbone, "deit_t", **options)
+    message = f"class_token{gives} blind .* a channel mixer"
+    refuses(message, meta_backbone, "deit_t_blind", class_token=True)
 
 
 def test_a_host_with_class_tokens_refuses_a_mixer_that_does_not_take_them(recorder):
     block = nn.Module()
     block.attn = nn.Identity()
     slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
-    with pytest.raises(ValueError, match=r"WithoutPrefix takes no class tokens .*declare"):
+    with pytest.raises(ValueError, match=r"Linear takes no class tokens .*declare"):
         fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
 
 

@@ -10,13 +10,20 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 from backbones import create_backbone, list_hosts
 from backbones.analysis.counting import count_parameters
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, meta_backbone, rest_slow, short
+from tests.families import (
+    SMALLEST,
+    load_classifier,
+    meta_backbone,
+    meta_classifier,
+    rest_slow,
+    short,
+)
 from tests.references.names import AUTHORS
 from tests.references.posmlp import place
 from tests.tensors import images, randomise_network
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 TIMM_NAMES = {
     "deit_t": "deit_tiny_patch16_224",
@@ -36,23 +43,11 @@ TIMM_NAMES = {
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
-def ours(name, state_dict, **options):
-    model = LinearClassifier(create_backbone(name, **options), 1000).double().eval()
-    report = adopt(model.backbone, in_memory(state_dict, "timm"))
-    assert not report.initialised
-    assert report.loaded == len(model.backbone.state_dict())
-    classifier = model.backbone.convert_state_dict(dict(state_dict))
-    model.classifier.load_state_dict(
-        {key: classifier[f"classifier.{key}"] for key in ("weight", "bias")}
-    )
-    return model
-
-
 @pytest.mark.parametrize("name", rest_slow(TIMM_NAMES, SMALLEST))
 def test_has_the_tensors_of_timm(name):
+    model = meta_classifier(name)
     with torch.device("meta"):
         theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)
-        model = LinearClassifier(create_backbone(name), 1000)
     assert count_parameters(model) == count_parameters(theirs)
     converted = model.backbone.convert_state_dict(dict(theirs.state_dict()))
     own = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
@@ -60,10 +55,9 @@ def test_has_the_tensors_of_timm(name):
 
 
 @pytest.mark.parametrize(("built", "run"), [(224, (224, 224)), ((96, 128), (96, 128))], ids=str)
-@torch.no_grad()
 def test_deit_equals_timm(built, run):
     theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
-    model = ours("deit_t", theirs.state_dict(), img_size=built)
+    model = load_classifier(create_backbone("deit_t", img_size=built), theirs.state_dict())
     torch.testing.assert_close(model(images(*run)), theirs(images(*run)), **CLOSE)
     tokens = theirs.forward_features(images(*run))
     expected = tokens[:, 1:].transpose(1, 2).unflatten(2, (run[0] // 16, run[1] // 16))
@@ -71,15 +65,13 @@ def test_deit_equals_timm(built, run):
 
 
 @pytest.mark.parametrize("size", [(96, 128), (70, 100)], ids=str)
-@torch.no_grad()
 def test_deit_equals_timm_at_other_sizes_than_built_for(size):
     options = {"dynamic_img_size": True, "dynamic_img_pad": True}
     theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], **options))
-    model = ours("deit_t", theirs.state_dict())
+    model = load_classifier(create_backbone("deit_t"), theirs.state_dict())
     torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
 
 
-@torch.no_grad()
 def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     built = create_backbone("deit_t", img_size=(96, 128)).eval()
     turned = create_backbone("deit_t", img_size=(128, 96)).eval()
@@ -105,10 +97,9 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     ],
     ids=str,
 )
-@torch.no_grad()
 def test_equals_timm(name, size):
     theirs = randomise_network(timm.create_model(TIMM_NAMES[name]))
-    model, x = ours(name, theirs.state_dict()), images(*size)
+    model, x = load_classifier(create_backbone(name), theirs.state_dict()), images(*size)
     torch.testing.assert_close(model(x), theirs(x), **CLOSE)
     # The last map, which the classifier reads, may be normed; ResNet's first is the stem's.
     maps = theirs.forward_intermediates(x, intermediates_only=True)[-4:-1]
@@ -116,11 +107,10 @@ def test_equals_timm(name, size):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@torch.no_grad()
 @pytest.mark.slow
 def test_convnext_pads_images_and_crops_maps():
     theirs = randomise_network(timm.create_model("convnext_tiny"))
-    model = ours("convnext_t", theirs.state_dict())
+    model = load_classifier(create_backbone("convnext_t"), theirs.state_dict())
     padded = F.pad(images(75, 110), (0, 128 - 110, 0, 96 - 75))
     maps = theirs.forward_intermediates(padded, intermediates_only=True)
     sizes = [(19, 28), (10, 14), (5, 7), (3, 4)]
@@ -131,10 +121,9 @@ def test_convnext_pads_images_and_crops_maps():
 
 
 @pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
-@torch.no_grad()
 def test_poolformer_equals_the_authors(size):
     theirs = randomise_network(timm.create_model("poolformer_s12"))
-    model = ours("poolformer_s12", theirs.state_dict())
+    model = load_classifier(create_backbone("poolformer_s12"), theirs.state_dict())
     # Ours pads to a multiple of the stem's stride, or the first map would lose a column.
     maps = theirs.forward_features(F.pad(images(*size), (0, -size[1] % 4, 0, -size[0] % 4)))
     norm, head = theirs.head.norm, theirs.head.fc
@@ -145,20 +134,14 @@ def test_poolformer_equals_the_authors(size):
 
 
 @pytest.mark.parametrize("name", rest_slow(list(AUTHORS), list(AUTHORS)[:1]))
-@torch.no_grad()
 def test_takes_the_authors_names(name):
     model = LinearClassifier(create_backbone(name), 1000)
     randomise_network(model)
     plain = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
     theirs = AUTHORS[name](plain)
     assert len(set(theirs) - set(plain)) > 4
-    again = ours(name, theirs)
+    again = load_classifier(create_backbone(name), theirs)
     torch.testing.assert_close(again(images(64, 64)), model(images(64, 64)), rtol=0, atol=0)
-
-
-def record_attention(block, x):
-    with torch.no_grad():
-        return block._attn(x)
 
 
 @functools.cache
@@ -168,40 +151,26 @@ def swin_block(index, dense=False):
 
 def by_torchvision(block, x, shift):
     attn = block.attn
-    return shifted_window_attention(
-        x,
-        attn.qkv.weight,
-        attn.proj.weight,
-        attn._get_rel_pos_bias(),
-        [7, 7],
-        attn.num_heads,
-        [shift, shift],
-        qkv_bias=attn.qkv.bias,
-        proj_bias=attn.proj.bias,
-        training=False,
-    )
+    weights = (attn.qkv.weight, attn.proj.weight, attn._get_rel_pos_bias())
+    biases = {"qkv_bias": attn.qkv.bias, "proj_bias": attn.proj.bias, "training": False}
+    return shifted_window_attention(x, *weights, [7, 7], attn.num_heads, [shift, shift], **biases)
 
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
 @pytest.mark.parametrize("size", [(25, 28), (50, 76), (8, 30)], ids=str)
-@torch.no_grad()
 def test_swin_attention_equals_torchvision(size, index, dense):
     block = swin_block(index, dense)
     x = torch.randn(2, *size, 96, dtype=torch.float64)
     expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(block._attn(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
-@torch.no_grad()
-def test_swin_classifier_does_not_shift_a_single_window(index):
-    block = swin_block(index)
+def test_swin_classifier_does_not_shift_a_single_window():
     x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
-    expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
-    unshifted = by_torchvision(block, x, shift=0)
-    torch.testing.assert_close(expected, unshifted, rtol=0, atol=0)
+    for index in (0, 1):
+        expected = by_torchvision(swin_block(index), x, shift=0)
+        torch.testing.assert_close(swin_block(index)._attn(x), expected, rtol=0, atol=1e-10)
 
 
 def one_window(block, x, shift=(0, 0)):
@@ -238,14 +207,14 @@ def one_window(block, x, shift=(0, 0)):
     ],
     ids=str,
 )
-@torch.no_grad()
 def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
     block = swin_block(1, dense)
     x = torch.randn(1, *size, 96, dtype=torch.float64)
     expected = one_window(block, x, shift)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(block._attn(x), expected, rtol=0, atol=1e-10)
 
 
+@torch.enable_grad()
 def test_swin_mask_made_in_inference_mode_serves_training():
     backbone = create_backbone("swin_t")
     with torch.inference_mode():
@@ -284,7 +253,6 @@ def gcvit_attention(block, x, query):
 
 @pytest.mark.parametrize("index", [0, 1], ids=["local", "global"])
 @pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
-@torch.no_grad()
 def test_gcvit_attention_equals_the_loops(index, size):
     stage = randomise_network(short("gcvit_xxt").stages[0])
     x = torch.randn(1, *size, 64, dtype=torch.float64)
@@ -295,7 +263,6 @@ def test_gcvit_attention_equals_the_loops(index, size):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@torch.no_grad()
 def test_gcvit_resizes_its_query_only_where_it_must():
     stage = short("gcvit_xxt").stages[0].double()
     pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
@@ -313,7 +280,6 @@ def test_gcvit_has_no_queries_that_nothing_reads():
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
-@torch.no_grad()
 def test_mixer_of_tokens_equals_the_loops(size, shifted):
     mlp = randomise_network(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
     x = torch.randn(1, *size, 3, dtype=torch.float64)

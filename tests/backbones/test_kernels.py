@@ -131,22 +131,18 @@ def test_another_processor_needs_another_file(monkeypatch):
     assert fingerprint.compiled_file(portable=True).name.count("portable") == 1
 
 
-def put_in_place(kind, path):
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "dangling link":
-        path.symlink_to("nowhere")
-    elif kind == "text":
-        path.write_text("no library")
-    elif kind == "empty":
-        path.touch()
-    elif kind == "torch's library":
-        path.symlink_to(Path(torch.__file__).parent / "lib" / "libc10.so")
-    elif kind == "half":
-        whole = fingerprint.compiled_file(portable=False).read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
+IN_PLACE = {
+    "nothing": lambda path: None,
+    "FIFO": os.mkfifo,
+    "folder": Path.mkdir,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "text": lambda path: path.write_text("no library"),
+    "empty": Path.touch,
+    "torch's library": lambda p: p.symlink_to(Path(torch.__file__).parent / "lib" / "libc10.so"),
+    "half": lambda path: path.write_bytes(
+        fingerprint.compiled_file(portable=False).read_bytes()[:500_000]
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +157,7 @@ def put_in_place(kind, path):
 )  # fmt: skip
 def test_what_is_not_our_library_is_named_and_not_loaded(kind, said, monkeypatch, tmp_path):
     path = tmp_path / "operators.so"
-    put_in_place(kind, path)
+    IN_PLACE[kind](path)
     monkeypatch.setattr(library, "compiled_file", lambda portable: path)
     monkeypatch.setattr(torch.ops, "load_library", lambda path: pytest.fail("loaded"))
     reason = library._load_once.__wrapped__()
@@ -184,7 +180,7 @@ def test_building_replaces_what_is_not_ours_and_says_how_long_it_takes(
     kind, monkeypatch, tmp_path, capsys
 ):
     target = tmp_path / "torch-1-x-y-new.so"
-    put_in_place(kind, target)
+    IN_PLACE[kind](target)
     compile_nothing(monkeypatch, tmp_path, target)
     monkeypatch.setattr(sys, "argv", ["build"])
     assert build.main() == 0

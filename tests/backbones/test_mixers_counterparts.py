@@ -19,15 +19,16 @@ gated, scheme = reference.gated, reference.scheme
 CASES = {
     "glu": ("glu", {"hidden_ratio": 2.5}, gated),
     "glu_sigmoid": ("glu", {"act": "sigmoid"}, functools.partial(gated, act="sigmoid")),
+    **{
+        f"glu_{act}": ("glu", {"act": act}, functools.partial(gated, act=act))
+        for act in ("silu", "gelu", "relu")
+    },
     "swiglu": ("swiglu", {}, gated),
     "swiglu_norm": ("swiglu", {"norm": True}, functools.partial(gated, norm=True)),
     "group_ffn_2": ("group_ffn", {}, gated),
     "group_ffn_4": ("group_ffn", {"groups": 4, "hidden_ratio": 6}, gated),
-    "group_ffn_1_relu": (
-        "group_ffn",
-        {"groups": 1, "act": "relu", "hidden_ratio": 1.25},
-        functools.partial(gated, act="relu"),
-    ),
+    "group_ffn_1_relu": ("group_ffn", {"groups": 1, "act": "relu", "hidden_ratio": 1.25},
+     functools.partial(gated, act="relu")),
     "convglu": ("convglu", {}, reference.convglu),
     "convglu_wide": ("convglu", {"hidden_ratio": 3.1}, reference.convglu),
     "convnext": ("convnext", {}, reference.convnext),
@@ -36,15 +37,12 @@ CASES = {
     "convnext_v2_5": ("convnext_v2", {"kernel_size": 5, "hidden_ratio": 2}, reference.convnext),
     "scheme_12": ("scheme_12", {}, functools.partial(scheme, with_attention=False)),
     "scheme_44": ("scheme_44", {}, functools.partial(scheme, with_attention=False)),
-    "scheme_21": (
-        "scheme_12",
-        {"g1": 2, "g2": 1, "hidden_ratio": 1.5, "cca": "always"},
-        functools.partial(scheme, with_attention=True),
-    ),
+    "scheme_21": ("scheme_12", {"g1": 2, "g2": 1, "hidden_ratio": 1.5, "cca": "always"},
+     functools.partial(scheme, with_attention=True)),
     "cheby_kan": ("cheby_kan", {}, reference.cheby_kan),
     "cheby_kan_1": ("cheby_kan", {"degree": 1}, reference.cheby_kan),
     "cheby_kan_3": ("cheby_kan", {"degree": 3}, reference.cheby_kan),
-}
+}  # fmt: skip
 DIMS = (4, 8)
 SIZES = [(3, 5), (1, 4), (4, 3), (1, 1)]
 SPATIAL = {"convglu", "convnext", "convnext_v2"}

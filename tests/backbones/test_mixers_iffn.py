@@ -84,10 +84,8 @@ def test_is_its_equations(options, training):
         expected = reference.iffn(x, prefix, tensors, training=training, **arguments(options))
         found = mixer(x, prefix) if num_prefix_tokens else (mixer(x), prefix[:, :0])
         torch.testing.assert_close(found, expected, **EXACT)
-        for key, value in mixer.state_dict().items():
-            if "running" in key:
-                torch.testing.assert_close(value, tensors[key], **EXACT)
-
+        running = {k: v for k, v in mixer.state_dict().items() if "running" in k}
+        torch.testing.assert_close(running, {k: tensors[k] for k in running}, **EXACT)
         weights = [torch.randn_like(part) for part in expected]
         inputs = [x, prefix] if num_prefix_tokens else [x]
 

@@ -19,6 +19,8 @@ from tests.families import meta_backbone, meta_classifier
 from tests.references import posmlp as reference
 from tests.tensors import images, randomise, tokens
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -70,7 +72,6 @@ def maps_by_equations(model, x, shifted):
     return maps
 
 
-@torch.no_grad()
 def test_network_equals_its_equations():
     model = narrow()
     for name, buffer in model.named_buffers():
@@ -83,7 +84,6 @@ def test_network_equals_its_equations():
     torch.testing.assert_close(model.embed(x), wanted, **EXACT)
 
 
-@torch.no_grad()
 def test_dense_network_shifts_and_norms_its_maps():
     model = narrow(lrpe, dense=True)
     x = images(70, 64)
@@ -93,7 +93,6 @@ def test_dense_network_shifts_and_norms_its_maps():
         torch.testing.assert_close(found, wanted, **EXACT)
 
 
-@torch.no_grad()
 def test_linear_merging_is_swins():
     model = narrow(embed="linear", merge="linear")
     x = tokens(1, 16, 5, 6)
@@ -114,7 +113,6 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@torch.no_grad()
 def test_options_of_the_host_change_the_network(options):
     model, other = narrow(), narrow(**options)
     theirs, own = model.state_dict(), other.state_dict()
@@ -124,7 +122,6 @@ def test_options_of_the_host_change_the_network(options):
     assert not torch.allclose(other(x)[-1], model(x)[-1])
 
 
-@torch.no_grad()
 def test_dropout_of_the_branches_acts_in_training_only():
     model, other = narrow(norm_eval=True), narrow(drop=0.5, norm_eval=True)
     other.load_state_dict(model.state_dict())
@@ -154,7 +151,6 @@ def test_batch_norm_keeps_its_statistics_in_dense_prediction(dense, norm_eval):
     assert torch.equal(before, model.patch_embed.norms[0].running_mean) == kept
 
 
-@torch.no_grad()
 def test_gmlp_equals_timm():
     assert count_parameters(meta_classifier("gmlp_ti")) == 5_867_328
     theirs = randomise(timm.create_model("gmlp_ti16_224", num_classes=7))
@@ -167,7 +163,6 @@ def test_gmlp_equals_timm():
     torch.testing.assert_close(model(x), theirs(x), rtol=1e-6, atol=1e-6)
 
 
-@torch.no_grad()
 def test_gmlp_of_other_sizes_equals_the_loops():
     dense = randomise(create_backbone("gmlp_ti", dense=True))
     u = tokens(1, 15, 5, 12)

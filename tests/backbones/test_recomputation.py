@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import list_backbones
+from backbones import list_backbones, list_mixers
 from backbones.layers.recomputation import Recomputed
 from backbones.registry import look_up
-from tests.families import SWAPPED, build_short, rest_slow
+from tests.families import SWAPPED, build_short, rest_slow_pairs
 from tests.tensors import images
 
 # Every mixer on one host of tokens and one of maps.
@@ -51,7 +51,16 @@ def blocks_of(backbone):
     return [n for n, m in backbone.named_modules() if isinstance(m, Recomputed)]
 
 
-def check_equal_gradients(name, **options):
+CASES = [
+    *((name, {"dense": True}) for name in SWAPPED),
+    *((name, {}) for name in MIXED),
+    *(("swin_t", {"token_mixer": mixer}) for mixer in list_mixers("token")),
+]
+QUICK = [(name, {"dense": True}) for name in ("deit_t_afbo", "resnet18")]
+
+
+@pytest.mark.parametrize(("name", "options"), rest_slow_pairs(CASES, QUICK), ids=str)
+def test_gradients_equal_those_of_kept_activations(name, options):
     kept, again = built(name, **options), built(name, grad_checkpointing=True, **options)
     again.load_state_dict(kept.state_dict())
     maps, gradients, buffers, once = trained(kept)
@@ -68,32 +77,6 @@ def check_equal_gradients(name, **options):
     for block in inside:
         assert any(twice[leaf] == 2 * once[leaf] for leaf in ran if leaf.startswith(block)), block
     assert len(blocks) == sum(again.layer_ids.depths)
-
-
-@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "resnet18")))
-def test_gradients_equal_those_of_kept_activations(name):
-    check_equal_gradients(name, dense=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MIXED)
-def test_gradients_are_the_same_with_every_mixer(name):
-    check_equal_gradients(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mixer", ["sbm", "ffnified", "ggqpe", "attention", "pooling"])
-def test_gradients_are_the_same_with_token_mixers(mixer):
-    check_equal_gradients("swin_t", token_mixer=mixer)
-
-
-def test_statistics_take_in_a_batch_once():
-    backbone = built("resnet18", grad_checkpointing=True)
-    trained(backbone)
-    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms
-    assert {int(norm.num_batches_tracked) for norm in norms} == {1}
-    assert {norm.momentum for norm in norms} == {0.1}
 
 
 @pytest.mark.slow
@@ -116,7 +99,9 @@ def test_a_graph_may_be_gone_through_again():
     first = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
     before = copy.deepcopy(backbone.state_dict())
     torch.testing.assert_close(torch.autograd.grad(total, leaves, allow_unused=True), first)
-    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+    torch.testing.assert_close(backbone.state_dict(), before, rtol=0, atol=0)
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {(int(norm.num_batches_tracked), norm.momentum) for norm in norms} == {(1, 0.1)}
 
 
 def test_nothing_is_recomputed_in_evaluation():

@@ -34,6 +34,7 @@ from tests.families import (
     build_short,
     meta_backbone,
     meta_classifier,
+    rest_slow,
     rest_slow_pairs,
     short,
 )
@@ -52,9 +53,8 @@ def test_every_host_has_every_channel_mixer():
     }
     expected = {*hosts, *pairs}
     assert expected <= names
-    assert names - expected <= {
-        f"{host}_{mixer}" for host in hosts for mixer in list_mixers("token")
-    }
+    tokens = {f"{host}_{mixer}" for host in hosts for mixer in list_mixers("token")}
+    assert names - expected <= tokens
     first = {f"{host}{suffix}" for host in SHAPES for suffix in ("", "_glu", "_afbo")}
     assert len(first) == 33
     assert first <= expected
@@ -83,12 +83,9 @@ def test_token_mixers_are_named_where_they_say_so(registering):
         "still", kind="token", source="this test", named_on=("swin_[st]",), options_on=options
     )(identity)
     assert {n for n in list_backbones() if n.endswith("_still")} == {"swin_s_still", "swin_t_still"}
-    schemas = {size: backbone_schema(f"swin_{size}_still") for size in "st"}
-    assert {size: schema["token_mixer"]["size"] for size, schema in schemas.items()} == {
-        "s": 5,
-        "t": 3,
-    }
-    assert schemas["s"]["mixer"] == backbone_schema("swin_s")["mixer"]
+    small, tiny = (backbone_schema(f"swin_{size}_still") for size in "st")
+    assert (small["token_mixer"], tiny["token_mixer"]) == ({"size": 5}, {"size": 3})
+    assert small["mixer"] == backbone_schema("swin_s")["mixer"]
     backbone = meta_backbone("swin_t_still", dense=True, img_size=(96, 128))
     given = meta_backbone("swin_t_still", token_mixer={"size": 7, "name": "still"})
     block = backbone.layers[2].blocks[5].attn
@@ -337,14 +334,12 @@ def test_mixer_follows_its_slot(registering):
 
     options = {"swin_*": {"extra": 2}}
     register("watch", hidden_scale=0.5, options_on=options)(watch)
-    with torch.device("meta"):
-        create_backbone("swin_t_watch", img_size=(96, 128))
+    meta_backbone("swin_t_watch", img_size=(96, 128))
     assert seen[0] == (96, 2.0, (24, 32), 2)
     assert seen[-1] == (768, 2.0, (3, 4), 2)
     assert mixer_options("watch", "swin_b") == {"hidden_ratio": None, "extra": 2}
     seen.clear()
-    with torch.device("meta"):
-        create_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
+    meta_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
     assert set(seen) == {(192, 3, (14, 14), 7)}
 
 
@@ -420,14 +415,20 @@ def test_parameters_and_macs_are_exact(name, rule):
     assert (count_parameters(model), count_macs(model, rule=rule)) == ROWS[name, rule]
 
 
-@pytest.mark.slow  # also what `python tools/complexity.py paper=...` prints
-@pytest.mark.parametrize("paper", list_papers())
-def test_published_rows_with_options_or_another_size_are_exact(paper):
-    for row in load_rows(paper, task="classification"):
-        if row.options or row.image_size != 224:
-            model = meta_classifier(row.backbone, **row.options)
-            assert count_parameters(model) == row.params, row
-            assert count_macs(model, row.image_size, rule=row.rule) == row.exact_macs, row
+OPTION_ROWS = [
+    row
+    for paper in list_papers()
+    for row in load_rows(paper, "classification")
+    if row.options or row.image_size != 224
+]
+QUICK_OPTIONS = [r for r in OPTION_ROWS if r.paper == "afbo" and r.backbone.startswith("deit_t")]
+
+
+@pytest.mark.parametrize("row", rest_slow(OPTION_ROWS, QUICK_OPTIONS), ids=str)
+def test_published_rows_with_options_or_another_size_are_exact(row):
+    model = meta_classifier(row.backbone, **row.options)
+    assert count_parameters(model) == row.params
+    assert count_macs(model, row.image_size, rule=row.rule) == row.exact_macs
 
 
 @pytest.mark.slow

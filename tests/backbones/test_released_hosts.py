@@ -1,4 +1,4 @@
-"""CycleMLP, Hire-MLP and Pyramid-VisionLLaMA against plain networks under the authors' names."""
+"""CycleMLP, Hire-MLP, VisionLLaMA and EdgeViT against plain networks under the authors' names."""
 
 import functools
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones import create_backbone
-from backbones.analysis.counting import count_parameters
+from backbones import create_backbone, list_mixers
+from backbones.analysis.counting import count_macs, count_parameters
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
+from backbones.hosts.edgevit import LocalAggregation, SparseAttention
 from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reweight import Reweight
@@ -18,10 +19,13 @@ from backbones.layers.rotary import Lattice, rotate, turning_angles
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.errors import refuses
-from tests.families import meta_backbone, meta_classifier
-from tests.references import cyclemlp, hiremlp, visionllama
+from tests.families import meta_backbone, meta_classifier, rest_slow
+from tests.references import cyclemlp, edgevit, hiremlp, visionllama
+from tests.references.checkpoints import fill, in_float64
 from tests.references.released import assert_equal, checkpoint, double
 from tests.tensors import images
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 NAME = "visionllama_s"
 REFERENCES = {"cyclemlp_b1": cyclemlp, "hiremlp_t": hiremlp, NAME: visionllama}
@@ -69,7 +73,6 @@ def test_parameters_of_visionllama_with_hidden_widths_that_are_not_rounded(size,
 
 
 @every_host
-@torch.no_grad()
 def test_released_checkpoint_gives_the_logits_of_the_released_network(name, tmp_path):
     model, tensors = model_of(name, tmp_path), double(released(name))
     for size in [(64, 64), (72, 100), (128, 64), (200, 136)]:
@@ -78,7 +81,6 @@ def test_released_checkpoint_gives_the_logits_of_the_released_network(name, tmp_
 
 
 @every_host
-@torch.no_grad()
 def test_dense_maps_equal_those_of_the_stages_normed(name):
     reference, (step, tensors_of) = REFERENCES[name], NORMS[name]
     widths = reference.WIDTHS[name] if name == NAME else reference.WIDTHS
@@ -103,6 +105,7 @@ def test_dense_maps_equal_those_of_the_stages_normed(name):
 
 @pytest.mark.parametrize("axis", [ROWS, COLUMNS])
 @pytest.mark.parametrize("size", [(5, 6), (1, 4), (3, 1)], ids=str)
+@torch.enable_grad()
 def test_cycle_fc_and_its_derivatives_equal_those_of_the_loops(axis, size):
     torch.manual_seed(0)
     layer = CycleFC(7, axis).double()
@@ -132,7 +135,6 @@ def test_merge_is_the_same_in_both_layouts():
     assert (merged >= branches.amin(0)).all()
 
 
-@torch.no_grad()
 def test_half_a_network_is_refused():
     half = {k: v for k, v in released("cyclemlp_b1").items() if "network.4.3." not in k}
     backbone = create_backbone("cyclemlp_b1")
@@ -147,7 +149,6 @@ def test_graphs_for_any_size_read_the_same_neighbours(axis):
 
 @pytest.mark.parametrize("region", [2, 3, 4])
 @pytest.mark.parametrize("shift", [0, 1, 2])
-@torch.no_grad()
 def test_regions_of_any_map_equal_those_of_the_lists(region, shift):
     torch.manual_seed(0)
     mixer = HireMixer(8, region, shift).double().eval()
@@ -166,7 +167,6 @@ def test_blocks_of_a_stage_shift_in_turn():
     assert found == [[0, 2, 0], [0, 2, 0, 2], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0], [0, 1, 0]]
 
 
-@torch.no_grad()
 @pytest.mark.slow
 def test_options_undo_what_is_released(tmp_path):
     x, state = images(96, 128), double(released(NAME))
@@ -183,7 +183,6 @@ def test_options_undo_what_is_released(tmp_path):
 
 
 @pytest.mark.parametrize("channels", [4, 32])
-@torch.no_grad()
 def test_products_depend_on_differences_of_places_alone(channels):
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, channels, dtype=torch.float64, generator=generator)
@@ -198,6 +197,7 @@ def test_products_depend_on_differences_of_places_alone(channels):
     assert (product(3.0, 5.5) - product(3.0, 6.5)).abs() > 1e-3
 
 
+@torch.enable_grad()
 def test_turning_keeps_lengths():
     x = torch.randn(1, 6, 1, 8, requires_grad=True)
     rotate(x, Lattice(6, 3)).square().sum().backward()
@@ -213,7 +213,6 @@ def test_turns_are_products_of_complex_numbers():
 
 
 @every_host
-@torch.no_grad()
 def test_maps_of_as_many_tokens_have_their_own_places(name):
     backbone = create_backbone(name)
     adopt(backbone, in_memory(released(name), "released"))
@@ -222,3 +221,40 @@ def test_maps_of_as_many_tokens_have_their_own_places(name):
     alone = backbone(tall)[-1]
     backbone(wide)
     torch.testing.assert_close(backbone(tall)[-1], alone, rtol=0, atol=0)
+
+
+SWAPPED = [name for name in list_mixers("channel") if name != "ffn"]
+
+
+@torch.no_grad()
+def test_released_edgevit_equals_the_equations(tmp_path):
+    tensors = fill(edgevit.shapes())
+    torch.save({"model": tensors}, tmp_path / "edgevit.pth")
+    model = LinearClassifier.from_pretrained("edgevit_xxs", tmp_path / "edgevit.pth")
+    theirs = edgevit.Network(in_float64(tensors))
+    model.double().eval()
+    for size in [(64, 96), (65, 97), (200, 304)]:
+        torch.testing.assert_close(
+            model(images(*size)), theirs.logits(images(*size)), rtol=1e-9, atol=1e-9
+        )
+        maps = theirs.maps(images(*size))
+        torch.testing.assert_close(model.backbone(images(*size)), maps, rtol=1e-9, atol=1e-9)
+
+
+def test_parameters_and_macs_of_edgevit():
+    model = meta_classifier("edgevit_xxs")
+    assert count_parameters(model) == 4_067_704
+    assert count_macs(model) / 1e9 == pytest.approx(0.5513, abs=5e-5)
+    ffns = [m.mlp for m in model.modules() if isinstance(m, LocalAggregation | SparseAttention)]
+    assert len(ffns) == 12
+    assert sum(count_parameters(ffn) for ffn in ffns) == 2_434_392
+
+
+@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))
+@torch.no_grad()
+def test_every_channel_mixer_fits_both_halves_of_edgevit(name):
+    for dense in (False, True):
+        backbone = meta_backbone(f"edgevit_xxs_{name}", dense=dense).eval()
+        assert len(backbone(torch.empty(2, 3, 65, 97, device="meta"))) == 4
+        halves = [key.split(".")[-3] for key in backbone.mixers()]
+        assert (halves.count("local"), halves.count("sparse")) == (5, 7)

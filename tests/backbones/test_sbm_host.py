@@ -190,13 +190,6 @@ def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():
     assert len(backbone.mixers()) == 17
 
 
-def test_token_slot_takes_options_of_its_own():
-    backbone = create_backbone("sbm_t", token_mixer={"name": "sbm", "rank": 2})
-    assert len(backbone.mixers()) == 17
-    assert backbone.stages[0][0].mixer.bilinear.rank == 2
-    assert backbone.stages[2][0].mixer.bilinear.grid == (14, 14)
-
-
 def test_drop_path_needs_shortcuts():
     backbone = meta_backbone("sbm_s", drop_path_rate=0.3, shortcut=False)
     blocks = [m for m in backbone.modules() if isinstance(m, SBMBlock)]
