@@ -122,7 +122,7 @@ def test_coefficients_of_an_ffn_are_its_activated_hidden_layer():
         coefficients(network("poolformer_s12"), images(*SIZE), ["stages.0.blocks.0.token_mixer"])
 
 
-def test_entropy_by_a_plain_histogram():
+def test_entropy_by_a_plain_histogram_and_of_blocks():
     uniform = torch.arange(256.0)[None].repeat(1, 4)
     assert map_entropy(uniform).item() == pytest.approx(8)
     assert map_entropy(torch.full((2, 9), 3.0)).tolist() == [0, 0]
@@ -133,9 +133,6 @@ def test_entropy_by_a_plain_histogram():
         shares = shares[shares > 0]
         assert found.item() == pytest.approx(-(shares * shares.log2()).sum().item())
     refuses("NaN", map_entropy, torch.full((1, 2), math.nan))
-
-
-def test_entropy_of_blocks():
     backbone = network("poolformer_s12")
     found = feature_entropy(backbone, images(*SIZE, batch=2), ["-1"])
     (map_,) = block_maps(backbone, images(*SIZE, batch=2), ["-1"]).values()

@@ -20,14 +20,11 @@ from tests.families import SMALLEST, rest_slow, short
 from tests.tensors import build_mixer, tokens
 
 
-def test_sparsity_of_known_coefficients():
+def test_sparsity_and_keys_by_hand():
     values = torch.tensor([[-1.0, 0.0, 0.2], [0.5, 3.0, -2.0]])
     assert activated_share(values) == pytest.approx(3 / 6)
     assert activated_share(values, 0.4) == pytest.approx(2 / 6)
-
-
-def test_keys_of_classes_by_hand():
-    """Class 0 fires key 2, class 3 key 1; class 1 has no image."""
+    # Class 0 fires key 2, class 3 key 1; class 1 has no image.
     ranking = KeyRanking.empty(4, 5)
     maps = torch.zeros(3, 5, 2, 2)
     maps[0, 2], maps[1, 2], maps[2, 1] = 4.0, 2.0, 1.0
@@ -158,7 +155,7 @@ def test_cka_by_its_definition():
     refuses("at least 3", alignments, grams, {"c": centred_gram(x[:5])})
 
 
-def test_token_similarity_by_all_pairs():
+def test_similarity_and_rank_of_known_tokens():
     maps = tokens(2, 5, 2, 3)
     for found, one in zip(token_similarity(maps), maps.flatten(2), strict=True):
         pairs = [
@@ -169,9 +166,6 @@ def test_token_similarity_by_all_pairs():
     same = tokens(1, 5, 1, 1).expand(1, 5, 3, 3)
     assert token_similarity(same).item() == pytest.approx(1)
     assert token_similarity(maps[..., :1, :1]).isnan().all()
-
-
-def test_rank_of_known_features():
     orthogonal = torch.eye(6, dtype=torch.float64).view(1, 6, 2, 3)
     assert effective_rank(orthogonal).item() == pytest.approx(6)
     line = tokens(1, 6, 1, 1) * torch.arange(1.0, 7.0).view(1, 1, 2, 3)

@@ -43,6 +43,10 @@ def test_mean_distances_by_hand():
     assert mean_distance(one, at, at).isnan().all()
     one[0, 0, 4] = 2.0
     assert mean_distance(one, at, at).item() == 4
+    logits = torch.zeros(1, 4, 4)
+    even = Relation("position logits", logits, (2, 2)).mean_distance().item()
+    assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
+    assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
 
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
@@ -114,10 +118,7 @@ def test_non_locality_of_known_gaussians():
         found.append((relation.non_locality, float(relation.mean_distance().mean())))
     assert [g for g, _ in found] == pytest.approx([4, 0.25])
     assert found[0][1] < found[1][1]
-
-
-def test_non_locality_excludes_nearly_singular_gaussians():
-    """P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest."""
+    # P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest.
     mixer = build_mixer("ggqpe", dim=12, groups=3)
     spreads = torch.tensor([[2.0, 2.0], [2.0, 2e-3], [3.0, 1e-3**0.5]])
     with torch.no_grad():
@@ -135,13 +136,6 @@ def test_non_locality_excludes_nearly_singular_gaussians():
     left_out, non_locality = found()
     assert left_out == 3
     assert math.isnan(non_locality)
-
-
-def test_mean_distance_applies_softmax_to_logits():
-    logits = torch.zeros(1, 4, 4)
-    even = Relation("position logits", logits, (2, 2)).mean_distance().item()
-    assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
-    assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
 
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
@@ -178,7 +172,7 @@ def test_recorded_attention_equals_the_layer_s():
     torch.testing.assert_close(found.maps(), expected[:, :, 0, 1:].unflatten(-1, (4, 6)))
 
 
-def test_attention_of_swin_includes_its_bias_and_mask():
+def test_attention_has_masks_places_and_swapped_in_mixers():
     backbone = network("swin_t")
     found = record_attention(backbone, images(*SIZE))
     first = found["layers.0.blocks.0.attn"].weights
@@ -186,6 +180,16 @@ def test_attention_of_swin_includes_its_bias_and_mask():
     # The mask separates the regions in the last window of a shifted map.
     assert (shifted[0, -1, 0] < 1e-12).any()
     assert (first[0, 0] > 0).all()
+    backbone = network("poolformer_s12", "attention")
+    found = record_attention(backbone, images(*SIZE))
+    assert len(found) == len(backbone.block_names())
+    one = found["stages.2.blocks.0.token_mixer"]
+    assert one.query_size == (4, 6)
+    assert one.stride == 16
+    found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
+    assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
+    uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
+    assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
 
 
 def test_attention_of_lvt_is_found_in_all_stages():
@@ -203,22 +207,6 @@ def test_attention_of_lvt_is_found_in_all_stages():
     patch = kept[0][1, 4:6, 2:4].mean((0, 1))  # of window (2, 1)
     logits = layer.coefficients(patch).view(layer.num_heads, 9, 9) / math.sqrt(32)
     torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
-
-
-def test_attention_of_a_swapped_in_mixer_is_found():
-    backbone = network("poolformer_s12", "attention")
-    found = record_attention(backbone, images(*SIZE))
-    assert len(found) == len(backbone.block_names())
-    one = found["stages.2.blocks.0.token_mixer"]
-    assert one.query_size == (4, 6)
-    assert one.stride == 16
-
-
-def test_reduced_keys_lie_at_the_centre_of_their_tokens():
-    found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
-    assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
-    uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
-    assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
 
 
 def test_rollout_equals_a_plain_product():

@@ -99,13 +99,10 @@ def test_other_maps_are_refused_at_the_first_pass(result, said):
     refuses(said, returning(result), IMAGES)
 
 
-def test_another_embedding_is_refused():
+def test_embeddings_are_checked_and_graphs_are_exempt():
     host = Small()
     host.num_features = 4
     refuses(r"embed of small returned \(2, 6\); num_features", host.embed, IMAGES)
-
-
-def test_graphs_are_not_asked():
     host = returning(lambda maps: maps[:1])
     assert len(torch.export.export(host, (IMAGES,)).module()(IMAGES)) == 1
 

@@ -45,18 +45,21 @@ def square():
 
 
 @torch.no_grad()
-def test_computes_once(square):
+def test_answers_each_question_once_and_drops_the_oldest(square):
     first = square()
     assert square() is first
     assert square.computed == 1
     torch.testing.assert_close(first, square.expected())
-
-
-@torch.no_grad()
-def test_every_question_has_its_own_answer(square):
     for question in ((3, 4), (4, 3), "x"):
         assert square(question) is square(question)
     assert square.computed == 4
+    for question in range(MAX_ENTRIES):
+        square(question)
+    computed = square.computed
+    square(MAX_ENTRIES - 1)
+    assert square.computed == computed
+    square(None)
+    assert square.computed == computed + 1
 
 
 def by_optimizer(module):
@@ -94,18 +97,15 @@ def test_notices_a_changed_weight(square, change):
     torch.testing.assert_close(found, square.expected(), rtol=0, atol=0)
 
 
-def test_never_answers_where_gradients_are_recorded(square):
-    found = square()
-    assert square.computed == 2
-    found.sum().backward()
-    assert square.weight.grad is not None
-
-
-def test_answer_of_inference_mode_serves_no_grad(square):
+def test_gradients_and_inference_mode(square):
     with torch.inference_mode():
         square("size")
     with torch.no_grad():
         torch.testing.assert_close(square("size"), square.expected())
+    found = square()
+    assert square.computed == 2
+    found.sum().backward()
+    assert square.weight.grad is not None
 
 
 @torch.no_grad()
@@ -118,17 +118,6 @@ def test_copies_and_files_carry_none_of_it(square):
     assert square.state_dict().keys() == {"weight"}
     assert square.computed == 1
     torch.testing.assert_close(square(), square.expected())
-
-
-@torch.no_grad()
-def test_oldest_answers_go_first(square):
-    for question in range(MAX_ENTRIES):
-        square(question)
-    computed = square.computed
-    square(MAX_ENTRIES - 1)
-    assert square.computed == computed
-    square(None)
-    assert square.computed == computed + 1
 
 
 @torch.no_grad()

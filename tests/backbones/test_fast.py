@@ -86,7 +86,7 @@ def test_both_forms_give_the_same(name, training):
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
-def test_both_forms_share_their_state():
+def test_forms_share_their_state_and_places():
     mixer = build_mixer("group_ffn")
     twin = fast(mixer.w1)
     mixer.w1.bias = nn.Parameter(torch.zeros_like(mixer.w1.bias))
@@ -98,14 +98,14 @@ def test_both_forms_share_their_state():
     mixer.w1.register_forward_hook(lambda *_: seen.append(1))
     twin(torch.randn(2, 8))
     assert seen
-
-
-def test_a_part_in_two_places_stays_one():
     shared = GroupedLinear(4, 4, 2)
     network = fast(nn.Sequential(shared, nn.GELU(), shared))
     assert network[0] is network[2]
     assert isinstance(network[0], FastModule)
     assert plain(network)[0] is network[2]
+    assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
+    again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
+    assert not isinstance(again[0], Recomputed)
 
 
 def test_copies_and_pickles_stay_fast():
@@ -115,12 +115,6 @@ def test_copies_and_pickles_stay_fast():
     for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert len(fast_parts(again)) == count
         assert list(again.state_dict()) == list(network.state_dict())
-
-
-def test_a_recomputed_mixer_is_no_fast_form_of_another():
-    assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
-    again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
-    assert not isinstance(again[0], Recomputed)
 
 
 def test_an_optimiser_goes_on_after_a_conversion():

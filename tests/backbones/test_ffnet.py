@@ -295,13 +295,21 @@ def test_plain_architecture_fuses_to_the_same(name):
     assert plain == fused
 
 
-def test_reported_flops_equal_those_of_the_fused_form_cut_off():
+def test_rows_of_the_paper_agree():
     rows = [row for row in load_rows("ffnet", "classification") if "flops" in row.reported]
     assert len(rows) == 8
     for row in rows:
         assert row.options == {"fused": True}
         assert row.reported["flops"] == math.floor(10 * row.macs) / 10
         assert row.reported["params"] == pytest.approx(row.params / 1e6, abs=0.05)
+    rows = [row for row in load_rows("ffnet", "segmentation") if row.head == "ffnet_seg"]
+    for row, (classes, blocks, expansion) in zip(rows, [(150, 3, 4), (19, 5, 1)], strict=True):
+        with torch.device("meta"):
+            parts = nn.ModuleList(
+                [create_backbone("ffnet_seg", dense=True), decoder(classes, blocks, expansion)]
+            )
+        assert count_parameters(parts) == row.params
+        assert f"{count_parameters(fuse(parts)):,}" in row.note
 
 
 def decoder(classes, blocks, expansion):
@@ -315,14 +323,3 @@ def decoder(classes, blocks, expansion):
         layers += [ConvBN(256, 256), spatial(), spatial(), spatial()]
         layers += [nn.Conv2d(256, 256 * expansion, 1), nn.Conv2d(256 * expansion, 256, 1)]
     return nn.ModuleList([*layers, ConvBN(256, 1024), nn.Conv2d(1024, classes, 1)])
-
-
-def test_segmentors_of_the_paper_have_the_parameters_of_their_rows():
-    rows = [row for row in load_rows("ffnet", "segmentation") if row.head == "ffnet_seg"]
-    for row, (classes, blocks, expansion) in zip(rows, [(150, 3, 4), (19, 5, 1)], strict=True):
-        with torch.device("meta"):
-            parts = nn.ModuleList(
-                [create_backbone("ffnet_seg", dense=True), decoder(classes, blocks, expansion)]
-            )
-        assert count_parameters(parts) == row.params
-        assert f"{count_parameters(fuse(parts)):,}" in row.note

@@ -156,11 +156,15 @@ def test_functions_are_named_and_never_called(function, named, zipped, tmp_path)
     assert not made.exists()
 
 
-def test_whole_modules_are_named(tmp_path):
+def test_whole_modules_and_archives_are_named(tmp_path):
     for content, where in ((Network(), ""), ({"model": Network()}, "")):
         torch.save(content, tmp_path / "a.pth")
         with pytest.raises(ValueError, match=rf"whole objects \(.*Network\){where}.*state_dict"):
             open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
+    np.savez(tmp_path / "jax.npz", a=np.ones(2))
+    refuses("an archive of NumPy arrays", open_checkpoint, tmp_path / "jax.npz")
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
+    refuses("a TorchScript archive; save the state_dict", open_checkpoint, tmp_path / "script.pt")
 
 
 @pytest.mark.parametrize(
@@ -175,13 +179,6 @@ def test_whole_modules_are_named(tmp_path):
 def test_files_of_another_kind_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     refuses(f"is not a checkpoint but {message}", open_checkpoint, tmp_path / name)
-
-
-def test_archives_of_another_kind_are_named(tmp_path):
-    np.savez(tmp_path / "jax.npz", a=np.ones(2))
-    refuses("an archive of NumPy arrays", open_checkpoint, tmp_path / "jax.npz")
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
-    refuses("a TorchScript archive; save the state_dict", open_checkpoint, tmp_path / "script.pt")
 
 
 def hub_folder(folder):

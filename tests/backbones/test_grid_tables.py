@@ -21,7 +21,7 @@ from tests.tensors import tokens
 SMALL, LARGE = (4, 4), (6, 7)
 
 
-def test_position_tables_are_resampled_as_in_timm():
+def test_tables_are_resampled_as_in_timm_and_gfnet():
     table = tokens(16, 5)
     expected = resample_abs_pos_embed(table[None], LARGE, SMALL, 0)[0]
     close = {"rtol": 1e-5, "atol": 1e-5}  # timm computes in single precision
@@ -30,9 +30,6 @@ def test_position_tables_are_resampled_as_in_timm():
     torch.testing.assert_close(oblong, expected.unflatten(0, LARGE), **close)
     first = resize_table(table.T.unflatten(1, SMALL)[None], "1 C H W", SMALL, LARGE)
     torch.testing.assert_close(first[0], expected.T.unflatten(1, LARGE), **close)
-
-
-def test_spectra_are_resampled_as_in_gfnet():
     table = tokens(4, 3, 5, 2)
     picture = table.reshape(1, 4, 3, 10).permute(0, 3, 1, 2)
     resized = F.interpolate(picture, (6, 4), mode="bicubic", align_corners=True)
@@ -98,9 +95,15 @@ def test_undeclared_axes_are_recognised(own, theirs, found):
     assert result == (None if found is None else (found[0], {"table": found[1]}))
 
 
-def test_all_tables_of_a_mixer_must_come_from_one_size():
+def test_tables_of_a_mixer_by_name():
     tables = {"weight": ((36, 36), (16, 16)), "bias": ((36,), (25,))}
     assert common_source(tables, (6, 6), {}) is None
+    mixer = create_mixer("ffn", 4)
+    refuses(r"fc1.weight of FFN is missing from its grid_axes", mixer.at_size, "fc1.weight", (3, 3))
+    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
+    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
+    mixer.grid_axes = {"fc1.weight": "H W C"}
+    refuses("does not fit the axes 'H W C'; correct grid_axes", mixer.at_size, "fc1.weight", (3, 5))
 
 
 class Naive(Mixer):
@@ -177,15 +180,6 @@ def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
     assert any("interpolated to this map size" in line for line in warned)
     expected = resize_table(first.blocks[0].mlp.places, "N C", (4, 9), (6, 6))
     torch.testing.assert_close(second.blocks[0].mlp.places, expected)
-
-
-def test_at_size_resizes_a_table_by_name():
-    mixer = create_mixer("ffn", 4)
-    refuses(r"fc1.weight of FFN is missing from its grid_axes", mixer.at_size, "fc1.weight", (3, 3))
-    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
-    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
-    mixer.grid_axes = {"fc1.weight": "H W C"}
-    refuses("does not fit the axes 'H W C'; correct grid_axes", mixer.at_size, "fc1.weight", (3, 5))
 
 
 @pytest.mark.parametrize("name", ["deit_t", "sbm_t", "deit_t_fourier_filter"])

@@ -156,16 +156,12 @@ def test_memory_format_of_the_images_does_not_matter(name):
 
 
 @pytest.mark.parametrize("host", SMALLEST)
-def test_no_weight_decay_names_exist(host):
+def test_names_of_parameters_and_methods(host):
     backbone = meta_backbone(host)
     names = {name for name, _ in backbone.named_parameters()}
     assert backbone.no_weight_decay <= names
     tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
     assert tables <= backbone.no_weight_decay
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_has_nothing_that_mmengine_would_call(host):
     assert not hasattr(short(host), "init_weights")
     assert isinstance(short(host), Backbone)
 

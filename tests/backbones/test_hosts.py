@@ -263,7 +263,7 @@ def test_gcvit_attention_equals_the_loops(index, size):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_gcvit_resizes_its_query_only_where_it_must():
+def test_gcvit_makes_only_the_queries_that_it_needs():
     stage = short("gcvit_xxt").stages[0].double()
     pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
     assert torch.equal(stage._global_query(pooled), pooled.permute(0, 2, 3, 1))
@@ -271,9 +271,6 @@ def test_gcvit_resizes_its_query_only_where_it_must():
     # Half the size: bicubic keeps a ramp away from the edges, at the middles of pairs.
     middle = torch.arange(2, 5, dtype=torch.float64) * 2 + 0.5
     torch.testing.assert_close(stage._global_query(ramp)[0, 3, 2:5, 0], middle)
-
-
-def test_gcvit_has_no_queries_that_nothing_reads():
     swapped = meta_backbone("gcvit_xxt", token_mixer="pooling")
     assert not [key for key in swapped.state_dict() if "global_block" in key]
 

@@ -100,11 +100,12 @@ def test_a_pointwise_convolution_is_one(tiles, bias):
         assert results[0][0].stride() == results[1][0].stride()
 
 
-def test_a_pointwise_convolution_in_a_graph_is_torchs(tiles):
+def test_graphs_and_gelu_keep_torchs_products(tiles):
     conv = fast(PointwiseConv2d(3, 4)).eval()
     x = torch.randn(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     assert conv.is_fast(x)
     assert "mixerlab" not in str(torch.export.export(conv, (x,)).graph)
+    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,6 @@ def test_a_pointwise_convolution_in_a_graph_is_torchs(tiles):
 )
 def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
     close(*both_ways(fast(randomise(module)), tokens(*shape)))
-
-
-def test_feed_forward_networks_with_gelu_keep_torchs_products(tiles):
-    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])

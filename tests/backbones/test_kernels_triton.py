@@ -128,13 +128,10 @@ def test_other_numbers_than_torchs_do_not_serve(untried, found):
         assert not choice.serve(GPU, torch.float64, True)
 
 
-def test_a_graph_does_not_wait_for_a_compiler(untried):
+def test_graphs_do_not_wait_and_status_names_devices(untried):
     untried.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert not choice.serve(GPU, torch.float32, True)
     assert not choice._failures  # it will be tried later
-
-
-def test_status_names_both_devices(untried):
     assert status().endswith("; on CUDA Triton kernels, in eager passes")
     untried.setattr(choice, "find_spec", lambda name: None)
     assert "there is no Triton" in status()

@@ -156,16 +156,13 @@ def test_tau_proves_rho_by_the_theorem(case, form):
     assert found.certified
 
 
-def test_one_unit_is_solved_exactly():
+def test_search_finds_known_optima():
     for p, q in ((-0.13, 1.13), (0.0, 1.0), (-2.0, 0.5), (0.3, 0.3)):
         part = Part(*(torch.tensor(v, dtype=torch.float64) for v in ([[3.0]], [[2.0]], [p], [q])))
         rho, _ = search(part, 600)
         assert math.sqrt(rho) == pytest.approx(6 * max(-p, q), rel=1e-4)
         assert math.sqrt(rho) >= 6 * max(-p, q) * (1 - 1e-12)
-
-
-def test_units_on_axes_of_their_own_do_not_add_up():
-    """W0 and W1 diagonal: the constant is the steepest axis, and the bound finds it."""
+    # W0 and W1 diagonal: the constant is the steepest axis, and the bound finds it.
     torch.manual_seed(0)
     p, q = -torch.rand(5).double(), torch.rand(5).double()
     w0, w1 = torch.randn(5).double(), torch.randn(5).double()
@@ -174,9 +171,6 @@ def test_units_on_axes_of_their_own_do_not_add_up():
     rho, _ = search(part, 600)
     assert exact * (1 - 1e-12) <= math.sqrt(rho) < exact * 1.001
     assert part.product_bound() > exact * 1.1
-
-
-def test_search_finds_the_minimum_that_trying_everything_finds():
     torch.manual_seed(1)
     w0, w1 = torch.randn(2, 3).double(), torch.randn(3, 2).double()
     part = Part(w0, w1, torch.tensor([-0.13, -1.0]).double(), torch.tensor([1.13, 0.2]).double())
@@ -188,13 +182,22 @@ def test_search_finds_the_minimum_that_trying_everything_finds():
     assert rho / reduced.rho_unit >= least * 0.97
 
 
-def test_monotone_in_slopes_and_iterations():
+def test_bounds_are_monotone_and_follow_scales():
     part = stacked(mixer_parts(affn(4)))
     wider = part._replace(p=part.p - 0.1, q=part.q + 0.1)
     assert search(part, 600)[0] < search(wider, 600)[0]
     bounds = [lipschitz_bound(affn(6), "reduced", iterations=n).bound for n in (1, 10, 600)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > bounds[-1] >= steepest_seen(affn(6), 6, 500)
+    mixer = affn(4)
+    before = lipschitz_bound(mixer, "reduced").bound
+    with torch.no_grad():
+        mixer.fc1.weight.mul_(1e-3)
+        mixer.bn_out.weight.mul_(5)
+    scaled = lipschitz_bound(mixer, "reduced")
+    assert scaled.bound == pytest.approx(5e-3 * before, rel=1e-6)
+    residual = lipschitz_bound(mixer, "reduced", residual=True)
+    assert (residual.bound, residual.product) == (scaled.bound + 1, scaled.product + 1)
 
 
 def test_gradient_of_the_soft_maximum():
@@ -207,18 +210,6 @@ def test_gradient_of_the_soft_maximum():
         up, down = (reduced.soft_rho(log_tau + sign * step, 0.01)[0] for sign in (1, -1))
         assert (up - down) / 2e-5 == pytest.approx(float(gradient[j]), rel=1e-5, abs=1e-8)
     assert rho == pytest.approx(reduced.rho(log_tau.exp()), rel=1e-12)
-
-
-def test_bounds_follow_scales_and_residuals():
-    mixer = affn(4)
-    before = lipschitz_bound(mixer, "reduced").bound
-    with torch.no_grad():
-        mixer.fc1.weight.mul_(1e-3)
-        mixer.bn_out.weight.mul_(5)
-    scaled = lipschitz_bound(mixer, "reduced")
-    assert scaled.bound == pytest.approx(5e-3 * before, rel=1e-6)
-    residual = lipschitz_bound(mixer, "reduced", residual=True)
-    assert (residual.bound, residual.product) == (scaled.bound + 1, scaled.product + 1)
 
 
 def test_linear_dead_and_zero_units():

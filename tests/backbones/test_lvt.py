@@ -171,7 +171,7 @@ def test_only_training_with_mixtoken_is_random(path):
     assert len(mixed) > 1
 
 
-def test_boxes_lie_in_the_map_and_have_all_sizes():
+def test_boxes_and_their_exchange():
     torch.manual_seed(0)
     shares = []
     for _ in range(300):
@@ -182,9 +182,6 @@ def test_boxes_lie_in_the_map_and_have_all_sizes():
     assert min(shares) == pytest.approx(1 - 6 * 8 / 63)  # no side is odd but at a border
     assert max(shares) == 1
     assert own_share(Box(0, 7, 0, 9), (7, 9)) == 0
-
-
-def test_swapping_twice_changes_nothing_but_once_only_the_box():
     x = torch.randn(3, 4, 5, 2)
     box = Box(1, 2, 0, 2)
     once = swap(x, box, unit=2)

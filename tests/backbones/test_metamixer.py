@@ -244,12 +244,9 @@ def test_branches_fold_at_any_stride(size, stride):
         torch.testing.assert_close(branched(x), branched.fuse()(x), **EXACT)
 
 
-def test_a_branch_larger_than_the_first_is_refused():
+def test_branches_and_depthwise_convolutions():
     with pytest.raises(ValueError, match=r"a branch of 1x9 cannot fold into .* which is 7x7"):
         BranchedConv(4, 4, [(7, 7), (1, 9)])
-
-
-def test_depthwise_kinds():
     assert isinstance(depthwise(4, 7), nn.Conv2d)
     assert isinstance(depthwise(4, 7, ()), ConvBN)
     assert isinstance(depthwise(4, 7, [(3, 3)]), BranchedConv)
@@ -282,7 +279,7 @@ def test_interactions_that_do_not_fit_the_memory_are_refused(changes, message):
     refuses(message, combined, **changes)
 
 
-def test_slots_combine_freely():
+def test_slots_combine_and_spatial_mlp_keeps_its_map():
     mixer = MetaMixer(
         query=self_attention(4, 2).query,
         memory=ProjectedMemory(4, 2),
@@ -294,9 +291,6 @@ def test_slots_combine_freely():
     )
     assert mixer(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
     assert combined()(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
-
-
-def test_spatial_mlp_refuses_other_maps():
     mixer = spatial_mlp((4, 4), 8)
     refuses(r"maps of 4x4, 16 tokens, and cannot run on 20; build", mixer, torch.zeros(1, 4, 5, 3))
 

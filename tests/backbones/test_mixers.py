@@ -333,12 +333,9 @@ def test_what_does_not_fit_the_declaration_is_refused(registering, mixer, said):
         create_mixer("wrong", DIM)(tokens(2, 5, 6, DIM).float(), tokens(2, 2, DIM).float())
 
 
-def test_lists_by_kind():
+def test_kinds_and_hidden_widths():
     assert set(list_mixers("channel")) | set(list_mixers("token")) == set(list_mixers())
     assert {"ffn", "glu", "afbo"} <= set(list_mixers("channel"))
-
-
-def test_hidden_ratio_of_the_host_is_scaled_for_glu():
     assert create_mixer("glu", 96).w1.out_features == 256
     assert create_mixer("ffn", 96).fc1.out_features == 384
     assert create_mixer("afbo", 96).proj.in_features == 384

@@ -140,12 +140,9 @@ def test_attention_of_scheme_fits_half_precision_on_a_large_map():
         assert mixer(x).isfinite().all()
 
 
-def test_layer_scale_of_convnext_starts_where_it_is_told_to():
+def test_initial_layer_scale_and_response_norm():
     assert create_mixer("convnext", 4).gamma.tolist() == pytest.approx([1e-6] * 4)
     assert create_mixer("convnext", 4, layer_scale=1).gamma.tolist() == [1.0] * 4
-
-
-def test_response_norm_starts_as_the_identity():
     grn = create_mixer("convnext_v2", 4).double().grn
     exact(grn(tokens(2, 3, 4, 16)).detach(), tokens(2, 3, 4, 16))
 

@@ -208,15 +208,12 @@ def test_parameters_follow_the_closed_form(n_branches, kernel_size):
     assert count_parameters(mixer) == expected
 
 
-def test_starts_as_the_plain_activation_or_its_mirror():
+def test_initial_activations_and_truth_values_of_arb():
     z = torch.randn(5, 32)
     for init, signs in (("ones", [1, 1, 1, 1]), ("mirror", [1, -1, 1, -1])):
         mixer = create_mixer("iffn", 32, n_branches=4, init=init)
         for sign, branch in zip(signs, mixer.branches, strict=True):
             torch.testing.assert_close(branch(z), nn.functional.gelu(sign * z))
-
-
-def test_arb_takes_truth_values():
     for word, value in (("on", True), ("off", False)):
         keys = [create_mixer("iffn", 8, arb=arb).state_dict().keys() for arb in (word, value)]
         assert keys[0] == keys[1]

@@ -163,7 +163,7 @@ def test_gmlp_equals_timm():
     torch.testing.assert_close(model(x), theirs(x), rtol=1e-6, atol=1e-6)
 
 
-def test_gmlp_of_other_sizes_equals_the_loops():
+def test_gmlp_shifts_its_windows_and_norms_its_stem():
     dense = randomise(create_backbone("gmlp_ti", dense=True))
     u = tokens(1, 15, 5, 12)
     for index, shifted in ((0, False), (1, True)):
@@ -172,9 +172,6 @@ def test_gmlp_of_other_sizes_equals_the_loops():
         gate.norm = torch.nn.Identity()
         v = reference.mix(u[0, ..., 6:], 14, reference.free(weight, 14), 1, bias, shifted=shifted)
         torch.testing.assert_close(gate(u)[0], u[0, ..., :6] * v, **EXACT)
-
-
-def test_gmlp_with_another_unit_norms_its_stem():
     own, other = meta_backbone("gmlp_ti"), meta_backbone("gmlp_ti_lrpe")
     bare = meta_backbone("gmlp_ti_lrpe", stem_norm=False)
     assert [hasattr(m.stem.norm, "weight") for m in (own, other, bare)] == [False, True, False]

@@ -55,11 +55,8 @@ def authors_unit(unit, width, window, s):
     return shapes | ({"token_proj_n_weight": (1, n, n)} if unit == "lrpe_m" else {})
 
 
-def test_released_file_has_277_entries():
+def test_released_checkpoint_of_277_entries_loads(tmp_path):
     assert len(authors_shapes()) == 277
-
-
-def test_released_checkpoint_loads(tmp_path):
     theirs = fill(authors_shapes())
     path = tmp_path / "posmlp_t.pth.tar"
     torch.save({"state_dict_ema": theirs, "state_dict": {}, "epoch": 254}, path)
@@ -140,14 +137,6 @@ def test_absolute_positions_are_reshaped():
     torch.testing.assert_close(converted, expected)
 
 
-def test_truncated_checkpoint_is_refused():
-    """PosMLP's own units must be in the file; only swapped-in mixers may be initialised."""
-    theirs = fill(authors_shapes())
-    theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
-    backbone = meta_backbone("posmlp_t")
-    refuses(r"missing stages\.2\.blocks\.5\.mixer", adopt, backbone, in_memory(theirs, "file"))
-
-
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
     with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are missing"):
@@ -215,7 +204,7 @@ def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
     assert dead_only in report.dead
 
 
-def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
+def test_weights_that_lack_units_or_biases_are_refused():
     weights = meta_backbone("posmlp_t", token_mixer={"name": "ggqpe", "bias": False})
     backbone = meta_backbone("posmlp_t")
     refuses(
@@ -224,6 +213,15 @@ def test_a_file_without_the_bias_is_refused_by_a_network_with_it():
         backbone,
         in_memory(weights.state_dict(), "file"),
     )
+    free = meta_backbone("posmlp_t_sgu")
+    larger = meta_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
+    with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
+        adopt(free, in_memory(larger.state_dict(), "file"))
+    # PosMLP's own units must be in the file; only swapped-in mixers may be initialised.
+    theirs = fill(authors_shapes())
+    theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
+    backbone = meta_backbone("posmlp_t")
+    refuses(r"missing stages\.2\.blocks\.5\.mixer", adopt, backbone, in_memory(theirs, "file"))
 
 
 def test_other_windows_take_resampled_tables():
@@ -250,13 +248,6 @@ def test_other_windows_take_resampled_tables():
     wide = create_mixer("ggqpe", 12, groups=2, window=7)
     wide.load_state_dict(wide.convert_state_dict(gaussian.state_dict()))
     assert torch.equal(wide.gate.relation.spreads, gaussian.gate.relation.spreads)
-
-
-def test_free_matrices_are_not_resized():
-    free = meta_backbone("posmlp_t_sgu")
-    larger = meta_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
-    with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
-        adopt(free, in_memory(larger.state_dict(), "file"))
 
 
 # gMLP as released: github.com/Zhicaiwww/PosMLP at f675cbb, models/gmlp.py and models/patch_emb.py.

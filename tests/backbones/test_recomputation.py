@@ -104,10 +104,15 @@ def test_a_graph_may_be_gone_through_again():
     assert {(int(norm.num_batches_tracked), norm.momentum) for norm in norms} == {(1, 0.1)}
 
 
-def test_nothing_is_recomputed_in_evaluation():
+def test_evaluation_and_kept_statistics():
     backbone = built("resnet18", grad_checkpointing=True).eval()
     once = trained(backbone)[3]
     assert set(once.values()) <= {0, 1}
+    backbone = build_short("resnet18", dense=True, norm_eval=True).train()
+    before = copy.deepcopy(backbone.state_dict())
+    backbone(images(64, 64, batch=2).float())
+    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
+    assert backbone.training
 
 
 @pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
@@ -127,11 +132,3 @@ def test_frozen_stages_do_not_learn(name, kind):
             assert module.training == (backbone.layer_ids.stage(f"{key}.") > 1)
     changed = {k for k, v in backbone.state_dict().items() if not torch.equal(v, before[k])}
     assert all(backbone.layer_ids.stage(key) > 1 for key in changed)
-
-
-def test_kept_statistics():
-    backbone = build_short("resnet18", dense=True, norm_eval=True).train()
-    before = copy.deepcopy(backbone.state_dict())
-    backbone(images(64, 64, batch=2).float())
-    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
-    assert backbone.training

@@ -116,17 +116,18 @@ def test_slots_tell_whether_the_host_is_dense(registering, host, dense):
     assert {slot.dense for slot in slots} == {dense}
 
 
-def test_patterns_and_order():
+def test_patterns_aliases_and_published_names():
     assert list_backbones("swin_t") == ["swin_t"]
     names = [name for name in list_backbones("swin_t*") if name.endswith(("_t", "_afbo", "_glu"))]
     assert names == ["swin_t", "swin_t_afbo", "swin_t_glu"]
     assert list_backbones("vgg*") == []
-
-
-def test_own_ffn_is_an_alias():
     assert "swin_t_ffn" not in list_backbones()
     alias, plain = meta_backbone("swin_t_ffn"), meta_backbone("swin_t")
     assert alias.state_dict().keys() == plain.state_dict().keys()
+    rows = {row.backbone for paper in list_papers() for row in load_rows(paper)}
+    assert set(list_backbones(published=True)) == rows | set(list_hosts())
+    everything = [*list_backbones(published=True), *list_backbones(published=False)]
+    assert sorted(everything) == sorted(list_backbones())
 
 
 @pytest.mark.parametrize("base", ["swin_t", "swin_t_afbo"])
@@ -290,15 +291,12 @@ def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
                 create_backbone(host, mixer={"hidden_ratio": 3.5})
 
 
-def test_hosts_of_one_file_agree_whether_their_ffn_is_plain():
+def test_ffns_of_hosts_are_plain_or_rebuilt():
     found = {}
     for host in list_hosts():
         entry = find_host(host)
         found.setdefault(entry.build.__module__, set()).add(entry.plain_ffn)
     assert {len(values) for values in found.values()} == {1}
-
-
-def test_options_of_a_plain_host_rebuild_its_ffn():
     same = meta_backbone("deit_t", mixer={"hidden_ratio": None, "drop": 0.0})
     narrow = meta_backbone("deit_t", mixer={"hidden_ratio": 3})
     assert count_parameters(same) == count_parameters(create_backbone("deit_t"))
@@ -387,13 +385,6 @@ def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):
     assert half.layers[0].blocks[0].mlp.typed == (5, 1)
     assert half.layers[0].blocks[0].mlp.fc1.out_features == 2 * 96
     assert whole.layers[0].blocks[0].mlp.fc1.out_features == 4 * 96
-
-
-def test_published_names_are_those_with_a_row():
-    rows = {row.backbone for paper in list_papers() for row in load_rows(paper)}
-    assert set(list_backbones(published=True)) == rows | set(list_hosts())
-    everything = [*list_backbones(published=True), *list_backbones(published=False)]
-    assert sorted(everything) == sorted(list_backbones())
 
 
 # (name, rule of counting) -> (parameters, MACs) of plain networks for 224 pixels.

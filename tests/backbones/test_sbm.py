@@ -73,7 +73,7 @@ def test_resampling_equals_the_filters(size, mode):
     torch.testing.assert_close(new_write, reference.resized(write, size, mode), **CLOSE)
 
 
-def test_stored_map_is_not_resampled():
+def test_only_other_maps_are_resampled():
     torch.manual_seed(0)
     bicubic = create_mixer("sbm", 8, grid=(6, 5), rank=4).eval()
     bilinear = create_mixer("sbm", 8, grid=(6, 5), rank=4, resample="bilinear").eval()
@@ -83,6 +83,8 @@ def test_stored_map_is_not_resampled():
     x = tokens(2, 8, 9, 8).float()
     assert not torch.equal(bicubic(x), bilinear(x))
     assert bicubic.bilinear.factors((6, 5))[0] is bicubic.bilinear.space_read
+    with pytest.raises(ValueError, match="must be 'bicubic' or 'bilinear', got 'area'"):
+        resample_factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), (3, 3), "area")
 
 
 FOREIGN = (9, 7)
@@ -235,11 +237,6 @@ def test_autocast_does_not_cast_the_factors_once_per_image():
         with Largest() as largest, torch.autocast("cpu", torch.bfloat16):
             mixer(torch.randn(8, *size, 8))
         assert largest.numel <= 2 * 64 * 64 < 8 * 64 * size[0] * size[1]
-
-
-def test_unknown_filter_is_refused():
-    with pytest.raises(ValueError, match="must be 'bicubic' or 'bilinear', got 'area'"):
-        resample_factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), (3, 3), "area")
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -149,11 +149,6 @@ def test_fvcore_counts_what_table_1_and_5_print(name, options, macs):
     assert count_macs(model, rule="fvcore") / 1e9 == in_g(macs)
 
 
-def test_macs_grow_as_the_pixels():
-    model = meta_classifier("sbm_t")
-    assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
-
-
 @pytest.mark.parametrize("pos", ["cpe", "ape"])
 @torch.no_grad()
 def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
@@ -179,7 +174,19 @@ def test_checkpoint_of_another_preset_is_refused():
         adopt(create_backbone("sbm_t"), in_memory(without, "no FFN"))
 
 
-def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():
+def test_blocks_follow_the_options_and_the_map():
+    backbone = meta_backbone("sbm_s", drop_path_rate=0.3, shortcut=False)
+    blocks = [m for m in backbone.modules() if isinstance(m, SBMBlock)]
+    paths = [path for block in blocks for path in (block.drop_path1, block.drop_path2)]
+    assert {getattr(path, "drop_prob", 0.0) for path in paths} == {0.0}
+    backbone = meta_backbone("sbm_b", img_size=(200, 328))
+    for stage, blocks in enumerate(backbone.stages):
+        stride = 4 * 2**stage
+        for block in blocks:
+            assert isinstance(block.mixer, StarBilinearMapping)
+            assert block.mixer.bilinear.grid == (-(-200 // stride), -(-328 // stride))
+    model = meta_classifier("sbm_t")
+    assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
     assert mixer_options("ffn", host="sbm_t")["act"] == "silu"
     with torch.device("meta"):
         backbone = create_backbone("sbm_t", mixer={"hidden_ratio": 2})
@@ -188,13 +195,6 @@ def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():
     assert (ffn.act, ffn.fc1.out_features) == ("silu", 128)
     assert again.mixers() == {}
     assert len(backbone.mixers()) == 17
-
-
-def test_drop_path_needs_shortcuts():
-    backbone = meta_backbone("sbm_s", drop_path_rate=0.3, shortcut=False)
-    blocks = [m for m in backbone.modules() if isinstance(m, SBMBlock)]
-    paths = [path for block in blocks for path in (block.drop_path1, block.drop_path2)]
-    assert {getattr(path, "drop_prob", 0.0) for path in paths} == {0.0}
 
 
 def test_initialisation():
@@ -209,12 +209,3 @@ def test_initialisation():
             assert p.std().item() == pytest.approx((p.shape[1] * p.shape[2]) ** -0.5, rel=0.1)
         elif key.endswith("space_write"):
             assert p.std().item() == pytest.approx(64**-0.5, rel=0.1)
-
-
-def test_every_block_has_a_star_mapping_on_the_map_of_its_stage():
-    backbone = meta_backbone("sbm_b", img_size=(200, 328))
-    for stage, blocks in enumerate(backbone.stages):
-        stride = 4 * 2**stage
-        for block in blocks:
-            assert isinstance(block.mixer, StarBilinearMapping)
-            assert block.mixer.bilinear.grid == (-(-200 // stride), -(-328 // stride))

@@ -70,7 +70,7 @@ def test_a_small_network_learns_and_its_weights_load(name, patch_size):
         assert torch.equal(again(x), model(x))
 
 
-def test_overlapping_kernels_keep_their_weights_and_see_more_places():
+def test_stems_for_small_images_and_their_weights(tmp_path):
     """The positions of the published stem are every fourth of the finest one."""
     torch.manual_seed(0)
     usual = create_backbone("pvt_v2_b1").eval()
@@ -79,17 +79,11 @@ def test_overlapping_kernels_keep_their_weights_and_see_more_places():
     x = images(64, 96).float()
     with torch.no_grad():
         torch.testing.assert_close(fine.patch_embed(x)[:, ::4, ::4], usual.patch_embed(x))
-
-
-def test_resnet18_for_cifar_is_the_usual_one():
-    """11.17 M parameters without classifier, a 3x3 convolution and no pooling, as in the field."""
+    # 11.17 M parameters without classifier, a 3x3 convolution and no pooling, as in the field.
     backbone = meta_backbone("resnet18", img_size=32, patch_size=1)
     assert sum(p.numel() for p in backbone.parameters()) == 11_168_832
     assert (backbone.conv1.kernel_size, backbone.conv1.stride) == ((3, 3), (1, 1))
     assert isinstance(backbone.maxpool, torch.nn.Identity)
-
-
-def test_weights_of_other_patches_are_refused(tmp_path):
     path = tmp_path / "deit.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
     refuses(r"patch_embed\.proj\.weight", create_backbone, "deit_t", patch_size=8, pretrained=path)

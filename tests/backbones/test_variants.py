@@ -31,10 +31,14 @@ def blue():
     """Blue paint."""
 
 
-def test_a_variant_fixes_options_and_changes_defaults():
+def test_a_variant_has_its_own_defaults_name_and_docstring():
     assert blue(3) == (3, "blue", "light", 2)
     assert blue(size=3, coats=4) == (3, "blue", "light", 4)
     assert keywords(blue) == {"coats": 2}
+    assert (blue.__name__, blue.__module__) == ("blue", __name__)
+    assert inspect.getdoc(blue) == ("Blue paint.\n\nArgs:\n    size: Of it.\n    coats: How many.")
+    without_coats = variant_of(paint, without=("coats",))(blue)
+    assert "    colour: Any,\n        by name.\n    shade:" in inspect.getdoc(without_coats)
 
 
 @pytest.mark.parametrize("option", [{"colour": "red"}, {"shade": "dark"}, {"other": 1}])
@@ -45,28 +49,15 @@ def test_what_a_variant_does_not_have_is_refused(option):
         check_arguments(blue, option, "group")
 
 
-def test_the_values_of_a_variant_are_checked_by_the_types_of_the_first():
+def test_options_of_variants_are_checked():
     shaded = variant_of(paint, fixed={"colour": "blue"})(blue)
     check_arguments(shaded, {"shade": "dark"}, "group")
     with pytest.raises(ValueError, match=r"group\.shade=grey is not one of light, dark"):
         check_arguments(shaded, {"shade": "grey"}, "group")
     refuses(r"group\.coats=x is not a whole number", check_arguments, blue, {"coats": "x"}, "group")
-
-
-def test_a_variant_keeps_its_name_and_describes_the_options_that_it_has():
-    assert (blue.__name__, blue.__module__) == ("blue", __name__)
-    assert inspect.getdoc(blue) == ("Blue paint.\n\nArgs:\n    size: Of it.\n    coats: How many.")
-    without_coats = variant_of(paint, without=("coats",))(blue)
-    assert "    colour: Any,\n        by name.\n    shade:" in inspect.getdoc(without_coats)
-
-
-def test_only_existing_options_can_be_fixed():
     for wrong in ({"fixed": {"color": "blue"}}, {"defaults": {"size": 3}}, {"without": ("n",)}):
         with pytest.raises(TypeError, match="paint has no option"):
             variant_of(paint, **wrong)
-
-
-def test_a_class_has_variants_too():
     wide = variant_of(Scheme, fixed={"g1": 1}, defaults={"g2": 3})(blue)
     assert keywords(wide) == {"hidden_ratio": 8.0, "g2": 3, "cca": "train", "drop": 0.0}
     assert isinstance(wide(12), Scheme)
