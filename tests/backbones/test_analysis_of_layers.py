@@ -71,11 +71,8 @@ def declares(part):
     [
         (("cheby_kan", "nonlinear_sum"), False, False),
         (("ffn", "iffn", "convnext", "scheme_12"), True, False),
-        (
-            ("glu", "swiglu", "convglu", "group_ffn", "afbo", "afbo_s", "scfbo_gc", "full"),
-            True,
-            True,
-        ),
+        (("glu", "swiglu", "convglu", "group_ffn"), True, True),
+        (("afbo", "afbo_s", "scfbo_gc", "full"), True, True),
     ],
 )
 def test_which_of_the_papers_mixers_multiply_two_mappings(names, has_matrices, multiplies):

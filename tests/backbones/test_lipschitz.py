@@ -1,5 +1,6 @@
 """Lipschitz bounds: valid, ordered as theory says, certified by the theorem's own matrix."""
 
+import copy
 import functools
 import importlib.util
 import itertools
@@ -257,34 +258,27 @@ def test_every_activation_is_bounded(act, arb):
 def test_ffn_and_the_ffns_of_hosts():
     torch.manual_seed(0)
     ffn = create_mixer("ffn", 4)
+    tensors = ffn.state_dict()
+
+    def bound(mixer):
+        own = mixer.state_dict()
+        mixer.load_state_dict({key: value.view_as(own[key]) for key, value in tensors.items()})
+        return lipschitz_bound(mixer, "reduced").bound
+
     switched = create_mixer("iffn", 4, channel=False, spatial=False)
-    switched.load_state_dict(ffn.state_dict())
-    linear, conv = Mlp(4, 16), Mlp(4, 16, use_conv=True)
-    linear.load_state_dict(ffn.state_dict())
-    conv.load_state_dict(
-        {k: v[..., None, None] if v.ndim == 2 else v for k, v in ffn.state_dict().items()}
-    )
-    bounds = [lipschitz_bound(m, "reduced").bound for m in (ffn, switched, linear, conv)]
+    bounds = [bound(m) for m in (ffn, switched, Mlp(4, 16), Mlp(4, 16, use_conv=True))]
     assert bounds == pytest.approx([bounds[0]] * 4, rel=1e-12)
     assert steepest_seen(ffn, 4, 500) <= bounds[0]
-    relu = Mlp(4, 16, act_layer=nn.ReLU)
-    relu.load_state_dict(ffn.state_dict())
-    silu = create_mixer("ffn", 4, act="silu")
-    silu.load_state_dict(ffn.state_dict())
-    linear.act = nn.SiLU()
-    found = lipschitz_bound(silu, "reduced").bound
-    assert found == pytest.approx(lipschitz_bound(linear, "reduced").bound)
-    assert found < bounds[0]
-    assert lipschitz_bound(relu, "reduced").bound < bounds[0]
+    silu = bound(create_mixer("ffn", 4, act="silu"))
+    assert silu == pytest.approx(bound(Mlp(4, 16, act_layer=nn.SiLU)))
+    assert max(silu, bound(Mlp(4, 16, act_layer=nn.ReLU))) < bounds[0]
 
 
 def test_the_mixer_is_left_alone():
     mixer = affn(3)
-    before = {key: value.clone() for key, value in mixer.state_dict().items()}
+    before = copy.deepcopy(mixer.state_dict())
     lipschitz_bound(mixer, "reduced", iterations=5)
-    for key, value in mixer.state_dict().items():
-        assert value.dtype == before[key].dtype
-        assert torch.equal(value, before[key])
+    torch.testing.assert_close(mixer.state_dict(), before, rtol=0, atol=0)
     assert all(parameter.requires_grad for parameter in mixer.parameters())
 
 
@@ -308,13 +302,14 @@ def test_refused(mixer, options, message):
     refuses(message, lipschitz_bound, mixer(), **options)
 
 
-@needs_cvxpy
 def test_auto_takes_a_solver_for_small_mixers_if_there_is_one(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert lipschitz_bound(affn(3)).method == "reduced"
+        refuses(r"pip install -e '\.\[lipschitz\]'", lipschitz_bound, affn(3), "sdp")
+    pytest.importorskip("cvxpy")
     assert lipschitz_bound(affn(4)).method == "sdp"
     assert lipschitz_bound(affn(9), iterations=1).method == "reduced"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert lipschitz_bound(affn(3)).method == "reduced"
-    refuses(r"pip install -e '\.\[lipschitz\]'", lipschitz_bound, affn(3), "sdp")
 
 
 @needs_cvxpy
@@ -366,32 +361,6 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
     assert all(float(line.split()[1]) > 1 and "split" in line for line in lines)
 
 
-def test_command_takes_the_backbone_and_the_options_of_a_run(capsys, monkeypatch, tmp_path):
-    options = {"img_size": 64, "mixer": {"hidden_ratio": 0.5}}
-    backbone = create_backbone("mixer_s16_affn", **options)
-    (tmp_path / "checkpoints").mkdir()
-    tensors = {f"model.backbone.{key}": value for key, value in backbone.state_dict().items()}
-    torch.save({"state_dict": tensors}, tmp_path / "checkpoints" / "best.ckpt")
-    config = {
-        "task_name": "classification", "data": {"_target_": "x"}, "task": {"_target_": "x"},
-        "head": {"_target_": "x"}, "backbone": {"name": "mixer_s16_affn", **options},
-    }  # fmt: skip
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    taken = []
-
-    def stub(mixer, **options):
-        taken.append(mixer)
-        return LipschitzBound(1.0, (1.0,), (), "joint", "reduced", 2.0, True, 0.0)
-
-    monkeypatch.setattr("backbones.analysis.lipschitz.lipschitz_bound", stub)
-    typed = ("block=blocks.7.*", "format=json")
-    printed(capsys, f"ckpt={tmp_path}", *typed)
-    own = backbone.blocks[7].mlp_channels.state_dict()
-    assert all(value.equal(own[key]) for key, value in taken[0].state_dict().items())
-    assert command.main([f"ckpt={tmp_path}", "backbone=deit_t_affn"]) == 2
-    assert "holds mixer_s16_affn, not deit_t_affn; leave backbone= out" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("host", SMALLEST)
 def test_places_of_channel_mixers_are_known_whatever_is_there(host):
     with torch.device("meta"):
@@ -412,10 +381,25 @@ def test_a_place_in_neither_of_the_slots_is_told():
         backbone.channel_places()
 
 
-def test_command_bounds_no_mixer_that_the_checkpoint_lacks(capsys, tmp_path):
-    path = tmp_path / "plain.pth"
-    torch.save(create_backbone("deit_t").state_dict(), path)
-    assert command.main(["backbone=deit_t_affn", f"ckpt={path}"]) == 2
+def test_command_takes_the_backbone_and_the_options_of_a_run(capsys, monkeypatch, tmp_path):
+    options = {"img_size": 64, "mixer": {"hidden_ratio": 0.5}}
+    backbone = create_backbone("mixer_s16_affn", **options)
+    (tmp_path / "checkpoints").mkdir()
+    tensors = {f"model.backbone.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"state_dict": tensors}, tmp_path / "checkpoints" / "best.ckpt")
+    config = {key: {"_target_": "x"} for key in ("data", "task", "head")}
+    config |= {"task_name": "classification", "backbone": {"name": "mixer_s16_affn", **options}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    taken, result = [], LipschitzBound(1.0, (1.0,), (), "joint", "reduced", 2.0, True, 0.0)
+    stub = lambda mixer, **options: taken.append(mixer) or result  # noqa: E731
+    monkeypatch.setattr("backbones.analysis.lipschitz.lipschitz_bound", stub)
+    printed(capsys, f"ckpt={tmp_path}", "block=blocks.7.*", "format=json")
+    own = backbone.blocks[7].mlp_channels.state_dict()
+    torch.testing.assert_close(taken[0].state_dict(), own, rtol=0, atol=0)
+    assert command.main([f"ckpt={tmp_path}", "backbone=deit_t_affn"]) == 2
+    assert "holds mixer_s16_affn, not deit_t_affn; leave backbone= out" in capsys.readouterr().err
+    torch.save(create_backbone("deit_t").state_dict(), tmp_path / "plain.pth")
+    assert command.main(["backbone=deit_t_affn", f"ckpt={tmp_path / 'plain.pth'}"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "lacks the weights of the mixers of deit_t_affn (blocks.0.mlp, " in err

@@ -11,6 +11,7 @@ from timm.models.metaformer import Pooling
 from torch import nn
 
 from backbones import create_mixer
+from backbones.analysis.counting import count_parameters
 from backbones.layers.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.instances import (
     as_is,
@@ -90,12 +91,17 @@ def test_attention_has_heads_of_at_least_32_channels(dim, heads):
     assert sum(p.numel() for p in mixer.parameters()) == 4 * dim * dim + 4 * dim
 
 
+def mlp_with_weights(mixer, width, hidden):
+    mlp = Mlp(width, hidden).double()
+    mlp.fc1.load_state_dict(mixer.memory.key.state_dict())
+    mlp.fc2.load_state_dict(mixer.memory.value.state_dict())
+    return mlp
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_feed_forward_equals_timms_mlp(size):
     mixer = randomise(feed_forward(6, 15))
-    theirs = Mlp(6, 15).double()
-    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
-    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+    theirs = mlp_with_weights(mixer, 6, 15)
     assert_same_with_gradient(mixer, theirs, tokens(2, *size, 6))
     x = tokens(2, *size, 6)
     torch.testing.assert_close(mixer.coefficients(x)[0], F.gelu(theirs.fc1(x)), **EXACT)
@@ -104,9 +110,7 @@ def test_feed_forward_equals_timms_mlp(size):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
     mixer = randomise(spatial_mlp(size, 5))
-    theirs = Mlp(size[0] * size[1], 5).double()
-    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
-    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+    theirs = mlp_with_weights(mixer, size[0] * size[1], 5)
 
     def expected(x):
         return theirs(x.flatten(1, 2).mT).mT.view(x.shape)
@@ -156,14 +160,10 @@ def by_shifts(mixer, training=False):
 
 
 OPTIONS = [
-    {},
-    {"kernel_size": 3},
-    {"kernel_size": 5},
-    {"kernel_size": 7, "branches": "none"},
-    {"kernel_size": 9, "branches": "strips"},
-    {"kernel_size": 3, "branches": "strips"},
+    {}, {"kernel_size": 3}, {"kernel_size": 5}, {"kernel_size": 7, "branches": "none"},
+    {"kernel_size": 9, "branches": "strips"}, {"kernel_size": 3, "branches": "strips"},
     {"kernel_size": 1},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
@@ -186,26 +186,20 @@ def test_gradients_of_ffnifieds_parameters(options):
     torch.testing.assert_close(ours, theirs, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("options", "kernels"),
-    [
-        ({}, {"7x7", "3x3"}),
-        ({"kernel_size": 5}, {"5x5", "1x1"}),
-        ({"kernel_size": 9, "branches": "strips"}, {"9x9", "5x5", "1x9", "9x1"}),
-        ({"kernel_size": 3, "branches": "strips"}, {"3x3", "1x3", "3x1"}),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_branches_of_ffnified(options, kernels):
-    memory = create_mixer("ffnified", 4, **options).memory
-    assert set(memory.key.branches) == set(memory.value.branches) == kernels
-
-
-@pytest.mark.parametrize("kernel_size", [1, 3, 7])
-def test_ffnified_without_branches_has_the_parameters_of_its_formula(kernel_size):
-    mixer = create_mixer("ffnified", 10, kernel_size=kernel_size, branches="none")
-    count = sum(p.numel() for p in mixer.parameters())
-    assert count == 10 * 10 + 2 * 10 + 2 * 10 * (kernel_size**2 + 1)
+def test_branches_and_parameters_of_ffnified():
+    for (size, branches), kernels in {
+        (7, "small"): {"7x7", "3x3"},
+        (5, "small"): {"5x5", "1x1"},
+        (9, "strips"): {"9x9", "5x5", "1x9", "9x1"},
+        (3, "strips"): {"3x3", "1x3", "3x1"},
+    }.items():
+        memory = create_mixer("ffnified", 4, kernel_size=size, branches=branches).memory
+        assert set(memory.key.branches) == set(memory.value.branches) == kernels
+    usual = create_mixer("ffnified", 4).memory
+    assert set(usual.key.branches) == {"7x7", "3x3"}
+    for size in (1, 3, 7):
+        mixer = create_mixer("ffnified", 10, kernel_size=size, branches="none")
+        assert count_parameters(mixer) == 10 * 10 + 2 * 10 + 2 * 10 * (size**2 + 1)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -280,19 +274,13 @@ def test_interactions_that_do_not_fit_the_memory_are_refused(changes, message):
 
 
 def test_slots_combine_and_spatial_mlp_keeps_its_map():
-    mixer = MetaMixer(
-        query=self_attention(4, 2).query,
-        memory=ProjectedMemory(4, 2),
-        match=scaled_products,
-        activation=nn.GELU(),
-        read=weighted_sum,
-        enter=self_attention(4, 2).enter,
-        leave=self_attention(4, 2).leave,
-    )
-    assert mixer(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
-    assert combined()(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
-    mixer = spatial_mlp((4, 4), 8)
-    refuses(r"maps of 4x4, 16 tokens, and cannot run on 20; build", mixer, torch.zeros(1, 4, 5, 3))
+    attention, x = self_attention(4, 2), torch.randn(2, 3, 5, 4)
+    slots = {"query": attention.query, "enter": attention.enter, "leave": attention.leave}
+    slots |= {"memory": ProjectedMemory(4, 2), "match": scaled_products, "read": weighted_sum}
+    for mixer in (combined(), combined(**slots)):  # the second: projected keys with GELU
+        assert mixer(x).shape == x.shape
+    message = r"maps of 4x4, 16 tokens, and cannot run on 20; build"
+    refuses(message, spatial_mlp((4, 4), 8), torch.zeros(1, 4, 5, 3))
 
 
 @pytest.mark.parametrize("num_prefix", [1, 2])

@@ -36,36 +36,22 @@ def arguments(options):
 
 
 SWITCHES = [
-    {},
-    {"channel": True, "spatial": False},
-    {"channel": False, "spatial": True},
-    {"channel": False, "spatial": False},
-    {"n_branches": 4},
-    {"n_branches": 1},
-    {"n_branches": 3, "hidden_ratio": 3},
-    *({"act": act} for act in ACTS),
-    {"act": "prelu", "arb": "off"},
-    {"act": "silu", "channel": False},
-    {"arb": "off"},
-    {"arb": "rprelu"},
-    {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
-    *({"kernel_size": k} for k in (1, 5, 7)),
-    {"bn_mid": False},
-    {"bn_out": False},
+    {}, {"channel": True, "spatial": False}, {"channel": False, "spatial": True},
+    {"channel": False, "spatial": False}, {"n_branches": 4}, {"n_branches": 1},
+    {"n_branches": 3, "hidden_ratio": 3}, *({"act": act} for act in ACTS),
+    {"act": "prelu", "arb": "off"}, {"act": "silu", "channel": False}, {"arb": "off"},
+    {"arb": "rprelu"}, {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
+    *({"kernel_size": k} for k in (1, 5, 7)), {"bn_mid": False}, {"bn_out": False},
     {"bn_mid": False, "bn_out": False, "arb": "off"},
-    {"channel": False, "bn_mid": True, "bn_out": True},
-    {"dw_residual": True},
-    {"dw_order": "act_bn"},
-    {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
-    {"init": "mirror"},
-    {"dw_residual": "outside"},
-    {"dw_residual": "outside", "dw_order": "act_bn"},
-    {"norm": "layer"},
+    {"channel": False, "bn_mid": True, "bn_out": True}, {"dw_residual": True},
+    {"dw_order": "act_bn"}, {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
+    {"init": "mirror"}, {"dw_residual": "outside"},
+    {"dw_residual": "outside", "dw_order": "act_bn"}, {"norm": "layer"},
     {"norm": "layer", "dw_residual": "outside", "kernel_size": 5},
     {"norm": "layer", "dw_residual": True, "bn_mid": False},
     {"norm": "layer", "spatial": False, "bn_out": False, "n_branches": 4},
     {"norm": "layer", "channel": False, "bn_mid": True, "dw_residual": "outside"},
-]
+]  # fmt: skip
 PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 
 
@@ -86,18 +72,13 @@ def test_is_its_equations(options, training):
         torch.testing.assert_close(found, expected, **EXACT)
         running = {k: v for k, v in mixer.state_dict().items() if "running" in k}
         torch.testing.assert_close(running, {k: tensors[k] for k in running}, **EXACT)
-        weights = [torch.randn_like(part) for part in expected]
         inputs = [x, prefix] if num_prefix_tokens else [x]
-
-        def gradients(outputs, variables, weights=weights):
-            total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
-            return torch.autograd.grad(total, variables)
-
-        torch.testing.assert_close(
-            gradients(found, [*inputs, *mixer.parameters()]),
-            gradients(expected, [*inputs, *leaves]),
-            **EXACT,
+        weights = [torch.randn_like(part) for part in expected[: len(inputs)]]
+        gradients = (
+            torch.autograd.grad(outputs[: len(inputs)], [*inputs, *variables], weights)
+            for outputs, variables in ((found, mixer.parameters()), (expected, leaves))
         )
+        torch.testing.assert_close(*gradients, **EXACT)
 
 
 @both_forms
@@ -169,17 +150,12 @@ def test_counting_and_tracing_see_the_norms_of_the_paper():
     mixer = create_mixer("iffn", 8, grid=(4, 4)).eval()
     tokens = 16
     products = tokens * (8 * 16 + 32 * 9 + 32 * 8)
-    stem = nn.Conv2d(3, 8, 1)
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.mixer = stem, mixer
+    class ToTokens(nn.Module):
+        def forward(self, maps):
+            return maps.permute(0, 2, 3, 1)
 
-        def forward(self, images):
-            return self.mixer(self.stem(images).permute(0, 2, 3, 1))
-
-    model = Model().eval()
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), ToTokens(), mixer).eval()
     assert count_macs(model, 4) == products + tokens * 24
     # Two products of Arb per hidden channel, and the three batch norms.
     elements = tokens * (2 * 32 + 32 + 32 + 8)
@@ -247,42 +223,33 @@ def test_deit_without_class_token_pools_the_map():
 @torch.no_grad()
 def test_weights_with_a_class_token_load_without_it(tmp_path):
     plain = LinearClassifier(create_backbone("deit_t"), 10)
-    nn.init.normal_(plain.backbone.pos_embed)
-    path = tmp_path / "plain.pth"
+    positions = nn.init.normal_(plain.backbone.pos_embed)[:, 1:]
+    path, without = tmp_path / "plain.pth", create_backbone("deit_t_iffn")
     torch.save(plain.state_dict(), path)
     with pytest.warns(UserWarning, match="class token, which this DeiT lacks.*class_token=True"):
-        report = adopt(
-            create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
-        )
+        report = adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
     assert "cls_token" in report.skipped
-    without = create_backbone("deit_t_iffn")
-    with pytest.warns(UserWarning, match="class token, which this DeiT lacks"):
-        adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
-    torch.testing.assert_close(without.pos_embed, plain.backbone.pos_embed[:, 1:])
     assert all(".mlp." in key for key in report.initialised)
+    torch.testing.assert_close(without.pos_embed, positions)
     with pytest.warns(UserWarning, match="reads the mean of all tokens"):
         model = LinearClassifier.from_pretrained("deit_t", path, class_token=False)
-    torch.testing.assert_close(model.backbone.pos_embed, plain.backbone.pos_embed[:, 1:])
+    torch.testing.assert_close(model.backbone.pos_embed, positions)
     torch.testing.assert_close(model.classifier.weight, plain.classifier.weight)
     with pytest.warns(UserWarning, match="class token"):
         smaller = create_backbone("deit_t", class_token=False, img_size=64, pretrained=path)
     assert smaller.pos_embed.shape == (1, 16, 192)
 
 
-def test_weights_without_a_class_token(tmp_path):
-    tensors = create_backbone("deit_t", class_token=False).state_dict()
+def test_weights_without_a_class_token():
+    file = in_memory(create_backbone("deit_t", class_token=False).state_dict(), "file")
+    small = create_backbone("deit_t", class_token=False, img_size=64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        adopt(create_backbone("deit_t", class_token=False), in_memory(dict(tensors), "file"))
-    small = create_backbone("deit_t", class_token=False, img_size=64)
-    adopt(small, in_memory(dict(tensors), "file"))
+        adopt(create_backbone("deit_t", class_token=False), file)
+    adopt(small, file)
     assert small.pos_embed.shape == (1, 16, 192)
-    refuses(
-        r"lack the class token .* build it with class_token=False",
-        adopt,
-        create_backbone("deit_t"),
-        in_memory(dict(tensors), "file"),
-    )
+    message = r"lack the class token .* build it with class_token=False"
+    refuses(message, adopt, create_backbone("deit_t"), file)
 
 
 @pytest.mark.parametrize("per", ["function", "element"])
@@ -297,13 +264,9 @@ def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
     torch.testing.assert_close(mixer(x), expected, **EXACT)
     with torch.no_grad():
         torch.testing.assert_close(mixer(x), expected, **EXACT)
-    variables = [x, *mixer.parameters()]
-    weight = torch.randn_like(x)
-    torch.testing.assert_close(
-        torch.autograd.grad((mixer(x) * weight).sum(), variables),
-        torch.autograd.grad((expected * weight).sum(), variables),
-        **EXACT,
-    )
+    variables, weight = [x, *mixer.parameters()], torch.randn_like(x)
+    gradients = (torch.autograd.grad(y, variables, weight) for y in (mixer(x), expected))
+    torch.testing.assert_close(*gradients, **EXACT)
 
 
 def test_nonlinear_sum_of_one_function_and_by_default_its_mean():

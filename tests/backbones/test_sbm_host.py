@@ -21,8 +21,6 @@ from tests.families import meta_backbone, meta_classifier, rest_slow, rest_slow_
 from tests.references import sbm as reference
 from tests.tensors import images
 
-EXACT = {"rtol": 0, "atol": 0}
-
 
 class Small(SBM):
     width, depths = 8, (1, 2, 1, 1)
