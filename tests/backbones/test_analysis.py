@@ -56,7 +56,7 @@ class Convolutions(Backbone):
 
 
 @pytest.mark.parametrize("name", rest_slow([*SMALLEST, *SWAPPED], QUICK))
-def test_blocks_give_maps_in_order_of_depth_on_every_host(name):
+def test_blocks_give_maps_and_coefficients_on_every_host(name):
     backbone = network(name)
     maps = block_maps(backbone, images(*SIZE, batch=2))
     assert list(maps) == list(backbone.block_names())
@@ -70,6 +70,12 @@ def test_blocks_give_maps_in_order_of_depth_on_every_host(name):
         assert math.log2(stride) % 1 == 0
     last = backbone(images(*SIZE, batch=2))[-1]
     assert list(maps.values())[-1].shape == last.shape
+    backbone = network(name)
+    found = coefficients(backbone, images(*SIZE))
+    mixers = {n: m for n, m in backbone.channel_mixers().items() if value_layer(m)}
+    assert set(mixers) <= set(found)
+    assert all(found[n].shape[1] > 1 and found[n].shape[0] == 1 for n in mixers)
+    assert all(not parameter.requires_grad for parameter in backbone.parameters())
 
 
 @pytest.mark.slow
@@ -94,16 +100,6 @@ def test_blocks_are_named_or_numbered():
         ("layers.0", r"layers\.3\.blocks\.0"),
     ):
         refuses(text, choose_blocks, backbone, [wrong])
-
-
-@pytest.mark.parametrize("name", rest_slow([*SMALLEST, *SWAPPED], QUICK))
-def test_coefficients_are_what_the_value_layer_reads(name):
-    backbone = network(name)
-    found = coefficients(backbone, images(*SIZE))
-    mixers = {n: m for n, m in backbone.channel_mixers().items() if value_layer(m)}
-    assert set(mixers) <= set(found)
-    assert all(found[n].shape[1] > 1 and found[n].shape[0] == 1 for n in mixers)
-    assert all(not parameter.requires_grad for parameter in backbone.parameters())
 
 
 def test_coefficients_of_an_ffn_are_its_activated_hidden_layer():

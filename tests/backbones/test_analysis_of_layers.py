@@ -84,16 +84,7 @@ def test_which_of_the_papers_mixers_multiply_two_mappings(names, has_matrices, m
             refuses("does not map channels by one matrix", mixer_mappings, mixer)
 
 
-def test_layers_called_as_those_of_an_ffn_may_be_others():
-    class Spatial(Mixer):
-        def __init__(self):
-            super().__init__()
-            self.fc1, self.fc2 = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
-
-    refuses("does not map channels by one matrix", mixer_mappings, Spatial())
-
-
-def test_structure_and_interactions_of_afbo():
+def test_structure_and_interactions_of_mappings():
     """OCCM reads 3 of 4 groups, each run of GCCM one of 2; the strength is a plain sum."""
     mixer = build_mixer("afbo", dim=8, g1=2, g2=4)
     found = mixer_mappings(mixer)
@@ -110,6 +101,13 @@ def test_structure_and_interactions_of_afbo():
     blocks = mixer_mappings(create_mixer("group_ffn", 8, groups=2))
     assert set(blocks.density().values()) == {0.5}
     assert blocks.interactions[:4, 4:].abs().sum() == 0
+
+    class Spatial(Mixer):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.fc2 = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 8, 1)
+
+    refuses("does not map channels by one matrix", mixer_mappings, Spatial())
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_attention_of_every_host(name):
             assert one.maps().shape[2:] == keys
 
 
-def test_recorded_attention_equals_the_layer_s():
+def test_recorded_attention_equals_the_layers():
     backbone = network("deit_t")
     layer = backbone.blocks[1].attn
     kept = []
@@ -170,6 +170,20 @@ def test_recorded_attention_equals_the_layer_s():
     expected = (query @ key.mT / 8).softmax(-1)
     torch.testing.assert_close(found.weights[:, 0], expected)
     torch.testing.assert_close(found.maps(), expected[:, :, 0, 1:].unflatten(-1, (4, 6)))
+    # The first stage computes a window's weights from the mean of a 2x2 patch.
+    backbone = network("lvt_r1")
+    (first, *_), kept = backbone.token_mixers(), []
+    layer = backbone.get_submodule(first)
+    handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
+    found = record_attention(backbone, images(*SIZE, batch=2))
+    handle.remove()
+    assert list(found) == list(backbone.token_mixers())
+    one = found[first]
+    assert one.weights.shape == (2, 8 * 12, layer.num_heads, 9, 9)
+    assert (one.query_size, one.key_size, one.step, one.stride) == ((3, 3), (3, 3), 1, 4)
+    patch = kept[0][1, 4:6, 2:4].mean((0, 1))  # of window (2, 1)
+    logits = layer.coefficients(patch).view(layer.num_heads, 9, 9) / math.sqrt(32)
+    torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
 
 
 def test_attention_has_masks_places_and_swapped_in_mixers():
@@ -190,23 +204,6 @@ def test_attention_has_masks_places_and_swapped_in_mixers():
     assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
     uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
     assert uniform.distances().item() == pytest.approx(8 * math.sqrt(0.5))
-
-
-def test_attention_of_lvt_is_found_in_all_stages():
-    """The first stage computes a window's weights from the mean of a 2x2 patch."""
-    backbone = network("lvt_r1")
-    (first, *_), kept = backbone.token_mixers(), []
-    layer = backbone.get_submodule(first)
-    handle = layer.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
-    found = record_attention(backbone, images(*SIZE, batch=2))
-    handle.remove()
-    assert list(found) == list(backbone.token_mixers())
-    one = found[first]
-    assert one.weights.shape == (2, 8 * 12, layer.num_heads, 9, 9)
-    assert (one.query_size, one.key_size, one.step, one.stride) == ((3, 3), (3, 3), 1, 4)
-    patch = kept[0][1, 4:6, 2:4].mean((0, 1))  # of window (2, 1)
-    logits = layer.coefficients(patch).view(layer.num_heads, 9, 9) / math.sqrt(32)
-    torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
 
 
 def test_rollout_equals_a_plain_product():

@@ -100,10 +100,6 @@ def test_channel_mixers_drop_what_the_last_layer_reads_and_what_they_give(name, 
     constant, _, _ = run(monkeypatch, mixer, silenced=0)
     torch.testing.assert_close(constant, constant[:1, :1, :1].expand_as(constant))
     assert not torch.allclose(out, out[:1, :1, :1].expand_as(out))
-
-
-@pytest.mark.parametrize("name", CHANNEL)
-def test_prefix_tokens_are_dropped_too(name, monkeypatch):
     mixer, places, rule = build(name), Places(), f"mixer {name}: {CHANNEL_RULE}"
     if type(mixer).mix_prefix is Mixer.mix_prefix:
         return  # it takes none

@@ -63,13 +63,19 @@ def test_a_mixer_itself_is_converted_and_back(name):
     assert described(plain(fast(mixer))) == before
 
 
-def test_backbones_are_fast_unless_asked_and_say_nothing_of_it():
+def test_backbones_are_fast_by_default_and_their_copies_stay_so():
     networks = [meta_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
     assert [len(fast_parts(network)) for network in networks] == [12, 0]
     assert networks[0].record == networks[1].record
     assert networks[0].made_by == networks[1].made_by
     assert repr(networks[0]) == repr(networks[1])
     refuses(r"backbone\.fast=often", create_backbone, "deit_t", fast="often")
+    network = build_short("swin_t_afbo", img_size=64)
+    count = len(fast_parts(network))
+    assert count
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert len(fast_parts(again)) == count
+        assert list(again.state_dict()) == list(network.state_dict())
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -106,15 +112,6 @@ def test_forms_share_their_state_and_places():
     assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
     again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
     assert not isinstance(again[0], Recomputed)
-
-
-def test_copies_and_pickles_stay_fast():
-    network = build_short("swin_t_afbo", img_size=64)
-    count = len(fast_parts(network))
-    assert count
-    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        assert len(fast_parts(again)) == count
-        assert list(again.state_dict()) == list(network.state_dict())
 
 
 def test_an_optimiser_goes_on_after_a_conversion():

@@ -123,7 +123,7 @@ def test_fused_form_is_the_same_in_float64(name, dense):
     assert len(batch_norms) == (0 if dense or name == "tiny_seg" else 1)
 
 
-def test_fusing_keeps_type_and_mode():
+def test_fusing_keeps_type_and_mode_and_names_variants():
     backbone = tiny("tiny_2")
     backbone.fuse()
     assert {p.dtype for p in backbone.parameters()} == {torch.float64}
@@ -132,6 +132,10 @@ def test_fusing_keeps_type_and_mode():
     half = tiny("tiny_2").bfloat16().train().fuse()
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
     assert all(module.training for module in half.modules())
+    message = r"variant must be one of ffnet_1, .*; got 'ffnet_5'"
+    refuses(message, convert_official_state_dict, {}, "ffnet_5", "train")
+    message = "form must be one of train, fused; got 'plain'"
+    refuses(message, convert_official_state_dict, {}, "ffnet_1", "plain")
 
 
 @pytest.mark.parametrize("name", ["ffnet_1_afbo", "ffnet_1"])
@@ -193,13 +197,6 @@ def test_weights_that_do_not_fit_are_refused(name, given, built, message):
     backbone = tiny("tiny_2" if name == "without" else name, form=built)
     refuses(message, adopt, backbone, in_memory(tensors, "file"))
     assert is_fused(backbone) == (built == "fused")
-
-
-def test_conversion_refuses_unknown_variants_and_forms():
-    message = r"variant must be one of ffnet_1, .*; got 'ffnet_5'"
-    refuses(message, convert_official_state_dict, {}, "ffnet_5", "train")
-    message = "form must be one of train, fused; got 'plain'"
-    refuses(message, convert_official_state_dict, {}, "ffnet_1", "plain")
 
 
 @pytest.mark.parametrize("options", rest_slow([{}, {"token_mixer": "attention"}], [{}]), ids=str)

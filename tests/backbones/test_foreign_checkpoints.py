@@ -117,13 +117,20 @@ def test_a_classifier_beside_its_backbone_is_kept(wrapper, head):
     assert left_out == ["criterion"]
 
 
-def test_two_networks_are_not_chosen_from(tmp_path):
+def test_several_networks_or_files_are_named(tmp_path):
     torch.save(below("student") | below("teacher"), tmp_path / "a.pth")
     with pytest.raises(ValueError, match=r"2 networks of the same names, under student\. and tea"):
         open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
     torch.save({"student": OWN, "teacher": OWN, "epoch": 1}, tmp_path / "a.pth")
     with pytest.raises(ValueError, match="tensors in several entries, student, teacher; save one"):
         open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        torch.save(OWN, tmp_path / name)
+    refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)
+    other = tmp_path / "onnx"
+    other.mkdir()
+    (other / "classifier.onnx").write_bytes(b"x")
+    refuses("is an export to ONNX, which has no readable", checkpoint_file, other)
 
 
 class Act:
@@ -243,13 +250,3 @@ def test_an_index_names_files_beside_it_only(name, tmp_path):
 def test_a_damaged_index_is_named(text, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     refuses(r"index\.json is not an index of weights", open_checkpoint, tmp_path)
-
-
-def test_folders_with_several_files_or_other_kinds_are_named(tmp_path):
-    for name in ("epoch_1.pth", "epoch_2.pth"):
-        torch.save(OWN, tmp_path / name)
-    refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)
-    other = tmp_path / "onnx"
-    other.mkdir()
-    (other / "classifier.onnx").write_bytes(b"x")
-    refuses("is an export to ONNX, which has no readable", checkpoint_file, other)

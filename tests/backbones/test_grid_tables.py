@@ -156,7 +156,7 @@ def test_filters_are_resized_to_other_sizes_and_dense_networks(newcomer, record)
             assert backbone.eval()(torch.zeros(1, 3, 70, 130))[0].shape[-2:] == (18, 33)
 
 
-def test_undeclared_tables_are_resized_and_buffers_kept(registering):
+def test_tables_are_resized_with_and_without_declared_axes(registering):
     register_mixer("naive", kind="channel", source="this test")(Naive)
     first = create_backbone("deit_t_naive", img_size=64)
     second, _, warned = load_checkpoint(make_checkpoint(first), "deit_t_naive", img_size=96)
@@ -167,8 +167,6 @@ def test_undeclared_tables_are_resized_and_buffers_kept(registering):
         torch.testing.assert_close(new.get_parameter(key), expected)
     assert torch.equal(new.index, torch.arange(36))
 
-
-def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
     class Declared(Naive):
         def __init__(self, dim, *, grid=(14, 14)):
             super().__init__(dim, grid=grid)

@@ -139,11 +139,18 @@ def test_training_in_bfloat16_reaches_every_parameter(name, options):
 
 
 @pytest.mark.parametrize("host", SMALLEST)
-def test_embedding_has_the_promised_width(host):
+def test_embeddings_and_names_of_parameters(host):
     backbone = short(host)
     assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
     dense = short(host, dense=True)
     refuses("build it with dense=False", dense.embed, images(64, 64).float())
+    backbone = meta_backbone(host)
+    names = {name for name, _ in backbone.named_parameters()}
+    assert backbone.no_weight_decay <= names
+    tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
+    assert tables <= backbone.no_weight_decay
+    assert not hasattr(short(host), "init_weights")
+    assert isinstance(short(host), Backbone)
 
 
 @pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[::2]))
@@ -153,17 +160,6 @@ def test_memory_format_of_the_images_does_not_matter(name):
     x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(backbone(strided), backbone(x), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_names_of_parameters_and_methods(host):
-    backbone = meta_backbone(host)
-    names = {name for name, _ in backbone.named_parameters()}
-    assert backbone.no_weight_decay <= names
-    tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
-    assert tables <= backbone.no_weight_decay
-    assert not hasattr(short(host), "init_weights")
-    assert isinstance(short(host), Backbone)
 
 
 # Each host, alone and with a mixer, and every mixer.

@@ -75,10 +75,15 @@ def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
     assert grids == [(2 * height, 2 * width) for _, height, width, _ in expected]
 
 
-def test_channel_mixers_see_the_class_token_apart(recorder):
+def test_class_tokens_are_seen_apart_or_refused(recorder):
     backbone = create_backbone("deit_t_recorded")
     backbone(torch.zeros(2, 3, 64, 96))
     assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 12
+    block = nn.Module()
+    block.attn = nn.Identity()
+    slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
+    with pytest.raises(ValueError, match=r"Linear takes no class tokens .*declare"):
+        fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
 
 
 class Joint(Recorder):
@@ -200,14 +205,6 @@ def test_one_mixer_without_class_tokens_decides_for_the_network(
         refuses(f"{option}{gives} pooling .* such as attention", meta_backbone, "deit_t", **options)
     message = f"class_token{gives} blind .* a channel mixer"
     refuses(message, meta_backbone, "deit_t_blind", class_token=True)
-
-
-def test_a_host_with_class_tokens_refuses_a_mixer_that_does_not_take_them(recorder):
-    block = nn.Module()
-    block.attn = nn.Identity()
-    slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
-    with pytest.raises(ValueError, match=r"Linear takes no class tokens .*declare"):
-        fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
 
 
 def recorders(backbone):

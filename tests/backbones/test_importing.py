@@ -75,7 +75,7 @@ def test_a_broken_file_is_named_with_its_line(package, registering, content):
     assert caught.value.__cause__ is not None
 
 
-def test_commands_report_the_file_in_one_line(package, capsys):
+def test_errors_take_one_line_and_fixed_files_load(package, capsys, registering):
     (package / "mine.py").write_text("x = y\n")
     message = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
 
@@ -87,9 +87,6 @@ def test_commands_report_the_file_in_one_line(package, capsys):
     with pytest.raises(SystemExit), one_line_errors():
         load([])
     assert capsys.readouterr().err == f"error: {message}"
-
-
-def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
     (package / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):

@@ -80,16 +80,6 @@ def compile_nothing(monkeypatch, folder, target, **outcome):
     monkeypatch.setattr(build.subprocess, "run", tried)
 
 
-def test_only_what_older_sources_gave_is_removed(monkeypatch, tmp_path):
-    kept = [tmp_path / name for name in ("torch-9-x-y-old.so", "torch-1-x-other-old.so")]
-    old, target = tmp_path / "torch-1-x-y-old.so", tmp_path / "torch-1-x-y-new.so"
-    for path in (*kept, old):
-        path.touch()
-    compile_nothing(monkeypatch, tmp_path, target)
-    assert build.build() == ""
-    assert sorted(tmp_path.iterdir()) == sorted([*kept, target])
-
-
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
@@ -124,11 +114,18 @@ def test_the_trial_sees_what_is_wrong(monkeypatch, dtype):
         assert all(found > compiled_trial.LIMITS[dtype] for _, found in wrong), name
 
 
-def test_another_processor_needs_another_file(monkeypatch):
+def test_libraries_belong_to_a_processor_and_older_ones_are_removed(monkeypatch, tmp_path):
     here = fingerprint.compiled_file(portable=False)
     monkeypatch.setattr(fingerprint, "_processor", lambda: b"flags : none")
     assert fingerprint.compiled_file(portable=False) != here
     assert fingerprint.compiled_file(portable=True).name.count("portable") == 1
+    kept = [tmp_path / name for name in ("torch-9-x-y-old.so", "torch-1-x-other-old.so")]
+    old, target = tmp_path / "torch-1-x-y-old.so", tmp_path / "torch-1-x-y-new.so"
+    for path in (*kept, old):
+        path.touch()
+    compile_nothing(monkeypatch, tmp_path, target)
+    assert build.build() == ""
+    assert sorted(tmp_path.iterdir()) == sorted([*kept, target])
 
 
 IN_PLACE = {

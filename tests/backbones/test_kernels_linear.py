@@ -58,15 +58,11 @@ def test_other_shapes_are_refused(x, weight, bias):
 
 
 @torch.no_grad()
-def test_what_lies_elsewhere_in_memory_is_read_right():
+def test_strides_are_read_and_groups_that_do_not_fit_refused():
     weight, bias = tokens(6, 8), tokens(12, seed=2)[::2]
     one = tokens(8, 1).t()  # whose rows, of which there is one, are a number apart
     for x in (tokens(1, 8).expand(4, 8), tokens(8, 9).t(), tokens(20, 8)[::2], one):
         close(linear(x, weight, bias), F.linear(x, weight, bias))
-
-
-@torch.no_grad()
-def test_groups_that_do_not_fit_are_refused():
     with pytest.raises(RuntimeError, match="cannot multiply"):
         batched(tokens(2, 3, 4), tokens(2, 5, 4))
     with pytest.raises(RuntimeError, match="does not fit"):

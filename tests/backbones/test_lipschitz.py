@@ -234,7 +234,7 @@ def test_linear_dead_and_zero_units():
     assert lipschitz_bound(identity, "reduced").bound == 0
 
 
-def test_parts_are_the_mixer():
+def test_parts_are_the_mixer_which_is_left_alone():
     mixer = affn(5, n_branches=4, act="relu").double()
     x = torch.randn(2, 5, dtype=torch.float64)
     # The slope of each unit at x, then f'(x) = W1 diag(slope) W0 in evaluation mode.
@@ -246,6 +246,11 @@ def test_parts_are_the_mixer():
         steep = torch.where(part.p.abs() > 0, part.p, part.q)
         total = total + part.w1 @ (torch.where(on, steep, 0 * steep)[:, None] * part.w0)
     torch.testing.assert_close(total, jacobian, rtol=1e-9, atol=1e-9)
+    mixer = affn(3)
+    before = copy.deepcopy(mixer.state_dict())
+    lipschitz_bound(mixer, "reduced", iterations=5)
+    torch.testing.assert_close(mixer.state_dict(), before, rtol=0, atol=0)
+    assert all(parameter.requires_grad for parameter in mixer.parameters())
 
 
 @pytest.mark.parametrize("arb", rest_slow(["on", "off", "rprelu"], ["on"]))
@@ -272,14 +277,6 @@ def test_ffn_and_the_ffns_of_hosts():
     silu = bound(create_mixer("ffn", 4, act="silu"))
     assert silu == pytest.approx(bound(Mlp(4, 16, act_layer=nn.SiLU)))
     assert max(silu, bound(Mlp(4, 16, act_layer=nn.ReLU))) < bounds[0]
-
-
-def test_the_mixer_is_left_alone():
-    mixer = affn(3)
-    before = copy.deepcopy(mixer.state_dict())
-    lipschitz_bound(mixer, "reduced", iterations=5)
-    torch.testing.assert_close(mixer.state_dict(), before, rtol=0, atol=0)
-    assert all(parameter.requires_grad for parameter in mixer.parameters())
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_released_checkpoint_gives_the_logits_of_the_equations(steps, released, 
 
 
 @torch.no_grad()
-def test_plain_head_equals_the_equations(tmp_path):
+def test_plain_heads_and_dense_maps_equal_the_equations(tmp_path, released):
     tensors = fill(reference.shapes(plain=True))
     torch.save(tensors, tmp_path / "plain.pth")
     model = network(tmp_path / "plain.pth", class_blocks=False)
@@ -56,10 +56,6 @@ def test_plain_head_equals_the_equations(tmp_path):
     torch.testing.assert_close(model(images(65, 97)), expected, **CLOSE)
     with pytest.raises(ValueError, match=r"does not fit lvt_r2: 25 keys differ \(missing cls_tok"):
         network(tmp_path / "plain.pth")
-
-
-@torch.no_grad()
-def test_dense_network_norms_the_maps_of_the_equations(released):
     norms = {f"downsample_norms.{s}": reference.DIMS[s] for s in range(4)}
     shapes = {f"{k}.{part}": (dim,) for k, dim in norms.items() for part in ("weight", "bias")}
     tensors = {k: v for k, v in released.items() if k.startswith("backbone.")} | fill(shapes)
@@ -106,7 +102,7 @@ def test_parameters_and_macs(steps, options, parameters, macs):
     assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
 
 
-def test_another_number_of_classes_trains_and_comes_back(tmp_path):
+def test_classes_and_probes(tmp_path, path):
     model = LinearClassifier(create_backbone("lvt_r1"), 7, drop=0.1)
     torch.save({f"model.{k}": v for k, v in model.state_dict().items()}, tmp_path / "own.ckpt")
     again = LinearClassifier.from_pretrained("lvt_r1", tmp_path / "own.ckpt")
@@ -116,6 +112,11 @@ def test_another_number_of_classes_trains_and_comes_back(tmp_path):
     torch.save(headless, tmp_path / "headless.pth")
     with pytest.raises(ValueError, match=r"holds the classifier tensors weight \(7, 256\), bias"):
         model.load_weights(tmp_path / "headless.pth")
+    backbone = create_backbone("lvt_r2", pretrained=path)
+    model = LinearProbe(backbone, 5).train()
+    assert set(model.classifier.state_dict()) == {"weight", "bias"}
+    model.loss({"image": images(64, 64, batch=2).float(), "label": torch.tensor([0, 4])})
+    assert backbone.embed(images(64, 64).float()).shape == (1, 256)
 
 
 def test_training_loss_and_gradients_equal_the_equations(released, path):
@@ -189,14 +190,6 @@ def test_boxes_and_their_exchange():
     assert torch.equal(once[:, 2:4, 0:4], x.flip(0)[:, 2:4, 0:4])
     assert torch.equal(once[:, :2], x[:, :2])
     assert torch.equal(once[:, 2:, 4:], x[:, 2:, 4:])
-
-
-def test_linear_probe_reads_the_class_token(path):
-    backbone = create_backbone("lvt_r2", pretrained=path)
-    model = LinearProbe(backbone, 5).train()
-    assert set(model.classifier.state_dict()) == {"weight", "bias"}
-    model.loss({"image": images(64, 64, batch=2).float(), "label": torch.tensor([0, 4])})
-    assert backbone.embed(images(64, 64).float()).shape == (1, 256)
 
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))

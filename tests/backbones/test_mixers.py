@@ -283,15 +283,13 @@ def test_another_shape_than_the_given_one_is_refused(registering, made, said):
     refuses(message, create_mixer("wrong", DIM, made=made), tokens(2, 5, 6, DIM).float())
 
 
-def test_prefix_tokens_of_another_shape_are_refused(registering):
+def test_prefix_tokens_of_another_shape_and_own_forwards_are_refused(registering):
     register_mixer("wrong", kind="channel", source="this test")(Wrong)
     mixer = create_mixer("wrong", DIM, made="y if y.ndim == 4 else y.mean(1)")
     x, prefix = tokens(2, 5, 6, DIM).float(), tokens(2, 3, DIM).float()
     refuses(r"^Wrong returned \(2, 24\) for \(2, 3, 24\); a mixer", mixer, x, prefix)
     assert mixer(x).shape == x.shape
 
-
-def test_a_mixer_that_writes_forward_alone_is_refused(registering):
     @register_mixer("forward", kind="channel", source="this test")
     class Forward(Mixer):
         def __init__(self, dim: int) -> None:

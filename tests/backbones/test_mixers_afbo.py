@@ -118,7 +118,7 @@ def test_parameters_of_deit_t_with_cyclic_rounds_are_exact():
     assert count_parameters(model) == 5_579_176
 
 
-def test_starts_at_a_scale_that_lets_gradients_through():
+def test_initial_scales():
     torch.manual_seed(0)
     mixer = create_mixer("afbo", 192)
     x = torch.randn(2, 14, 14, 192, requires_grad=True)
@@ -126,9 +126,6 @@ def test_starts_at_a_scale_that_lets_gradients_through():
     y.backward(torch.randn_like(y))
     assert 0.2 < y.std() < 0.5
     assert 0.3 < x.grad.std() < 0.7
-
-
-def test_starts_as_the_plain_product_but_for_noise():
     model = create_mixer("afbo_sc", 6, sm="conv").sm_a
     centre = model.weight.detach()[:, :, 1, 1] - torch.eye(6)
     assert model.weight.std() < 0.2
@@ -136,14 +133,16 @@ def test_starts_as_the_plain_product_but_for_noise():
     kernels = create_mixer("afbo", 6).sm_b.weight.detach()
     assert (kernels[:, 0, 1, 1] - 1).abs().max() < 0.1
     assert (kernels[:, 0, 0].abs().max() < 0.1).all()
-
-
-def test_timm_start_equals_that_of_vit():
     torch.manual_seed(0)
     mixer = create_mixer("afbo", 96, init="timm")
     for weight in (*mixer.cm_a.weights, mixer.cm_b.weight, mixer.proj.weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert mixer.sm_a.weight.std().item() == pytest.approx(1 / 3 / 3**0.5, rel=0.1)
+    for mapping in (DenseMapping(64, 256), gccm(64, 256, 2), occm(64, 256, 3)):
+        columns = (mapping.dense_weight() != 0).sum(1, keepdim=True)
+        scaled = mapping.dense_weight() * columns**0.5
+        assert scaled[scaled != 0].std().item() == pytest.approx(1, abs=0.05)
+        assert not mapping.bias.any()
 
 
 @pytest.mark.parametrize("option", ["sm", "order", "act", "act_on", "init"])
@@ -238,11 +237,3 @@ def test_block_diagonal_equals_its_matrix(groups):
 def test_dense_equals_its_matrix():
     mapping = DenseMapping(5, 7).double()
     assert_equals_matrix(mapping, mapping.weight.detach())
-
-
-def test_weights_start_at_one_over_the_columns_read():
-    for mapping in (DenseMapping(64, 256), gccm(64, 256, 2), occm(64, 256, 3)):
-        columns = (mapping.dense_weight() != 0).sum(1, keepdim=True)
-        scaled = mapping.dense_weight() * columns**0.5
-        assert scaled[scaled != 0].std().item() == pytest.approx(1, abs=0.05)
-        assert not mapping.bias.any()

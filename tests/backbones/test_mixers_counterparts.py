@@ -132,12 +132,18 @@ def test_scheme_attends_when_it_is_told_to(name, cca, training, with_attention, 
     assert ("balance" in dict(mixer.named_parameters())) == (cca != "off")
 
 
-def test_attention_of_scheme_fits_half_precision_on_a_large_map():
+def test_attention_of_scheme_fits_half_precision_and_counts_in_training():
     # The sum of squares over this map is 76,800; the largest half is 65,504.
     mixer, x = create_mixer("scheme_44", 16).half().train(), torch.ones(1, 240, 320, 16).half()
     assert (x.flatten(1, 2).transpose(1, 2) @ x.flatten(1, 2)).isinf().all()
     with torch.no_grad():
         assert mixer(x).isfinite().all()
+    trained, always = (
+        meta_classifier("swin_t_scheme_12", mixer={"cca": cca}) for cca in ("train", "always")
+    )
+    tokens, widths, depths = (3136, 784, 196, 49), (96, 192, 384, 768), (2, 2, 6, 2)
+    extra = sum(d * 2 * c * c * n for n, c, d in zip(tokens, widths, depths, strict=True))
+    assert count_macs(always) - count_macs(trained) == extra
 
 
 def test_initial_layer_scale_and_response_norm():
@@ -224,12 +230,3 @@ def test_every_pair_has_the_size_that_its_parts_have(name, host):
     assert count_parameters(model) == expected_params
     # DeiT's class token skips the convolutions, which makes up to 1e-4 of all.
     assert count_macs(model) == pytest.approx(expected_macs, rel=2e-4)
-
-
-def test_attention_of_scheme_counts_in_training_only():
-    trained, always = (
-        meta_classifier("swin_t_scheme_12", mixer={"cca": cca}) for cca in ("train", "always")
-    )
-    tokens, widths, depths = (3136, 784, 196, 49), (96, 192, 384, 768), (2, 2, 6, 2)
-    extra = sum(d * 2 * c * c * n for n, c, d in zip(tokens, widths, depths, strict=True))
-    assert count_macs(always) - count_macs(trained) == extra

@@ -165,7 +165,7 @@ def test_counting_and_tracing_see_the_norms_of_the_paper():
     assert count_macs(model, 4, "fvcore") == products + tokens * 24 + norms
 
 
-def test_parts_are_iffn_with_its_switches():
+def test_parts_of_iffn_and_initial_activations():
     for name, options in [("affn", {"spatial": False}), ("iffn_spatial", {"channel": False})]:
         part, whole = create_mixer(name, 16), create_mixer("iffn", 16, **options)
         assert part.state_dict().keys() == whole.state_dict().keys()
@@ -174,17 +174,6 @@ def test_parts_are_iffn_with_its_switches():
         torch.testing.assert_close(part.eval()(x), whole.eval()(x), rtol=0, atol=0)
     assert set(mixer_options("affn")) < set(mixer_options("iffn"))
     assert set(mixer_options("iffn_spatial")) < set(mixer_options("iffn"))
-
-
-@pytest.mark.parametrize("n_branches", [1, 2, 4])
-@pytest.mark.parametrize("kernel_size", [1, 3, 5])
-def test_parameters_follow_the_closed_form(n_branches, kernel_size):
-    mixer = create_mixer("iffn", 24, n_branches=n_branches, kernel_size=kernel_size)
-    expected = (4 / n_branches + 4) * 24**2 + (4 / n_branches + 39 + 4 * kernel_size**2) * 24
-    assert count_parameters(mixer) == expected
-
-
-def test_initial_activations_and_truth_values_of_arb():
     z = torch.randn(5, 32)
     for init, signs in (("ones", [1, 1, 1, 1]), ("mirror", [1, -1, 1, -1])):
         mixer = create_mixer("iffn", 32, n_branches=4, init=init)
@@ -193,6 +182,14 @@ def test_initial_activations_and_truth_values_of_arb():
     for word, value in (("on", True), ("off", False)):
         keys = [create_mixer("iffn", 8, arb=arb).state_dict().keys() for arb in (word, value)]
         assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("n_branches", [1, 2, 4])
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_parameters_follow_the_closed_form(n_branches, kernel_size):
+    mixer = create_mixer("iffn", 24, n_branches=n_branches, kernel_size=kernel_size)
+    expected = (4 / n_branches + 4) * 24**2 + (4 / n_branches + 39 + 4 * kernel_size**2) * 24
+    assert count_parameters(mixer) == expected
 
 
 def test_deit_has_no_class_token_beside_these_mixers():
@@ -206,6 +203,15 @@ def test_deit_has_no_class_token_beside_these_mixers():
     assert without.pos_embed.shape == (1, 196, 192)
     assert count_parameters(kept) == count_parameters(without) + 2 * 192
     assert "cls_token" not in without.state_dict()
+    file = in_memory(create_backbone("deit_t", class_token=False).state_dict(), "file")
+    small = create_backbone("deit_t", class_token=False, img_size=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adopt(create_backbone("deit_t", class_token=False), file)
+    adopt(small, file)
+    assert small.pos_embed.shape == (1, 16, 192)
+    message = r"lack the class token .* build it with class_token=False"
+    refuses(message, adopt, create_backbone("deit_t"), file)
 
 
 @torch.no_grad()
@@ -238,18 +244,6 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     with pytest.warns(UserWarning, match="class token"):
         smaller = create_backbone("deit_t", class_token=False, img_size=64, pretrained=path)
     assert smaller.pos_embed.shape == (1, 16, 192)
-
-
-def test_weights_without_a_class_token():
-    file = in_memory(create_backbone("deit_t", class_token=False).state_dict(), "file")
-    small = create_backbone("deit_t", class_token=False, img_size=64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        adopt(create_backbone("deit_t", class_token=False), file)
-    adopt(small, file)
-    assert small.pos_embed.shape == (1, 16, 192)
-    message = r"lack the class token .* build it with class_token=False"
-    refuses(message, adopt, create_backbone("deit_t"), file)
 
 
 @pytest.mark.parametrize("per", ["function", "element"])

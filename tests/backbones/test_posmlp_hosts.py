@@ -72,7 +72,7 @@ def maps_by_equations(model, x, shifted):
     return maps
 
 
-def test_network_equals_its_equations():
+def test_networks_equal_their_equations():
     model = narrow()
     for name, buffer in model.named_buffers():
         if "running" in name:
@@ -82,9 +82,6 @@ def test_network_equals_its_equations():
     torch.testing.assert_close(model(x), expected, **EXACT)
     wanted = channel_norm(expected[-1], model.norm).mean(dim=(2, 3))
     torch.testing.assert_close(model.embed(x), wanted, **EXACT)
-
-
-def test_dense_network_shifts_and_norms_its_maps():
     model = narrow(lrpe, dense=True)
     x = images(70, 64)
     expected = maps_by_equations(model, x, shifted=True)

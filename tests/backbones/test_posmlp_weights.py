@@ -326,7 +326,7 @@ def test_the_epsilon_of_the_unit_is_an_option():
         create_backbone("gmlp_ti_ggqpe", gate_eps=1e-6)
 
 
-def test_weights_of_their_gmlp_with_ggqpe_load(tmp_path):
+def test_weights_of_their_gmlp_load_with_their_stem(tmp_path):
     weights = fill(gmlp_shapes("ggqpe"))
     torch.save({"state_dict_ema": weights}, tmp_path / "gmlp.pth.tar")
     model = LinearClassifier.from_pretrained("gmlp_ti_ggqpe", tmp_path / "gmlp.pth.tar")
@@ -335,9 +335,6 @@ def test_weights_of_their_gmlp_with_ggqpe_load(tmp_path):
     assert torch.equal(relation.centers, weights[f"{pos}.attention_centers"])
     assert torch.equal(relation.bias, weights[f"{pos}.token_proj_n_bias"][0])
     assert torch.equal(model.classifier.weight, weights["head.weight"])
-
-
-def test_a_norm_of_the_stem_is_asked_for(tmp_path):
     torch.save(fill(gmlp_shapes("sgu")), tmp_path / "gmlp.pth.tar")
     with pytest.raises(ValueError, match="build with stem_norm=True"):
         create_backbone("gmlp_ti", pretrained=tmp_path / "gmlp.pth.tar")

@@ -92,7 +92,7 @@ def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
     torch.testing.assert_close(trained(backbone)[1], gradients, rtol=1e-10, atol=1e-10)
 
 
-def test_a_graph_may_be_gone_through_again():
+def test_graphs_statistics_and_evaluation():
     backbone = built("resnet18", grad_checkpointing=True)
     total = sum(x.square().mean() for x in backbone(images(64, 64, batch=2)))
     leaves = [p for p in backbone.parameters() if p.requires_grad]
@@ -102,9 +102,6 @@ def test_a_graph_may_be_gone_through_again():
     torch.testing.assert_close(backbone.state_dict(), before, rtol=0, atol=0)
     norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
     assert {(int(norm.num_batches_tracked), norm.momentum) for norm in norms} == {(1, 0.1)}
-
-
-def test_evaluation_and_kept_statistics():
     backbone = built("resnet18", grad_checkpointing=True).eval()
     once = trained(backbone)[3]
     assert set(once.values()) <= {0, 1}

@@ -184,7 +184,7 @@ def test_options_that_cannot_be_typed_are_refused(registering, build, message):
     assert "mine" not in [*list_mixers(), *list_hosts()]
 
 
-def test_what_is_filled_in_needs_no_default(registering):
+def test_registrations_need_few_defaults_and_may_be_repeated(registering):
     @register("mine")
     def build(dim, *, hidden_ratio, grid, slot, sizes=(1, [2.0, None]), more=None):
         return FFN(dim)
@@ -192,9 +192,6 @@ def test_what_is_filled_in_needs_no_default(registering):
     options = {"hidden_ratio": None, "sizes": (1, [2.0, None]), "more": None}
     assert mixer_options("mine") == options
     assert isinstance(create_mixer("mine", 8), FFN)
-
-
-def test_a_cell_of_a_notebook_may_define_a_mixer_again(registering):
     cell = """@register("celled")
 def celled(dim): return FFN(dim)"""
     for _ in range(2):
@@ -321,24 +318,6 @@ def test_schema_lists_every_option_with_its_default():
         again, plain = meta_backbone(**backbone_schema(name)), meta_backbone(name)
         assert again.name == plain.name == name
         assert count_parameters(again) == count_parameters(plain)
-
-
-def test_mixer_follows_its_slot(registering):
-    seen = []
-
-    def watch(dim, *, hidden_ratio=4.0, grid=(14, 14), extra=1):
-        seen.append((dim, hidden_ratio, grid, extra))
-        return create_mixer("ffn", dim)
-
-    options = {"swin_*": {"extra": 2}}
-    register("watch", hidden_scale=0.5, options_on=options)(watch)
-    meta_backbone("swin_t_watch", img_size=(96, 128))
-    assert seen[0] == (96, 2.0, (24, 32), 2)
-    assert seen[-1] == (768, 2.0, (3, 4), 2)
-    assert mixer_options("watch", "swin_b") == {"hidden_ratio": None, "extra": 2}
-    seen.clear()
-    meta_backbone("deit_t_watch", mixer={"hidden_ratio": 3, "extra": 7})
-    assert set(seen) == {(192, 3, (14, 14), 7)}
 
 
 def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):

@@ -24,20 +24,13 @@ GRIDS = [
     ((4, 5), (4, 5)), ((4, 5), (7, 3)), ((6, 3), (2, 2)), ((3, 3), (1, 5)), ((1, 4), (5, 6))
 ]  # fmt: skip
 OPTIONS = [
-    {},
-    {"x_width": 1, "pre_proj": True, "out_proj": True},
-    {"x_width": 1, "out_proj": True},
-    {"pre_proj": True},
-    {"x_width": 1},
-    {"use_linear": False},
-    {"use_bilinear": False},
-    {"use_gate": False},
-    {"use_linear": False, "pre_proj": True, "x_width": 1},
+    {}, {"x_width": 1, "pre_proj": True, "out_proj": True}, {"x_width": 1, "out_proj": True},
+    {"pre_proj": True}, {"x_width": 1}, {"use_linear": False}, {"use_bilinear": False},
+    {"use_gate": False}, {"use_linear": False, "pre_proj": True, "x_width": 1},
     {"use_bilinear": False, "x_width": 1, "use_gate": False},
-    {"use_bilinear": False, "pre_proj": True},
-    {"norm": False, "kernel_size": 5},
+    {"use_bilinear": False, "pre_proj": True}, {"norm": False, "kernel_size": 5},
     {"resample": "bilinear", "kernel_size": 1},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("grid", "size"), rest_slow_pairs(GRIDS, GRIDS[:2]), ids=str)
@@ -90,7 +83,7 @@ def test_only_other_maps_are_resampled():
 FOREIGN = (9, 7)
 
 
-def test_set_grid_keeps_the_results_of_that_map():
+def test_factors_are_resampled_for_another_grid():
     mixer = build_mixer("sbm", grid=(5, 4), rank=3)
     mixer.bilinear.space_write.requires_grad_(False)
     expected = mixer(tokens(2, *FOREIGN, 8)).detach()
@@ -101,9 +94,6 @@ def test_set_grid_keeps_the_results_of_that_map():
     assert not mixer.bilinear.space_write.requires_grad
     torch.testing.assert_close(mixer(tokens(2, *FOREIGN, 8)), expected, **CLOSE)
     build_mixer("sbm", use_bilinear=False).set_grid(FOREIGN)
-
-
-def test_state_dict_of_another_map_is_resampled():
     mixer = build_mixer("sbm", grid=(5, 4), rank=3)
     other = build_mixer("sbm", grid=FOREIGN, rank=3, seed=1)
     before = {key: value.clone() for key, value in mixer.state_dict().items()}

@@ -44,19 +44,11 @@ def small(img_size=(96, 64), dense=False, seed=0, **options):
 
 
 OPTIONS = [
-    {},
-    {"preset": "alt"},
-    {"preset": "eq2"},
-    {"num_cpe": 1, "kernel_size": 5},
-    {"pos": "none"},
-    {"pos": "ape", "resample": "bilinear"},
-    {"shortcut": False},
-    {"block_norm": False},
-    {"use_linear": False},
-    {"use_bilinear": False},
-    {"use_gate": False},
+    {}, {"preset": "alt"}, {"preset": "eq2"}, {"num_cpe": 1, "kernel_size": 5}, {"pos": "none"},
+    {"pos": "ape", "resample": "bilinear"}, {"shortcut": False}, {"block_norm": False},
+    {"use_linear": False}, {"use_bilinear": False}, {"use_gate": False},
     {"mlp_ratio": 2.0, "x_width": 1, "out_proj": False},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", rest_slow(OPTIONS, OPTIONS[:3]), ids=str)

@@ -17,7 +17,7 @@ def lines(text):
     return textwrap.wrap(text, 80)
 
 
-def test_few_names_are_listed_whole_and_many_are_counted():
+def test_long_lists_are_shortened_and_counted():
     assert listed(["a", "b"]) == "a, b"
     assert listed([]) == ""
     text = listed(THOUSAND)
@@ -27,6 +27,8 @@ def test_few_names_are_listed_whole_and_many_are_counted():
     assert 350 < len(text) < 450
     assert len(listed(["x" * 5000, "y"])) <= 103
     assert len(shortened("x" * 5000)) <= 100
+    assert len(lines(unknown("class", "qqq", THOUSAND))) <= 10
+    assert "did you mean" in unknown("class", THOUSAND[7][:-1], THOUSAND)
 
 
 def configure(word):
@@ -59,8 +61,3 @@ def test_messages_fit_into_ten_lines(refused):
     with pytest.raises(ValueError, match=r"q|token_mixer needs a name") as error:
         refused()
     assert len(lines(str(error.value))) <= 10, str(error.value)
-
-
-def test_a_thousand_names_fit():
-    assert len(lines(unknown("class", "qqq", THOUSAND))) <= 10
-    assert "did you mean" in unknown("class", THOUSAND[7][:-1], THOUSAND)

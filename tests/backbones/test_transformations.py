@@ -156,16 +156,12 @@ def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
 
 
 @modes_by_turns
-def test_traces_see_operations(name, form, mode):
+def test_traces_and_fake_tensors_see_operations(name, form, mode):
     mixer, (x, _) = build(name, form).eval(), given()
     with mode():
         graph = make_fx(mixer)(x)
         close(graph(x), mixer(x))
     assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
-
-
-@modes_by_turns
-def test_shapes_alone(name, form, mode):
     mixer, (x, _) = build(name, form).eval(), given()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
         for _ in range(2):  # nothing of the first pass is remembered

@@ -422,11 +422,18 @@ def test_deit_without_class_token_takes_timms_fc_norm(tmp_path):
     refuses("add class_token=False", create_backbone, "deit_t", fc_norm=True)
 
 
-def test_deit_without_class_token_gives_its_weights_to_dense_prediction(tmp_path):
+def test_large_gaps_in_a_file_are_reported(tmp_path):
     path = saved(tmp_path, without_class_token().state_dict())
     with pytest.warns(UserWarning, match=r"keep their initialisation \(pyramid\.scales"):
         dense = create_backbone("deit_t", class_token=False, dense=True, pretrained=path)
     assert dense(IMAGES)[0].isfinite().all()
+    weights = meta_backbone("gmlp_ti").state_dict()
+    backbone = create_backbone("gmlp_ti_ggqpe", stem_norm=False)
+    weights = {key: torch.zeros(value.shape) for key, value in weights.items()}
+    with pytest.warns(
+        UserWarning, match=r"gave \d\.\d% .*30 mixers keep their initialisation \(blocks\.0\.mlp"
+    ):
+        adopt(backbone, in_memory(weights, "file"))
 
 
 def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_path, recwarn):
@@ -439,16 +446,6 @@ def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_
     ) as given:
         create_backbone("deit_t", img_size=64, dense=True, pretrained=path)
     assert given[0].filename.endswith("factory.py")
-
-
-def test_nearly_nothing_is_not_taken_over_in_silence():
-    weights = meta_backbone("gmlp_ti").state_dict()
-    backbone = create_backbone("gmlp_ti_ggqpe", stem_norm=False)
-    weights = {key: torch.zeros(value.shape) for key, value in weights.items()}
-    with pytest.warns(
-        UserWarning, match=r"gave \d\.\d% .*30 mixers keep their initialisation \(blocks\.0\.mlp"
-    ):
-        adopt(backbone, in_memory(weights, "file"))
 
 
 def test_a_classifier_that_is_loaded_is_not_called_unused(tmp_path, caplog):
