@@ -85,11 +85,10 @@ def test_tables_at_their_own_size_are_returned_unchanged(axes):
         "matrix": ((36, 36), (16, 16), ((4, 4), "N n")),
         "offsets": ((121, 3), (49, 3), ((4, 4), "R axis1")),
         "rows": ((6, 6), (4, 4), ((4, 4), "H W")),
-        "oblong_of_unknown_sides": ((36, 8), (15, 8), None),
-        "channels": ((8, 8), (4, 16), None),
+        "oblong_of_unknown_sides": ((36, 8), (15, 8), None), "channels": ((8, 8), (4, 16), None),
         "more_axes": ((6, 6), (4, 4, 1), None),
     }.values(),
-)
+)  # fmt: skip
 def test_undeclared_axes_are_recognised(own, theirs, found):
     result = common_source({"table": (own, theirs)}, (6, 6), {})
     assert result == (None if found is None else (found[0], {"table": found[1]}))

@@ -8,8 +8,9 @@ from itertools import cycle, product
 import pytest
 import torch
 
-from backbones import Backbone, create_backbone, list_hosts
-from backbones.registry import find_host
+from backbones import Backbone, create_backbone, list_backbones, list_hosts, list_mixers
+from backbones.analysis.patch_reach import reached_patches
+from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import (
@@ -232,3 +233,43 @@ def test_a_host_starts_from_the_same_weights_with_and_without_mixers(host):
     shared = weights.keys() & plain.keys()
     assert shared
     assert [key for key in shared if not torch.equal(weights[key], plain[key])] == []
+
+
+TOKEN_MIXERS = list_mixers("token")
+TOKEN_HOSTS = [host for host in list_hosts() if "token" in find_host(host).slots]
+TOKEN_PAIRS = [(host, mixer) for host in TOKEN_HOSTS for mixer in TOKEN_MIXERS]
+# The first host of each file with every mixer, all others with some: they differ in size only.
+DRAWN = drawn(0)
+REACH_NAMES = [
+    name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
+]
+    name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
+]
+REACH_PAIRS = [
+    (host, mixer)
+    for turn, (host, mixer) in enumerate(TOKEN_PAIRS)
+    if host in SMALLEST or turn % 5 == TOKEN_HOSTS.index(host) % 5
+]
+# Of a drawing the first host of each file; DeiT, which has a class token, with each token mixer.
+REACH_QUICK = [name for name in DRAWN if look_up(name)[0].name in SMALLEST]
+QUICK_PAIRS = [("deit_t", mixer) for mixer in TOKEN_MIXERS]
+# Where a mixer's own groups do not divide the host's channels.
+FITTING = {("ffnet_2", mixer): {"groups": 4} for mixer in ("ggqpe", "glrpe")}
+REACH_SIZE = (64, 96)
+
+
+def assert_sees_every_patch(network):
+    network.double().eval()
+    reached = reached_patches(network, images(*REACH_SIZE), network.feature_info[0].stride)
+    assert reached.all(), f"{(~reached).sum()} of {reached.numel()} patches are not reached"
+
+
+@pytest.mark.parametrize("name", rest_slow(REACH_NAMES, REACH_QUICK))
+def test_every_host_sees_every_patch_with_every_mixer(name):
+    assert_sees_every_patch(build_short(name, img_size=REACH_SIZE))
+
+
+@pytest.mark.parametrize(("host", "mixer"), rest_slow_pairs(REACH_PAIRS, QUICK_PAIRS))
+def test_every_host_sees_every_patch_with_every_token_mixer(host, mixer):
+    options = {"name": mixer, **FITTING.get((host, mixer), {})}
+    assert_sees_every_patch(build_short(host, token_mixer=options, img_size=REACH_SIZE))

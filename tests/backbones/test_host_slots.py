@@ -61,7 +61,7 @@ def recorder(monkeypatch, registering):
         ("gcvit_xxt", (2, 2, 6, 2), (64, 128, 256, 512)),
         ("convnext_t", (3, 3, 9, 3), (96, 192, 384, 768)),
     ],
-)
+)  # fmt: skip
 def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
     backbone = create_backbone(f"{host}_recorded", token_mixer="recorder", img_size=(128, 192))
     backbone(torch.zeros(1, 3, 64, 96))
@@ -138,24 +138,20 @@ def function_without_annotation(dim):
     return Joint(dim)
 
 
+BUILDS = {
+    ("token", "class token"): [
+        Joint, function_of_a_joint_mixer, variant_of_a_joint_mixer, Pooled, PooledPointwise,
+    ],
+    # The method mix_prefix alone would leave a class token blind.
+    ("token", "mean of the map"): [function_without_annotation, Recorder, Apart, WithoutPrefix],
+    ("channel", "class token"): [Joint, Pooled, Recorder, Apart],
+    ("channel", "mean of the map"): [WithoutPrefix],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "build", "pooling"),
-    [
-        ("token", Joint, "class token"),
-        ("token", function_of_a_joint_mixer, "class token"),
-        ("token", variant_of_a_joint_mixer, "class token"),
-        ("token", function_without_annotation, "mean of the map"),
-        ("token", Pooled, "class token"),
-        ("token", PooledPointwise, "class token"),
-        ("token", Recorder, "mean of the map"),  # mix_prefix alone would leave a class token blind
-        ("token", Apart, "mean of the map"),
-        ("token", WithoutPrefix, "mean of the map"),
-        ("channel", Joint, "class token"),
-        ("channel", Pooled, "class token"),
-        ("channel", Recorder, "class token"),
-        ("channel", Apart, "class token"),
-        ("channel", WithoutPrefix, "mean of the map"),
-    ],
+    [(kind, build, pooling) for (kind, pooling), builds in BUILDS.items() for build in builds],
 )
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_embedding_sees_the_image_whatever_a_mixer_declares(

@@ -1,15 +1,19 @@
 """Hosts against their originals: whole networks, the names in checkpoints, attention in windows."""
 
 import functools
+import itertools
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
 from backbones import create_backbone, list_hosts
 from backbones.analysis.counting import count_parameters
+from backbones.hosts import gcvit, swin
+from backbones.layers import shifted_windows
 from heads.linear import LinearClassifier
 from tests.families import (
     SMALLEST,
@@ -26,20 +30,13 @@ from tests.tensors import images, randomise_network
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 TIMM_NAMES = {
-    "deit_t": "deit_tiny_patch16_224",
-    "deit_s": "deit_small_patch16_224",
-    "deit_b": "deit_base_patch16_224",
-    "swin_t": "swin_tiny_patch4_window7_224",
-    "swin_s": "swin_small_patch4_window7_224",
-    "swin_b": "swin_base_patch4_window7_224",
-    "gcvit_xxt": "gcvit_xxtiny",
-    "gcvit_xt": "gcvit_xtiny",
-    "gcvit_t": "gcvit_tiny",
-    "mixer_s16": "mixer_s16_224",
-    "mixer_b16": "mixer_b16_224",
-    "convnext_t": "convnext_tiny",
+    "deit_t": "deit_tiny_patch16_224", "deit_s": "deit_small_patch16_224",
+    "deit_b": "deit_base_patch16_224", "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224", "swin_b": "swin_base_patch4_window7_224",
+    "gcvit_xxt": "gcvit_xxtiny", "gcvit_xt": "gcvit_xtiny", "gcvit_t": "gcvit_tiny",
+    "mixer_s16": "mixer_s16_224", "mixer_b16": "mixer_b16_224", "convnext_t": "convnext_tiny",
     **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
-}
+}  # fmt: skip
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
@@ -198,15 +195,11 @@ def one_window(block, x, shift=(0, 0)):
 @pytest.mark.parametrize(
     ("size", "shift", "dense"),
     [
-        ((7, 7), (3, 3), True),
-        ((7, 7), (0, 0), False),
-        ((4, 5), (0, 0), True),
-        ((4, 5), (0, 0), False),
-        ((1, 6), (0, 0), True),
-        ((2, 7), (0, 3), True),
+        ((7, 7), (3, 3), True), ((7, 7), (0, 0), False), ((4, 5), (0, 0), True),
+        ((4, 5), (0, 0), False), ((1, 6), (0, 0), True), ((2, 7), (0, 3), True),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
     block = swin_block(1, dense)
     x = torch.randn(1, *size, 96, dtype=torch.float64)
@@ -312,3 +305,63 @@ def test_drop_path_rises_linearly(host):
         found = found[::2] if host == "edgevit_xxs" else found  # each block has two halves
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}
+
+
+# Below, at and above one and two windows of 7, on either axis.
+WINDOW_SIZES = [*itertools.product((7, 8), (5, 7, 9)), (3, 6), (13, 14), (15, 10), (14, 21)]
+WINDOW_SIZES += [(20, 7)]
+    *itertools.product((7, 8), (5, 7, 9)),
+    (3, 6),
+    (13, 14),
+    (15, 10),
+    (14, 21),
+    (20, 7),
+]
+
+
+@pytest.fixture(scope="module")
+def window_blocks():
+    """Blocks of either host in float64, their tables of offsets drawn anew to be felt."""
+    torch.manual_seed(0)
+    hosts = {"swin": create_backbone("swin_t"), "gcvit": create_backbone("gcvit_xxt")}
+    for host in hosts.values():
+        host.double().eval()
+        for name, parameter in host.named_parameters():
+            if "relative_position_bias_table" in name:
+                nn.init.normal_(parameter)
+    return hosts
+
+
+def any_size(monkeypatch, value):
+    for module in (swin, gcvit, shifted_windows):
+        monkeypatch.setattr(module, "is_any_size", lambda size: value)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("size", WINDOW_SIZES)
+def test_swins_windows_in_graphs(window_blocks, size, number, single, monkeypatch):
+    block = next(m for m in window_blocks["swin"].modules() if isinstance(m, nn.Sequential)
+                 and len(m) == 2 and isinstance(m[0], swin.SwinBlock))[number]  # fmt: skip
+    monkeypatch.setattr(block, "shift_single_window", single)
+    x = torch.randn(2, *size, 96, dtype=torch.float64)
+    with torch.no_grad():
+        any_size(monkeypatch, False)
+        expected = block(x)
+        any_size(monkeypatch, True)
+        torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", WINDOW_SIZES)
+def test_windows_that_only_pad_in_graphs(window_blocks, size, monkeypatch):
+    stage = next(m for m in window_blocks["gcvit"].modules() if hasattr(m, "global_norm"))
+    x = torch.randn(2, *size, 64, dtype=torch.float64)
+    query = torch.randn(2, 7, 7, 64, dtype=torch.float64)
+    for block in stage.window_blocks:
+        with torch.no_grad():
+            any_size(monkeypatch, False)
+            expected = block._window_attn(x, query)
+            any_size(monkeypatch, True)
+            got = block._window_attn(x, query)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+        assert got.shape == x.shape

@@ -111,19 +111,13 @@ def broken(tmp_path_factory):
 @pytest.mark.parametrize(
     "typed",
     [
-        "run.py --help",
-        "run.py --help mixer",
-        "run.py backbone=deit_t",
-        "run.py -m backbone=deit_t,swin_t",
-        "complexity.py backbone=deit_t",
-        "benchmark.py mixers host=deit_t",
-        "export.py backbone=deit_t to=timm ckpt=none.pth",
-        "lipschitz.py backbone=deit_t_affn",
-        "analyse.py cam ckpt=nowhere",
-        "annotate.py root=. out=maps checkpoint=none.pth",
-        "doctor.py",
+        "run.py --help", "run.py --help mixer", "run.py backbone=deit_t",
+        "run.py -m backbone=deit_t,swin_t", "complexity.py backbone=deit_t",
+        "benchmark.py mixers host=deit_t", "export.py backbone=deit_t to=timm ckpt=none.pth",
+        "lipschitz.py backbone=deit_t_affn", "analyse.py cam ckpt=nowhere",
+        "annotate.py root=. out=maps checkpoint=none.pth", "doctor.py",
     ],
-)
+)  # fmt: skip
 def test_the_real_commands_name_the_file(broken, typed, tmp_path):
     environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path), "PYTHONPATH": ""}
     script, *arguments = typed.split()

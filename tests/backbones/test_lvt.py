@@ -89,13 +89,10 @@ def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp
 @pytest.mark.parametrize(
     ("steps", "options", "parameters", "macs"),
     [
-        (1, {}, 5_521_844, 0.7844),
-        (2, {}, 5_521_844, 0.8888),
-        (3, {}, 5_521_844, 0.9932),
-        (4, {}, 5_521_844, 1.0976),
-        (2, {"class_blocks": False}, 3_686_604, 0.8618),
+        (1, {}, 5_521_844, 0.7844), (2, {}, 5_521_844, 0.8888), (3, {}, 5_521_844, 0.9932),
+        (4, {}, 5_521_844, 1.0976), (2, {"class_blocks": False}, 3_686_604, 0.8618),
     ],
-)
+)  # fmt: skip
 def test_parameters_and_macs(steps, options, parameters, macs):
     model = meta_classifier(f"lvt_r{steps}", **options)
     assert count_parameters(model) == parameters

@@ -21,15 +21,13 @@ from tests.tensors import build_mixer
 
 # Mappings of the two branches and the order of every registered name.
 VARIANTS = {
-    "afbo": {"cm_a": "occm", "cm_b": "gccm"},
-    "afbo_cs": {"cm_a": "occm", "cm_b": "gccm"},
+    "afbo": {"cm_a": "occm", "cm_b": "gccm"}, "afbo_cs": {"cm_a": "occm", "cm_b": "gccm"},
     "afbo_c": {"cm_a": "occm", "cm_b": "gccm", "sm": "none"},
     "afbo_s": {"cm_a": "dense", "cm_b": "shared"},
     "afbo_sc": {"cm_a": "occm", "cm_b": "gccm", "order": "sc"},
-    "scfbo_gc": {"cm_a": "gccm", "cm_b": "gccm"},
-    "scfbo_oc": {"cm_a": "occm", "cm_b": "occm"},
+    "scfbo_gc": {"cm_a": "gccm", "cm_b": "gccm"}, "scfbo_oc": {"cm_a": "occm", "cm_b": "occm"},
     "full": {"cm_a": "dense", "cm_b": "dense"},
-}
+}  # fmt: skip
 CASES = [
     *[(name, {}) for name in VARIANTS],
     ("afbo", {"g2": 3, "hidden_ratio": 2}),

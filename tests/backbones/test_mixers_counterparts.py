@@ -115,14 +115,10 @@ def test_grouped_linear_equals_its_matrix_however_it_is_computed(widths, groups)
 @pytest.mark.parametrize(
     ("cca", "training", "with_attention"),
     [
-        ("train", True, True),
-        ("train", False, False),
-        ("always", True, True),
-        ("always", False, True),
-        ("off", True, False),
-        ("off", False, False),
+        ("train", True, True), ("train", False, False), ("always", True, True),
+        ("always", False, True), ("off", True, False), ("off", False, False),
     ],
-)
+)  # fmt: skip
 def test_scheme_attends_when_it_is_told_to(name, cca, training, with_attention, size):
     mixer = build_mixer(name, cca=cca).train(training)
     equation = functools.partial(scheme, with_attention=with_attention)

@@ -21,8 +21,7 @@ from tests.counts import assert_tensors_and_counts
 from tests.errors import refuses
 from tests.families import meta_backbone, meta_classifier, rest_slow
 from tests.references import cyclemlp, edgevit, hiremlp, visionllama
-from tests.references.checkpoints import fill, in_float64
-from tests.references.released import assert_equal, checkpoint, double
+from tests.references.checkpoints import assert_equal, checkpoint, fill, in_float64
 from tests.tensors import images
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -74,7 +73,7 @@ def test_parameters_of_visionllama_with_hidden_widths_that_are_not_rounded(size,
 
 @every_host
 def test_released_checkpoint_gives_the_logits_of_the_released_network(name, tmp_path):
-    model, tensors = model_of(name, tmp_path), double(released(name))
+    model, tensors = model_of(name, tmp_path), in_float64(released(name))
     for size in [(64, 64), (72, 100), (128, 64), (200, 136)]:
         x = images(*size)
         assert_equal(model(x), REFERENCES[name].logits(tensors, x, name))
@@ -97,9 +96,9 @@ def test_dense_maps_equal_those_of_the_stages_normed(name):
     x = images(65, 97)
     # The first map of the MLPs has a token for the last row and column too.
     padded, options = (x, {"auto_scale": True}) if name == NAME else (F.pad(x, (0, 3, 0, 3)), {})
-    maps = reference.stages(double(tensors), padded, name, **options)
+    maps = reference.stages(in_float64(tensors), padded, name, **options)
     for stage, (found, y) in enumerate(zip(again.double().eval()(x), maps, strict=True)):
-        normed = reference.norm(y, double(norms), f"norm{step * stage}")
+        normed = reference.norm(y, in_float64(norms), f"norm{step * stage}")
         assert_equal(found, to_nchw(normed))
 
 
@@ -169,7 +168,7 @@ def test_blocks_of_a_stage_shift_in_turn():
 
 @pytest.mark.slow
 def test_options_undo_what_is_released(tmp_path):
-    x, state = images(96, 128), double(released(NAME))
+    x, state = images(96, 128), in_float64(released(NAME))
     as_released = visionllama.logits(state, x, NAME)
     regular = visionllama.logits(state, x, NAME, regular_keys=True)
     assert_equal(model_of(NAME, tmp_path, key_places="regular")(x), regular)

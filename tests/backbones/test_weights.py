@@ -314,17 +314,13 @@ def test_weights_of_other_networks_are_refused_and_change_nothing(case, weights)
 @pytest.mark.parametrize(
     ("theirs", "host"),
     [
-        ("swin_small_patch4_window7_224", "swin_t"),
-        ("swin_base_patch4_window7_224", "swin_s"),
-        ("deit_small_patch16_224", "deit_t"),
-        ("deit_tiny_distilled_patch16_224", "deit_t"),
-        ("poolformer_s24", "poolformer_s12"),
-        ("poolformer_m36", "poolformer_s36"),
-        ("swin_tiny_patch4_window7_224", "deit_t"),
-        ("poolformer_s12", "swin_t"),
+        ("swin_small_patch4_window7_224", "swin_t"), ("swin_base_patch4_window7_224", "swin_s"),
+        ("deit_small_patch16_224", "deit_t"), ("deit_tiny_distilled_patch16_224", "deit_t"),
+        ("poolformer_s24", "poolformer_s12"), ("poolformer_m36", "poolformer_s36"),
+        ("swin_tiny_patch4_window7_224", "deit_t"), ("poolformer_s12", "swin_t"),
         ("deit_tiny_patch16_224", "swin_t_afbo"),
     ],
-)
+)  # fmt: skip
 def test_another_model(theirs, host):
     with torch.device("meta"):
         tensors = timm.create_model(theirs).state_dict()

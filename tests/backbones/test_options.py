@@ -1,10 +1,19 @@
-"""Options and values that mixers and hosts reject, with the messages that name the valid ones."""
+"""Options: what mixers and hosts reject, variants of builders, and messages that stay short."""
+
+import inspect
+import textwrap
+from typing import Literal
 
 import pytest
 import torch
 
-from backbones import create_backbone, create_mixer
+from backbones import create_backbone, create_mixer, mixer_options
+from backbones.mixers.scheme import Scheme
+from backbones.options import check_arguments, keywords, listed, shortened, unknown, variant_of
 from tests.errors import refuses
+from tools.config import help as topics
+from tools.config.lazy_groups import register_groups
+from tools.config.name_checks import compose_checked
 
 MIXERS = [
     ("afob", {}, "no mixer called 'afob'; did you mean afbo"),
@@ -161,3 +170,124 @@ def test_a_width_is_a_whole_number(dim):
 def test_hosts_name_the_valid_options(name, options, message):
     with torch.device("meta"):  # some are refused only after building
         refuses(message, create_backbone, name, **options)
+
+
+Shade = Literal["light", "dark"]
+
+
+def paint(size: int, *, colour: str = "red", shade: Shade = "light", coats: int = 1):
+    """Paint something.
+
+    Args:
+        size: Of it.
+        colour: Any,
+            by name.
+        shade: "light" or "dark".
+        coats: How many.
+    """
+    return size, colour, shade, coats
+
+
+@variant_of(paint, fixed={"colour": "blue"}, defaults={"coats": 2}, without=("shade",))
+def blue():
+    """Blue paint."""
+
+
+def test_a_variant_has_its_own_defaults_name_and_docstring():
+    assert blue(3) == (3, "blue", "light", 2)
+    assert blue(size=3, coats=4) == (3, "blue", "light", 4)
+    assert keywords(blue) == {"coats": 2}
+    assert (blue.__name__, blue.__module__) == ("blue", __name__)
+    assert inspect.getdoc(blue) == ("Blue paint.\n\nArgs:\n    size: Of it.\n    coats: How many.")
+    without_coats = variant_of(paint, without=("coats",))(blue)
+    assert "    colour: Any,\n        by name.\n    shade:" in inspect.getdoc(without_coats)
+
+
+@pytest.mark.parametrize("option", [{"colour": "red"}, {"shade": "dark"}, {"other": 1}])
+def test_what_a_variant_does_not_have_is_refused(option):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        blue(3, **option)
+    with pytest.raises(ValueError, match=f"there is no option group.{next(iter(option))}"):
+        check_arguments(blue, option, "group")
+
+
+def test_options_of_variants_are_checked():
+    shaded = variant_of(paint, fixed={"colour": "blue"})(blue)
+    check_arguments(shaded, {"shade": "dark"}, "group")
+    with pytest.raises(ValueError, match=r"group\.shade=grey is not one of light, dark"):
+        check_arguments(shaded, {"shade": "grey"}, "group")
+    refuses(r"group\.coats=x is not a whole number", check_arguments, blue, {"coats": "x"}, "group")
+    for wrong in ({"fixed": {"color": "blue"}}, {"defaults": {"size": 3}}, {"without": ("n",)}):
+        with pytest.raises(TypeError, match="paint has no option"):
+            variant_of(paint, **wrong)
+    wide = variant_of(Scheme, fixed={"g1": 1}, defaults={"g2": 3})(blue)
+    assert keywords(wide) == {"hidden_ratio": 8.0, "g2": 3, "cca": "train", "drop": 0.0}
+    assert isinstance(wide(12), Scheme)
+    refuses(r"group\.g2=x is not a whole number", check_arguments, wide, {"g2": "x"}, "group")
+
+
+def test_registered_variants_differ_from_the_first_by_what_they_fix():
+    whole = mixer_options("afbo")
+    for name, fixed in {
+        "scfbo_gc": {"cm_a", "cm_b", "g2", "window"},
+        "afbo_c": {"cm_a", "cm_b", "sm", "kernel_size", "order"},
+        "afbo_sc": {"cm_a", "cm_b", "order"},
+        "afbo_cs": {"cm_a", "cm_b", "order"},
+        "scfbo_oc": {"cm_a", "cm_b", "g1", "rounds", "pairing"},
+    }.items():
+        assert mixer_options(name) == {k: v for k, v in whole.items() if k not in fixed}
+    with pytest.raises(ValueError, match="there is no option of mixer afbo_c called 'order'"):
+        create_mixer("afbo_c", 8, order="sc")
+
+
+THOUSAND = [f"n{number:08d} a class of ImageNet" for number in range(1000)]
+
+
+def lines(text):
+    return textwrap.wrap(text, 80)
+
+
+def test_long_lists_are_shortened_and_counted():
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([]) == ""
+    text = listed(THOUSAND)
+    shown = text.partition(" and ")[0].split(", ")
+    assert shown == THOUSAND[: len(shown)]
+    assert text.endswith(f" and {1000 - len(shown)} more")
+    assert 350 < len(text) < 450
+    assert len(listed(["x" * 5000, "y"])) <= 103
+    assert len(shortened("x" * 5000)) <= 100
+    assert len(lines(unknown("class", "qqq", THOUSAND))) <= 10
+    assert "did you mean" in unknown("class", THOUSAND[7][:-1], THOUSAND)
+
+
+def configure(word):
+    register_groups()
+    return lambda: compose_checked(["task=classification", word])
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: create_backbone("qqq"),
+        lambda: create_backbone("q" * 5000),
+        lambda: create_backbone("deit_t", token_mixer="qqq"),
+        lambda: create_backbone("deit_t", token_mixer={"dim": 1}),
+        lambda: create_backbone("deit_t_qqq"),
+        lambda: create_backbone("deit_t", qqq=1),
+        lambda: create_mixer("qqq", 8),
+        lambda: check_arguments(unknown, {"qqq": 1}, "backbone"),
+        configure("recipe=qqq"),
+        configure("experiment=qqq"),
+        configure("data=qqq"),
+        configure("data.qqq=1"),
+        configure("task.qqq=1"),
+        configure("qqq=1"),
+        configure("backbone=qqq"),
+        lambda: topics.help_text("qqq"),
+    ],
+)
+def test_messages_fit_into_ten_lines(refused):
+    with pytest.raises(ValueError, match=r"q|token_mixer needs a name") as error:
+        refused()
+    assert len(lines(str(error.value))) <= 10, str(error.value)
