@@ -243,8 +243,6 @@ DRAWN = drawn(0)
 REACH_NAMES = [
     name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
 ]
-    name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
-]
 REACH_PAIRS = [
     (host, mixer)
     for turn, (host, mixer) in enumerate(TOKEN_PAIRS)

@@ -310,13 +310,6 @@ def test_drop_path_rises_linearly(host):
 # Below, at and above one and two windows of 7, on either axis.
 WINDOW_SIZES = [*itertools.product((7, 8), (5, 7, 9)), (3, 6), (13, 14), (15, 10), (14, 21)]
 WINDOW_SIZES += [(20, 7)]
-    *itertools.product((7, 8), (5, 7, 9)),
-    (3, 6),
-    (13, 14),
-    (15, 10),
-    (14, 21),
-    (20, 7),
-]
 
 
 @pytest.fixture(scope="module")
