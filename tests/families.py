@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
-from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
@@ -118,9 +118,14 @@ def meta_classifier(name: str, **options) -> LinearClassifier:
         return LinearClassifier(create_backbone(name, **options), 1000)
 
 
+def load(network: nn.Module, tensors: Mapping[str, Tensor], name: str = "file") -> LoadReport:
+    """Load tensors into a backbone as if they were read from a file."""
+    return adopt(network, in_memory(dict(tensors), name))
+
+
 def load_classifier(backbone: Backbone, tensors: Mapping[str, Tensor]) -> LinearClassifier:
     """Return a classifier in float64 with the authors' tensors, none of which may be missing."""
-    report = adopt(backbone, in_memory(dict(tensors), "theirs"))
+    report = load(backbone, tensors)
     assert (report.initialised, report.loaded) == ((), len(backbone.state_dict()))
     renamed = backbone.convert_state_dict(dict(tensors))
     own = {part: renamed[f"classifier.{part}"] for part in ("weight", "bias")}

@@ -10,14 +10,12 @@ from torch import nn
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig, Mixer
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, Variant
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict
 from backbones.hosts.ffnet.host import FFNet
 from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
 from tests.errors import refuses
-from tests.families import load_classifier, meta_backbone, meta_classifier, rest_slow
+from tests.families import load, load_classifier, meta_backbone, meta_classifier, rest_slow
 from tests.references import ffnet as reference
 from tests.tensors import images, randomise_network
 from tools.papers.published import load_rows
@@ -156,7 +154,7 @@ def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
     expected = trained(images(64, 70, batch=2))
     source = trained.fuse() if given == "fused" else trained
     backbone = tiny(name, form=built)
-    report = adopt(backbone, in_memory(source.state_dict(), "file"))
+    report = load(backbone, source.state_dict())
     assert not report.initialised
     assert not report.skipped
     assert is_fused(backbone) == (built == "fused")
@@ -167,7 +165,7 @@ def test_weights_load_into_their_form_or_the_fused_one(name, given, built):
 def test_classification_checkpoints_load_for_dense_prediction(given, built):
     tensors = reference.random_tensors(TINY["tiny_3"], given, classes=5)
     backbone = tiny("tiny_3", dense=True, form=built)
-    report = adopt(backbone, in_memory(tensors, "file"))
+    report = load(backbone, tensors)
     assert {key.split(".")[0] for key in report.initialised} == {f"norm{i}" for i in range(4)}
     assert {key.split(".")[0] for key in report.skipped} == {"norm", "classifier"}
 
@@ -177,7 +175,7 @@ def test_checkpoints_of_the_authors_detectors_load():
     tensors = {k: v for k, v in tensors.items() if k.startswith(("patch_embed.", "stages."))}
     for i, width in enumerate(TINY["tiny_2"]["widths"]):
         tensors |= {f"norm{i}.weight": torch.ones(width), f"norm{i}.bias": torch.ones(width)}
-    report = adopt(tiny("tiny_2", dense=True), in_memory(tensors, "detector"))
+    report = load(tiny("tiny_2", dense=True), tensors, "detector")
     assert (report.initialised, report.skipped) == ((), ())
 
 
@@ -195,7 +193,7 @@ def test_weights_that_do_not_fit_are_refused(name, given, built, message):
     if name == "without":
         tensors = {k: v for k, v in tensors.items() if ".0.token_mixer." not in k}
     backbone = tiny("tiny_2" if name == "without" else name, form=built)
-    refuses(message, adopt, backbone, in_memory(tensors, "file"))
+    refuses(message, load, backbone, tensors)
     assert is_fused(backbone) == (built == "fused")
 
 
@@ -203,17 +201,17 @@ def test_weights_that_do_not_fit_are_refused(name, given, built, message):
 def test_weights_load_around_swapped_mixers(options):
     tensors = reference.random_tensors(reference.SPECS["ffnet_1"], "train")
     backbone = create_backbone("ffnet_1_glu", **options)
-    report = adopt(backbone, in_memory(tensors, "file"))
+    report = load(backbone, tensors)
     parts = {tuple(key.split(".")[4:6]) for key in report.initialised}
     token = {("token_mixer", "norm"), ("token_mixer", "mixer")} if options else set()
     assert parts == {("channel_mixer", "memory")} | token
     assert len(backbone.mixers()) == 14 * (1 + len(options))
     fused = create_backbone("ffnet_1_glu", fused=True, **options)
-    again = adopt(fused, in_memory(tensors, "file"))
+    again = load(fused, tensors)
     assert {tuple(key.split(".")[4:6]) for key in again.initialised} == parts
     # The swapped mixers of this file may hold branches too, which only they know how to fold.
     with pytest.raises(ValueError, match=r"differ from a plain ffnet_1: .*then call its fuse\(\)"):
-        adopt(fused, in_memory(backbone.state_dict(), "file"))
+        load(fused, backbone.state_dict())
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("ffnet_1", 3), ("ffnet_seg", 4)])

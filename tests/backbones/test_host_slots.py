@@ -17,12 +17,10 @@ from backbones import (
 )
 from backbones.analysis.patch_reach import reached_patches
 from backbones.base import fill
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
 from backbones.options import variant_of
 from tests.errors import refuses
-from tests.families import TOKEN_SLOTS, build_short, meta_backbone, rest_slow
+from tests.families import TOKEN_SLOTS, build_short, load, meta_backbone, rest_slow
 from tests.references.names import AUTHORS
 from tests.tensors import images
 
@@ -216,7 +214,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
         backbone = create_backbone(host, token_mixer="recorder", **options)
-        report = adopt(backbone, in_memory(convert(plain), "plain"))
+        report = load(backbone, convert(plain), "plain")
         expected = {f"{prefix}weight" for prefix in recorders(backbone)}
         assert expected
         assert expected <= set(report.initialised)

@@ -340,7 +340,7 @@ def test_star_operator_equals_torch(batch, size, dim, threads):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "dim"), itertools.product(["sbm", "iffn"], [4, 6, 9, 16]))
+@pytest.mark.parametrize(("name", "dim"), list(itertools.product(["sbm", "iffn"], [4, 6, 9, 16])))
 def test_another_number_of_channels_is_refused(name, dim):
     with pytest.raises(RuntimeError, match="shape"):
         build(name)[0](tokens(2, 4, 5, dim))

@@ -6,13 +6,11 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.lvt.blocks import ClassBlock
 from backbones.hosts.lvt.mix_token import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier, LinearProbe
-from tests.families import meta_backbone, meta_classifier, rest_slow
+from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.references import lvt as reference
 from tests.references.checkpoints import fill, in_float64
 from tests.tensors import images
@@ -60,7 +58,7 @@ def test_plain_heads_and_dense_maps_equal_the_equations(tmp_path, released):
     shapes = {f"{k}.{part}": (dim,) for k, dim in norms.items() for part in ("weight", "bias")}
     tensors = {k: v for k, v in released.items() if k.startswith("backbone.")} | fill(shapes)
     model = create_backbone("lvt_r3", dense=True)
-    assert not adopt(model, in_memory(tensors, "dense")).initialised
+    assert not load(model, tensors, "dense").initialised
     theirs = reference.Network(in_float64(tensors), 3)
     for stage, (ours, plain) in enumerate(
         zip(model.double().eval()(images(65, 97)), theirs.maps(images(65, 97)), strict=True)

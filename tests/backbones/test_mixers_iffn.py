@@ -16,7 +16,7 @@ from backbones.fast import fast
 from backbones.mixers.iffn import IFFN
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import meta_backbone, meta_classifier, rest_slow
+from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.forms import both_forms
 from tests.references import iffn as reference
 from tests.references.checkpoints import fill, in_float64
@@ -237,7 +237,7 @@ def test_weights_with_a_class_token_load_without_it(tmp_path):
     path, without = tmp_path / "plain.pth", create_backbone("deit_t_iffn")
     torch.save(plain.state_dict(), path)
     with pytest.warns(UserWarning, match="class token, which this DeiT lacks.*class_token=True"):
-        report = adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
+        report = load(without, plain.backbone.state_dict(), "plain")
     assert "cls_token" in report.skipped
     assert all(".mlp." in key for key in report.initialised)
     torch.testing.assert_close(without.pos_embed, positions)

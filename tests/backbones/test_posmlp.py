@@ -108,16 +108,6 @@ def test_windows_that_fit_take_one_product(monkeypatch):
     assert len(products) <= 9
 
 
-def test_released_sign_of_the_vertical_axis():
-    """A centre of (1, 2) is one column to the right and two rows up."""
-    relation = QuadraticRelation(5, 1).double()
-    relation.spreads.data = 4 * torch.eye(2, dtype=torch.float64)[None]
-    relation.centers.data = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    (rows, columns) = (cut(5, 5, False)[0][0][1],) * 2
-    weights = relation.matrix(rows, columns)[0, 2 * 5 + 2].unflatten(0, (5, 5))
-    assert weights.argmax() == 0 * 5 + 3
-
-
 @torch.no_grad()
 def test_starts_as_the_paper_says():
     torch.manual_seed(0)

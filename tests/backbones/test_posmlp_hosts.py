@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
-from tests.families import meta_backbone, meta_classifier
+from tests.families import load, meta_backbone, meta_classifier
 from tests.references import posmlp as reference
 from tests.tensors import images, randomise, tokens
 
@@ -152,7 +150,7 @@ def test_gmlp_equals_timm():
     assert count_parameters(meta_classifier("gmlp_ti")) == 5_867_328
     theirs = randomise(timm.create_model("gmlp_ti16_224", num_classes=7))
     model = LinearClassifier(create_backbone("gmlp_ti"), 7).double().eval()
-    report = adopt(model.backbone, in_memory(theirs.state_dict(), "timm"))
+    report = load(model.backbone, theirs.state_dict(), "timm")
     assert not report.initialised
     assert report.loaded == len(model.backbone.state_dict())
     model.classifier.load_state_dict(theirs.head.state_dict())

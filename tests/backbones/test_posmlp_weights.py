@@ -6,13 +6,11 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.base import HostConfig
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_authors, rename_to_ours
 from backbones.hosts.posmlp.host import PosMLP
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import meta_backbone, rest_slow
+from tests.families import load, meta_backbone, rest_slow
 from tests.references.checkpoints import fill, pair
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -140,7 +138,7 @@ def test_absolute_positions_are_reshaped():
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
     with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are missing"):
-        report = adopt(create_backbone("posmlp_t_lrpe"), in_memory(dict(weights), "file"))
+        report = load(create_backbone("posmlp_t_lrpe"), weights)
     assert {key.rpartition(".")[2] for key in report.initialised} == {"table"}
     assert report.loaded == len(weights) - 2 * 24
     assert {key.rpartition(".")[2] for key in report.skipped} == {"centers", "spreads"}
@@ -172,7 +170,7 @@ def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
     with pytest.warns(
         UserWarning, match="^file gave 99\\.\\d% of the network's values: "
     ) as caught:
-        report = adopt(backbone, in_memory(dict(weights), "file"))
+        report = load(backbone, weights)
     units = {
         f"stages.{i}.blocks.{j}.mixer.gate." for i, d in enumerate((2, 2, 18, 2)) for j in range(d)
     }
@@ -194,7 +192,7 @@ def test_a_bias_that_their_model_never_adds_is_dropped(recwarn):
         if key.endswith("token_proj_n_bias"):
             theirs[key].zero_()
     options = {"token_mixer": {"name": "ggqpe", "bias": False}}
-    report = adopt(create_backbone("posmlp_t", **options), in_memory(theirs, "file"))
+    report = load(create_backbone("posmlp_t", **options), theirs)
     assert len(report.dead) == 24
     assert all(key.endswith("gate.relation.bias") for key in report.dead)
     assert not report.initialised
@@ -209,19 +207,19 @@ def test_weights_that_lack_units_or_biases_are_refused():
     backbone = meta_backbone("posmlp_t")
     refuses(
         r"24 keys differ \(missing .*relation\.bias.*options it was",
-        adopt,
+        load,
         backbone,
-        in_memory(weights.state_dict(), "file"),
+        weights.state_dict(),
     )
     free = meta_backbone("posmlp_t_sgu")
     larger = meta_backbone("posmlp_t", token_mixer={"name": "sgu", "window": (7, 14, 14, 7)})
     with pytest.raises(ValueError, match=r"relation\.weight: \(49, 49\) instead of \(196, 196\)"):
-        adopt(free, in_memory(larger.state_dict(), "file"))
+        load(free, larger.state_dict())
     # PosMLP's own units must be in the file; only swapped-in mixers may be initialised.
     theirs = fill(authors_shapes())
     theirs = {k: v for k, v in theirs.items() if ".encoder.5.gate" not in k and ".5.proj" not in k}
     backbone = meta_backbone("posmlp_t")
-    refuses(r"missing stages\.2\.blocks\.5\.mixer", adopt, backbone, in_memory(theirs, "file"))
+    refuses(r"missing stages\.2\.blocks\.5\.mixer", load, backbone, theirs)
 
 
 def test_other_windows_take_resampled_tables():

@@ -8,8 +8,6 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.hosts.edgevit import LocalAggregation, SparseAttention
 from backbones.hosts.hiremlp import HireMixer
@@ -19,7 +17,7 @@ from backbones.layers.rotary import Lattice, rotate, turning_angles
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.errors import refuses
-from tests.families import meta_backbone, meta_classifier, rest_slow
+from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.references import cyclemlp, edgevit, hiremlp, visionllama
 from tests.references.checkpoints import assert_equal, checkpoint, fill, in_float64
 from tests.tensors import images
@@ -91,8 +89,8 @@ def test_dense_maps_equal_those_of_the_stages_normed(name):
     tensors = released(name)
     state = {k: v for k, v in tensors.items() if not k.startswith(("norm.", "head."))} | norms
     backbone, again = (create_backbone(name, dense=True) for _ in range(2))
-    assert not adopt(backbone, in_memory(state, "released")).initialised
-    adopt(again, in_memory(backbone.state_dict(), "ours"))
+    assert not load(backbone, state, "released").initialised
+    load(again, backbone.state_dict(), "ours")
     x = images(65, 97)
     # The first map of the MLPs has a token for the last row and column too.
     padded, options = (x, {"auto_scale": True}) if name == NAME else (F.pad(x, (0, 3, 0, 3)), {})
@@ -137,7 +135,7 @@ def test_merge_is_the_same_in_both_layouts():
 def test_half_a_network_is_refused():
     half = {k: v for k, v in released("cyclemlp_b1").items() if "network.4.3." not in k}
     backbone = create_backbone("cyclemlp_b1")
-    refuses(r"missing network\.4\.3\.norm1\.weight", adopt, backbone, in_memory(half, "half"))
+    refuses(r"missing network\.4\.3\.norm1\.weight", load, backbone, half, "half")
 
 
 @pytest.mark.parametrize("axis", [ROWS, COLUMNS])
@@ -214,7 +212,7 @@ def test_turns_are_products_of_complex_numbers():
 @every_host
 def test_maps_of_as_many_tokens_have_their_own_places(name):
     backbone = create_backbone(name)
-    adopt(backbone, in_memory(released(name), "released"))
+    load(backbone, released(name), "released")
     backbone.double().eval()
     wide, tall = images(64, 96), images(96, 64)
     alone = backbone(tall)[-1]

@@ -9,15 +9,13 @@ import torch
 from backbones import backbone_schema, create_backbone, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.sbm.blocks import SBMBlock
 from backbones.hosts.sbm.host import SBM
 from backbones.layers.axes import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import meta_backbone, meta_classifier, rest_slow, rest_slow_pairs
+from tests.families import load, meta_backbone, meta_classifier, rest_slow, rest_slow_pairs
 from tests.references import sbm as reference
 from tests.tensors import images
 
@@ -145,7 +143,7 @@ def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
     source, other = small((96, 64), pos=pos), small((160, 224), pos=pos, seed=1)
     x = images(160, 224, batch=2)
     expected = source(x)
-    report = adopt(other, in_memory(source.state_dict(), "source"))
+    report = load(other, source.state_dict(), "source")
     assert not report.initialised
     assert not report.skipped
     baked = copy.deepcopy(source)
@@ -158,10 +156,10 @@ def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
 
 def test_checkpoint_of_another_preset_is_refused():
     other = meta_backbone("sbm_t", preset="alt").state_dict()
-    refuses(r"187 keys differ .*pre_proj", adopt, create_backbone("sbm_t"), in_memory(other, "alt"))
+    refuses(r"187 keys differ .*pre_proj", load, create_backbone("sbm_t"), other, "alt")
     without = {k: v for k, v in create_backbone("sbm_t").state_dict().items() if ".mlp." not in k}
     with pytest.raises(ValueError, match=r"missing stages\.0\.0\.mlp"):
-        adopt(create_backbone("sbm_t"), in_memory(without, "no FFN"))
+        load(create_backbone("sbm_t"), without, "no FFN")
 
 
 def test_blocks_follow_the_options_and_the_map():

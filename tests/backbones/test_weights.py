@@ -12,11 +12,11 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 from backbones import create_backbone, list_hosts
-from backbones.checkpoints.adoption import LoadReport, adopt
-from backbones.checkpoints.opening import in_memory, open_checkpoint
+from backbones.checkpoints.adoption import LoadReport
+from backbones.checkpoints.opening import open_checkpoint
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import drawn, meta_backbone, rest_slow
+from tests.families import drawn, load, meta_backbone, rest_slow
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 HOSTS = rest_slow(("deit_t", "swin_t", "poolformer_s12"), quick=("deit_t", "poolformer_s12"))
@@ -140,7 +140,7 @@ def test_report_of_a_new_mixer(caplog):
     backbone = create_backbone("poolformer_s12_afbo")
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     with caplog.at_level(logging.INFO, logger="backbones.checkpoints.adoption"):
-        report = adopt(backbone, in_memory(tensors, "plain.pth"))
+        report = load(backbone, tensors, "plain.pth")
     mixers = mixer_keys(before)
     assert set(report.initialised) == mixers
     assert set(report.skipped) == {*mixer_keys(tensors), "classifier.weight", "classifier.bias"}
@@ -160,14 +160,14 @@ def test_mixer_with_the_names_of_the_ffn_at_other_widths(host):
     backbone = create_backbone(host, mixer={"hidden_ratio": 3})
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     assert mixer_keys(before) == mixer_keys(plain)
-    report = adopt(backbone, in_memory(dict(plain), "plain.pth"))
+    report = load(backbone, plain, "plain.pth")
     assert set(report.skipped) == set(report.initialised) == mixer_keys(plain)
     expected = {key: (before if ".mlp." in key else plain)[key] for key in before}
     assert_same(backbone.state_dict(), expected)
     # Files of the same model fill its mixers and the norms of its maps too.
     for options in ({"mixer": {"hidden_ratio": 3}}, {"dense": True}):
         tensors = create_backbone(host, **options).state_dict()
-        report = adopt(create_backbone(host, **options), in_memory(dict(tensors), "own.pth"))
+        report = load(create_backbone(host, **options), tensors, "own.pth")
         assert report == LoadReport("own.pth", len(tensors), (), (), ())
 
 
@@ -176,7 +176,7 @@ def test_weights_around_another_mixer(host):
     theirs = create_backbone(f"{host}_glu").state_dict()
     backbone = create_backbone(f"{host}_afbo")
     own = mixer_keys(backbone.state_dict())
-    report = adopt(backbone, in_memory(dict(theirs), "glu.pth"))
+    report = load(backbone, theirs, "glu.pth")
     assert set(report.initialised) == own
     assert set(report.skipped) == mixer_keys(theirs)
     for key, value in backbone.state_dict().items():
@@ -188,7 +188,7 @@ def test_classification_checkpoint_loads_into_a_dense_backbone(host):
     model = LinearClassifier(create_backbone(f"{host}_afbo"), 3)
     tensors = {key.removeprefix("backbone."): v for key, v in model.state_dict().items()}
     dense = create_backbone(f"{host}_afbo", dense=True)
-    report = adopt(dense, in_memory(tensors, "file"))
+    report = load(dense, tensors)
     assert report.initialised
     assert all(key.startswith(dense.map_keys) for key in report.initialised)
     parts = itertools.product(("norm", "classifier"), ("weight", "bias"))
@@ -301,7 +301,7 @@ NARROW = {"name": "deit_t", "mixer": {"hidden_ratio": 3}}
 def misfit(tensors, message, name="poolformer_s12_afbo", **options):
     backbone = create_backbone(name, **options)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
-    refuses(message, adopt, backbone, in_memory(tensors, "file"))
+    refuses(message, load, backbone, tensors)
     assert_same(backbone.state_dict(), before)
 
 
@@ -326,7 +326,7 @@ def test_another_model(theirs, host):
         tensors = timm.create_model(theirs).state_dict()
         backbone = create_backbone(host)
     with pytest.raises(ValueError, match=f"does not fit {host}: \\d+ keys differ|distilled=true"):
-        adopt(backbone, in_memory(dict(tensors), "file"))
+        load(backbone, tensors)
 
 
 @pytest.mark.parametrize("size", [(96, 96), (96, 160)], ids=str)
@@ -335,14 +335,14 @@ def test_position_table_is_resampled(size):
     theirs = timm.create_model("deit_tiny_patch16_224").eval()
     torch.nn.init.normal_(theirs.pos_embed)
     backbone = create_backbone("deit_t", img_size=size).eval()
-    report = adopt(backbone, in_memory(theirs.state_dict(), "file"))
+    report = load(backbone, theirs.state_dict())
     assert not report.initialised
     grid = [size[0] // 16, size[1] // 16]
     expected = resample_abs_pos_embed(theirs.pos_embed, grid, num_prefix_tokens=1)
     torch.testing.assert_close(backbone.pos_embed.data, expected)
     # The same as running the model of 224 pixels at this size.
     other = create_backbone("deit_t").eval()
-    adopt(other, in_memory(theirs.state_dict(), "file"))
+    load(other, theirs.state_dict())
     images = torch.randn(1, 3, *size)
     torch.testing.assert_close(other.embed(images), backbone.embed(images), rtol=1e-4, atol=1e-4)
 
@@ -350,7 +350,7 @@ def test_position_table_is_resampled(size):
 def test_position_table_of_an_oblong_grid_that_the_file_omits():
     tensors = create_backbone("deit_t", img_size=(96, 128)).state_dict()
     del tensors["pos_grid"]
-    adopt(create_backbone("deit_t", img_size=(96, 128)), in_memory(dict(tensors), "file"))
+    load(create_backbone("deit_t", img_size=(96, 128)), tensors)
     misfit(tensors, r"pos_embed of 49 positions .*build with the img_size", "deit_t")
 
 
@@ -411,7 +411,7 @@ def test_deit_without_class_token_takes_timms_fc_norm(tmp_path):
     again = LinearClassifier.from_pretrained("deit_t", own, class_token=False, fc_norm=True).eval()
     assert torch.equal(again(images), model(images))
     usual = create_backbone("deit_t", class_token=False).eval()
-    adopt(model.backbone, in_memory(usual.state_dict(), "file"))
+    load(model.backbone, usual.state_dict())
     assert torch.equal(model.backbone.embed(images), usual.embed(images))
     with pytest.raises(ValueError, match=r"missing norm\.weight; missing norm\.bias|missing norm"):
         create_backbone("deit_t", class_token=False, fc_norm=False, pretrained=path)
@@ -429,7 +429,7 @@ def test_large_gaps_in_a_file_are_reported(tmp_path):
     with pytest.warns(
         UserWarning, match=r"gave \d\.\d% .*30 mixers keep their initialisation \(blocks\.0\.mlp"
     ):
-        adopt(backbone, in_memory(weights, "file"))
+        load(backbone, weights)
 
 
 def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_path, recwarn):
