@@ -36,6 +36,7 @@ def build_fast(name, *args, **options):
     return fast(build_mixer(name, *args, **options))
 
 
+@torch.enable_grad()
 def both_ways(module, *inputs, call=lambda module, *inputs: module(*inputs)):
     """Return outputs, all gradients and buffers, by the operators and without them."""
     results = []

@@ -109,7 +109,7 @@ def test_gradients_and_inference_mode(square):
 
 
 @torch.no_grad()
-def test_copies_and_files_carry_none_of_it(square):
+def test_copies_carry_no_answers_and_derivatives_leave_none(square):
     for again in (copy.deepcopy(square), pickle.loads(pickle.dumps(square))):
         again()
         assert again.computed == 2
@@ -118,10 +118,6 @@ def test_copies_and_files_carry_none_of_it(square):
     assert square.state_dict().keys() == {"weight"}
     assert square.computed == 1
     torch.testing.assert_close(square(), square.expected())
-
-
-@torch.no_grad()
-def test_derivatives_that_need_no_gradient_mode_are_right_and_leave_nothing():
     torch.manual_seed(0)
     module = fast(create_mixer("ggqpe", 8, window=3, groups=2)).double().eval()
     x = torch.randn(1, 6, 5, 8, dtype=torch.float64)

@@ -35,7 +35,7 @@ def test_each_thread_switches_off_for_itself():
     assert is_available()
 
 
-def test_without_compiler_torch_serves(monkeypatch, tmp_path):
+def test_builds_without_compiler_or_disk_say_so(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "COMPILED", tmp_path)
     monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -43,9 +43,6 @@ def test_without_compiler_torch_serves(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "false --always")
     assert "false --always says" in build.build()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_disk_that_cannot_be_written_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "COMPILED", tmp_path / "is missing" / "compiled")
     monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
     monkeypatch.setattr(build, "find_compiler", lambda: ["true"])

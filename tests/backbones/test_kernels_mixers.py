@@ -19,7 +19,7 @@ from tests.forms import both_ways, build_fast, compiled
 from tests.tensors import randomise, tokens
 from tests.threads import torch_threads
 
-pytestmark = compiled
+pytestmark = [compiled, pytest.mark.usefixtures("no_grad")]
 close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 eval_or_train = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 both_operators = pytest.mark.parametrize(
@@ -114,7 +114,6 @@ def test_pieces_and_threads_change_nothing(name, training, bound, threads):
 
 
 @pytest.mark.parametrize("value", [-40.0, -5.6, -5.4, -1.0, -1e-3, 0.0, 0.5, 3.0, 5.6, 40.0])
-@torch.no_grad()
 def test_gelu_is_torchs(value):  # far out, too, where a polynomial would go its own way
     mixer, x = build_fast("iffn", 16).float(), torch.randn(1, 4, 4, 16)
     for branch in mixer.branches:
@@ -124,7 +123,6 @@ def test_gelu_is_torchs(value):  # far out, too, where a polynomial would go its
 
 
 @pytest.mark.parametrize(("name", "training"), [("afbo", False), ("iffn", False), ("iffn", True)])
-@torch.no_grad()
 def test_nan_stays_nan(name, training):
     mixer, x = build_fast(name, 16).float().train(training), torch.randn(1, 5, 5, 16)
     x[0, 2, 2, 3] = torch.nan
@@ -134,6 +132,7 @@ def test_nan_stays_nan(name, training):
     assert bool(y.isnan().all()) == training
 
 
+@torch.enable_grad()
 def test_a_recomputed_block_learns_its_statistics_once():
     networks = []
     for recompute in (False, True):
@@ -177,14 +176,12 @@ OTHER_FORMS = {
 @pytest.mark.parametrize(
     ("name", "options"), [(n, o) for n, given in OTHER_FORMS.items() for o in given], ids=str
 )
-@torch.no_grad()
 def test_other_forms_keep_to_torch(name, options):
     mixer, x = build(name, **options)
     assert not mixer.is_fast(x)
     close(mixer(x), without_operators(mixer, x))
 
 
-@torch.no_grad()
 def test_other_norms_keep_to_torch():
     x = tokens(1, 4, 4, 40)
     for attribute, value in (("momentum", None), ("running_mean", None), ("training", True)):
@@ -212,6 +209,7 @@ def test_other_norms_keep_to_torch():
 
 
 @both_operators
+@torch.enable_grad()
 def test_hooks_see_the_parts(name, part, operator):
     mixer, x = build(name)
     part, seen = mixer.get_submodule(part), []
@@ -225,6 +223,7 @@ def test_hooks_see_the_parts(name, part, operator):
 
 
 @both_operators
+@torch.enable_grad()
 def test_autocast_and_compilers_keep_to_torch(name, part, operator):
     mixer, x = build(name)
     mixer, x = mixer.float(), x.float()
@@ -235,6 +234,7 @@ def test_autocast_and_compilers_keep_to_torch(name, part, operator):
 
 
 @both_operators
+@torch.enable_grad()
 def test_gradients_of_gradients_say_what_to_do(name, part, operator):
     mixer, x = build(name)
     x = x.requires_grad_()
@@ -255,7 +255,6 @@ def branched_arguments(training):
     return (*given, training, *depthwise, *last, True)
 
 
-@torch.no_grad()
 def star_arguments():
     mixer, x = build("sbm")
     return x, *sbm.operands(mixer, x)
@@ -272,6 +271,7 @@ def star_arguments():
     ],
     ids=str,
 )
+@torch.enable_grad()
 def test_schemas_and_gradients_of_operators_agree(operator, arguments):
     checks = ["test_schema", "test_autograd_registration"]
     checks = checks[:1] if operator in ("star_mixer", "conv_pos_enc") else checks
@@ -290,7 +290,6 @@ class Turned(nn.Module):
     ("name", "part"),
     [("full", "cm_a"), ("sbm", "conv"), ("sbm", "bilinear.proj"), ("sbm", "gate_proj")],
 )
-@torch.no_grad()
 def test_computed_weights_keep_to_torch(name, part):
     mixer, x = build(name)
     expected, owner = mixer(x), mixer.get_submodule(part)
@@ -321,7 +320,6 @@ MAPS = [
 every_map = pytest.mark.parametrize(("batch", "size", "dim"), MAPS, ids=str)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 2])
 @every_map
 def test_star_operator_equals_torch(batch, size, dim, threads):
@@ -339,7 +337,6 @@ def test_star_operator_equals_torch(batch, size, dim, threads):
     assert single.dtype == torch.float32
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(("name", "dim"), list(itertools.product(["sbm", "iffn"], [4, 6, 9, 16])))
 def test_another_number_of_channels_is_refused(name, dim):
     with pytest.raises(RuntimeError, match="shape"):
@@ -354,7 +351,6 @@ def test_star_operator_itself_refuses_other_sizes(index):
             torch.ops.mixerlab.star_mixer(*given[:index], wrong, *given[index + 1 :])
 
 
-@torch.no_grad()
 def test_star_operator_follows_changes_and_steps_aside():
     mixer, x = build("sbm")[0], tokens(2, 6, 7, 8)
     before = mixer(x)
@@ -379,7 +375,6 @@ def test_star_operator_follows_changes_and_steps_aside():
     close(mixer(x), without_operators(mixer, x))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("has_bias", [True, False])
 @every_map
 def test_a_positional_encoding_equals_torchs(batch, size, dim, has_bias):

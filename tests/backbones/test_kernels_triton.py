@@ -128,7 +128,12 @@ def test_other_numbers_than_torchs_do_not_serve(untried, found):
         assert not choice.serve(GPU, torch.float64, True)
 
 
-def test_graphs_do_not_wait_and_status_names_devices(untried):
+def test_autocast_graphs_and_status(untried):
+    x = torch.randn(2, 3)
+    assert product_dtype(x) is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product_dtype(x) is product_dtype(x.bfloat16()) is torch.bfloat16
+        assert product_dtype(x.double()) is torch.float64
     untried.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert not choice.serve(GPU, torch.float32, True)
     assert not choice._failures  # it will be tried later
@@ -138,14 +143,6 @@ def test_graphs_do_not_wait_and_status_names_devices(untried):
     assert not choice.serve(GPU, torch.float32, True)
     untried.setattr(torch.cuda, "is_available", lambda: False)
     assert "CUDA" not in status()
-
-
-def test_autocast_casts_what_products_read():
-    x = torch.randn(2, 3)
-    assert product_dtype(x) is torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert product_dtype(x) is product_dtype(x.bfloat16()) is torch.bfloat16
-        assert product_dtype(x.double()) is torch.float64
 
 
 @on_gpu

@@ -371,13 +371,6 @@ def test_places_of_channel_mixers_are_known_whatever_is_there(host):
     assert other.channel_places() == backbone.channel_places()
 
 
-def test_a_place_in_neither_of_the_slots_is_told():
-    backbone = meta_backbone("deit_t")
-    backbone.token_slots = ("token_mixer",)
-    with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, which is missing from"):
-        backbone.channel_places()
-
-
 def test_command_takes_the_backbone_and_the_options_of_a_run(capsys, monkeypatch, tmp_path):
     options = {"img_size": 64, "mixer": {"hidden_ratio": 0.5}}
     backbone = create_backbone("mixer_s16_affn", **options)
@@ -431,6 +424,10 @@ def test_wrong_arguments_end_with_one_line(capsys, argument, message):
     assert err.count("\n") == 1
 
 
-def test_help_is_complete(capsys):
+def test_help_and_places_of_mixers(capsys):
     text = printed(capsys, "--help")
     assert all(f"{key}=" in text for key in command.DEFAULTS)
+    backbone = meta_backbone("deit_t")
+    backbone.token_slots = ("token_mixer",)
+    with pytest.raises(TypeError, match=r"DeiT fills blocks\.0\.attn, which is missing from"):
+        backbone.channel_places()

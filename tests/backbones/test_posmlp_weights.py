@@ -123,18 +123,6 @@ def narrow_unit(slot):
     return create_mixer("lrpe", slot.dim, hidden_ratio=slot.hidden_ratio, window=4)
 
 
-def test_absolute_positions_are_reshaped():
-    model = PosMLP(HostConfig((64, 64), token_mixer=narrow_unit), width=16, position=True)
-    theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
-    converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
-    torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)
-    larger = torch.rand(1, 576, 16)
-    converted = model.convert_state_dict({"absolute_pos_embed": larger})["pos_embed"]
-    picture = larger.reshape(1, 16, 24, 24)
-    expected = F.interpolate(picture, (16, 16), mode="bicubic", antialias=True)
-    torch.testing.assert_close(converted, expected)
-
-
 def test_another_unit_starts_anew_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
     with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are missing"):
@@ -222,7 +210,7 @@ def test_weights_that_lack_units_or_biases_are_refused():
     refuses(r"missing stages\.2\.blocks\.5\.mixer", load, backbone, theirs)
 
 
-def test_other_windows_take_resampled_tables():
+def test_other_windows_and_absolute_positions_are_resampled():
     torch.manual_seed(0)
     small = create_mixer("glrpe", 12, groups=2, window=5)
     large = create_mixer("glrpe", 12, groups=2, window=7)
@@ -246,6 +234,15 @@ def test_other_windows_take_resampled_tables():
     wide = create_mixer("ggqpe", 12, groups=2, window=7)
     wide.load_state_dict(wide.convert_state_dict(gaussian.state_dict()))
     assert torch.equal(wide.gate.relation.spreads, gaussian.gate.relation.spreads)
+    model = PosMLP(HostConfig((64, 64), token_mixer=narrow_unit), width=16, position=True)
+    theirs = torch.arange(16.0 * 256).reshape(1, 256, 16)
+    converted = model.convert_state_dict({"absolute_pos_embed": theirs})["pos_embed"]
+    torch.testing.assert_close(converted, theirs.reshape(1, 16, 16, 16), rtol=0, atol=0)
+    larger = torch.rand(1, 576, 16)
+    converted = model.convert_state_dict({"absolute_pos_embed": larger})["pos_embed"]
+    picture = larger.reshape(1, 16, 24, 24)
+    expected = F.interpolate(picture, (16, 16), mode="bicubic", antialias=True)
+    torch.testing.assert_close(converted, expected)
 
 
 # gMLP as released: github.com/Zhicaiwww/PosMLP at f675cbb, models/gmlp.py and models/patch_emb.py.
