@@ -125,7 +125,7 @@ def load(network: nn.Module, tensors: Mapping[str, Tensor], name: str = "file") 
 
 def load_classifier(backbone: Backbone, tensors: Mapping[str, Tensor]) -> LinearClassifier:
     """Return a classifier in float64 with the authors' tensors, none of which may be missing."""
-    report = load(backbone, tensors)
+    report = load(backbone.double(), tensors)
     assert (report.initialised, report.loaded) == ((), len(backbone.state_dict()))
     renamed = backbone.convert_state_dict(dict(tensors))
     own = {part: renamed[f"classifier.{part}"] for part in ("weight", "bias")}

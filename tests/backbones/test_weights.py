@@ -356,7 +356,7 @@ def test_position_table_of_an_oblong_grid_that_the_file_omits():
 
 @pytest.mark.parametrize("host", HOSTS)
 @torch.no_grad()
-def test_classifier_comes_with_timms_names_and_ours(host, weights, tmp_path):
+def test_classifier_comes_with_timms_names_and_ours(host, tmp_path):
     names = {"deit_t": "deit_tiny_patch16_224", "swin_t": "swin_tiny_patch4_window7_224"}
     theirs = timm.create_model(names.get(host, host), num_classes=7)
     path = saved(tmp_path, theirs.state_dict(), "model.safetensors")
