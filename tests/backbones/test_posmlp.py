@@ -190,6 +190,8 @@ def test_groups_in_runs_suit_large_maps_of_usual_branches(monkeypatch):
         assert not fast(posgu.ggqpe(12, **{**options, **other})).is_fast(large)
     mixer.fc1.register_forward_hook(lambda *_: None)
     assert not mixer.is_fast(large)
+    assert mixer.gate.relation.cache
+    assert not fast(posgu.ggqpe(12, cache=False, **options)).gate.relation.cache
 
 
 def build_unit(unit, dim, **options):
@@ -261,17 +263,6 @@ def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
     for _ in range(3):
         torch.testing.assert_close(relation(u, shifted=True), first, rtol=0, atol=0)
     assert len(computed) == 9
-
-
-def test_cache_can_be_left_out():
-    mixer = fast(create_mixer("ggqpe", 12, groups=2, cache=False, window=4))
-    assert not mixer.gate.relation.cache
-    other = fast(create_mixer("ggqpe", 12, groups=2, window=4))
-    other.load_state_dict(mixer.state_dict())
-    x = torch.randn(1, 5, 6, 12)
-    with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(other(x), mixer(x), rtol=0, atol=0)
 
 
 def test_matrix_is_exact_under_autocast():

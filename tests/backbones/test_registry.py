@@ -419,16 +419,6 @@ def test_detectors_and_segmentors_have_the_parameters_of_their_rows(paper):
             assert count_parameters(build(backbone, classes, name=row.head)) == row.params, row
 
 
-def test_change_of_a_detector_is_the_change_of_its_backbone():
-    rows = [row for row in load_rows("afbo", task="detection") if row.head]
-    params = {(row.head, row.backbone): row.params for row in rows}
-    for head, name in params:
-        if name.endswith("_afbo"):
-            host = name.removesuffix("_afbo")
-            own, plain = (ROWS[key, "macs"][0] for key in (name, host))
-            assert params[head, name] - params[head, host] == own - plain
-
-
 # Hosts of tokens and of maps, with and without windows, positions, batch norms and forms.
 QUICK = ("deit_t", "ffnet_1", "poolformer_s12", "swin_t")
 
