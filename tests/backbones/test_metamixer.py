@@ -29,9 +29,8 @@ from backbones.mixers.metamixer.query_key_value import (
     apply,
 )
 from tests.errors import refuses
-from tests.families import build_short
 from tests.references import ffnet as reference
-from tests.tensors import build_mixer, images, randomise, tokens
+from tests.tensors import build_mixer, randomise, tokens
 
 SIZES = [(4, 6), (5, 3), (1, 7)]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -293,24 +292,3 @@ def test_attention_mixes_class_tokens_as_tokens_of_the_map(num_prefix):
     exact = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(mixed_prefix, expected[:, :num_prefix], **exact)
     torch.testing.assert_close(mixed.flatten(1, 2), expected[:, num_prefix:], **exact)
-
-
-@pytest.mark.parametrize("distilled", [False, True])
-def test_attention_in_deit_is_deit(distilled):
-    plain = build_short("deit_t", distilled=distilled, img_size=64).double().eval()
-    swapped = build_short(
-        "deit_t", token_mixer={"name": "attention", "num_heads": 3}, distilled=distilled,
-        img_size=64,
-    ).double().eval()  # fmt: skip
-    tensors = plain.state_dict()
-    for index in range(len(plain.blocks)):
-        ours, theirs = f"blocks.{index}.attn", f"blocks.{index}.attn.qkv"
-        for kind in ("weight", "bias"):
-            query, key, value = tensors.pop(f"{theirs}.{kind}").chunk(3)
-            tensors[f"{ours}.query.proj.{kind}"] = query
-            tensors[f"{ours}.memory.proj.{kind}"] = torch.cat([key, value])
-            tensors[f"{ours}.leave.proj.{kind}"] = tensors.pop(f"{ours}.proj.{kind}")
-    swapped.load_state_dict(tensors)
-    x = images(64, 96, batch=2)
-    for ours, theirs in ((swapped(x)[0], plain(x)[0]), (swapped.embed(x), plain.embed(x))):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

@@ -223,7 +223,6 @@ def test_maps_of_as_many_tokens_have_their_own_places(name):
 SWAPPED = [name for name in list_mixers("channel") if name != "ffn"]
 
 
-@torch.no_grad()
 def test_released_edgevit_equals_the_equations(tmp_path):
     tensors = fill(edgevit.shapes())
     torch.save({"model": tensors}, tmp_path / "edgevit.pth")
@@ -248,7 +247,6 @@ def test_parameters_and_macs_of_edgevit():
 
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))
-@torch.no_grad()
 def test_every_channel_mixer_fits_both_halves_of_edgevit(name):
     for dense in (False, True):
         backbone = meta_backbone(f"edgevit_xxs_{name}", dense=dense).eval()
