@@ -256,30 +256,6 @@ def test_eigencam_and_wrong_arguments_of_class_maps():
     refuses("method", class_activation, backbone.embed, backbone, x, method="cam")
 
 
-def test_class_maps_equal_those_of_pytorch_grad_cam():
-    cams = pytest.importorskip("pytorch_grad_cam", reason="pip install -e '.[dev]' brings it")
-    targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
-    torch.manual_seed(0)
-    model = LinearClassifier(short("poolformer_s12"), 5).eval()
-    model.classifier.weight.data *= 100  # theirs adds 1e-6 to squares of gradients
-    layer = model.backbone.get_submodule(model.backbone.block_names()[-1])
-    x = images(*SIZE, batch=2).float()
-    pairs = {
-        "gradcam": cams.GradCAM, "gradcam++": cams.GradCAMPlusPlus, "xgradcam": cams.XGradCAM,
-        "hirescam": cams.HiResCAM, "layercam": cams.LayerCAM,
-    }  # fmt: skip
-    for method, their in pairs.items():
-        with their(model=model, target_layers=[layer]) as cam:
-            chosen = [targets.ClassifierOutputTarget(2)] * 2
-            theirs = torch.from_numpy(cam(input_tensor=x, targets=chosen))
-        ours, _ = class_activation(model, model.backbone, x, torch.tensor([2, 2]), method=method)
-        ours = nn.functional.interpolate(
-            ours[:, None].float(), SIZE, mode="bilinear", align_corners=False
-        )[:, 0]
-        ours, theirs = (m / m.amax((1, 2), keepdim=True) for m in (ours, theirs))
-        assert (ours - theirs).abs().mean() < 0.02, method
-
-
 def test_learnt_activations_are_evaluated_channel_by_channel():
     backbone = shorten(create_backbone("deit_t_iffn")).double()
     points = torch.linspace(-3, 3, 13, dtype=torch.float64)

@@ -98,16 +98,12 @@ def mlp_with_weights(mixer, width, hidden):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_feed_forward_equals_timms_mlp(size):
+def test_feed_forward_spatial_mlp_and_convnext_equal_timms(size):
     mixer = randomise(feed_forward(6, 15))
     theirs = mlp_with_weights(mixer, 6, 15)
     assert_same_with_gradient(mixer, theirs, tokens(2, *size, 6))
     x = tokens(2, *size, 6)
     torch.testing.assert_close(mixer.coefficients(x)[0], F.gelu(theirs.fc1(x)), **EXACT)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
     mixer = randomise(spatial_mlp(size, 5))
     theirs = mlp_with_weights(mixer, size[0] * size[1], 5)
 
@@ -116,11 +112,7 @@ def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
 
     assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
     assert mixer.coefficients(tokens(2, *size, 6))[0].shape == (2, 6, 5)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_convnext_block_equals_timms(size):
-    """Without its residual; the norm that stands in timm's query is in ours too."""
+    # Without its residual; the norm that stands in timm's query is in ours too.
     theirs = ConvNeXtBlock(6, mlp_ratio=3, ls_init_value=None, conv_mlp=True)
     theirs = randomise(theirs)
     query = nn.Sequential(theirs.conv_dw, theirs.norm)

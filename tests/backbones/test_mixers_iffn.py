@@ -219,7 +219,7 @@ def test_deit_has_no_class_token_beside_these_mixers():
 
 
 @torch.no_grad()
-def test_deit_without_class_token_pools_the_map():
+def test_weights_with_a_class_token_load_into_deit_that_pools_the_map(tmp_path):
     backbone = create_backbone("deit_t", class_token=False).eval()
     assert backbone.no_weight_decay == {"pos_embed"}
     images = torch.randn(2, 3, 64, 96)
@@ -228,10 +228,6 @@ def test_deit_without_class_token_pools_the_map():
     torch.testing.assert_close(backbone.embed(images), feature_map.mean(dim=(2, 3)))
     dense = create_backbone("deit_t_iffn", dense=True).eval()
     assert [x.shape[-2:] for x in dense(images)] == [(16, 24), (8, 12), (4, 6), (2, 3)]
-
-
-@torch.no_grad()
-def test_weights_with_a_class_token_load_without_it(tmp_path):
     plain = LinearClassifier(create_backbone("deit_t"), 10)
     positions = nn.init.normal_(plain.backbone.pos_embed)[:, 1:]
     path, without = tmp_path / "plain.pth", create_backbone("deit_t_iffn")

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from backbones import create_backbone, create_mixer, mixer_options
+from backbones import create_backbone, create_mixer, list_mixers, mixer_options
 from backbones.mixers.scheme import Scheme
 from backbones.options import check_arguments, keywords, listed, shortened, unknown, variant_of
 from tests.errors import refuses
@@ -19,16 +19,8 @@ MIXERS = [
     ("afob", {}, "no mixer called 'afob'; did you mean afbo"),
     ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
     ("iffn", {"n_branches": 0}, "n_branches must divide"),
-    ("iffn", {"act": "tanh"}, "act must be one of gelu, softplus, .*prelu; got 'tanh'"),
-    ("iffn", {"arb": "maybe"}, "arb=maybe is not one of on, off, rprelu or true or false"),
-    ("iffn", {"init": "zeros"}, "init=zeros is not one of ones, mirror"),
-    ("iffn", {"dw_order": "x"}, "dw_order=x is not one of bn_act, act_bn"),
-    ("iffn", {"norm": "group"}, "norm=group is not one of batch, layer"),
     ("iffn", {"dw_residual": "inside"}, "dw_residual=inside is not true or false or one of"),
-    ("iffn", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
     ("affn", {"kernel_size": 3}, "no option of mixer affn called 'kernel_size'"),
-    ("nonlinear_sum", {"arb": "rprelu"}, "arb=rprelu is not one of on, off or true or false"),
-    ("nonlinear_sum", {"per": "token"}, "per=token is not one of function, element"),
     ("afbo", {"g1": 5}, r"g1 must be one of \[1, 2, 3, 4, 6, 8, 12, 24\] with 2 rounds, got 5"),
     ("afbo", {"g1": 0}, r"g1 must be one of \[1, 2, 3, 4, 6, 8, 12, 24\] with 2 rounds, got 0"),
     ("afbo", {"g1": 3, "hidden_ratio": 8 / 3},
@@ -38,51 +30,29 @@ MIXERS = [
     ("afbo", {"g2": 4, "window": 0}, r"window must be from 1 to g2 = 4, got 0"),
     ("afbo", {"g2": 25}, r"g2 must be from 1 to 24, got 25"),
     ("afbo", {"g2": 0}, r"g2 must be from 1 to 24, got 0"),
-    ("afbo", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
     ("afbo", {"kernel_size": 2, "sm": "max"}, r"kernel_size must be odd .* got 2"),
-    ("afbo", {"kernel_size": 0}, r"kernel_size must be odd .* got 0"),
-    ("afbo", {"pairing": "mirror"}, r"mixer\.pairing=mirror is not one of anti, cyclic"),
     ("afbo", {"rounds": 3}, r"1 or 2 with pairing anti and from 1 to g1 = 2 .*; got 3 with anti"),
     ("afbo", {"rounds": 0}, r"rounds must be 1 or 2 with pairing anti .* got 0"),
     ("afbo", {"rounds": 3, "pairing": "cyclic"},
      r"to g1 = 2 with pairing cyclic; got 3 with cyclic"),
     ("afbo", {"sm": "conv"},
      r"sm=conv needs order=sc: .* 82,944 weights; .* one of dw, max, avg, sa"),
-    ("afbo", {"sm": "mean"}, r"mixer\.sm=mean is not one of dw, max, avg, sa, conv, none"),
-    ("afbo", {"order": "ss"}, r"mixer\.order=ss is not one of cs, sc"),
-    ("afbo", {"act": "tanh"}, r"mixer\.act=tanh is not one of silu, gelu, relu"),
-    ("afbo", {"act_on": "c"}, r"mixer\.act_on=c is not one of a, b, ab, post"),
-    ("afbo", {"init": "xavier"}, r"mixer\.init=xavier is not one of ours, timm"),
-    ("afbo", {"cm_a": "fast"}, r"mixer\.cm_a=fast is not one of dense, block, gccm, occm"),
     ("attention", {"num_heads": 5}, r"num_heads must divide 24: one of \[1, .*24\], got 5"),
     ("attention", {"num_heads": 0}, "num_heads must divide 24: .* got 0"),
-    ("ffnified", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
-    ("ffnified", {"kernel_size": 0}, "must be odd .* got 0"),
-    ("ffnified", {"branches": "all"}, "branches=all is not one of none, small, strips"),
-    ("pooling", {"kernel_size": 2}, "kernel_size must be odd .* got 2"),
     ("sbm", {"rank": 0}, "rank must be at least 1, got 0"),
-    ("sbm", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
     ("sbm", {"use_bilinear": False, "use_linear": False}, "both false; SBM needs one branch"),
     ("sbm", {"x_width": 3}, r"x_width=3 is not one of 1, 2"),
-    ("sbm", {"resample": "area"}, "resample=area is not one of bicubic, bilinear"),
     ("ggqpe", {"groups": 5}, "groups must divide the 48 channels that are mixed, got 5"),
     ("ggqpe", {"groups": 0}, "window and groups must be at least 1, got 14 and 0"),
     ("ggqpe", {"window": 0}, "window and groups must be at least 1, got 0 and 8"),
     ("ggqpe", {"window": []}, "window must be a whole number or one per stage, got none"),
     ("ggqpe", {"hidden_ratio": 1.125},
      "the hidden width must be even to be split into halves, got 27"),
-    ("ggqpe", {"sigma": "beta"}, "sigma=beta is not one of gamma_gammaT, gamma, alpha"),
-    ("ggqpe", {"structure": "mul"}, "structure=mul is not one of gate, add, concat, nonsplit"),
     ("group_ffn", {"groups": 5}, r"groups must divide the widths 24 and 96: .*of \[1, 2, 3, 4, "),
     ("group_ffn", {"groups": 0}, r"must be one of \[1, 2, 3, 4, 6, 8, 12, 24\], got 0"),
     ("group_ffn", {"groups": 3, "hidden_ratio": 25 / 24}, r"24 and 25: .* \[1\], got 3"),
-    ("group_ffn", {"act": "tanh"}, "act=tanh is not one of silu, gelu, sigmoid, relu"),
-    ("glu", {"act": "softmax"}, "act=softmax is not one of silu, gelu, sigmoid, relu"),
     ("scheme_12", {"g2": 7}, r"g2 must divide the widths 192 and 24: .* 12, 24\], got 7"),
     ("scheme_44", {"g1": 5}, r"g1 must divide the widths 24 and 192: .*, got 5"),
-    ("scheme_44", {"cca": "eval"}, r"cca=eval is not one of train, always, off"),
-    ("convnext", {"kernel_size": 6}, r"kernel_size must be odd .*, got 6"),
-    ("convnext_v2", {"kernel_size": 0}, r"kernel_size must be odd .*, got 0"),
     ("cheby_kan", {"degree": 0}, r"degree must be at least 1, got 0"),
 ]  # fmt: skip
 HOSTS = [
@@ -158,6 +128,18 @@ HOSTS = [
 @pytest.mark.parametrize(("name", "options", "message"), MIXERS, ids=str)
 def test_mixers_name_the_valid_options(name, options, message):
     refuses(message, create_mixer, name, 24, **options)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_text_options_and_kernels_of_mixers_name_their_values(name):
+    for option, default in mixer_options(name).items():
+        if isinstance(default, str):
+            message = f"{option}( must be one of|=qqq is not one of) "
+            assert default in refuses(message, create_mixer, name, 24, **{option: "qqq"})
+        if option == "kernel_size":
+            for size in (0, 2, 4, 6):
+                message = rf"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got {size}"
+                refuses(message, create_mixer, name, 24, kernel_size=size)
 
 
 @pytest.mark.parametrize("dim", [0, -8, 19.5, "192"])

@@ -172,7 +172,7 @@ def test_mixer_with_the_names_of_the_ffn_at_other_widths(host):
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_weights_around_another_mixer(host):
+def test_weights_load_around_other_mixers_and_for_dense_prediction(host):
     theirs = create_backbone(f"{host}_glu").state_dict()
     backbone = create_backbone(f"{host}_afbo")
     own = mixer_keys(backbone.state_dict())
@@ -181,10 +181,6 @@ def test_weights_around_another_mixer(host):
     assert set(report.skipped) == mixer_keys(theirs)
     for key, value in backbone.state_dict().items():
         assert key in own or torch.equal(value, theirs[key]), key
-
-
-@pytest.mark.parametrize("host", HOSTS)
-def test_classification_checkpoint_loads_into_a_dense_backbone(host):
     model = LinearClassifier(create_backbone(f"{host}_afbo"), 3)
     tensors = {key.removeprefix("backbone."): v for key, v in model.state_dict().items()}
     dense = create_backbone(f"{host}_afbo", dense=True)
