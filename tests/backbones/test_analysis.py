@@ -90,7 +90,7 @@ def test_the_last_map_is_the_one_that_the_host_gives():
     torch.testing.assert_close(normed, deit(images(*SIZE))[0])
 
 
-def test_blocks_are_named_or_numbered():
+def test_blocks_have_names_numbers_and_coefficients():
     backbone = network("swin_t")
     names = backbone.block_names()
     assert choose_blocks(backbone, ["1", "-1", names[2]]) == (names[0], names[-1], names[2])
@@ -100,9 +100,6 @@ def test_blocks_are_named_or_numbered():
         ("layers.0", r"layers\.3\.blocks\.0"),
     ):
         refuses(text, choose_blocks, backbone, [wrong])
-
-
-def test_coefficients_of_an_ffn_are_its_activated_hidden_layer():
     backbone = network("deit_t")
     name = "blocks.1.mlp"
     mlp = backbone.get_submodule(name)
@@ -151,16 +148,13 @@ def test_the_receptive_field_of_convolutions_is_known(depth):
     assert high_contribution(field, [0.999])[0].side == 2 * max(depth, 1) + 1
 
 
-def test_contributions_are_relu_of_the_gradient_of_the_middle():
+def test_shares_and_directions_of_contributions():
     torch.manual_seed(0)
     backbone = Convolutions().double().eval()
     x = images(9, 9).requires_grad_()
     middle = backbone(x)[0][0, :, 4, 4]
     (gradient,) = torch.autograd.grad(middle.relu().sum(), x)
     torch.testing.assert_close(contributions(backbone, x)[0], gradient[0].relu().sum(0))
-
-
-def test_high_contribution_ratios_by_hand():
     found = high_contribution(torch.ones(41, 41))
     for one in found[:3]:
         area = math.isqrt(math.ceil(one.threshold * 41 * 41))

@@ -68,7 +68,7 @@ def returning(result):
     return Wrong()
 
 
-def test_declared_maps_pass_in_subclasses_and_copies():
+def test_declared_maps_and_embeddings_pass():
     assert [tuple(x.shape) for x in Small()(IMAGES)] == [(2, 4, 16, 24), (2, 6, 8, 12)]
     assert [tuple(x.shape) for x in Selecting()(IMAGES)] == [(2, 6, 8, 12)]
     for copied in (copy.deepcopy(Small()), pickle.loads(pickle.dumps(Small()))):
@@ -76,6 +76,11 @@ def test_declared_maps_pass_in_subclasses_and_copies():
     assert Small().embed(IMAGES).shape == (2, 6)
     with torch.device("meta"):
         assert Small()(IMAGES.to("meta"))[0].is_meta
+    host = Small()
+    host.num_features = 4
+    refuses(r"embed of small returned \(2, 6\); num_features", host.embed, IMAGES)
+    host = returning(lambda maps: maps[:1])
+    assert len(torch.export.export(host, (IMAGES,)).module()(IMAGES)) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,14 +102,6 @@ def test_declared_maps_pass_in_subclasses_and_copies():
 )  # fmt: skip
 def test_other_maps_are_refused_at_the_first_pass(result, said):
     refuses(said, returning(result), IMAGES)
-
-
-def test_embeddings_are_checked_and_graphs_are_exempt():
-    host = Small()
-    host.num_features = 4
-    refuses(r"embed of small returned \(2, 6\); num_features", host.embed, IMAGES)
-    host = returning(lambda maps: maps[:1])
-    assert len(torch.export.export(host, (IMAGES,)).module()(IMAGES)) == 1
 
 
 def test_declared_names_tell_layers_stages_and_blocks():

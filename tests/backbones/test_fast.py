@@ -92,7 +92,7 @@ def test_both_forms_give_the_same(name, training):
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
-def test_forms_share_their_state_and_places():
+def test_forms_share_their_state_places_and_optimisers():
     mixer = build_mixer("group_ffn")
     twin = fast(mixer.w1)
     mixer.w1.bias = nn.Parameter(torch.zeros_like(mixer.w1.bias))
@@ -112,9 +112,6 @@ def test_forms_share_their_state_and_places():
     assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
     again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
     assert not isinstance(again[0], Recomputed)
-
-
-def test_an_optimiser_goes_on_after_a_conversion():
     mixer = create_mixer("afbo", 8)
     optimiser = torch.optim.AdamW(mixer.parameters(), 0.1)
     for form in (fast, plain, fast):

@@ -37,9 +37,6 @@ def test_tables_are_resampled_as_in_timm_and_gfnet():
     torch.testing.assert_close(resize_table(table, "H F C 2", SMALL, LARGE), expected)
     last = resize_table(table.permute(2, 3, 0, 1), "C 2 H F", SMALL, LARGE)
     torch.testing.assert_close(last, expected.permute(2, 3, 0, 1))
-
-
-def test_means_over_tokens_stay_means():
     mean = torch.full((16, 16), 1 / 16, dtype=torch.float64)
     torch.testing.assert_close(
         resize_table(mean, "N n", SMALL, LARGE), torch.full((42, 42), 1 / 42, dtype=torch.float64)

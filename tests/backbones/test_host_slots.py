@@ -223,7 +223,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
         assert all(key.startswith(replaced) for key in report.skipped)
 
 
-def test_tokens_reach_a_mixer_in_row_major_order():
+def test_maps_reach_a_mixer_by_rows_and_without_copies():
     mixer = Recorder(2)
     tokens = torch.arange(14.0).reshape(1, 7, 2)
     mixed = mix_tokens(mixer, tokens, grid=(2, 3), num_prefix_tokens=1)
@@ -236,8 +236,6 @@ def test_tokens_reach_a_mixer_in_row_major_order():
     mixed = mix_tokens(Shift(2), tokens, grid=(2, 3), num_prefix_tokens=1)
     assert mixed[0, :, 0].tolist() == [0, 6, 2, 4, 12, 8, 10]
 
-
-def test_channels_last_maps_reach_a_mixer_without_copies():
     class Address(Mixer):
         def mix(self, x):
             assert x.is_contiguous()

@@ -157,7 +157,7 @@ def test_tau_proves_rho_by_the_theorem(case, form):
     assert found.certified
 
 
-def test_search_finds_known_optima():
+def test_search_finds_known_optima_and_gradients():
     for p, q in ((-0.13, 1.13), (0.0, 1.0), (-2.0, 0.5), (0.3, 0.3)):
         part = Part(*(torch.tensor(v, dtype=torch.float64) for v in ([[3.0]], [[2.0]], [p], [q])))
         rho, _ = search(part, 600)
@@ -181,9 +181,18 @@ def test_search_finds_known_optima():
     rho, _ = search(part, 600)
     assert rho / reduced.rho_unit <= least * (1 + 1e-5)
     assert rho / reduced.rho_unit >= least * 0.97
+    reduced = Reduced.eliminate(stacked(mixer_parts(affn(3))))
+    log_tau = torch.full((12,), 1.0, dtype=torch.float64) + 0.2 * torch.randn(12).double()
+    _, gradient, rho = reduced.soft_rho(log_tau, 0.01)
+    for j in range(12):
+        step = torch.zeros(12, dtype=torch.float64)
+        step[j] = 1e-5
+        up, down = (reduced.soft_rho(log_tau + sign * step, 0.01)[0] for sign in (1, -1))
+        assert (up - down) / 2e-5 == pytest.approx(float(gradient[j]), rel=1e-5, abs=1e-8)
+    assert rho == pytest.approx(reduced.rho(log_tau.exp()), rel=1e-12)
 
 
-def test_bounds_are_monotone_and_follow_scales():
+def test_bounds_are_monotone_and_follow_units_and_scales():
     part = stacked(mixer_parts(affn(4)))
     wider = part._replace(p=part.p - 0.1, q=part.q + 0.1)
     assert search(part, 600)[0] < search(wider, 600)[0]
@@ -199,21 +208,6 @@ def test_bounds_are_monotone_and_follow_scales():
     assert scaled.bound == pytest.approx(5e-3 * before, rel=1e-6)
     residual = lipschitz_bound(mixer, "reduced", residual=True)
     assert (residual.bound, residual.product) == (scaled.bound + 1, scaled.product + 1)
-
-
-def test_gradient_of_the_soft_maximum():
-    reduced = Reduced.eliminate(stacked(mixer_parts(affn(3))))
-    log_tau = torch.full((12,), 1.0, dtype=torch.float64) + 0.2 * torch.randn(12).double()
-    _, gradient, rho = reduced.soft_rho(log_tau, 0.01)
-    for j in range(12):
-        step = torch.zeros(12, dtype=torch.float64)
-        step[j] = 1e-5
-        up, down = (reduced.soft_rho(log_tau + sign * step, 0.01)[0] for sign in (1, -1))
-        assert (up - down) / 2e-5 == pytest.approx(float(gradient[j]), rel=1e-5, abs=1e-8)
-    assert rho == pytest.approx(reduced.rho(log_tau.exp()), rel=1e-12)
-
-
-def test_linear_dead_and_zero_units():
     mixer = affn(4)
     with torch.no_grad():
         mixer.branches[0].alpha[:3] = 0  # constant units

@@ -240,13 +240,10 @@ def assert_is_a_mixer_like_all(name):
     assert backbone(torch.zeros(1, 3, 64, 64))[-1].shape == (1, 512, 2, 2)
 
 
-def test_registering_is_all_a_new_mixer_needs(registering):
+def test_new_mixers_are_like_all(registering, monkeypatch):
     register_mixer("blur", kind="channel", source="this test")(Blur)
     assert_is_a_mixer_like_all("blur")
     assert mixer_options("blur") == {"kernel_size": 3}
-
-
-def test_example_of_the_readme_is_a_mixer_like_all(registering, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     example = next(block for block in blocks if "@register_mixer(" in block)
     name = re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1)

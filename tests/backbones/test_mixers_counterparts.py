@@ -140,11 +140,18 @@ def test_attention_of_scheme_fits_half_precision_and_counts_in_training():
     assert count_macs(always) - count_macs(trained) == extra
 
 
-def test_initial_layer_scale_and_response_norm():
+def test_initial_scales_and_bounds():
     assert create_mixer("convnext", 4).gamma.tolist() == pytest.approx([1e-6] * 4)
     assert create_mixer("convnext", 4, layer_scale=1).gamma.tolist() == [1.0] * 4
     grn = create_mixer("convnext_v2", 4).double().grn
     exact(grn(tokens(2, 3, 4, 16)).detach(), tokens(2, 3, 4, 16))
+    mixer = build_mixer("cheby_kan")
+    bound = mixer.coefficients.abs().sum(dim=(0, 1))
+    assert (mixer(1e3 * tokens(50, 8)).abs() <= bound + 1e-9).all()
+    torch.manual_seed(0)
+    assert create_mixer("cheby_kan", 64).coefficients.detach().std() == pytest.approx(
+        1 / 576, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -162,16 +169,6 @@ def test_response_norm_survives_channels_that_are_off_or_large(dtype):
     )
     y.sum().backward()
     assert x.grad.isfinite().all()
-
-
-def test_chebyshev_layer_is_linear_in_its_coefficients_and_bounded():
-    mixer = build_mixer("cheby_kan")
-    bound = mixer.coefficients.abs().sum(dim=(0, 1))
-    assert (mixer(1e3 * tokens(50, 8)).abs() <= bound + 1e-9).all()
-    torch.manual_seed(0)
-    assert create_mixer("cheby_kan", 64).coefficients.detach().std() == pytest.approx(
-        1 / 576, rel=0.02
-    )
 
 
 # Parameters, and multiply-adds per token of a map, by the width c.

@@ -263,7 +263,7 @@ def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
     torch.testing.assert_close(*gradients, **EXACT)
 
 
-def test_nonlinear_sum_of_one_function_and_by_default_its_mean():
+def test_nonlinear_sum_of_one_function_and_its_graph():
     x = torch.randn(2, 3, 5)
     plain = create_mixer("nonlinear_sum", 5, arb="off", scale=1.0)
     torch.testing.assert_close(plain(x), 20 * nn.functional.gelu(x))
@@ -272,6 +272,11 @@ def test_nonlinear_sum_of_one_function_and_by_default_its_mean():
     for per, expected in (("function", 2203816), ("element", 9244840)):
         backbone = meta_backbone("deit_t_nonlinear_sum", mixer={"per": per})
         assert count_parameters(LinearClassifier(backbone, 1000)) == expected
+    mixer = fast(create_mixer("nonlinear_sum", 8)).eval()
+    free = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
+    x = torch.randn(7, 4, 4, 8)
+    torch.testing.assert_close(program(x), mixer(x))
 
 
 def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
@@ -288,14 +293,6 @@ def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
     assert all(verdict.startswith("DIFFERS by +0.") for verdict in other.values())
     assert other["lvt_r1", 1] == "DIFFERS by +0.027 G"
     assert len(rows) == 32 + len(lvt)
-
-
-def test_a_recorded_sum_takes_any_number_of_images():
-    mixer = fast(create_mixer("nonlinear_sum", 8)).eval()
-    free = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
-    x = torch.randn(7, 4, 4, 8)
-    torch.testing.assert_close(program(x), mixer(x))
 
 
 FORM = {"norm": "layer", "dw_residual": "outside"}

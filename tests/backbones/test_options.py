@@ -174,7 +174,7 @@ def blue():
     """Blue paint."""
 
 
-def test_a_variant_has_its_own_defaults_name_and_docstring():
+def test_variants_have_their_own_defaults_names_and_docstrings():
     assert blue(3) == (3, "blue", "light", 2)
     assert blue(size=3, coats=4) == (3, "blue", "light", 4)
     assert keywords(blue) == {"coats": 2}
@@ -182,6 +182,17 @@ def test_a_variant_has_its_own_defaults_name_and_docstring():
     assert inspect.getdoc(blue) == ("Blue paint.\n\nArgs:\n    size: Of it.\n    coats: How many.")
     without_coats = variant_of(paint, without=("coats",))(blue)
     assert "    colour: Any,\n        by name.\n    shade:" in inspect.getdoc(without_coats)
+    whole = mixer_options("afbo")
+    for name, fixed in {
+        "scfbo_gc": {"cm_a", "cm_b", "g2", "window"},
+        "afbo_c": {"cm_a", "cm_b", "sm", "kernel_size", "order"},
+        "afbo_sc": {"cm_a", "cm_b", "order"},
+        "afbo_cs": {"cm_a", "cm_b", "order"},
+        "scfbo_oc": {"cm_a", "cm_b", "g1", "rounds", "pairing"},
+    }.items():
+        assert mixer_options(name) == {k: v for k, v in whole.items() if k not in fixed}
+    with pytest.raises(ValueError, match="there is no option of mixer afbo_c called 'order'"):
+        create_mixer("afbo_c", 8, order="sc")
 
 
 @pytest.mark.parametrize("option", [{"colour": "red"}, {"shade": "dark"}, {"other": 1}])
@@ -205,20 +216,6 @@ def test_options_of_variants_are_checked():
     assert keywords(wide) == {"hidden_ratio": 8.0, "g2": 3, "cca": "train", "drop": 0.0}
     assert isinstance(wide(12), Scheme)
     refuses(r"group\.g2=x is not a whole number", check_arguments, wide, {"g2": "x"}, "group")
-
-
-def test_registered_variants_differ_from_the_first_by_what_they_fix():
-    whole = mixer_options("afbo")
-    for name, fixed in {
-        "scfbo_gc": {"cm_a", "cm_b", "g2", "window"},
-        "afbo_c": {"cm_a", "cm_b", "sm", "kernel_size", "order"},
-        "afbo_sc": {"cm_a", "cm_b", "order"},
-        "afbo_cs": {"cm_a", "cm_b", "order"},
-        "scfbo_oc": {"cm_a", "cm_b", "g1", "rounds", "pairing"},
-    }.items():
-        assert mixer_options(name) == {k: v for k, v in whole.items() if k not in fixed}
-    with pytest.raises(ValueError, match="there is no option of mixer afbo_c called 'order'"):
-        create_mixer("afbo_c", 8, order="sc")
 
 
 THOUSAND = [f"n{number:08d} a class of ImageNet" for number in range(1000)]

@@ -88,7 +88,7 @@ def test_networks_equal_their_equations():
         torch.testing.assert_close(found, wanted, **EXACT)
 
 
-def test_linear_merging_is_swins():
+def test_merging_dropout_and_positions():
     model = narrow(embed="linear", merge="linear")
     x = tokens(1, 16, 5, 6)
     merge = model.stages[1].downsample
@@ -99,6 +99,19 @@ def test_linear_merging_is_swins():
     expected = y @ merge.conv.weight[:, :, 0, 0].T
     torch.testing.assert_close(merge(x).permute(0, 2, 3, 1), expected, **EXACT)
     assert [m.shape[2:] for m in model(images(65, 70))] == [(17, 18), (9, 9), (5, 5), (3, 3)]
+    model, other = narrow(norm_eval=True), narrow(drop=0.5, norm_eval=True)
+    other.load_state_dict(model.state_dict())
+    x = images(64, 72)
+    assert not torch.allclose(other.train()(x)[-1], model(x)[-1])
+    torch.testing.assert_close(other.eval()(x)[-1], model.train()(x)[-1], rtol=0, atol=0)
+    model = narrow(position=True)
+    assert model.pos_embed.shape == (1, 16, 16, 16)
+    seen = []
+    model.stages[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.patch_embed.register_forward_hook(lambda *a: torch.zeros_like(a[-1]))
+    model(images(96, 64))
+    table = F.interpolate(model.pos_embed, (24, 16), mode="bicubic", antialias=True)
+    torch.testing.assert_close(seen[0], table, **EXACT)
 
 
 OPTIONS = [
@@ -115,25 +128,6 @@ def test_options_of_the_host_change_the_network(options):
     other.load_state_dict(shared, strict=False)
     x = images(64, 72)
     assert not torch.allclose(other(x)[-1], model(x)[-1])
-
-
-def test_dropout_of_the_branches_acts_in_training_only():
-    model, other = narrow(norm_eval=True), narrow(drop=0.5, norm_eval=True)
-    other.load_state_dict(model.state_dict())
-    x = images(64, 72)
-    assert not torch.allclose(other.train()(x)[-1], model(x)[-1])
-    torch.testing.assert_close(other.eval()(x)[-1], model.train()(x)[-1], rtol=0, atol=0)
-
-
-def test_positions_are_resampled_from_the_grid_it_was_built_for():
-    model = narrow(position=True)
-    assert model.pos_embed.shape == (1, 16, 16, 16)
-    seen = []
-    model.stages[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    model.patch_embed.register_forward_hook(lambda *a: torch.zeros_like(a[-1]))
-    model(images(96, 64))
-    table = F.interpolate(model.pos_embed, (24, 16), mode="bicubic", antialias=True)
-    torch.testing.assert_close(seen[0], table, **EXACT)
 
 
 @pytest.mark.parametrize(("dense", "norm_eval"), [(True, None), (False, None), (True, False)])

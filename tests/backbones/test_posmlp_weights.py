@@ -306,7 +306,18 @@ def test_weights_of_their_gmlp_give_their_outputs(options, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * expected.abs().max())
 
 
-def test_the_epsilon_of_the_unit_is_an_option():
+def test_weights_of_their_gmlp_load_with_their_stem_and_epsilon(tmp_path):
+    weights = fill(gmlp_shapes("ggqpe"))
+    torch.save({"state_dict_ema": weights}, tmp_path / "gmlp.pth.tar")
+    model = LinearClassifier.from_pretrained("gmlp_ti_ggqpe", tmp_path / "gmlp.pth.tar")
+    relation = model.backbone.blocks[29].mlp_channels.gate.relation
+    pos = "blocks.29.mlp_channels.gate.pos"
+    assert torch.equal(relation.centers, weights[f"{pos}.attention_centers"])
+    assert torch.equal(relation.bias, weights[f"{pos}.token_proj_n_bias"][0])
+    assert torch.equal(model.classifier.weight, weights["head.weight"])
+    torch.save(fill(gmlp_shapes("sgu")), tmp_path / "gmlp.pth.tar")
+    with pytest.raises(ValueError, match="build with stem_norm=True"):
+        create_backbone("gmlp_ti", pretrained=tmp_path / "gmlp.pth.tar")
     images = torch.rand(1, 3, 64, 64)
     found = []
     for options in ({}, {"gate_eps": 1e-5}, {"gate_eps": 1e-2}):
@@ -319,17 +330,3 @@ def test_the_epsilon_of_the_unit_is_an_option():
     assert not torch.allclose(found[0], found[2])
     with pytest.raises(ValueError, match="gate_eps=1e-06 belongs to gMLP's own unit"):
         create_backbone("gmlp_ti_ggqpe", gate_eps=1e-6)
-
-
-def test_weights_of_their_gmlp_load_with_their_stem(tmp_path):
-    weights = fill(gmlp_shapes("ggqpe"))
-    torch.save({"state_dict_ema": weights}, tmp_path / "gmlp.pth.tar")
-    model = LinearClassifier.from_pretrained("gmlp_ti_ggqpe", tmp_path / "gmlp.pth.tar")
-    relation = model.backbone.blocks[29].mlp_channels.gate.relation
-    pos = "blocks.29.mlp_channels.gate.pos"
-    assert torch.equal(relation.centers, weights[f"{pos}.attention_centers"])
-    assert torch.equal(relation.bias, weights[f"{pos}.token_proj_n_bias"][0])
-    assert torch.equal(model.classifier.weight, weights["head.weight"])
-    torch.save(fill(gmlp_shapes("sgu")), tmp_path / "gmlp.pth.tar")
-    with pytest.raises(ValueError, match="build with stem_norm=True"):
-        create_backbone("gmlp_ti", pretrained=tmp_path / "gmlp.pth.tar")

@@ -66,20 +66,6 @@ def test_resampling_equals_the_filters(size, mode):
     torch.testing.assert_close(new_write, reference.resized(write, size, mode), **CLOSE)
 
 
-def test_only_other_maps_are_resampled():
-    torch.manual_seed(0)
-    bicubic = create_mixer("sbm", 8, grid=(6, 5), rank=4).eval()
-    bilinear = create_mixer("sbm", 8, grid=(6, 5), rank=4, resample="bilinear").eval()
-    bilinear.load_state_dict(bicubic.state_dict())
-    x = tokens(2, 6, 5, 8).float()
-    torch.testing.assert_close(bicubic(x), bilinear(x), **EXACT)
-    x = tokens(2, 8, 9, 8).float()
-    assert not torch.equal(bicubic(x), bilinear(x))
-    assert bicubic.bilinear.factors((6, 5))[0] is bicubic.bilinear.space_read
-    with pytest.raises(ValueError, match="must be 'bicubic' or 'bilinear', got 'area'"):
-        resample_factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), (3, 3), "area")
-
-
 FOREIGN = (9, 7)
 
 
@@ -105,6 +91,17 @@ def test_factors_are_resampled_for_another_grid():
     assert state_dict.keys() == before.keys()
     with pytest.raises(RuntimeError, match=r"size mismatch for bilinear\.space_read"):
         build_mixer("sbm", grid=FOREIGN, rank=4).load_state_dict(state_dict)
+    torch.manual_seed(0)
+    bicubic = create_mixer("sbm", 8, grid=(6, 5), rank=4).eval()
+    bilinear = create_mixer("sbm", 8, grid=(6, 5), rank=4, resample="bilinear").eval()
+    bilinear.load_state_dict(bicubic.state_dict())
+    x = tokens(2, 6, 5, 8).float()
+    torch.testing.assert_close(bicubic(x), bilinear(x), **EXACT)
+    x = tokens(2, 8, 9, 8).float()
+    assert not torch.equal(bicubic(x), bilinear(x))
+    assert bicubic.bilinear.factors((6, 5))[0] is bicubic.bilinear.space_read
+    with pytest.raises(ValueError, match="must be 'bicubic' or 'bilinear', got 'area'"):
+        resample_factors(torch.ones(1, 2, 2), torch.ones(1, 2, 2), (3, 3), "area")
 
 
 @pytest.fixture
