@@ -129,9 +129,9 @@ def load_classifier(backbone: Backbone, tensors: Mapping[str, Tensor]) -> Linear
     assert (report.initialised, report.loaded) == ((), len(backbone.state_dict()))
     renamed = backbone.convert_state_dict(dict(tensors))
     own = {part: renamed[f"classifier.{part}"] for part in ("weight", "bias")}
-    model = LinearClassifier(backbone, len(own["bias"]))
+    model = LinearClassifier(backbone, len(own["bias"])).double().eval()
     model.classifier.load_state_dict(own)
-    return model.double().eval()
+    return model
 
 
 def shorten(network: nn.Module) -> nn.Module:
