@@ -115,7 +115,7 @@ def test_gating_units_drop_what_they_give(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*CHANNEL, *TOKEN])
-def test_nothing_is_dropped_in_evaluation(name):
+def test_evaluation_is_free_of_dropout(name):
     mixer = build(name, drop=0.5).eval()
     with torch.no_grad():
         assert torch.equal(mixer(X), mixer(X))

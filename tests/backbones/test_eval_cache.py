@@ -109,7 +109,7 @@ def test_gradients_and_inference_mode(square):
 
 
 @torch.no_grad()
-def test_copies_carry_no_answers_and_derivatives_leave_none(square):
+def test_copies_and_derivatives_leave_the_cache_empty(square):
     for again in (copy.deepcopy(square), pickle.loads(pickle.dumps(square))):
         again()
         assert again.computed == 2

@@ -67,7 +67,7 @@ def test_maps_have_the_promised_sizes(name, dense, size):
     ),
 )
 @torch.no_grad()
-def test_no_image_gives_maps_of_none(host, dense):
+def test_an_empty_batch_gives_empty_maps(host, dense):
     backbone = short(host, dense=dense).eval()
     maps = backbone(images(65, 93, batch=0).float())
     assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (65, 93))
@@ -97,7 +97,7 @@ def test_every_map_is_contiguous(name, dense):
         list(zip(SMALLEST[::2], cycle((False, True)), strict=False)),
     ),
 )
-def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
+def test_networks_of_the_meta_device_load_and_run(host, assign):
     built = shorten(create_backbone(host)).eval()
     with torch.device("meta"):
         backbone = shorten(create_backbone(host)).eval()
@@ -156,7 +156,7 @@ def test_embeddings_and_names_of_parameters(host):
 
 @pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[::2]))
 @torch.no_grad()
-def test_memory_format_of_the_images_does_not_matter(name):
+def test_maps_are_equal_in_every_memory_format(name):
     backbone = short(name).double().eval()
     x = images(64, 96, batch=2)
     strided = x.contiguous(memory_format=torch.channels_last)

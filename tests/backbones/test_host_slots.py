@@ -152,9 +152,7 @@ BUILDS = {
     [(kind, build, pooling) for (kind, pooling), builds in BUILDS.items() for build in builds],
 )
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_embedding_sees_the_image_whatever_a_mixer_declares(
-    recorder, kind, build, pooling, dense
-):
+def test_the_embedding_sees_the_image_for_every_declaration(recorder, kind, build, pooling, dense):
     register_mixer("trial", kind=kind, source="this test")(build)
     name, options = (
         ("deit_t", {"token_mixer": "trial"}) if kind == "token" else ("deit_t_trial", {})

@@ -163,7 +163,7 @@ def test_swin_attention_equals_torchvision(size, index, dense):
     torch.testing.assert_close(block._attn(x), expected, rtol=0, atol=1e-10)
 
 
-def test_swin_classifier_does_not_shift_a_single_window():
+def test_swin_classifier_leaves_a_single_window_unshifted():
     x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
     for index in (0, 1):
         expected = by_torchvision(swin_block(index), x, shift=0)

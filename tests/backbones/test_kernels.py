@@ -35,7 +35,7 @@ def test_each_thread_switches_off_for_itself():
     assert is_available()
 
 
-def test_builds_without_compiler_or_disk_say_so(monkeypatch, tmp_path, capsys):
+def test_failed_builds_name_their_cause(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "COMPILED", tmp_path)
     monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -85,7 +85,7 @@ def compile_nothing(monkeypatch, folder, target, **outcome):
         ({"returncode": -11, "stderr": ""}, "cannot be used: status -11"),
     ],
 )
-def test_a_library_that_fails_its_trial_is_not_kept(monkeypatch, tmp_path, outcome, message):
+def test_a_library_that_fails_its_trial_is_removed(monkeypatch, tmp_path, outcome, message):
     old = tmp_path / "torch-1-x-y-old.so"
     old.touch()
     compile_nothing(monkeypatch, tmp_path, tmp_path / "torch-1-x-y-new.so", **outcome)
@@ -97,7 +97,7 @@ def test_a_library_that_fails_its_trial_is_not_kept(monkeypatch, tmp_path, outco
 @pytest.mark.parametrize(
     "dtype", compiled_trial.LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
-def test_the_trial_sees_what_is_wrong(monkeypatch, dtype):
+def test_the_trial_detects_wrong_numbers(monkeypatch, dtype):
     results = list(compiled_trial._differences(dtype))
     assert len(results) == 7
     assert all(found < compiled_trial.LIMITS[dtype] / 4 for _, found in results)
@@ -149,7 +149,7 @@ IN_PLACE = {
         pytest.param("half", "is incomplete", marks=compiled),
     ],
 )  # fmt: skip
-def test_what_is_not_our_library_is_named_and_not_loaded(kind, said, monkeypatch, tmp_path):
+def test_other_files_are_named_and_left_unloaded(kind, said, monkeypatch, tmp_path):
     path = tmp_path / "operators.so"
     IN_PLACE[kind](path)
     monkeypatch.setattr(library, "compiled_file", lambda portable: path)
@@ -170,7 +170,7 @@ def test_our_library_is_ours_and_defines_every_operator(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "text", "torch's library"])
-def test_building_replaces_what_is_not_ours_and_says_how_long_it_takes(
+def test_building_replaces_other_files_and_announces_its_duration(
     kind, monkeypatch, tmp_path, capsys
 ):
     target = tmp_path / "torch-1-x-y-new.so"

@@ -96,7 +96,7 @@ def test_branched_operator_equals_torch(options, size, training):
     ("name", "training", "bound"),
     [("afbo", False, 2e-5), ("iffn", False, 5e-5), ("iffn", True, 5e-5)],
 )
-def test_pieces_and_threads_change_nothing(name, training, bound, threads):
+def test_results_are_equal_for_any_pieces_and_threads(name, training, bound, threads):
     """Images by the dozen in one piece, and float32 against float64 to its rounding."""
     mixer, x = build_fast(name, 64).train(training), torch.randn(150, 6, 6, 64)
     inputs = (x, torch.randn(150, 1, 64)) if name == "afbo" else (x,)
@@ -235,7 +235,7 @@ def test_autocast_and_compilers_keep_to_torch(name, part, operator):
 
 @both_operators
 @torch.enable_grad()
-def test_gradients_of_gradients_say_what_to_do(name, part, operator):
+def test_double_backward_names_switched_off(name, part, operator):
     mixer, x = build(name)
     x = x.requires_grad_()
     with pytest.raises(RuntimeError, match=r"switched_off\(\)"):

@@ -95,7 +95,7 @@ def test_signatures_equal_those_of_the_compiled_operators():
         assert str(getattr(torch.ops.mixerlab, name).default._schema) == f"mixerlab::{schema}"
 
 
-def test_a_failure_is_told_once_and_torch_serves(untried):
+def test_a_failure_warns_once_and_torch_is_used(untried):
     tried = []
 
     def fail(*arguments):
@@ -113,7 +113,7 @@ def test_a_failure_is_told_once_and_torch_serves(untried):
 
 
 @pytest.mark.parametrize("found", [0.2, float("nan")])
-def test_other_numbers_than_torchs_do_not_serve(untried, found):
+def test_kernels_with_other_numbers_are_rejected(untried, found):
     from contextlib import nullcontext
 
     untried.setattr(choice, "implement", lambda key: None)

@@ -346,7 +346,7 @@ def test_command_bounds_the_blocks_of_a_checkpoint(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("host", SMALLEST)
-def test_places_of_channel_mixers_are_known_whatever_is_there(host):
+def test_places_of_channel_mixers_are_known(host):
     with torch.device("meta"):
         backbone = create_backbone(host)
         assert {name for name, _ in backbone.named_modules()} >= set(backbone.channel_places())

@@ -204,7 +204,7 @@ def class_ffns(name, **options):
     return [block.mlp for block in backbone.modules() if isinstance(block, ClassBlock)]
 
 
-def test_what_papers_do_to_the_class_blocks():
+def test_class_blocks_follow_the_papers():
     for name in ("lvt_r2_afbo", "lvt_r2_scfbo_gc", "lvt_r2_full"):
         assert all(isinstance(ffn, FFN) for ffn in class_ffns(name))
     for name in ("lvt_r2_iffn", "lvt_r2_iffn_spatial"):

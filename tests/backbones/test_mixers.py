@@ -322,7 +322,7 @@ def declaring(name, prefix_mixing, **methods):
         (Linear, "lacks the method mix"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_the_declaration_is_refused(registering, mixer, said):
+def test_declarations_and_methods_of_mixers_must_agree(registering, mixer, said):
     register_mixer("wrong", kind="token", source="this test")(mixer)
     with pytest.raises(ValueError, match=said):
         create_mixer("wrong", DIM)(tokens(2, 5, 6, DIM).float(), tokens(2, 2, DIM).float())

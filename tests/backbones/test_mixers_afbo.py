@@ -99,7 +99,7 @@ def test_all_names_are_compared_and_cyclic_rounds_counted():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_without_biases_there_is_none_and_nothing_else_is_gone(name):
+def test_bias_false_removes_exactly_the_biases(name):
     usual, without = create_mixer(name, 12), create_mixer(name, 12, bias=False)
     shapes = {key: value.shape for key, value in usual.state_dict().items()}
     kept = {key: shape for key, shape in shapes.items() if not key.endswith("bias")}

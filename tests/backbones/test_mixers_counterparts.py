@@ -119,7 +119,7 @@ def test_grouped_linear_equals_its_matrix_however_it_is_computed(widths, groups)
         ("always", False, True), ("off", True, False), ("off", False, False),
     ],
 )  # fmt: skip
-def test_scheme_attends_when_it_is_told_to(name, cca, training, with_attention, size):
+def test_attention_of_scheme_follows_cca_and_mode(name, cca, training, with_attention, size):
     mixer = build_mixer(name, cca=cca).train(training)
     equation = functools.partial(scheme, with_attention=with_attention)
     assert_same(mixer, equation, tokens(2, *size, 8).requires_grad_())

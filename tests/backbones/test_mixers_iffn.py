@@ -196,7 +196,7 @@ def test_parameters_follow_the_closed_form(n_branches, kernel_size):
     assert count_parameters(mixer) == expected
 
 
-def test_deit_has_no_class_token_beside_these_mixers():
+def test_deit_drops_its_class_token_beside_iffn():
     for name in ("deit_t_iffn", "deit_t_affn", "deit_t_iffn_spatial"):
         assert backbone_schema(name)["class_token"] is False
     for name in ("deit_t", "deit_t_afbo", "deit_t_glu", "deit_t_nonlinear_sum"):

@@ -196,7 +196,7 @@ def test_variants_have_their_own_defaults_names_and_docstrings():
 
 
 @pytest.mark.parametrize("option", [{"colour": "red"}, {"shade": "dark"}, {"other": 1}])
-def test_what_a_variant_does_not_have_is_refused(option):
+def test_variants_refuse_unknown_options(option):
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         blue(3, **option)
     with pytest.raises(ValueError, match=f"there is no option group.{next(iter(option))}"):

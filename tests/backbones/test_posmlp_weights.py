@@ -123,7 +123,7 @@ def narrow_unit(slot):
     return create_mixer("lrpe", slot.dim, hidden_ratio=slot.hidden_ratio, window=4)
 
 
-def test_another_unit_starts_anew_and_the_rest_is_loaded():
+def test_another_unit_is_initialised_and_the_rest_is_loaded():
     weights = create_backbone("posmlp_t").state_dict()
     with pytest.warns(UserWarning, match=r"gave \d\d\.\d% .*24 tensors of the network are missing"):
         report = load(create_backbone("posmlp_t_lrpe"), weights)
@@ -147,7 +147,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", rest_slow(list(SWITCHES), ("sigma", "bias")))
-def test_another_switch_takes_over_what_fits_and_lists_what_does_not(switch):
+def test_another_switch_loads_what_fits_and_lists_the_rest(switch):
     options, initialised, skipped = SWITCHES[switch]
     weights = {
         key: torch.rand_like(value)

@@ -113,7 +113,7 @@ def test_graphs_statistics_and_evaluation():
 
 
 @pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
-def test_frozen_stages_do_not_learn(name, kind):
+def test_frozen_stages_stay_constant(name, kind):
     backbone = build_short(name, dense=True, frozen_stages=1, drop_path_rate=0.5)
     before = copy.deepcopy(backbone.state_dict())
     sum(

@@ -79,7 +79,7 @@ def identity(dim, *, size=3, slot=None):
     return mixer
 
 
-def test_token_mixers_are_named_where_they_say_so(registering):
+def test_named_on_adds_names_of_token_mixers(registering):
     options = {"swin_s": {"size": 5}}
     register_mixer(
         "still", kind="token", source="this test", named_on=("swin_[st]",), options_on=options
@@ -279,7 +279,7 @@ def test_defaults_of_a_paper_by_host():
 
 
 @pytest.mark.parametrize("host", [n for n in SMALLEST if "channel" in find_host(n).slots])
-def test_options_rebuild_ffns_that_are_plain_and_no_others(host):
+def test_options_rebuild_plain_ffns_only(host):
     with torch.device("meta"):
         if find_host(host).plain_ffn:
             for mixer in create_backbone(host, mixer={"hidden_ratio": 3.5}).mixers().values():

@@ -208,7 +208,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("size", [(24, 24), (40, 40)], ids=str)
-def test_no_tensor_grows_with_the_square_of_the_tokens(size):
+def test_memory_grows_linearly_with_the_tokens(size):
     num_tokens = size[0] * size[1]
     mixer = create_mixer("sbm", 16, grid=(20, 20), rank=8)
     x = torch.randn(1, *size, 16, requires_grad=True)
@@ -218,7 +218,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(size):
 
 
 @torch.no_grad()
-def test_autocast_does_not_cast_the_factors_once_per_image():
+def test_autocast_casts_the_factors_once():
     mixer = create_mixer("sbm", 8, grid=(8, 8), rank=64).eval()
     for size in ((8, 8), (9, 7)):
         with Largest() as largest, torch.autocast("cpu", torch.bfloat16):
@@ -234,7 +234,7 @@ def test_hosts_with_class_tokens_pool_the_map_beside_it(name, dense):
     assert "cls_token" not in backbone.state_dict()
 
 
-def test_starts_at_a_scale_that_does_not_depend_on_the_map():
+def test_initial_scale_is_equal_on_every_map():
     spreads = []
     for side, dim in ((56, 64), (14, 256), (7, 512)):
         torch.manual_seed(0)

@@ -131,7 +131,7 @@ FVCORE = [
 
 
 @pytest.mark.parametrize(("name", "options", "macs"), rest_slow_pairs(FVCORE, FVCORE[:1]), ids=str)
-def test_fvcore_counts_what_table_1_and_5_print(name, options, macs):
+def test_fvcore_counts_equal_tables_1_and_5(name, options, macs):
     pytest.importorskip("fvcore")
     model = LinearClassifier(create_backbone(name, **options), 1000)
     assert count_macs(model, rule="fvcore") / 1e9 == in_g(macs)

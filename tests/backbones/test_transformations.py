@@ -123,7 +123,7 @@ def test_gradients_of_gradients_without_operators(name, form, is_recomputed):
 
 
 @every_form
-def test_operators_say_where_they_have_no_such_gradients(name, form):
+def test_operators_name_unsupported_gradients(name, form):
     mixer, (x, _) = build(name, form), given(2)
     y, directions = mixer(x.requires_grad_()), torch.randn(3, *x.shape, dtype=x.dtype)
     try:

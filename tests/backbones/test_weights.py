@@ -126,7 +126,7 @@ def test_own_names_are_kept(name):
     assert backbone.convert_state_dict(dict(own)).keys() == own.keys()
 
 
-def test_batchnorms_of_early_torch_have_no_counters(tmp_path):
+def test_batchnorms_of_early_torch_lack_counters(tmp_path):
     weights = create_backbone("resnet18").state_dict()
     kept = {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
     assert len(kept) == len(weights) - 20
@@ -244,7 +244,7 @@ class Code:
         return self.calls.append, (1,)
 
 
-def test_file_with_code_is_not_opened(tmp_path):
+def test_file_with_code_is_refused(tmp_path):
     path = tmp_path / "file.pth"
     for content in (Code(), {"state_dict": {"a": torch.ones(1)}, "extra": Code()}):
         torch.save(content, path)
@@ -428,7 +428,7 @@ def test_large_gaps_in_a_file_are_reported(tmp_path):
         load(backbone, weights)
 
 
-def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_path, recwarn):
+def test_missing_host_weights_are_reported(tmp_path, recwarn):
     plain = create_backbone("deit_t", img_size=64)
     path = saved(tmp_path, plain.state_dict())
     create_backbone("deit_t_afbo", img_size=64, pretrained=path)
@@ -440,7 +440,7 @@ def test_what_python_loads_is_reported_where_more_than_the_mixer_is_missing(tmp_
     assert given[0].filename.endswith("factory.py")
 
 
-def test_a_classifier_that_is_loaded_is_not_called_unused(tmp_path, caplog):
+def test_a_loaded_classifier_counts_as_used(tmp_path, caplog):
     network = LinearClassifier(create_backbone("deit_t", img_size=64), 3)
     torch.save(network.state_dict(), tmp_path / "timm.pth")
     with caplog.at_level("INFO"):
