@@ -126,6 +126,7 @@ def test_several_networks_or_files_are_named(tmp_path):
     refuses(r"2 networks of the same names, under student\. and tea", read, tmp_path / "a.pth")
     torch.save({"student": OWN, "teacher": OWN, "epoch": 1}, tmp_path / "a.pth")
     refuses("tensors in several entries, student, teacher; save one", read, tmp_path / "a.pth")
+    (tmp_path / "a.pth").unlink()
     for name in ("epoch_1.pth", "epoch_2.pth"):
         torch.save(OWN, tmp_path / name)
     refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)

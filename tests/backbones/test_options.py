@@ -187,10 +187,11 @@ def test_variants_have_their_own_defaults_names_and_docstrings():
         "scfbo_gc": {"cm_a", "cm_b", "g2", "window"},
         "afbo_c": {"cm_a", "cm_b", "sm", "kernel_size", "order"},
         "afbo_sc": {"cm_a", "cm_b", "order"},
-        "afbo_cs": {"cm_a", "cm_b", "order"},
+        "afbo_cs": set(),
         "scfbo_oc": {"cm_a", "cm_b", "g1", "rounds", "pairing"},
     }.items():
         assert mixer_options(name) == {k: v for k, v in whole.items() if k not in fixed}
+    assert mixer_options("full").keys() == mixer_options("afbo_s").keys()
     with pytest.raises(ValueError, match="there is no option of mixer afbo_c called 'order'"):
         create_mixer("afbo_c", 8, order="sc")
 
