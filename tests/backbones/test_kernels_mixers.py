@@ -255,6 +255,7 @@ def branched_arguments(training):
     return (*given, training, *depthwise, *last, True)
 
 
+@torch.no_grad()
 def star_arguments():
     mixer, x = build("sbm")
     return x, *sbm.operands(mixer, x)
