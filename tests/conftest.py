@@ -144,12 +144,10 @@ def newcomer(registering):
 @pytest.fixture
 def one_thread():
     """As many threads as the subprocesses of the tests have, for results equal to the bit."""
-    import torch
+    from tests.threads import torch_threads
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

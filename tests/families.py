@@ -4,14 +4,17 @@ import copy
 import functools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone, list_backbones, list_hosts
+from backbones.checkpoints.adoption import LoadReport, adopt
+from backbones.checkpoints.opening import in_memory
 from backbones.registry import find_host, look_up
+from heads.linear import LinearClassifier
 from tests.tensors import drawn_tensors
 
 
@@ -101,6 +104,34 @@ def sparse(seed: int) -> list[str]:
             names.append(name)
             mixers.add(mixer)
     return names
+
+
+def meta_backbone(name: str, **options) -> Backbone:
+    """Return a backbone without values, on the meta device."""
+    with torch.device("meta"):
+        return create_backbone(name, **options)
+
+
+def meta_classifier(name: str, **options) -> LinearClassifier:
+    """Return a classifier of 1000 classes without values."""
+    with torch.device("meta"):
+        return LinearClassifier(create_backbone(name, **options), 1000)
+
+
+def load(network: nn.Module, tensors: Mapping[str, Tensor], name: str = "file") -> LoadReport:
+    """Load tensors into a backbone as if they were read from a file."""
+    return adopt(network, in_memory(dict(tensors), name))
+
+
+def load_classifier(backbone: Backbone, tensors: Mapping[str, Tensor]) -> LinearClassifier:
+    """Return a classifier in float64 with the authors' tensors, none of which may be missing."""
+    report = load(backbone.double(), tensors)
+    assert (report.initialised, report.loaded) == ((), len(backbone.state_dict()))
+    renamed = backbone.convert_state_dict(dict(tensors))
+    own = {part: renamed[f"classifier.{part}"] for part in ("weight", "bias")}
+    model = LinearClassifier(backbone, len(own["bias"])).double().eval()
+    model.classifier.load_state_dict(own)
+    return model
 
 
 def shorten(network: nn.Module) -> nn.Module:

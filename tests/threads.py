@@ -1,8 +1,11 @@
 """Calls from several threads at the same time."""
 
+import contextlib
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
+
+import torch
 
 CALLS, THREADS = 40, 4
 
@@ -17,3 +20,14 @@ def in_threads(call, cases):
             return list(zip(given, pool.map(call, given), strict=True))
     finally:
         sys.setswitchinterval(interval)
+
+
+@contextlib.contextmanager
+def torch_threads(count):
+    """Set the number of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,7 +10,6 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import contextlib
-import copy
 import functools
 import sys
 
@@ -22,7 +21,10 @@ from backbones.fast.cpu.iffn import operands
 from backbones.fast.trial import difference
 from backbones.fast.triton import choice, operators
 from backbones.mixers.afbo.variants import afbo, scfbo_gc
-from tests.tensors import build_mixer
+from tests.forms import both_ways
+from tests.tensors import build_mixer, tokens
+
+close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 
 def serve_on_cpu():
@@ -43,26 +45,14 @@ def programs(count):
     parts.ENOUGH_PROGRAMS = before
 
 
-def both_ways(mixer, x, prefix):
-    """Output, all gradients and running statistics, by the kernels and without them."""
-    results = []
-    for is_off in (False, True):
-        own, leaf = copy.deepcopy(mixer), x.detach().clone().requires_grad_()
-        images = leaf.transpose(1, 2)  # not contiguous
-        rest = () if prefix is None else (prefix.clone().requires_grad_(),)
-        with switched_off() if is_off else contextlib.nullcontext():
-            assert own.is_fast(images) is not is_off
-            y = own(images, *rest)
-        parts = y if rest else (y,)
-        probes = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for p in parts]
-        grads = torch.autograd.grad(
-            parts, [leaf, *rest, *own.parameters()], [p.to(x) for p in probes]
-        )
-        results.append([*parts, *grads, *own.buffers()])
-        with torch.inference_mode(), switched_off() if is_off else contextlib.nullcontext():
-            again = own.eval()(images, *rest)
-        results[-1] += again if rest else (again,)
-    return results
+def check(mixer, enough, *inputs):
+    """Compare outputs, gradients and statistics, and inference, with torch's."""
+    with programs(enough):
+        close(*both_ways(mixer, *inputs))
+        with torch.inference_mode():
+            found = mixer.eval()(*inputs)
+            with switched_off():
+                close(found, mixer(*inputs))
 
 
 def check_afbo():
@@ -79,12 +69,8 @@ def check_afbo():
         with torch.no_grad():
             for parameter in mixer.parameters():
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
-        x = torch.randn(batch, size[1], size[0], 20, dtype=torch.float64)
-        rest = torch.randn(batch, prefix, 20, dtype=torch.float64) if prefix else None
-        with programs(enough):
-            mine, plain = both_ways(mixer, x, rest)
-        for one, other in zip(mine, plain, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        x = tokens(batch, size[1], size[0], 20).transpose(1, 2)  # not contiguous
+        check(mixer, enough, x, *([tokens(batch, prefix, 20)] if prefix else []))
 
 
 def check_iffn():
@@ -95,11 +81,7 @@ def check_iffn():
         ({}, (2, 18), 1, False, 1),
     ):
         mixer = fast(build_mixer("iffn", 40 if options else 12, **options)).train(training)
-        x = torch.randn(batch, size[1], size[0], 40 if options else 12, dtype=torch.float64)
-        with programs(enough):
-            mine, plain = both_ways(mixer, x, None)
-        for one, other in zip(mine, plain, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        check(mixer, enough, tokens(batch, size[1], size[0], 40 if options else 12).transpose(1, 2))
 
 
 def check_types():
@@ -116,19 +98,19 @@ def check_operators():
     """Their schemas and gradients agree: torch's own check."""
     mixer = build_mixer("iffn", 8)
     first, coefficients, norms, running, eps, _, depthwise, last = operands(mixer)
-    tokens = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
-    arguments = (tokens, 2, 3, *first, coefficients, norms, running, *eps, True)
+    x = tokens(2, 6, 8).requires_grad_()
+    arguments = (x, 2, 3, *first, coefficients, norms, running, *eps, True)
     with programs(1):
         tests = ("test_schema", "test_autograd_registration")
-        check = functools.partial(torch.library.opcheck, test_utils=tests)
-        check(torch.ops.mixerlab.branched_mixer.default, (*arguments, *depthwise, *last, True))
-    tokens = tokens.detach()
+        opcheck = functools.partial(torch.library.opcheck, test_utils=tests)
+        opcheck(torch.ops.mixerlab.branched_mixer.default, (*arguments, *depthwise, *last, True))
+    x = x.detach()
     weights = [torch.randn(12, 8).double().requires_grad_() for _ in range(2)]
     taps = [torch.randn(12, 1, 3, 3).double().requires_grad_() for _ in range(2)]
     proj = torch.randn(8, 12).double().requires_grad_()
-    arguments = (tokens, 2, 2, 2, weights, [0, 0, 1, 4], None, None, *taps, None, None, proj, None)
+    arguments = (x, 2, 2, 2, weights, [0, 0, 1, 4], None, None, *taps, None, None, proj, None)
     with programs(1):
-        check(torch.ops.mixerlab.gated_mixer.default, (*arguments, True))
+        opcheck(torch.ops.mixerlab.gated_mixer.default, (*arguments, True))
         y, _ = torch.ops.mixerlab.gated_mixer(*arguments, True)
     with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
         torch.autograd.grad(y.square().sum(), proj, create_graph=True)
@@ -137,6 +119,6 @@ def check_operators():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     serve_on_cpu()
-    for check in (check_afbo, check_iffn, check_types, check_operators):
-        check()
-        print(f"{check.__name__} passed", flush=True)
+    for run in (check_afbo, check_iffn, check_types, check_operators):
+        run()
+        print(f"{run.__name__} passed", flush=True)

@@ -28,7 +28,7 @@ def test_directions_are_as_long_as_the_filters():
     assert not torch.equal(other[0], filter_normalised(parameters, 1)[0])
 
 
-def test_the_surface_of_a_quadratic():
+def test_the_surface_of_a_quadratic_leaves_its_parameters():
     network = Point()
     before = {k: v.clone() for k, v in network.state_dict().items()}
 
@@ -44,9 +44,6 @@ def test_the_surface_of_a_quadratic():
             expected = weight.square().sum() + network.bias.sum()
             assert values[row, column].item() == pytest.approx(expected.item())
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
-
-
-def test_parameters_come_back_after_an_error():
     network = Point()
     parameters, one = list(network.parameters()), [torch.ones(3, 2), torch.ones(3)]
     before = network.weight.detach().clone()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from backbones.analysis.attention import Attention, record_attention, rollout
 from backbones.analysis.relations import Relation, mean_distance, places, token_relations
+from tests.errors import refuses
 from tests.families import SMALLEST, build_short, rest_slow, short
 from tests.tensors import build_mixer, images, tokens
 
@@ -28,7 +29,6 @@ def network(name, mixer=None):
 
 
 def test_mean_distances_by_hand():
-    """Weights on the token itself, uniform over all tokens, and on the next token."""
     size = (3, 5)
     at = places(size)
     assert at[7].tolist() == [1, 2]
@@ -43,13 +43,16 @@ def test_mean_distances_by_hand():
     assert mean_distance(one, at, at).isnan().all()
     one[0, 0, 4] = 2.0
     assert mean_distance(one, at, at).item() == 4
+    logits = torch.zeros(1, 4, 4)
+    even = Relation("position logits", logits, (2, 2)).mean_distance().item()
+    assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
+    assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
 
 
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_every_host_has_relations_or_raises_an_error(name):
     if name not in RELATE:
-        with pytest.raises(ValueError, match="lacks a matrix over tokens"):
-            token_relations(network(name))
+        refuses("lacks a matrix over tokens", token_relations, network(name))
         return
     backbone = network(name)
     found = token_relations(backbone)
@@ -62,44 +65,25 @@ def test_every_host_has_relations_or_raises_an_error(name):
         assert (one.mean_distance() >= 0).all()
 
 
+@pytest.mark.parametrize("size", [(4, 4), (2, 3)], ids=["window", "smaller"])
 @pytest.mark.parametrize("name", ["ggqpe", "glrpe", "lrpe", "lrpe_m", "sgu"])
-def test_a_gating_unit_applies_its_matrix(name):
-    """M u + b for a map of one window, one group of channels at a time."""
-    mixer = build_mixer(name, dim=32, window=4)
-    unit, relation = mixer.gate, token_relations(mixer)["gate.relation"]
-    u = tokens(1, 4, 4, 2 * relation.matrix.shape[0])
-    mixed = unit.relation(u)[0].flatten(0, 1)
-    groups = len(relation.matrix)
-    for channel in range(u.shape[-1]):
-        expected = relation.matrix[channel % groups] @ u[0, ..., channel].flatten()
-        torch.testing.assert_close(mixed[:, channel], expected + relation.bias.flatten())
-    assert (relation.non_locality is not None) == (name == "ggqpe")
-    if name == "lrpe_m":
-        torch.testing.assert_close(sum(relation.parts.values()), relation.matrix)
-    else:
-        assert not relation.parts
-
-
-@pytest.mark.parametrize("name", ["ggqpe", "lrpe_m", "sgu"])
-def test_relations_of_maps_smaller_than_the_window(name):
-    """The matrix of a 2x3 map omits the window's other positions."""
-    backbone = images_into(build_mixer(name, dim=32, window=4))
-    (found,) = token_relations(backbone, (2, 3)).values()
-    assert found.size == (2, 3)
-    assert found.bias.shape == (2, 3)
-    groups = len(found.matrix)
-    u = tokens(1, 2, 3, 2 * groups)
-    mixed = backbone.mixer.gate.relation(u)[0].flatten(0, 1)
-    for channel in range(u.shape[-1]):
-        expected = found.matrix[channel % groups] @ u[0, ..., channel].flatten()
-        torch.testing.assert_close(mixed[:, channel], expected + found.bias.flatten())
-    if name == "lrpe_m":
+def test_a_gating_unit_applies_its_matrix(name, size):
+    network = images_into(build_mixer(name, dim=32, window=4))
+    (found,) = token_relations(network, size).values()
+    assert found.size == found.bias.shape == size
+    u = tokens(1, *size, 2 * len(found.matrix))
+    mixed = network.mixer.gate.relation(u)[0].flatten(0, 1)
+    matrices = found.matrix.repeat(2, 1, 1)  # channel c has that of group c modulo groups
+    expected = torch.einsum("cnm,mc->nc", matrices, u[0].flatten(0, 1))
+    torch.testing.assert_close(mixed, expected + found.bias.reshape(-1, 1))
+    assert (found.non_locality is not None) == (name == "ggqpe")
+    assert bool(found.parts) == (name == "lrpe_m")
+    if found.parts:
         torch.testing.assert_close(sum(found.parts.values()), found.matrix)
-    (whole,) = token_relations(backbone, (5, 9)).values()
+    (whole,) = token_relations(network, (5, 9)).values()
     assert whole.size == (4, 4)
-    torch.testing.assert_close(
-        whole.matrix, token_relations(backbone)["mixer.gate.relation"].matrix
-    )
+    (alone,) = token_relations(network).values()
+    torch.testing.assert_close(whole.matrix, alone.matrix)
 
 
 def images_into(mixer):
@@ -125,7 +109,6 @@ def test_sbm_applies_its_matrix():
 
 
 def test_non_locality_of_known_gaussians():
-    """P = 4 I has sqrt(det P) = 4 and a smaller mean distance than P = I / 4."""
     mixer = build_mixer("ggqpe", dim=8, groups=2)
     found = []
     for spread in (2.0, 0.5):
@@ -135,10 +118,7 @@ def test_non_locality_of_known_gaussians():
         found.append((relation.non_locality, float(relation.mean_distance().mean())))
     assert [g for g, _ in found] == pytest.approx([4, 0.25])
     assert found[0][1] < found[1][1]
-
-
-def test_non_locality_excludes_nearly_singular_gaussians():
-    """P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest."""
+    # P of diag(4, 4), diag(4, 4e-6) and diag(9, 1e-3): the second is below 1e-4 of the largest.
     mixer = build_mixer("ggqpe", dim=12, groups=3)
     spreads = torch.tensor([[2.0, 2.0], [2.0, 2e-3], [3.0, 1e-3**0.5]])
     with torch.no_grad():
@@ -158,19 +138,11 @@ def test_non_locality_excludes_nearly_singular_gaussians():
     assert math.isnan(non_locality)
 
 
-def test_mean_distance_applies_softmax_to_logits():
-    logits = torch.zeros(1, 4, 4)
-    even = Relation("position logits", logits, (2, 2)).mean_distance().item()
-    assert even == pytest.approx((0 + 1 + 1 + math.sqrt(2)) / 4)
-    assert Relation("weights", logits, (2, 2)).mean_distance().isnan().all()
-
-
 @pytest.mark.parametrize("name", rest_slow(SMALLEST, QUICK))
 def test_attention_of_every_host(name):
     backbone = network(name)
     if name not in ATTEND:
-        with pytest.raises(ValueError, match="lacks attention"):
-            record_attention(backbone, images(*SIZE))
+        refuses("lacks attention", record_attention, backbone, images(*SIZE))
         return
     for size in (SIZE, (80, 112)):
         found = record_attention(backbone, images(*size, batch=2))
@@ -187,8 +159,7 @@ def test_attention_of_every_host(name):
             assert one.maps().shape[2:] == keys
 
 
-def test_recorded_attention_equals_the_layer_s():
-    """The reference is computed from the weights of DeiT's qkv layer."""
+def test_recorded_attention_equals_the_layers():
     backbone = network("deit_t")
     layer = backbone.blocks[1].attn
     kept = []
@@ -199,20 +170,7 @@ def test_recorded_attention_equals_the_layer_s():
     expected = (query @ key.mT / 8).softmax(-1)
     torch.testing.assert_close(found.weights[:, 0], expected)
     torch.testing.assert_close(found.maps(), expected[:, :, 0, 1:].unflatten(-1, (4, 6)))
-
-
-def test_attention_of_swin_includes_its_bias_and_mask():
-    backbone = network("swin_t")
-    found = record_attention(backbone, images(*SIZE))
-    first = found["layers.0.blocks.0.attn"].weights
-    shifted = found["layers.0.blocks.1.attn"].weights
-    # The mask separates the regions in the last window of a shifted map.
-    assert (shifted[0, -1, 0] < 1e-12).any()
-    assert (first[0, 0] > 0).all()
-
-
-def test_attention_of_lvt_is_found_in_all_stages():
-    """The first stage computes a window's weights from the mean of a 2x2 patch."""
+    # The first stage computes a window's weights from the mean of a 2x2 patch.
     backbone = network("lvt_r1")
     (first, *_), kept = backbone.token_mixers(), []
     layer = backbone.get_submodule(first)
@@ -228,16 +186,20 @@ def test_attention_of_lvt_is_found_in_all_stages():
     torch.testing.assert_close(one.weights[1, 2 * 12 + 1], logits.softmax(-1))
 
 
-def test_attention_of_a_swapped_in_mixer_is_found():
+def test_attention_has_masks_places_and_swapped_in_mixers():
+    backbone = network("swin_t")
+    found = record_attention(backbone, images(*SIZE))
+    first = found["layers.0.blocks.0.attn"].weights
+    shifted = found["layers.0.blocks.1.attn"].weights
+    # The mask separates the regions in the last window of a shifted map.
+    assert (shifted[0, -1, 0] < 1e-12).any()
+    assert (first[0, 0] > 0).all()
     backbone = network("poolformer_s12", "attention")
     found = record_attention(backbone, images(*SIZE))
     assert len(found) == len(backbone.block_names())
     one = found["stages.2.blocks.0.token_mixer"]
     assert one.query_size == (4, 6)
     assert one.stride == 16
-
-
-def test_reduced_keys_lie_at_the_centre_of_their_tokens():
     found = record_attention(network("pvt_v2_b1"), images(*SIZE))["stages.0.blocks.0.attn"]
     assert (found.query_size, found.key_size, found.key_step) == ((16, 24), (2, 3), 8)
     uniform = Attention(torch.full((1, 1, 1, 4, 1), 1.0), 0, (2, 2), (1, 1), 1.0, 2.0, stride=8.0)
@@ -255,5 +217,4 @@ def test_rollout_equals_a_plain_product():
     found = rollout(layers)
     torch.testing.assert_close(found[0], expected)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    with pytest.raises(ValueError, match="whole map"):
-        rollout(record_attention(network("swin_t"), images(*SIZE)))
+    refuses("whole map", rollout, record_attention(network("swin_t"), images(*SIZE)))

@@ -11,6 +11,7 @@ from backbones import Backbone
 from backbones.base import FeatureInfo
 from backbones.parameters.freezing import freeze_stages
 from backbones.parameters.layer_ids import LayerNames, Rule
+from tests.errors import refuses
 
 
 class Small(Backbone):
@@ -48,8 +49,6 @@ class Small(Backbone):
 
 
 class Selecting(Small):
-    """Returns one map of its base's, and declares it."""
-
     def __init__(self):
         super().__init__()
         self.feature_info = self.feature_info[1:]
@@ -62,8 +61,6 @@ IMAGES = torch.zeros(2, 3, 64, 96)
 
 
 def returning(result):
-    """A host that returns something else."""
-
     class Wrong(Small):
         def forward(self, images):
             return result(super().forward(images))
@@ -71,7 +68,7 @@ def returning(result):
     return Wrong()
 
 
-def test_declared_maps_pass_in_subclasses_and_copies():
+def test_declared_maps_and_embeddings_pass():
     assert [tuple(x.shape) for x in Small()(IMAGES)] == [(2, 4, 16, 24), (2, 6, 8, 12)]
     assert [tuple(x.shape) for x in Selecting()(IMAGES)] == [(2, 6, 8, 12)]
     for copied in (copy.deepcopy(Small()), pickle.loads(pickle.dumps(Small()))):
@@ -79,6 +76,11 @@ def test_declared_maps_pass_in_subclasses_and_copies():
     assert Small().embed(IMAGES).shape == (2, 6)
     with torch.device("meta"):
         assert Small()(IMAGES.to("meta"))[0].is_meta
+    host = Small()
+    host.num_features = 4
+    refuses(r"embed of small returned \(2, 6\); num_features", host.embed, IMAGES)
+    host = returning(lambda maps: maps[:1])
+    assert len(torch.export.export(host, (IMAGES,)).module()(IMAGES)) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,20 +101,7 @@ def test_declared_maps_pass_in_subclasses_and_copies():
     ],
 )  # fmt: skip
 def test_other_maps_are_refused_at_the_first_pass(result, said):
-    with pytest.raises(ValueError, match=said):
-        returning(result)(IMAGES)
-
-
-def test_another_embedding_is_refused():
-    host = Small()
-    host.num_features = 4
-    with pytest.raises(ValueError, match=r"embed of small returned \(2, 6\); num_features"):
-        host.embed(IMAGES)
-
-
-def test_graphs_are_not_asked():
-    host = returning(lambda maps: maps[:1])
-    assert len(torch.export.export(host, (IMAGES,)).module()(IMAGES)) == 1
+    refuses(said, returning(result), IMAGES)
 
 
 def test_declared_names_tell_layers_stages_and_blocks():
@@ -132,24 +121,22 @@ def test_declared_names_tell_layers_stages_and_blocks():
     assert len(host.train()(IMAGES)) == 2
 
 
+LACKS = "small lacks blocks under a name that its layer_names"
+UNKNOWN = r"name that is known: .* in its attribute layer_names"
+
+
 @pytest.mark.parametrize(
-    "rule",
+    ("rules", "message"),
     [
-        Rule(r"encoder\.(\d+)\.(\d+)\."),
-        Rule(r"net\.level(\d+)\.unit(\d+)\."),  # whose first is 0
-        Rule(r"net\.level(\d+)\.unit(\d+)\.", first=2),
-        Rule(r"net\.level(\d+)\.unit(\d+)\.", first=1, first_block=1),
+        ([Rule(r"encoder\.(\d+)\.(\d+)\.")], LACKS),
+        ([Rule(r"net\.level(\d+)\.unit(\d+)\.")], LACKS),  # first is 0
+        ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=2)], LACKS),
+        ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=1, first_block=1)], LACKS),
+        ([], UNKNOWN),
     ],
 )
-def test_names_that_do_not_fit_are_refused(rule):
+def test_names_that_do_not_fit_are_refused(rules, message):
     host = Small()
-    host.layer_names = LayerNames(blocks=(rule,))
-    with pytest.raises(ValueError, match="small lacks blocks under a name that its layer_names"):
-        _ = host.layer_ids
-
-
-def test_a_host_of_unknown_names_is_told_what_to_declare():
-    host = Small()
-    host.layer_names = LayerNames()
-    with pytest.raises(ValueError, match=r"name that is known: .* in its attribute layer_names"):
+    host.layer_names = LayerNames(blocks=tuple(rules))
+    with pytest.raises(ValueError, match=message):
         _ = host.layer_ids

@@ -21,7 +21,8 @@ from backbones import create_backbone, create_mixer, list_mixers
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
-from tests.families import QUICK_NAMES, build_short, rest_slow
+from tests.errors import refuses
+from tests.families import QUICK_NAMES, build_short, meta_backbone, rest_slow
 from tests.tensors import build_mixer, images, tokens
 
 # Hosts with fast forms of their own, and mixers with one.
@@ -41,8 +42,7 @@ def described(network):
 
 @pytest.mark.parametrize("name", rest_slow([*QUICK_NAMES, *CONVERTED[1:]], CONVERTED))
 def test_plain_undoes_fast(name):
-    with torch.device("meta"):
-        network = create_backbone(name, fast=False)
+    network = meta_backbone(name, fast=False)
     before = described(network)
     assert not fast_parts(network)
     converted = fast(network)
@@ -63,15 +63,19 @@ def test_a_mixer_itself_is_converted_and_back(name):
     assert described(plain(fast(mixer))) == before
 
 
-def test_backbones_are_fast_unless_asked_and_say_nothing_of_it():
-    with torch.device("meta"):
-        networks = [create_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
+def test_backbones_are_fast_by_default_and_their_copies_stay_so():
+    networks = [meta_backbone("deit_t_afbo", fast=fast) for fast in (True, False)]
     assert [len(fast_parts(network)) for network in networks] == [12, 0]
     assert networks[0].record == networks[1].record
     assert networks[0].made_by == networks[1].made_by
     assert repr(networks[0]) == repr(networks[1])
-    with pytest.raises(ValueError, match=r"backbone\.fast=often"):
-        create_backbone("deit_t", fast="often")
+    refuses(r"backbone\.fast=often", create_backbone, "deit_t", fast="often")
+    network = build_short("swin_t_afbo", img_size=64)
+    count = len(fast_parts(network))
+    assert count
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert len(fast_parts(again)) == count
+        assert list(again.state_dict()) == list(network.state_dict())
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -85,11 +89,10 @@ def test_both_forms_give_the_same(name, training):
             y = own.embed(x)
         gradients = torch.autograd.grad(y.sin().sum(), list(own.parameters())) if training else ()
         results.append((y, *gradients, *own.buffers()))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
-def test_both_forms_share_their_state():
+def test_forms_share_their_state_places_and_optimisers():
     mixer = build_mixer("group_ffn")
     twin = fast(mixer.w1)
     mixer.w1.bias = nn.Parameter(torch.zeros_like(mixer.w1.bias))
@@ -101,32 +104,14 @@ def test_both_forms_share_their_state():
     mixer.w1.register_forward_hook(lambda *_: seen.append(1))
     twin(torch.randn(2, 8))
     assert seen
-
-
-def test_a_part_in_two_places_stays_one():
     shared = GroupedLinear(4, 4, 2)
     network = fast(nn.Sequential(shared, nn.GELU(), shared))
     assert network[0] is network[2]
     assert isinstance(network[0], FastModule)
     assert plain(network)[0] is network[2]
-
-
-def test_copies_and_pickles_stay_fast():
-    network = build_short("swin_t_afbo", img_size=64)
-    count = len(fast_parts(network))
-    assert count
-    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        assert len(fast_parts(again)) == count
-        assert list(again.state_dict()) == list(network.state_dict())
-
-
-def test_a_recomputed_mixer_is_no_fast_form_of_another():
     assert isinstance(recompute(fast(create_mixer("afbo", 8))), Recomputed)
     again = fast(nn.Sequential(fast(create_mixer("afbo", 8))))
     assert not isinstance(again[0], Recomputed)
-
-
-def test_an_optimiser_goes_on_after_a_conversion():
     mixer = create_mixer("afbo", 8)
     optimiser = torch.optim.AdamW(mixer.parameters(), 0.1)
     for form in (fast, plain, fast):
@@ -137,11 +122,8 @@ def test_an_optimiser_goes_on_after_a_conversion():
         assert all(not torch.equal(mixer.state_dict()[name], before[name]) for name in before)
 
 
-# The test per call
-
-
 class Quantised(Tensor):
-    """A tensor of a class that is not torch's own."""
+    pass
 
 
 def layer():

@@ -18,11 +18,10 @@ from torch.optim.swa_utils import AveragedModel
 from backbones.checkpoints.keys import strip_wrappers
 from backbones.checkpoints.opening import open_checkpoint
 from tasks.engine.saved_config import checkpoint_file
+from tests.errors import refuses
 
 
 class Network(torch.nn.Module):
-    """Names such as a backbone has: blocks by number, a stem and a head."""
-
     def __init__(self):
         super().__init__()
         self.stem = torch.nn.Conv2d(3, 4, 1)
@@ -31,14 +30,12 @@ class Network(torch.nn.Module):
 
 
 class Settings:
-    """Stand-in for a class of a missing package."""
-
     def __init__(self, **values):
         self.__dict__.update(values)
 
 
 class AttrDict(dict):
-    """A dictionary as configs are."""
+    pass
 
 
 OWN = {key: torch.full_like(value, index) for index, (key, value) in
@@ -50,6 +47,10 @@ ONE = {"weight": torch.ones(3)}
 
 def below(prefix, tensors=OWN):
     return {f"{prefix}.{key}": value for key, value in tensors.items()}
+
+
+def read(path):
+    return open_checkpoint(path).state_dict
 
 
 def averaged():
@@ -120,18 +121,22 @@ def test_a_classifier_beside_its_backbone_is_kept(wrapper, head):
     assert left_out == ["criterion"]
 
 
-def test_two_networks_are_not_chosen_from(tmp_path):
+def test_several_networks_or_files_are_named(tmp_path):
     torch.save(below("student") | below("teacher"), tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"2 networks of the same names, under student\. and tea"):
-        open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
+    refuses(r"2 networks of the same names, under student\. and tea", read, tmp_path / "a.pth")
     torch.save({"student": OWN, "teacher": OWN, "epoch": 1}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match="tensors in several entries, student, teacher; save one"):
-        open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
+    refuses("tensors in several entries, student, teacher; save one", read, tmp_path / "a.pth")
+    (tmp_path / "a.pth").unlink()
+    for name in ("epoch_1.pth", "epoch_2.pth"):
+        torch.save(OWN, tmp_path / name)
+    refuses(r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)", open_checkpoint, tmp_path)
+    other = tmp_path / "onnx"
+    other.mkdir()
+    (other / "classifier.onnx").write_bytes(b"x")
+    refuses("is an export to ONNX, which has no readable", checkpoint_file, other)
 
 
 class Act:
-    """Pickles as a call."""
-
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
 
@@ -161,11 +166,14 @@ def test_functions_are_named_and_never_called(function, named, zipped, tmp_path)
     assert not made.exists()
 
 
-def test_whole_modules_are_named(tmp_path):
+def test_whole_modules_and_archives_are_named(tmp_path):
     for content, where in ((Network(), ""), ({"model": Network()}, "")):
         torch.save(content, tmp_path / "a.pth")
-        with pytest.raises(ValueError, match=rf"whole objects \(.*Network\){where}.*state_dict"):
-            open_checkpoint(tmp_path / "a.pth").state_dict  # noqa: B018
+        refuses(rf"whole objects \(.*Network\){where}.*state_dict", read, tmp_path / "a.pth")
+    np.savez(tmp_path / "jax.npz", a=np.ones(2))
+    refuses("an archive of NumPy arrays", open_checkpoint, tmp_path / "jax.npz")
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
+    refuses("a TorchScript archive; save the state_dict", open_checkpoint, tmp_path / "script.pt")
 
 
 @pytest.mark.parametrize(
@@ -179,20 +187,7 @@ def test_whole_modules_are_named(tmp_path):
 )
 def test_files_of_another_kind_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"is not a checkpoint but {message}"):
-        open_checkpoint(tmp_path / name)
-
-
-def test_archives_of_another_kind_are_named(tmp_path):
-    np.savez(tmp_path / "jax.npz", a=np.ones(2))
-    with pytest.raises(ValueError, match="an archive of NumPy arrays"):
-        open_checkpoint(tmp_path / "jax.npz")
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
-    with pytest.raises(ValueError, match="a TorchScript archive; save the state_dict"):
-        open_checkpoint(tmp_path / "script.pt")
-
-
-# Folders
+    refuses(f"is not a checkpoint but {message}", open_checkpoint, tmp_path / name)
 
 
 def hub_folder(folder):
@@ -250,24 +245,10 @@ def test_an_index_names_files_beside_it_only(name, tmp_path):
     folder.mkdir()
     safetensors.torch.save_file(OWN, tmp_path / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ValueError, match=r"which is missing from its folder"):
-        open_checkpoint(folder)
+    refuses(r"which is missing from its folder", open_checkpoint, folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "[" * 5000, "\x00"])
 def test_a_damaged_index_is_named(text, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match=r"index\.json is not an index of weights"):
-        open_checkpoint(tmp_path)
-
-
-def test_folders_with_several_files_or_other_kinds_are_named(tmp_path):
-    for name in ("epoch_1.pth", "epoch_2.pth"):
-        torch.save(OWN, tmp_path / name)
-    with pytest.raises(ValueError, match=r"several checkpoints \(epoch_1\.pth, epoch_2\.pth\)"):
-        open_checkpoint(tmp_path)
-    other = tmp_path / "onnx"
-    other.mkdir()
-    (other / "classifier.onnx").write_bytes(b"x")
-    with pytest.raises(ValueError, match="is an export to ONNX, which has no readable"):
-        checkpoint_file(other)
+    refuses(r"index\.json is not an index of weights", open_checkpoint, tmp_path)

@@ -15,12 +15,13 @@ from backbones.layers.grid_tables import common_source, resize_table
 from backbones.mixers.ffn import FFN
 from backbones.options import variant_of
 from heads.linear import LinearClassifier
+from tests.errors import refuses
 from tests.tensors import tokens
 
 SMALL, LARGE = (4, 4), (6, 7)
 
 
-def test_position_tables_are_resampled_as_in_timm():
+def test_tables_are_resampled_as_in_timm_and_gfnet():
     table = tokens(16, 5)
     expected = resample_abs_pos_embed(table[None], LARGE, SMALL, 0)[0]
     close = {"rtol": 1e-5, "atol": 1e-5}  # timm computes in single precision
@@ -29,9 +30,6 @@ def test_position_tables_are_resampled_as_in_timm():
     torch.testing.assert_close(oblong, expected.unflatten(0, LARGE), **close)
     first = resize_table(table.T.unflatten(1, SMALL)[None], "1 C H W", SMALL, LARGE)
     torch.testing.assert_close(first[0], expected.T.unflatten(1, LARGE), **close)
-
-
-def test_spectra_are_resampled_as_in_gfnet():
     table = tokens(4, 3, 5, 2)
     picture = table.reshape(1, 4, 3, 10).permute(0, 3, 1, 2)
     resized = F.interpolate(picture, (6, 4), mode="bicubic", align_corners=True)
@@ -39,10 +37,6 @@ def test_spectra_are_resampled_as_in_gfnet():
     torch.testing.assert_close(resize_table(table, "H F C 2", SMALL, LARGE), expected)
     last = resize_table(table.permute(2, 3, 0, 1), "C 2 H F", SMALL, LARGE)
     torch.testing.assert_close(last, expected.permute(2, 3, 0, 1))
-
-
-def test_means_over_tokens_stay_means():
-    """A mean over all tokens, rows or columns stays a mean at the new size."""
     mean = torch.full((16, 16), 1 / 16, dtype=torch.float64)
     torch.testing.assert_close(
         resize_table(mean, "N n", SMALL, LARGE), torch.full((42, 42), 1 / 42, dtype=torch.float64)
@@ -88,24 +82,27 @@ def test_tables_at_their_own_size_are_returned_unchanged(axes):
         "matrix": ((36, 36), (16, 16), ((4, 4), "N n")),
         "offsets": ((121, 3), (49, 3), ((4, 4), "R axis1")),
         "rows": ((6, 6), (4, 4), ((4, 4), "H W")),
-        "oblong_of_unknown_sides": ((36, 8), (15, 8), None),
-        "channels": ((8, 8), (4, 16), None),
+        "oblong_of_unknown_sides": ((36, 8), (15, 8), None), "channels": ((8, 8), (4, 16), None),
         "more_axes": ((6, 6), (4, 4, 1), None),
     }.values(),
-)
+)  # fmt: skip
 def test_undeclared_axes_are_recognised(own, theirs, found):
     result = common_source({"table": (own, theirs)}, (6, 6), {})
     assert result == (None if found is None else (found[0], {"table": found[1]}))
 
 
-def test_all_tables_of_a_mixer_must_come_from_one_size():
+def test_tables_of_a_mixer_by_name():
     tables = {"weight": ((36, 36), (16, 16)), "bias": ((36,), (25,))}
     assert common_source(tables, (6, 6), {}) is None
+    mixer = create_mixer("ffn", 4)
+    refuses(r"fc1.weight of FFN is missing from its grid_axes", mixer.at_size, "fc1.weight", (3, 3))
+    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
+    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
+    mixer.grid_axes = {"fc1.weight": "H W C"}
+    refuses("does not fit the axes 'H W C'; correct grid_axes", mixer.at_size, "fc1.weight", (3, 5))
 
 
 class Naive(Mixer):
-    """Token mixer with tables for one map size and undeclared axes."""
-
     def __init__(self, dim, *, grid=(14, 14)):
         super().__init__()
         count = grid[0] * grid[1]
@@ -121,13 +118,11 @@ class Naive(Mixer):
 
 
 def make_checkpoint(backbone, record=True):
-    """Return a checkpoint of a backbone in the format of runs."""
     content = {"network": backbone.record} if record else {}
     return Checkpoint("x.ckpt", content, given=dict(backbone.state_dict()))
 
 
 def load_checkpoint(checkpoint, name, **options):
-    """Return a backbone with the checkpoint's weights, the report and the warnings."""
     backbone = create_backbone(name, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -157,7 +152,7 @@ def test_filters_are_resized_to_other_sizes_and_dense_networks(newcomer, record)
             assert backbone.eval()(torch.zeros(1, 3, 70, 130))[0].shape[-2:] == (18, 33)
 
 
-def test_undeclared_tables_are_resized_and_buffers_kept(registering):
+def test_tables_are_resized_with_and_without_declared_axes(registering):
     register_mixer("naive", kind="channel", source="this test")(Naive)
     first = create_backbone("deit_t_naive", img_size=64)
     second, _, warned = load_checkpoint(make_checkpoint(first), "deit_t_naive", img_size=96)
@@ -168,8 +163,6 @@ def test_undeclared_tables_are_resized_and_buffers_kept(registering):
         torch.testing.assert_close(new.get_parameter(key), expected)
     assert torch.equal(new.index, torch.arange(36))
 
-
-def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
     class Declared(Naive):
         def __init__(self, dim, *, grid=(14, 14)):
             super().__init__(dim, grid=grid)
@@ -181,17 +174,6 @@ def test_the_checkpoint_distinguishes_maps_with_equal_token_counts(registering):
     assert any("interpolated to this map size" in line for line in warned)
     expected = resize_table(first.blocks[0].mlp.places, "N C", (4, 9), (6, 6))
     torch.testing.assert_close(second.blocks[0].mlp.places, expected)
-
-
-def test_at_size_resizes_a_table_by_name():
-    mixer = create_mixer("ffn", 4)
-    with pytest.raises(ValueError, match=r"fc1.weight of FFN is missing from its grid_axes"):
-        mixer.at_size("fc1.weight", (3, 3))
-    mixer.grid_axes = {"fc1.weight": "N C", "fc2.bias": "C"}
-    assert mixer.at_size("fc1.weight", (3, 5)).shape == (15, 4)  # of 4 x 4 places
-    mixer.grid_axes = {"fc1.weight": "H W C"}
-    with pytest.raises(ValueError, match="does not fit the axes 'H W C'; correct grid_axes"):
-        mixer.at_size("fc1.weight", (3, 5))
 
 
 @pytest.mark.parametrize("name", ["deit_t", "sbm_t", "deit_t_fourier_filter"])
@@ -213,39 +195,21 @@ def test_a_task_s_checkpoint_works_at_another_size(newcomer, name):
 OBLONG = [((64, 96), (96, 64)), ((64, 144), (96, 96)), ((96, 96), (64, 144))]
 
 
+@pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize(("old", "new"), OBLONG)
-def test_a_task_s_positions_are_interpolated_at_equal_token_counts(old, new):
-    """Maps with equal token counts have tables of equal shapes."""
-    first, second = (
-        LinearClassifier(create_backbone("deit_t", img_size=size), 3) for size in (old, new)
+def test_positions_are_interpolated_at_equal_token_counts(old, new, class_token):
+    first, second, again = (
+        LinearClassifier(create_backbone("deit_t", img_size=size, class_token=class_token), 3)
+        for size in (old, new, old)
     )
     rows, expected = (places(*network.backbone.grid)[:, 0] for network in (first, second))
-    first.backbone.pos_embed.data[0, 1:, 0] = rows
+    first.backbone.pos_embed.data[0, class_token:, 0] = rows
     tensors = {f"model.{key}": value for key, value in first.state_dict().items()}
-    adopt(second, Checkpoint("x.ckpt", {"state_dict": tensors}))
-    found = second.backbone.pos_embed.detach()[0, 1:, 0]
+    for network in (second, again):
+        adopt(network, Checkpoint("x.ckpt", {"state_dict": tensors}))
+    found = second.backbone.pos_embed.detach()[0, class_token:, 0]
     assert (found - expected).abs().max() < 0.05
-
-
-def test_a_task_s_tables_are_interpolated_at_equal_token_counts(registering):
-    class Placed(Naive):
-        def __init__(self, dim, *, grid=(14, 14)):
-            super().__init__(dim, grid=grid)
-            self.grid_axes = {"tokens.weight": "N n", "tokens.bias": "N", "places": "N C"}
-
-    register_mixer("placed", kind="channel", source="this test")(Placed)
-    first, second = (
-        LinearClassifier(create_backbone("swin_t_placed", img_size=size), 3)
-        for size in ((64, 96), (96, 64))
-    )
-    tensors = {f"model.{key}": value for key, value in first.state_dict().items()}
-    content = {"state_dict": tensors, "network": first.backbone.record}
-    with pytest.warns(UserWarning, match="36 tables of mixers were interpolated"):
-        adopt(second, Checkpoint("x.ckpt", content))
-    old, new = (dict(one.named_parameters()) for one in (first, second))
-    key = "backbone.layers.0.blocks.0.mlp.places"
-    expected = resize_table(old[key], "N C", (16, 24), (24, 16))
-    torch.testing.assert_close(new[key], expected)
+    assert torch.equal(again.backbone.pos_embed, first.backbone.pos_embed)
 
 
 @pytest.fixture

@@ -1,19 +1,25 @@
 """The contract of a backbone: its maps at any size, its embedding, its parameters."""
 
 import copy
+import functools
 import math
 from itertools import cycle, product
 
 import pytest
 import torch
 
-from backbones import Backbone, create_backbone, list_hosts
+from backbones import Backbone, create_backbone, list_backbones, list_hosts, list_mixers
+from backbones.analysis.patch_reach import reached_patches
+from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
+from tests.errors import refuses
 from tests.families import (
     BOTH,
     QUICK_NAMES,
     SMALLEST,
+    build_short,
     drawn,
+    meta_backbone,
     rest_slow,
     rest_slow_pairs,
     short,
@@ -61,7 +67,7 @@ def test_maps_have_the_promised_sizes(name, dense, size):
     ),
 )
 @torch.no_grad()
-def test_no_image_gives_maps_of_none(host, dense):
+def test_an_empty_batch_gives_empty_maps(host, dense):
     backbone = short(host, dense=dense).eval()
     maps = backbone(images(65, 93, batch=0).float())
     assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (65, 93))
@@ -91,7 +97,7 @@ def test_every_map_is_contiguous(name, dense):
         list(zip(SMALLEST[::2], cycle((False, True)), strict=False)),
     ),
 )
-def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
+def test_networks_of_the_meta_device_load_and_run(host, assign):
     built = shorten(create_backbone(host)).eval()
     with torch.device("meta"):
         backbone = shorten(create_backbone(host)).eval()
@@ -112,50 +118,49 @@ def test_every_host_runs_at_large_odd_sizes(host):
         assert [tuple(x.shape[1:]) for x in maps] == expected_sizes(backbone, (801, 1333))
 
 
-@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[1::2]))
-def test_no_parameter_is_unused(name):
-    model = LinearClassifier(short(name), 3).train()
-    dense = short(name, dense=True).train()
-    x = images(64, 64, batch=2).float()
-    model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"].backward()
-    torch.stack([m.square().mean() for m in dense(x)]).sum().backward()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    rest_slow_pairs(
+        [*((name, {}) for name in BOTH), ("ffnet_seg", {}), ("sbm_t", {"pos": "ape"})],
+        [*((name, {}) for name in QUICK_NAMES[1::2]), ("ffnet_seg", {})],
+    ),
+    ids=str,
+)
+def test_training_in_bfloat16_reaches_every_parameter(name, options):
+    model = LinearClassifier(build_short(name, drop_path_rate=0.1, **options), 3).train()
+    dense = build_short(name, dense=True, **options).train()
+    x = images(64, 96, batch=2).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"]
+        loss = loss + torch.stack([m.float().square().mean() for m in dense(x)]).sum()
+    loss.backward()
     for module in (model, dense):
-        assert [key for key, p in module.named_parameters() if p.grad is None] == []
+        gradients = {key: p.grad for key, p in module.named_parameters()}
+        assert [k for k, g in gradients.items() if g is None or not g.isfinite().all()] == []
 
 
 @pytest.mark.parametrize("host", SMALLEST)
-def test_embedding_has_the_promised_width(host):
+def test_embeddings_and_names_of_parameters(host):
     backbone = short(host)
     assert backbone.embed(images(64, 80, batch=2).float()).shape == (2, backbone.num_features)
     dense = short(host, dense=True)
-    with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.embed(images(64, 64).float())
-
-
-@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[::2]))
-@torch.no_grad()
-def test_memory_format_of_the_images_does_not_matter(name):
-    backbone = short(name).double().eval()
-    x = images(64, 96, batch=2)
-    strided = x.contiguous(memory_format=torch.channels_last)
-    for found, expected in zip(backbone(strided), backbone(x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_no_weight_decay_names_exist(host):
-    with torch.device("meta"):
-        backbone = create_backbone(host)
+    refuses("build it with dense=False", dense.embed, images(64, 64).float())
+    backbone = meta_backbone(host)
     names = {name for name, _ in backbone.named_parameters()}
     assert backbone.no_weight_decay <= names
     tables = {name for name in names if name.endswith(("pos_embed", "position_bias_table"))}
     assert tables <= backbone.no_weight_decay
-
-
-@pytest.mark.parametrize("host", SMALLEST)
-def test_has_nothing_that_mmengine_would_call(host):
     assert not hasattr(short(host), "init_weights")
     assert isinstance(short(host), Backbone)
+
+
+@pytest.mark.parametrize("name", rest_slow(BOTH, QUICK_NAMES[::2]))
+@torch.no_grad()
+def test_maps_are_equal_in_every_memory_format(name):
+    backbone = short(name).double().eval()
+    x = images(64, 96, batch=2)
+    strided = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(backbone(strided), backbone(x), rtol=1e-9, atol=1e-9)
 
 
 # Each host, alone and with a mixer, and every mixer.
@@ -165,7 +170,6 @@ ALL = list(dict.fromkeys([*BOTH, *drawn(0)]))
 # That of the default suite remembers matrices for each map size.
 @pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t",)))
 def test_passes_of_several_threads_equal_those_of_one(name, one_thread):
-    """One network and two image sizes by turns."""
     backbone = short(name, dense=True).eval()
     inputs = {size: images(*size).float() for size in ((64, 96), (96, 64))}
 
@@ -191,3 +195,79 @@ def test_an_image_of_a_batch_has_the_maps_and_the_embedding_that_it_has_alone(na
     classifying, x = short(name).double().eval(), x[:, :, :64, :64]
     together, alone = classifying.embed(x)[1:2], classifying.embed(x[1:2])
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
+# Sums of the plain hosts' weights at seed 0, as of commit 2132bf5.
+STARTS = {
+    "convnext_t": 8177.9099, "cyclemlp_b1": 5802.0479, "deit_t": 4773.2252,
+    "edgevit_xxs": 6033.4851, "ffnet_1": 56247.7464, "gcvit_xxt": 7887.7338, "gmlp_ti": 21424.4480,
+    "hiremlp_t": 19099.3600, "lvt_r1": 4451.1787, "mixer_s16": 8734.1803,
+    "poolformer_s12": 7177.5902, "posmlp_t": 12971.9263, "pvt_v2_b1": 6926.4921,
+    "resnet18": 7589.4771, "sbm_t": 15498.5613, "swin_t": 12382.5187, "visionllama_s": 12855.6100,
+}  # fmt: skip
+
+
+def host_weights(name, **options):
+    torch.manual_seed(0)
+    backbone = create_backbone(name, img_size=64, **options)
+    slots = tuple(backbone.mixers())
+    tensors = backbone.state_dict().items()
+    return {key: value for key, value in tensors if not (slots and key.startswith(slots))}
+
+
+plain_weights = functools.cache(host_weights)
+
+
+@pytest.mark.parametrize("host", STARTS)
+def test_a_host_starts_from_the_weights_of_earlier_releases(host):
+    weights = plain_weights(host).values()
+    total = sum(w.double().sum().item() for w in weights if w.is_floating_point())
+    assert total == pytest.approx(STARTS[host], abs=0.01)
+
+
+@pytest.mark.parametrize("host", [name for name in SMALLEST if find_host(name).slots])
+def test_a_host_starts_from_the_same_weights_with_and_without_mixers(host):
+    plain, slots = plain_weights(host), find_host(host).slots
+    name = f"{host}_afbo" if "channel" in slots else host
+    weights = host_weights(name, token_mixer="attention" if "token" in slots else None)
+    shared = weights.keys() & plain.keys()
+    assert shared
+    assert [key for key in shared if not torch.equal(weights[key], plain[key])] == []
+
+
+TOKEN_MIXERS = list_mixers("token")
+TOKEN_HOSTS = [host for host in list_hosts() if "token" in find_host(host).slots]
+TOKEN_PAIRS = [(host, mixer) for host in TOKEN_HOSTS for mixer in TOKEN_MIXERS]
+# The first host of each file with every mixer, all others with some: they differ in size only.
+DRAWN = drawn(0)
+REACH_NAMES = [
+    name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
+]
+REACH_PAIRS = [
+    (host, mixer)
+    for turn, (host, mixer) in enumerate(TOKEN_PAIRS)
+    if host in SMALLEST or turn % 5 == TOKEN_HOSTS.index(host) % 5
+]
+# Of a drawing the first host of each file; DeiT, which has a class token, with each token mixer.
+REACH_QUICK = [name for name in DRAWN if look_up(name)[0].name in SMALLEST]
+QUICK_PAIRS = [("deit_t", mixer) for mixer in TOKEN_MIXERS]
+# Where a mixer's own groups do not divide the host's channels.
+FITTING = {("ffnet_2", mixer): {"groups": 4} for mixer in ("ggqpe", "glrpe")}
+REACH_SIZE = (64, 96)
+
+
+def assert_sees_every_patch(network):
+    network.double().eval()
+    reached = reached_patches(network, images(*REACH_SIZE), network.feature_info[0].stride)
+    assert reached.all(), f"{(~reached).sum()} of {reached.numel()} patches are not reached"
+
+
+@pytest.mark.parametrize("name", rest_slow(REACH_NAMES, REACH_QUICK))
+def test_every_host_sees_every_patch_with_every_mixer(name):
+    assert_sees_every_patch(build_short(name, img_size=REACH_SIZE))
+
+
+@pytest.mark.parametrize(("host", "mixer"), rest_slow_pairs(REACH_PAIRS, QUICK_PAIRS))
+def test_every_host_sees_every_patch_with_every_token_mixer(host, mixer):
+    options = {"name": mixer, **FITTING.get((host, mixer), {})}
+    assert_sees_every_patch(build_short(host, token_mixer=options, img_size=REACH_SIZE))

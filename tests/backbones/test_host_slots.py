@@ -12,22 +12,20 @@ from backbones import (
     Slot,
     backbone_schema,
     create_backbone,
+    list_mixers,
     register_mixer,
 )
 from backbones.analysis.patch_reach import reached_patches
 from backbones.base import fill
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.layers.axes import mix_nchw, mix_tokens
 from backbones.options import variant_of
-from tests.families import TOKEN_SLOTS, build_short, rest_slow
+from tests.errors import refuses
+from tests.families import TOKEN_SLOTS, build_short, load, meta_backbone, rest_slow
 from tests.references.names import AUTHORS
 from tests.tensors import images
 
 
 class Recorder(Mixer):
-    """Remembers what it was given."""
-
     seen: ClassVar[list] = []
 
     def __init__(self, dim, *, grid=(14, 14)):
@@ -61,7 +59,7 @@ def recorder(monkeypatch, registering):
         ("gcvit_xxt", (2, 2, 6, 2), (64, 128, 256, 512)),
         ("convnext_t", (3, 3, 9, 3), (96, 192, 384, 768)),
     ],
-)
+)  # fmt: skip
 def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
     backbone = create_backbone(f"{host}_recorded", token_mixer="recorder", img_size=(128, 192))
     backbone(torch.zeros(1, 3, 64, 96))
@@ -75,15 +73,18 @@ def test_mixers_of_both_kinds_see_the_map(recorder, host, depths, widths):
     assert grids == [(2 * height, 2 * width) for _, height, width, _ in expected]
 
 
-def test_channel_mixers_see_the_class_token_apart(recorder):
+def test_class_tokens_are_seen_apart_or_refused(recorder):
     backbone = create_backbone("deit_t_recorded")
     backbone(torch.zeros(2, 3, 64, 96))
     assert recorder == [(2, 4, 6, 192), (2, 1, 192)] * 12
+    block = nn.Module()
+    block.attn = nn.Identity()
+    slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
+    with pytest.raises(ValueError, match=r"Linear takes no class tokens .*declare"):
+        fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
 
 
 class Joint(Recorder):
-    """Lets the prefix tokens read the sum of the map."""
-
     prefix_mixing = "joint"
 
     def mix_joint(self, x, prefix):
@@ -92,14 +93,10 @@ class Joint(Recorder):
 
 
 class Pooled(Recorder):
-    """Lets the prefix tokens read the mean of the mixed map."""
-
     prefix_mixing = "pooled"
 
 
 class PooledPointwise(PointwiseMixer):
-    """A control: mixes nothing."""
-
     prefix_mixing = "pooled"
 
     def __init__(self, dim):
@@ -109,26 +106,21 @@ class PooledPointwise(PointwiseMixer):
         return x
 
 
-class Apart(PointwiseMixer):
-    """A token mixer that treats all tokens alike."""
+def linear(base):
+    """Return a mixer class that maps the channels, without a method for prefix tokens."""
 
-    def __init__(self, dim):
-        super().__init__()
-        self.linear = nn.Linear(dim, dim)
+    class Linear(base):
+        def __init__(self, dim):
+            super().__init__()
+            self.linear = nn.Linear(dim, dim)
 
-    def mix(self, x):
-        return self.linear(x)
+        def mix(self, x):
+            return self.linear(x)
+
+    return Linear
 
 
-class WithoutPrefix(Mixer):
-    """Writes nothing on prefix tokens."""
-
-    def __init__(self, dim):
-        super().__init__()
-        self.linear = nn.Linear(dim, dim)
-
-    def mix(self, x):
-        return self.linear(x)
+Apart, WithoutPrefix = linear(PointwiseMixer), linear(Mixer)
 
 
 def function_of_a_joint_mixer(dim, *, grid=(14, 14)) -> Joint:
@@ -144,29 +136,23 @@ def function_without_annotation(dim):
     return Joint(dim)
 
 
+BUILDS = {
+    ("token", "class token"): [
+        Joint, function_of_a_joint_mixer, variant_of_a_joint_mixer, Pooled, PooledPointwise,
+    ],
+    # The method mix_prefix alone would leave a class token blind.
+    ("token", "mean of the map"): [function_without_annotation, Recorder, Apart, WithoutPrefix],
+    ("channel", "class token"): [Joint, Pooled, Recorder, Apart],
+    ("channel", "mean of the map"): [WithoutPrefix],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "build", "pooling"),
-    [
-        ("token", Joint, "class token"),
-        ("token", function_of_a_joint_mixer, "class token"),
-        ("token", variant_of_a_joint_mixer, "class token"),
-        ("token", function_without_annotation, "mean of the map"),
-        ("token", Pooled, "class token"),
-        ("token", PooledPointwise, "class token"),
-        ("token", Recorder, "mean of the map"),  # mix_prefix alone would leave a class token blind
-        ("token", Apart, "mean of the map"),
-        ("token", WithoutPrefix, "mean of the map"),
-        ("channel", Joint, "class token"),
-        ("channel", Pooled, "class token"),
-        ("channel", Recorder, "class token"),
-        ("channel", Apart, "class token"),
-        ("channel", WithoutPrefix, "mean of the map"),
-    ],
+    [(kind, build, pooling) for (kind, pooling), builds in BUILDS.items() for build in builds],
 )
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_embedding_sees_the_image_whatever_a_mixer_declares(
-    recorder, kind, build, pooling, dense
-):
+def test_the_embedding_sees_the_image_for_every_declaration(recorder, kind, build, pooling, dense):
     register_mixer("trial", kind=kind, source="this test")(build)
     name, options = (
         ("deit_t", {"token_mixer": "trial"}) if kind == "token" else ("deit_t_trial", {})
@@ -182,55 +168,35 @@ def test_the_embedding_sees_the_image_whatever_a_mixer_declares(
         assert (embedded[0] - embedded[1]).abs().max() > 1e-3
 
 
-def test_one_mixer_without_class_tokens_decides_for_the_network(recorder, caplog):
+@pytest.mark.parametrize(
+    ("name", "token_mixer", "pooling", "cause"),
+    [
+        ("deit_t_blind", "joint", "mean of the map", "blind"),
+        ("deit_t_recorded", "pooling", "mean of the map", "pooling"),
+        ("deit_t_iffn", "joint", "mean of the map", "iffn"),
+        ("deit_t_recorded", "joint", "class token", ""),
+        ("swin_t_blind", "pooling", "mean of the map", ""),
+    ],
+)
+def test_one_mixer_without_class_tokens_decides_for_the_network(
+    recorder, caplog, name, token_mixer, pooling, cause
+):
     register_mixer("blind", kind="channel", source="this test")(WithoutPrefix)
     register_mixer("joint", kind="token", source="this test")(Joint)
     caplog.set_level("INFO")
-    with torch.device("meta"):
-        for name, token_mixer, pooling, said in (
-            (
-                "deit_t_blind",
-                "joint",
-                "mean of the map",
-                ["deit_t with blind lacks the class token and pools the map"],
-            ),
-            (
-                "deit_t_recorded",
-                "pooling",
-                "mean of the map",
-                ["deit_t with pooling lacks the class token and pools the map"],
-            ),
-            (
-                "deit_t_iffn",
-                "joint",
-                "mean of the map",
-                ["deit_t with iffn lacks the class token and pools the map"],
-            ),
-            ("deit_t_recorded", "joint", "class token", []),
-            ("swin_t_blind", "pooling", "mean of the map", []),
-        ):
-            caplog.clear()
-            assert create_backbone(name, token_mixer=token_mixer).pooling == pooling
-            assert [line.partition(";")[0] for line in caplog.messages] == said
-        assert backbone_schema("deit_t_blind")["class_token"] is False
-        assert backbone_schema("deit_t_recorded")["class_token"] is True
-        both = create_backbone("deit_t", token_mixer="joint", distilled=True)
-        assert both.pooling == "class and distillation token"
-        for option in ("class_token", "distilled"):
-            match = f"{option}=True gives deit_t class tokens, but pooling .* such as attention"
-            with pytest.raises(ValueError, match=match):
-                create_backbone("deit_t", token_mixer={"name": "pooling"}, **{option: True})
-        match = "class_token=True gives deit_t class tokens, but blind .* a channel mixer"
-        with pytest.raises(ValueError, match=match):
-            create_backbone("deit_t_blind", class_token=True)
-
-
-def test_a_host_with_class_tokens_refuses_a_mixer_that_does_not_take_them(recorder):
-    block = nn.Module()
-    block.attn = nn.Identity()
-    slot = Slot(8, 4.0, (2, 3), stage=0, block=0, dense=False, num_prefix_tokens=1)
-    with pytest.raises(ValueError, match=r"WithoutPrefix takes no class tokens .*declare"):
-        fill(block, "attn", lambda slot: WithoutPrefix(slot.dim), slot)
+    assert meta_backbone(name, token_mixer=token_mixer).pooling == pooling
+    said = [f"deit_t with {cause} lacks the class token and pools the map"] if cause else []
+    assert [line.partition(";")[0] for line in caplog.messages] == said
+    schemas = (backbone_schema(f"deit_t_{mixer}") for mixer in ("blind", "recorded"))
+    assert [schema["class_token"] for schema in schemas] == [False, True]
+    both = meta_backbone("deit_t", token_mixer="joint", distilled=True)
+    assert both.pooling == "class and distillation token"
+    gives = "=True gives deit_t class tokens, but"
+    for option in ("class_token", "distilled"):
+        options = {"token_mixer": {"name": "pooling"}, option: True}
+        refuses(f"{option}{gives} pooling .* such as attention", meta_backbone, "deit_t", **options)
+    message = f"class_token{gives} blind .* a channel mixer"
+    refuses(message, meta_backbone, "deit_t_blind", class_token=True)
 
 
 def recorders(backbone):
@@ -246,7 +212,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
     options = {"stem_norm": False} if host.startswith("gmlp") else {}
     for convert in (dict, AUTHORS.get(host, dict)):
         backbone = create_backbone(host, token_mixer="recorder", **options)
-        report = adopt(backbone, in_memory(convert(plain), "plain"))
+        report = load(backbone, convert(plain), "plain")
         expected = {f"{prefix}weight" for prefix in recorders(backbone)}
         assert expected
         assert expected <= set(report.initialised)
@@ -255,7 +221,7 @@ def test_weights_load_around_a_swapped_token_mixer(recorder, host):
         assert all(key.startswith(replaced) for key in report.skipped)
 
 
-def test_tokens_reach_a_mixer_in_row_major_order():
+def test_maps_reach_a_mixer_by_rows_and_without_copies():
     mixer = Recorder(2)
     tokens = torch.arange(14.0).reshape(1, 7, 2)
     mixed = mix_tokens(mixer, tokens, grid=(2, 3), num_prefix_tokens=1)
@@ -268,8 +234,6 @@ def test_tokens_reach_a_mixer_in_row_major_order():
     mixed = mix_tokens(Shift(2), tokens, grid=(2, 3), num_prefix_tokens=1)
     assert mixed[0, :, 0].tolist() == [0, 6, 2, 4, 12, 8, 10]
 
-
-def test_channels_last_maps_reach_a_mixer_without_copies():
     class Address(Mixer):
         def mix(self, x):
             assert x.is_contiguous()
@@ -289,3 +253,33 @@ def test_channels_last_maps_reach_a_mixer_without_copies():
     backbone(torch.randn(1, 3, 64, 64))
     assert len(inputs) == 12
     assert all(x.is_contiguous() for x in inputs)
+
+
+@pytest.mark.parametrize("token_mixer", list_mixers("token"))
+@pytest.mark.parametrize(
+    "host", rest_slow(["swin_t_glu", "poolformer_s12_afbo", "poolformer_s12"], ["swin_t_glu"])
+)
+@torch.no_grad()
+def test_token_mixers_fit_beside_any_channel_mixer_at_any_size(host, token_mixer):
+    backbone, plain = (
+        build_short(host, token_mixer=mixer, dense=True, img_size=(96, 64)).eval()
+        for mixer in (token_mixer, None)
+    )
+    assert len(backbone.mixers()) - len(plain.mixers()) == len(backbone.token_mixers())
+    for size in [(96, 64), (75, 110)]:
+        x = images(*size).float()
+        assert [m.shape for m in backbone(x)] == [m.shape for m in plain(x)]
+
+
+def test_token_mixers_follow_the_stage_and_their_options():
+    units = meta_backbone("swin_t_glu", token_mixer="ggqpe", dense=True).mixers().values()
+    windows = [m.gate.relation.window for m in units if hasattr(m, "gate")]
+    assert windows == [14] * 10 + [7] * 2
+    stars = meta_backbone("swin_t", token_mixer={"name": "sbm", "rank": 8}, img_size=(96, 64))
+    grids = [mixer.bilinear.grid for mixer in stars.mixers().values()]
+    assert grids[:2] + grids[-2:] == [(24, 16)] * 2 + [(3, 2)] * 2
+    options = {"name": "ffnified", "kernel_size": 9, "branches": "strips"}
+    mixers = meta_backbone("swin_t", token_mixer=options).mixers().values()
+    assert ["1x9" in mixer.memory.key.branches for mixer in mixers] == [True] * 12
+    units = meta_backbone("posmlp_t", token_mixer={"name": "glrpe", "structure": "add"}).mixers()
+    assert [mixer.gate.structure for mixer in units.values()] == ["add"] * 24

@@ -1,62 +1,50 @@
 """Hosts against their originals: whole networks, the names in checkpoints, attention in windows."""
 
 import functools
+import itertools
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
 from backbones import create_backbone, list_hosts
 from backbones.analysis.counting import count_parameters
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
+from backbones.hosts import gcvit, swin
+from backbones.layers import shifted_windows
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow, short
+from tests.families import (
+    SMALLEST,
+    load_classifier,
+    meta_backbone,
+    meta_classifier,
+    rest_slow,
+    short,
+)
 from tests.references.names import AUTHORS
 from tests.references.posmlp import place
 from tests.tensors import images, randomise_network
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 TIMM_NAMES = {
-    "deit_t": "deit_tiny_patch16_224",
-    "deit_s": "deit_small_patch16_224",
-    "deit_b": "deit_base_patch16_224",
-    "swin_t": "swin_tiny_patch4_window7_224",
-    "swin_s": "swin_small_patch4_window7_224",
-    "swin_b": "swin_base_patch4_window7_224",
-    "gcvit_xxt": "gcvit_xxtiny",
-    "gcvit_xt": "gcvit_xtiny",
-    "gcvit_t": "gcvit_tiny",
-    "mixer_s16": "mixer_s16_224",
-    "mixer_b16": "mixer_b16_224",
-    "convnext_t": "convnext_tiny",
+    "deit_t": "deit_tiny_patch16_224", "deit_s": "deit_small_patch16_224",
+    "deit_b": "deit_base_patch16_224", "swin_t": "swin_tiny_patch4_window7_224",
+    "swin_s": "swin_small_patch4_window7_224", "swin_b": "swin_base_patch4_window7_224",
+    "gcvit_xxt": "gcvit_xxtiny", "gcvit_xt": "gcvit_xtiny", "gcvit_t": "gcvit_tiny",
+    "mixer_s16": "mixer_s16_224", "mixer_b16": "mixer_b16_224", "convnext_t": "convnext_tiny",
     **{name: name for name in list_hosts() if name.startswith(("poolformer", "pvt_v2", "resnet"))},
-}
+}  # fmt: skip
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
-
-
-def ours(name, state_dict, **options):
-    """Our classification model with timm's (or the authors') tensors, in float64."""
-    model = LinearClassifier(create_backbone(name, **options), 1000).double().eval()
-    report = adopt(model.backbone, in_memory(state_dict, "timm"))
-    assert not report.initialised
-    assert report.loaded == len(model.backbone.state_dict())
-    classifier = model.backbone.convert_state_dict(dict(state_dict))
-    model.classifier.load_state_dict(
-        {key: classifier[f"classifier.{key}"] for key in ("weight", "bias")}
-    )
-    return model
-
-
-# Equality with the originals
 
 
 @pytest.mark.parametrize("name", rest_slow(TIMM_NAMES, SMALLEST))
 def test_has_the_tensors_of_timm(name):
+    model = meta_classifier(name)
     with torch.device("meta"):
         theirs = timm.create_model(TIMM_NAMES[name], num_classes=1000)
-        model = LinearClassifier(create_backbone(name), 1000)
     assert count_parameters(model) == count_parameters(theirs)
     converted = model.backbone.convert_state_dict(dict(theirs.state_dict()))
     own = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
@@ -64,10 +52,9 @@ def test_has_the_tensors_of_timm(name):
 
 
 @pytest.mark.parametrize(("built", "run"), [(224, (224, 224)), ((96, 128), (96, 128))], ids=str)
-@torch.no_grad()
 def test_deit_equals_timm(built, run):
     theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], img_size=built))
-    model = ours("deit_t", theirs.state_dict(), img_size=built)
+    model = load_classifier(create_backbone("deit_t", img_size=built), theirs.state_dict())
     torch.testing.assert_close(model(images(*run)), theirs(images(*run)), **CLOSE)
     tokens = theirs.forward_features(images(*run))
     expected = tokens[:, 1:].transpose(1, 2).unflatten(2, (run[0] // 16, run[1] // 16))
@@ -75,15 +62,13 @@ def test_deit_equals_timm(built, run):
 
 
 @pytest.mark.parametrize("size", [(96, 128), (70, 100)], ids=str)
-@torch.no_grad()
 def test_deit_equals_timm_at_other_sizes_than_built_for(size):
     options = {"dynamic_img_size": True, "dynamic_img_pad": True}
     theirs = randomise_network(timm.create_model(TIMM_NAMES["deit_t"], **options))
-    model = ours("deit_t", theirs.state_dict())
+    model = load_classifier(create_backbone("deit_t"), theirs.state_dict())
     torch.testing.assert_close(model(images(*size)), theirs(images(*size)), **CLOSE)
 
 
-@torch.no_grad()
 def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     built = create_backbone("deit_t", img_size=(96, 128)).eval()
     turned = create_backbone("deit_t", img_size=(128, 96)).eval()
@@ -109,10 +94,9 @@ def test_deit_positions_are_resampled_from_the_grid_it_was_built_for():
     ],
     ids=str,
 )
-@torch.no_grad()
 def test_equals_timm(name, size):
     theirs = randomise_network(timm.create_model(TIMM_NAMES[name]))
-    model, x = ours(name, theirs.state_dict()), images(*size)
+    model, x = load_classifier(create_backbone(name), theirs.state_dict()), images(*size)
     torch.testing.assert_close(model(x), theirs(x), **CLOSE)
     # The last map, which the classifier reads, may be normed; ResNet's first is the stem's.
     maps = theirs.forward_intermediates(x, intermediates_only=True)[-4:-1]
@@ -120,11 +104,10 @@ def test_equals_timm(name, size):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@torch.no_grad()
 @pytest.mark.slow
 def test_convnext_pads_images_and_crops_maps():
     theirs = randomise_network(timm.create_model("convnext_tiny"))
-    model = ours("convnext_t", theirs.state_dict())
+    model = load_classifier(create_backbone("convnext_t"), theirs.state_dict())
     padded = F.pad(images(75, 110), (0, 128 - 110, 0, 96 - 75))
     maps = theirs.forward_intermediates(padded, intermediates_only=True)
     sizes = [(19, 28), (10, 14), (5, 7), (3, 4)]
@@ -135,10 +118,9 @@ def test_convnext_pads_images_and_crops_maps():
 
 
 @pytest.mark.parametrize("size", [(64, 64), (75, 110)], ids=str)
-@torch.no_grad()
 def test_poolformer_equals_the_authors(size):
     theirs = randomise_network(timm.create_model("poolformer_s12"))
-    model = ours("poolformer_s12", theirs.state_dict())
+    model = load_classifier(create_backbone("poolformer_s12"), theirs.state_dict())
     # Ours pads to a multiple of the stem's stride, or the first map would lose a column.
     maps = theirs.forward_features(F.pad(images(*size), (0, -size[1] % 4, 0, -size[0] % 4)))
     norm, head = theirs.head.norm, theirs.head.fc
@@ -148,34 +130,15 @@ def test_poolformer_equals_the_authors(size):
     torch.testing.assert_close(model.backbone(images(*size))[-1], maps, **CLOSE)
 
 
-@torch.no_grad()
-def test_poolformer_of_timm_pools_before_it_norms():
-    theirs = randomise_network(timm.create_model("poolformer_s12"))
-    model = ours("poolformer_s12", theirs.state_dict())
-    assert not torch.allclose(model(images(64, 64)), theirs(images(64, 64)), rtol=1e-3, atol=1e-3)
-
-
-# Names of the authors' checkpoints
-
-
 @pytest.mark.parametrize("name", rest_slow(list(AUTHORS), list(AUTHORS)[:1]))
-@torch.no_grad()
 def test_takes_the_authors_names(name):
     model = LinearClassifier(create_backbone(name), 1000)
     randomise_network(model)
     plain = {key.removeprefix("backbone."): value for key, value in model.state_dict().items()}
     theirs = AUTHORS[name](plain)
     assert len(set(theirs) - set(plain)) > 4
-    again = ours(name, theirs)
+    again = load_classifier(create_backbone(name), theirs)
     torch.testing.assert_close(again(images(64, 64)), model(images(64, 64)), rtol=0, atol=0)
-
-
-# Swin's windows
-
-
-def record_attention(block, x):
-    with torch.no_grad():
-        return block._attn(x)
 
 
 @functools.cache
@@ -185,40 +148,26 @@ def swin_block(index, dense=False):
 
 def by_torchvision(block, x, shift):
     attn = block.attn
-    return shifted_window_attention(
-        x,
-        attn.qkv.weight,
-        attn.proj.weight,
-        attn._get_rel_pos_bias(),
-        [7, 7],
-        attn.num_heads,
-        [shift, shift],
-        qkv_bias=attn.qkv.bias,
-        proj_bias=attn.proj.bias,
-        training=False,
-    )
+    weights = (attn.qkv.weight, attn.proj.weight, attn._get_rel_pos_bias())
+    biases = {"qkv_bias": attn.qkv.bias, "proj_bias": attn.proj.bias, "training": False}
+    return shifted_window_attention(x, *weights, [7, 7], attn.num_heads, [shift, shift], **biases)
 
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
 @pytest.mark.parametrize("size", [(25, 28), (50, 76), (8, 30)], ids=str)
-@torch.no_grad()
 def test_swin_attention_equals_torchvision(size, index, dense):
     block = swin_block(index, dense)
     x = torch.randn(2, *size, 96, dtype=torch.float64)
     expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(block._attn(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("index", [0, 1], ids=["plain", "shifted"])
-@torch.no_grad()
-def test_swin_classifier_does_not_shift_a_single_window(index):
-    block = swin_block(index)
+def test_swin_classifier_leaves_a_single_window_unshifted():
     x = torch.randn(2, 7, 7, 96, dtype=torch.float64)
-    expected = by_torchvision(block, x, shift=3 * index)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
-    unshifted = by_torchvision(block, x, shift=0)
-    torch.testing.assert_close(expected, unshifted, rtol=0, atol=0)
+    for index in (0, 1):
+        expected = by_torchvision(swin_block(index), x, shift=0)
+        torch.testing.assert_close(swin_block(index)._attn(x), expected, rtol=0, atol=1e-10)
 
 
 def one_window(block, x, shift=(0, 0)):
@@ -246,31 +195,24 @@ def one_window(block, x, shift=(0, 0)):
 @pytest.mark.parametrize(
     ("size", "shift", "dense"),
     [
-        ((7, 7), (3, 3), True),
-        ((7, 7), (0, 0), False),
-        ((4, 5), (0, 0), True),
-        ((4, 5), (0, 0), False),
-        ((1, 6), (0, 0), True),
-        ((2, 7), (0, 3), True),
+        ((7, 7), (3, 3), True), ((7, 7), (0, 0), False), ((4, 5), (0, 0), True),
+        ((4, 5), (0, 0), False), ((1, 6), (0, 0), True), ((2, 7), (0, 3), True),
     ],
     ids=str,
-)
-@torch.no_grad()
+)  # fmt: skip
 def test_swin_attention_of_small_maps_equals_the_loops(size, shift, dense):
     block = swin_block(1, dense)
     x = torch.randn(1, *size, 96, dtype=torch.float64)
     expected = one_window(block, x, shift)
-    torch.testing.assert_close(record_attention(block, x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(block._attn(x), expected, rtol=0, atol=1e-10)
 
 
+@torch.enable_grad()
 def test_swin_mask_made_in_inference_mode_serves_training():
     backbone = create_backbone("swin_t")
     with torch.inference_mode():
         backbone(torch.zeros(1, 3, 72, 88))
     backbone(torch.zeros(1, 3, 72, 88))[-1].sum().backward()
-
-
-# GC ViT's windows and MLP-Mixer's
 
 
 def gcvit_attention(block, x, query):
@@ -304,7 +246,6 @@ def gcvit_attention(block, x, query):
 
 @pytest.mark.parametrize("index", [0, 1], ids=["local", "global"])
 @pytest.mark.parametrize("size", [(9, 16), (4, 7), (14, 7)], ids=str)
-@torch.no_grad()
 def test_gcvit_attention_equals_the_loops(index, size):
     stage = randomise_network(short("gcvit_xxt").stages[0])
     x = torch.randn(1, *size, 64, dtype=torch.float64)
@@ -315,8 +256,7 @@ def test_gcvit_attention_equals_the_loops(index, size):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@torch.no_grad()
-def test_gcvit_resizes_its_query_only_where_it_must():
+def test_gcvit_makes_only_the_queries_that_it_needs():
     stage = short("gcvit_xxt").stages[0].double()
     pooled = torch.randn(2, 64, 7, 7, dtype=torch.float64)
     assert torch.equal(stage._global_query(pooled), pooled.permute(0, 2, 3, 1))
@@ -324,17 +264,12 @@ def test_gcvit_resizes_its_query_only_where_it_must():
     # Half the size: bicubic keeps a ramp away from the edges, at the middles of pairs.
     middle = torch.arange(2, 5, dtype=torch.float64) * 2 + 0.5
     torch.testing.assert_close(stage._global_query(ramp)[0, 3, 2:5, 0], middle)
-
-
-def test_gcvit_has_no_queries_that_nothing_reads():
-    with torch.device("meta"):
-        swapped = create_backbone("gcvit_xxt", token_mixer="pooling")
+    swapped = meta_backbone("gcvit_xxt", token_mixer="pooling")
     assert not [key for key in swapped.state_dict() if "global_block" in key]
 
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("size", [(14, 14), (5, 9), (15, 4), (30, 17)], ids=str)
-@torch.no_grad()
 def test_mixer_of_tokens_equals_the_loops(size, shifted):
     mlp = randomise_network(short("mixer_s16", dense=True).blocks[int(shifted)].mlp_tokens)
     x = torch.randn(1, *size, 3, dtype=torch.float64)
@@ -355,14 +290,9 @@ def test_mixer_of_tokens_equals_the_loops(size, shifted):
     torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-10)
 
 
-# Drop path
-
-
-@pytest.mark.parametrize("host", rest_slow(TIMM_NAMES, SMALLEST))
+@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
 def test_drop_path_rises_linearly(host):
-    with torch.device("meta"):
-        backbone = create_backbone(host, drop_path_rate=0.3)
-        plain = create_backbone(host)
+    backbone, plain = meta_backbone(host, drop_path_rate=0.3), meta_backbone(host)
 
     def rates(model, path):
         paths = [getattr(m, path) for m in model.modules() if hasattr(m, path)]
@@ -372,5 +302,57 @@ def test_drop_path_rises_linearly(host):
     assert names in (["drop_path"], ["drop_path1", "drop_path2"])
     for path in names:
         found = rates(backbone, path)
+        found = found[::2] if host == "edgevit_xxs" else found  # each block has two halves
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}
+
+
+# Below, at and above one and two windows of 7, on either axis.
+WINDOW_SIZES = [*itertools.product((7, 8), (5, 7, 9)), (3, 6), (13, 14), (15, 10), (14, 21)]
+WINDOW_SIZES += [(20, 7)]
+
+
+@pytest.fixture(scope="module")
+def window_blocks():
+    """Blocks of either host in float64, their tables of offsets drawn anew to be felt."""
+    torch.manual_seed(0)
+    hosts = {"swin": create_backbone("swin_t"), "gcvit": create_backbone("gcvit_xxt")}
+    for host in hosts.values():
+        host.double().eval()
+        for name, parameter in host.named_parameters():
+            if "relative_position_bias_table" in name:
+                nn.init.normal_(parameter)
+    return hosts
+
+
+def any_size(monkeypatch, value):
+    for module in (swin, gcvit, shifted_windows):
+        monkeypatch.setattr(module, "is_any_size", lambda size: value)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("size", WINDOW_SIZES)
+def test_swins_windows_in_graphs(window_blocks, size, number, single, monkeypatch):
+    block = next(m for m in window_blocks["swin"].modules() if isinstance(m, nn.Sequential)
+                 and len(m) == 2 and isinstance(m[0], swin.SwinBlock))[number]  # fmt: skip
+    monkeypatch.setattr(block, "shift_single_window", single)
+    x = torch.randn(2, *size, 96, dtype=torch.float64)
+    any_size(monkeypatch, False)
+    expected = block(x)
+    any_size(monkeypatch, True)
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", WINDOW_SIZES)
+def test_windows_that_only_pad_in_graphs(window_blocks, size, monkeypatch):
+    stage = next(m for m in window_blocks["gcvit"].modules() if hasattr(m, "global_norm"))
+    x = torch.randn(2, *size, 64, dtype=torch.float64)
+    query = torch.randn(2, 7, 7, 64, dtype=torch.float64)
+    for block in stage.blocks:
+        any_size(monkeypatch, False)
+        expected = block._window_attn(x, query)
+        any_size(monkeypatch, True)
+        got = block._window_attn(x, query)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+        assert got.shape == x.shape

@@ -43,7 +43,6 @@ BROKEN = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Create a package ``trial.mixers`` next to a broken ``trial.other``; return its folder."""
     folder = tmp_path / "trial"
     for name in ("mixers", "other"):
         (folder / name).mkdir(parents=True)
@@ -76,7 +75,7 @@ def test_a_broken_file_is_named_with_its_line(package, registering, content):
     assert caught.value.__cause__ is not None
 
 
-def test_commands_report_the_file_in_one_line(package, capsys):
+def test_errors_take_one_line_and_fixed_files_load(package, capsys, registering):
     (package / "mine.py").write_text("x = y\n")
     message = "trial/mixers/mine.py:1: NameError: name 'y' is not defined\n"
 
@@ -88,10 +87,6 @@ def test_commands_report_the_file_in_one_line(package, capsys):
     with pytest.raises(SystemExit), one_line_errors():
         load([])
     assert capsys.readouterr().err == f"error: {message}"
-
-
-def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
-    """The failed import had already registered a mixer."""
     (package / "mine.py").write_text(f"{REGISTERED}\nx = y\n")
     for _ in range(2):
         with pytest.raises(ImportError, match=r"mine\.py:10: NameError"):
@@ -103,7 +98,6 @@ def test_a_fixed_file_can_be_imported_in_the_same_process(package, registering):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """Return a copy of the checkout with a broken mixer."""
     copy = tmp_path_factory.mktemp("broken")
     for folder in ("backbones", "configs", "tools", "tasks", "heads", "datamodules"):
         shutil.copytree(ROOT / folder, copy / folder)
@@ -117,19 +111,13 @@ def broken(tmp_path_factory):
 @pytest.mark.parametrize(
     "typed",
     [
-        "run.py --help",
-        "run.py --help mixer",
-        "run.py backbone=deit_t",
-        "run.py -m backbone=deit_t,swin_t",
-        "complexity.py backbone=deit_t",
-        "benchmark.py mixers host=deit_t",
-        "export.py backbone=deit_t to=timm ckpt=none.pth",
-        "lipschitz.py backbone=deit_t_affn",
-        "analyse.py cam ckpt=nowhere",
-        "annotate.py root=. out=maps checkpoint=none.pth",
-        "doctor.py",
+        "run.py --help", "run.py --help mixer", "run.py backbone=deit_t",
+        "run.py -m backbone=deit_t,swin_t", "complexity.py backbone=deit_t",
+        "benchmark.py mixers host=deit_t", "export.py backbone=deit_t to=timm ckpt=none.pth",
+        "lipschitz.py backbone=deit_t_affn", "analyse.py cam ckpt=nowhere",
+        "annotate.py root=. out=maps checkpoint=none.pth", "doctor.py",
     ],
-)
+)  # fmt: skip
 def test_the_real_commands_name_the_file(broken, typed, tmp_path):
     environment = {**os.environ, "MIXERLAB_CACHE": str(tmp_path), "PYTHONPATH": ""}
     script, *arguments = typed.split()

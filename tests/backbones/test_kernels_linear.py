@@ -1,22 +1,25 @@
 """Operators for layers that stand apart equal torch's, and serve where they are faster."""
 
-import contextlib
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backbones.fast import fast, switched_off
+from backbones.fast import fast
 from backbones.fast.cpu import linear as linear_forms
 from backbones.fast.cpu.linear import linear
 from backbones.fast.cpu.posmlp import batched
 from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
-from tests.forms import build_fast, compiled
+from tests.forms import both_ways, build_fast, compiled
 from tests.tensors import randomise, tokens
+from tests.threads import torch_threads
 
+pytestmark = compiled
+close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 # Rows of one image or none, of many pieces, columns that fill no vector, sums in several passes.
 SHAPES = [((1, 7, 5), 3), ((5,), 3), ((0, 4), 6), ((0, 40), 64), ((2, 3, 9), 33), ((1500, 40), 17)]
 SHAPES += [((19, 600), 70), ((96, 32), 64), ((3, 0), 4)]
@@ -24,11 +27,9 @@ SHAPES += [((19, 600), 70), ((96, 32), 64), ((3, 0), 4)]
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """Enable the operator on every processor."""
     monkeypatch.setattr(linear_forms, "has_tiles", lambda: True)
 
 
-@compiled
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize(("shape", "out"), SHAPES, ids=str)
 def test_operator_equals_torch(shape, out, has_bias):
@@ -41,11 +42,9 @@ def test_operator_equals_torch(shape, out, has_bias):
             (y, *torch.autograd.grad(y, leaves, probe, create_graph=twice))
             for y in (linear(*leaves), F.linear(*leaves))
         )
-        for found, expected in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        close(ours, theirs)
 
 
-@compiled
 @pytest.mark.parametrize(
     ("x", "weight", "bias"),
     [((16, 100), (128, 64), None), ((16, 4), (128, 64), None), ((16, 64), (128, 64), (64,)),
@@ -58,27 +57,18 @@ def test_other_shapes_are_refused(x, weight, bias):
         linear(*given)
 
 
-@compiled
 @torch.no_grad()
-def test_what_lies_elsewhere_in_memory_is_read_right():
+def test_strides_are_read_and_groups_that_do_not_fit_refused():
     weight, bias = tokens(6, 8), tokens(12, seed=2)[::2]
     one = tokens(8, 1).t()  # whose rows, of which there is one, are a number apart
     for x in (tokens(1, 8).expand(4, 8), tokens(8, 9).t(), tokens(20, 8)[::2], one):
-        torch.testing.assert_close(
-            linear(x, weight, bias), F.linear(x, weight, bias), rtol=1e-10, atol=1e-10
-        )
-
-
-@compiled
-@torch.no_grad()
-def test_groups_that_do_not_fit_are_refused():
+        close(linear(x, weight, bias), F.linear(x, weight, bias))
     with pytest.raises(RuntimeError, match="cannot multiply"):
         batched(tokens(2, 3, 4), tokens(2, 5, 4))
     with pytest.raises(RuntimeError, match="does not fit"):
         batched(tokens(2, 3, 4), tokens(2, 4, 5), tokens(4))
 
 
-@compiled
 @pytest.mark.parametrize("needed", [(0,), (1,), (0, 1)], ids=str)
 def test_only_gradients_that_are_asked_for(needed):
     leaves = [tokens(6, 5), tokens(4, 5, seed=2)]
@@ -88,14 +78,13 @@ def test_only_gradients_that_are_asked_for(needed):
     assert [leaf.grad is not None for leaf in leaves] == [index in needed for index in (0, 1)]
 
 
-@compiled
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_pointwise_convolution_is_one(tiles, bias):
     ours = fast(PointwiseConv2d(6, 10, bias=bias, dtype=torch.float64))
     theirs = nn.Conv2d(6, 10, 1, bias=bias, dtype=torch.float64)
     theirs.load_state_dict(ours.state_dict())
     x = tokens(2, 6, 5, 7)
-    torch.testing.assert_close(ours(x[0]), theirs(x[0]), rtol=1e-10, atol=1e-10)
+    close(ours(x[0]), theirs(x[0]))
     for layout in (torch.contiguous_format, torch.channels_last):
         results = []
         for conv in (ours, theirs):
@@ -103,62 +92,38 @@ def test_a_pointwise_convolution_is_one(tiles, bias):
             assert ours.is_fast(given) == (layout is torch.channels_last)
             y = conv(given)
             results.append((y, *torch.autograd.grad(y.square().sum(), [given, *conv.parameters()])))
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        close(*results)
         assert results[0][0].stride() == results[1][0].stride()
 
 
-@compiled
-def test_a_pointwise_convolution_in_a_graph_is_torchs(tiles):
+def test_graphs_and_gelu_keep_torchs_products(tiles):
     conv = fast(PointwiseConv2d(3, 4)).eval()
     x = torch.randn(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     assert conv.is_fast(x)
     assert "mixerlab" not in str(torch.export.export(conv, (x,)).graph)
+    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
 
 
-@compiled
 @pytest.mark.parametrize(
     ("module", "shape"),
     [(FFN(6, act="silu"), (2, 3, 5, 6)), (HireMixer(8, 3, 1), (2, 8, 5, 7))],
     ids=lambda value: type(value).__name__,
 )
 def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
-    module, results = fast(randomise(module)), []
-    for is_off in (False, True):
-        x = tokens(*shape).requires_grad_()
-        with switched_off() if is_off else contextlib.nullcontext():
-            assert module.is_fast(x) is not is_off
-            y = module(x)
-        results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *module.parameters()])))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    close(*both_ways(fast(randomise(module)), tokens(*shape)))
 
 
-@compiled
-def test_feed_forward_networks_with_gelu_keep_torchs_products(tiles):
-    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
-
-
-@compiled
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @torch.no_grad()
 def test_threads_share_products_of_any_size(threads):
-    """Panels for each thread, or shares of their rows, in one pass or several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         for rows, depth, out in ((300, 600, 24), (40, 600, 96), (200, 100, 150), (9, 2000, 40)):
             x, weight, bias = tokens(rows, depth), tokens(out, depth, seed=2), tokens(out, seed=3)
             for dtype, rounding in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
                 given = [t.to(dtype) for t in (x, weight, bias)]
-                torch.testing.assert_close(
-                    linear(*given).double(), F.linear(x, weight, bias), rtol=0, atol=rounding
-                )
-    finally:
-        torch.set_num_threads(before)
+                close(linear(*given).double(), F.linear(x, weight, bias), rtol=0, atol=rounding)
 
 
-@compiled
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1, 1), (3, 5, 7, 2), (2, 196, 196, 24), (4, 9, 9, 0)], ids=str
@@ -168,10 +133,9 @@ def test_batched_products_equal_torchs(sizes, has_bias):
     left, right = tokens(groups, rows, depth), tokens(groups, depth, columns, seed=2)
     bias = tokens(rows, 1, seed=3) if has_bias else None
     expected = left @ right + (0 if bias is None else bias)
-    torch.testing.assert_close(batched(left, right, bias), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(batched(left, right, bias), expected)
 
 
-@compiled
 @pytest.mark.parametrize("record", [True, False])
 def test_weights_without_values_are_refused_as_torch_does(record):
     for name in ("afbo", "iffn", "sbm"):
@@ -180,7 +144,6 @@ def test_weights_without_values_are_refused_as_torch_does(record):
             mixer(torch.ones(2, 3, 3, 8))
 
 
-@compiled
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "part"), [("afbo", "proj"), ("iffn", "fc1"), ("sbm", "norm")])
 def test_a_forward_put_on_a_part_is_called(name, part):

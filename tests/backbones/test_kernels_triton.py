@@ -69,7 +69,6 @@ class Compiler:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_kernels_compile_for_a_gpu(monkeypatch, dtype):
-    """Both operators, forward and backward, to machine code: the compiler needs no GPU."""
     pytest.importorskip("triton", reason="there is no Triton for this torch")
     from backbones.fast.triton import branched, gated, stencil
 
@@ -96,7 +95,7 @@ def test_signatures_equal_those_of_the_compiled_operators():
         assert str(getattr(torch.ops.mixerlab, name).default._schema) == f"mixerlab::{schema}"
 
 
-def test_a_failure_is_told_once_and_torch_serves(untried):
+def test_a_failure_warns_once_and_torch_is_used(untried):
     tried = []
 
     def fail(*arguments):
@@ -114,7 +113,7 @@ def test_a_failure_is_told_once_and_torch_serves(untried):
 
 
 @pytest.mark.parametrize("found", [0.2, float("nan")])
-def test_other_numbers_than_torchs_do_not_serve(untried, found):
+def test_kernels_with_other_numbers_are_rejected(untried, found):
     from contextlib import nullcontext
 
     untried.setattr(choice, "implement", lambda key: None)
@@ -129,27 +128,21 @@ def test_other_numbers_than_torchs_do_not_serve(untried, found):
         assert not choice.serve(GPU, torch.float64, True)
 
 
-def test_a_graph_does_not_wait_for_a_compiler(untried):
+def test_autocast_graphs_and_status(untried):
+    x = torch.randn(2, 3)
+    assert product_dtype(x) is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product_dtype(x) is product_dtype(x.bfloat16()) is torch.bfloat16
+        assert product_dtype(x.double()) is torch.float64
     untried.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert not choice.serve(GPU, torch.float32, True)
     assert not choice._failures  # it will be tried later
-
-
-def test_status_names_both_devices(untried):
     assert status().endswith("; on CUDA Triton kernels, in eager passes")
     untried.setattr(choice, "find_spec", lambda name: None)
     assert "there is no Triton" in status()
     assert not choice.serve(GPU, torch.float32, True)
     untried.setattr(torch.cuda, "is_available", lambda: False)
     assert "CUDA" not in status()
-
-
-def test_autocast_casts_what_products_read():
-    x = torch.randn(2, 3)
-    assert product_dtype(x) is torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert product_dtype(x) is product_dtype(x.bfloat16()) is torch.bfloat16
-        assert product_dtype(x.double()) is torch.float64
 
 
 @on_gpu

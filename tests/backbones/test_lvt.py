@@ -6,13 +6,11 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.lvt.blocks import ClassBlock
 from backbones.hosts.lvt.mix_token import Box, draw_box, own_share, swap
 from backbones.mixers.ffn import FFN
 from heads.linear import LinearClassifier, LinearProbe
-from tests.families import rest_slow
+from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.references import lvt as reference
 from tests.references.checkpoints import fill, in_float64
 from tests.tensors import images
@@ -23,7 +21,6 @@ SWAPPED = [name for name in list_mixers("channel") if name != "ffn"]
 
 @pytest.fixture(scope="module")
 def released():
-    """Tensors of a checkpoint under the authors' names."""
     return fill(reference.shapes())
 
 
@@ -38,9 +35,6 @@ def network(path, steps=2, **options):
     return LinearClassifier.from_pretrained(f"lvt_r{steps}", path, **options).double().eval()
 
 
-# Against the equations
-
-
 @pytest.mark.parametrize("steps", rest_slow([1, 2, 3, 4], [3]))
 @torch.no_grad()
 def test_released_checkpoint_gives_the_logits_of_the_equations(steps, released, path):
@@ -52,7 +46,7 @@ def test_released_checkpoint_gives_the_logits_of_the_equations(steps, released, 
 
 
 @torch.no_grad()
-def test_plain_head_equals_the_equations(tmp_path):
+def test_plain_heads_and_dense_maps_equal_the_equations(tmp_path, released):
     tensors = fill(reference.shapes(plain=True))
     torch.save(tensors, tmp_path / "plain.pth")
     model = network(tmp_path / "plain.pth", class_blocks=False)
@@ -60,16 +54,11 @@ def test_plain_head_equals_the_equations(tmp_path):
     torch.testing.assert_close(model(images(65, 97)), expected, **CLOSE)
     with pytest.raises(ValueError, match=r"does not fit lvt_r2: 25 keys differ \(missing cls_tok"):
         network(tmp_path / "plain.pth")
-
-
-@torch.no_grad()
-def test_dense_network_norms_the_maps_of_the_equations(released):
-    """From the names of the authors' detectors, whose backbone has a list of that name."""
     norms = {f"downsample_norms.{s}": reference.DIMS[s] for s in range(4)}
     shapes = {f"{k}.{part}": (dim,) for k, dim in norms.items() for part in ("weight", "bias")}
     tensors = {k: v for k, v in released.items() if k.startswith("backbone.")} | fill(shapes)
     model = create_backbone("lvt_r3", dense=True)
-    assert not adopt(model, in_memory(tensors, "dense")).initialised
+    assert not load(model, tensors, "dense").initialised
     theirs = reference.Network(in_float64(tensors), 3)
     for stage, (ours, plain) in enumerate(
         zip(model.double().eval()(images(65, 97)), theirs.maps(images(65, 97)), strict=True)
@@ -79,7 +68,6 @@ def test_dense_network_norms_the_maps_of_the_equations(released):
 
 
 def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp_path):
-    """The authors' list named backbone is distinguished from a wrapper."""
     wrapped = {
         "module": {f"module.{key}": value for key, value in released.items()},
         "detector": {
@@ -96,30 +84,20 @@ def test_checkpoint_inside_wrappers_and_for_dense_prediction(released, path, tmp
         assert all(torch.equal(value, plain[key]) for key, value in found.items())
 
 
-# Counts
-
-
 @pytest.mark.parametrize(
     ("steps", "options", "parameters", "macs"),
     [
-        (1, {}, 5_521_844, 0.7844),
-        (2, {}, 5_521_844, 0.8888),
-        (3, {}, 5_521_844, 0.9932),
-        (4, {}, 5_521_844, 1.0976),
-        (2, {"class_blocks": False}, 3_686_604, 0.8618),
+        (1, {}, 5_521_844, 0.7844), (2, {}, 5_521_844, 0.8888), (3, {}, 5_521_844, 0.9932),
+        (4, {}, 5_521_844, 1.0976), (2, {"class_blocks": False}, 3_686_604, 0.8618),
     ],
-)
+)  # fmt: skip
 def test_parameters_and_macs(steps, options, parameters, macs):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(f"lvt_r{steps}", **options), 1000)
+    model = meta_classifier(f"lvt_r{steps}", **options)
     assert count_parameters(model) == parameters
     assert count_macs(model) / 1e9 == pytest.approx(macs, abs=5e-5)
 
 
-# Two classifiers, MixToken
-
-
-def test_another_number_of_classes_trains_and_comes_back(tmp_path):
+def test_classes_and_probes(tmp_path, path):
     model = LinearClassifier(create_backbone("lvt_r1"), 7, drop=0.1)
     torch.save({f"model.{k}": v for k, v in model.state_dict().items()}, tmp_path / "own.ckpt")
     again = LinearClassifier.from_pretrained("lvt_r1", tmp_path / "own.ckpt")
@@ -129,6 +107,11 @@ def test_another_number_of_classes_trains_and_comes_back(tmp_path):
     torch.save(headless, tmp_path / "headless.pth")
     with pytest.raises(ValueError, match=r"holds the classifier tensors weight \(7, 256\), bias"):
         model.load_weights(tmp_path / "headless.pth")
+    backbone = create_backbone("lvt_r2", pretrained=path)
+    model = LinearProbe(backbone, 5).train()
+    assert set(model.classifier.state_dict()) == {"weight", "bias"}
+    model.loss({"image": images(64, 64, batch=2).float(), "label": torch.tensor([0, 4])})
+    assert backbone.embed(images(64, 64).float()).shape == (1, 256)
 
 
 def test_training_loss_and_gradients_equal_the_equations(released, path):
@@ -184,7 +167,7 @@ def test_only_training_with_mixtoken_is_random(path):
     assert len(mixed) > 1
 
 
-def test_boxes_lie_in_the_map_and_have_all_sizes():
+def test_boxes_and_their_exchange():
     torch.manual_seed(0)
     shares = []
     for _ in range(300):
@@ -195,9 +178,6 @@ def test_boxes_lie_in_the_map_and_have_all_sizes():
     assert min(shares) == pytest.approx(1 - 6 * 8 / 63)  # no side is odd but at a border
     assert max(shares) == 1
     assert own_share(Box(0, 7, 0, 9), (7, 9)) == 0
-
-
-def test_swapping_twice_changes_nothing_but_once_only_the_box():
     x = torch.randn(3, 4, 5, 2)
     box = Box(1, 2, 0, 2)
     once = swap(x, box, unit=2)
@@ -205,17 +185,6 @@ def test_swapping_twice_changes_nothing_but_once_only_the_box():
     assert torch.equal(once[:, 2:4, 0:4], x.flip(0)[:, 2:4, 0:4])
     assert torch.equal(once[:, :2], x[:, :2])
     assert torch.equal(once[:, 2:, 4:], x[:, 2:, 4:])
-
-
-def test_linear_probe_reads_the_class_token(path):
-    backbone = create_backbone("lvt_r2", pretrained=path)
-    model = LinearProbe(backbone, 5).train()
-    assert set(model.classifier.state_dict()) == {"weight", "bias"}
-    model.loss({"image": images(64, 64, batch=2).float(), "label": torch.tensor([0, 4])})
-    assert backbone.embed(images(64, 64).float()).shape == (1, 256)
-
-
-# Slots
 
 
 @pytest.mark.parametrize("name", rest_slow(SWAPPED, ("afbo", "iffn", "glu")))
@@ -231,20 +200,14 @@ def test_every_channel_mixer_fits_class_blocks_too(name):
 
 
 def class_ffns(name, **options):
-    with torch.device("meta"):
-        backbone = create_backbone(name, **options)
+    backbone = meta_backbone(name, **options)
     return [block.mlp for block in backbone.modules() if isinstance(block, ClassBlock)]
 
 
-def test_what_papers_do_to_the_class_blocks():
+def test_class_blocks_follow_the_papers():
     for name in ("lvt_r2_afbo", "lvt_r2_scfbo_gc", "lvt_r2_full"):
         assert all(isinstance(ffn, FFN) for ffn in class_ffns(name))
     for name in ("lvt_r2_iffn", "lvt_r2_iffn_spatial"):
         assert [ffn.dw for ffn in class_ffns(name)] == [None, None]
     assert all(ffn.dw is not None for ffn in class_ffns("lvt_r2_iffn", mixer={"spatial": True}))
     assert all(isinstance(ffn, FFN) for ffn in class_ffns("lvt_r2_iffn", swap_class_ffn=False))
-
-
-def test_timm_has_no_weights():
-    with pytest.raises(ValueError, match="timm publishes no weights of lvt_r4; download its"):
-        create_backbone("lvt_r4", pretrained=True)

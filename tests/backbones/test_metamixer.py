@@ -10,7 +10,8 @@ from timm.models.convnext import ConvNeXtBlock
 from timm.models.metaformer import Pooling
 from torch import nn
 
-from backbones import create_backbone, create_mixer
+from backbones import create_mixer
+from backbones.analysis.counting import count_parameters
 from backbones.layers.reparam import BranchedConv, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.instances import (
     as_is,
@@ -27,25 +28,21 @@ from backbones.mixers.metamixer.query_key_value import (
     StaticMemory,
     apply,
 )
-from tests.families import build_short, rest_slow
+from tests.errors import refuses
 from tests.references import ffnet as reference
-from tests.tensors import build_mixer, images, randomise, tokens
+from tests.tensors import build_mixer, randomise, tokens
 
 SIZES = [(4, 6), (5, 3), (1, 7)]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def assert_same_with_gradient(found, expected, x):
-    """Two functions of x (B, H, W, C), forward and gradient."""
     x = x.clone().requires_grad_()
     left, right = found(x), expected(x)
     torch.testing.assert_close(left, right, **EXACT)
     (left_grad,) = torch.autograd.grad(left.sin().sum(), x)
     (right_grad,) = torch.autograd.grad(right.sin().sum(), x)
     torch.testing.assert_close(left_grad, right_grad, **EXACT)
-
-
-# Instances
 
 
 def torch_attention(mixer, dim, num_heads):
@@ -93,34 +90,29 @@ def test_attention_has_heads_of_at_least_32_channels(dim, heads):
     assert sum(p.numel() for p in mixer.parameters()) == 4 * dim * dim + 4 * dim
 
 
+def mlp_with_weights(mixer, width, hidden):
+    mlp = Mlp(width, hidden).double()
+    mlp.fc1.load_state_dict(mixer.memory.key.state_dict())
+    mlp.fc2.load_state_dict(mixer.memory.value.state_dict())
+    return mlp
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_feed_forward_equals_timms_mlp(size):
+def test_feed_forward_spatial_mlp_and_convnext_equal_timms(size):
     mixer = randomise(feed_forward(6, 15))
-    theirs = Mlp(6, 15).double()
-    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
-    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+    theirs = mlp_with_weights(mixer, 6, 15)
     assert_same_with_gradient(mixer, theirs, tokens(2, *size, 6))
     x = tokens(2, *size, 6)
     torch.testing.assert_close(mixer.coefficients(x)[0], F.gelu(theirs.fc1(x)), **EXACT)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_spatial_mlp_equals_timms_mlp_on_the_transpose(size):
     mixer = randomise(spatial_mlp(size, 5))
-    theirs = Mlp(size[0] * size[1], 5).double()
-    theirs.fc1.load_state_dict(mixer.memory.key.state_dict())
-    theirs.fc2.load_state_dict(mixer.memory.value.state_dict())
+    theirs = mlp_with_weights(mixer, size[0] * size[1], 5)
 
     def expected(x):
         return theirs(x.flatten(1, 2).mT).mT.view(x.shape)
 
     assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
     assert mixer.coefficients(tokens(2, *size, 6))[0].shape == (2, 6, 5)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_convnext_block_equals_timms(size):
-    """Without its residual; the norm that stands in timm's query is in ours too."""
+    # Without its residual; the norm that stands in timm's query is in ours too.
     theirs = ConvNeXtBlock(6, mlp_ratio=3, ls_init_value=None, conv_mlp=True)
     theirs = randomise(theirs)
     query = nn.Sequential(theirs.conv_dw, theirs.norm)
@@ -159,14 +151,10 @@ def by_shifts(mixer, training=False):
 
 
 OPTIONS = [
-    {},
-    {"kernel_size": 3},
-    {"kernel_size": 5},
-    {"kernel_size": 7, "branches": "none"},
-    {"kernel_size": 9, "branches": "strips"},
-    {"kernel_size": 3, "branches": "strips"},
+    {}, {"kernel_size": 3}, {"kernel_size": 5}, {"kernel_size": 7, "branches": "none"},
+    {"kernel_size": 9, "branches": "strips"}, {"kernel_size": 3, "branches": "strips"},
     {"kernel_size": 1},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
@@ -185,32 +173,24 @@ def test_gradients_of_ffnifieds_parameters(options):
     x = tokens(3, 5, 3, 4)
     mixer(x).sin().sum().backward()
     by_shifts(twin, training=True)(x).sin().sum().backward()
-    for (key, ours), theirs in zip(mixer.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.grad, theirs.grad, **EXACT, msg=lambda m, k=key: f"{k}: {m}"
-        )
+    ours, theirs = ({key: p.grad for key, p in m.named_parameters()} for m in (mixer, twin))
+    torch.testing.assert_close(ours, theirs, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("options", "kernels"),
-    [
-        ({}, {"7x7", "3x3"}),
-        ({"kernel_size": 5}, {"5x5", "1x1"}),
-        ({"kernel_size": 9, "branches": "strips"}, {"9x9", "5x5", "1x9", "9x1"}),
-        ({"kernel_size": 3, "branches": "strips"}, {"3x3", "1x3", "3x1"}),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_branches_of_ffnified(options, kernels):
-    memory = create_mixer("ffnified", 4, **options).memory
-    assert set(memory.key.branches) == set(memory.value.branches) == kernels
-
-
-@pytest.mark.parametrize("kernel_size", [1, 3, 7])
-def test_ffnified_without_branches_has_the_parameters_of_its_formula(kernel_size):
-    mixer = create_mixer("ffnified", 10, kernel_size=kernel_size, branches="none")
-    count = sum(p.numel() for p in mixer.parameters())
-    assert count == 10 * 10 + 2 * 10 + 2 * 10 * (kernel_size**2 + 1)
+def test_branches_and_parameters_of_ffnified():
+    for (size, branches), kernels in {
+        (7, "small"): {"7x7", "3x3"},
+        (5, "small"): {"5x5", "1x1"},
+        (9, "strips"): {"9x9", "5x5", "1x9", "9x1"},
+        (3, "strips"): {"3x3", "1x3", "3x1"},
+    }.items():
+        memory = create_mixer("ffnified", 4, kernel_size=size, branches=branches).memory
+        assert set(memory.key.branches) == set(memory.value.branches) == kernels
+    usual = create_mixer("ffnified", 4).memory
+    assert set(usual.key.branches) == {"7x7", "3x3"}
+    for size in (1, 3, 7):
+        mixer = create_mixer("ffnified", 10, kernel_size=size, branches="none")
+        assert count_parameters(mixer) == 10 * 10 + 2 * 10 + 2 * 10 * (size**2 + 1)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -222,9 +202,6 @@ def test_pooling_equals_timms(kernel_size, size):
         return theirs(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
     assert_same_with_gradient(mixer, expected, tokens(2, *size, 6))
-
-
-# Folding branches
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -252,20 +229,13 @@ def test_branches_fold_at_any_stride(size, stride):
         torch.testing.assert_close(branched(x), branched.fuse()(x), **EXACT)
 
 
-def test_a_branch_larger_than_the_first_is_refused():
+def test_branches_and_depthwise_convolutions():
     with pytest.raises(ValueError, match=r"a branch of 1x9 cannot fold into .* which is 7x7"):
         BranchedConv(4, 4, [(7, 7), (1, 9)])
-
-
-def test_depthwise_kinds():
     assert isinstance(depthwise(4, 7), nn.Conv2d)
     assert isinstance(depthwise(4, 7, ()), ConvBN)
     assert isinstance(depthwise(4, 7, [(3, 3)]), BranchedConv)
-    with pytest.raises(ValueError, match=r"kernel_size must be odd .* got 4"):
-        depthwise(4, 4)
-
-
-# What does not fit
+    refuses(r"kernel_size must be odd .* got 4", depthwise, 4, 4)
 
 
 def combined(**changes):
@@ -291,45 +261,17 @@ def combined(**changes):
     ],
 )
 def test_interactions_that_do_not_fit_the_memory_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        combined(**changes)
+    refuses(message, combined, **changes)
 
 
-def test_slots_combine_freely():
-    """Projected keys and values with GELU: neither attention nor FFN."""
-    mixer = MetaMixer(
-        query=self_attention(4, 2).query,
-        memory=ProjectedMemory(4, 2),
-        match=scaled_products,
-        activation=nn.GELU(),
-        read=weighted_sum,
-        enter=self_attention(4, 2).enter,
-        leave=self_attention(4, 2).leave,
-    )
-    assert mixer(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
-    assert combined()(torch.randn(2, 3, 5, 4)).shape == (2, 3, 5, 4)
-
-
-def test_spatial_mlp_refuses_other_maps():
-    mixer = spatial_mlp((4, 4), 8)
-    with pytest.raises(ValueError, match=r"maps of 4x4, 16 tokens, and cannot run on 20; build"):
-        mixer(torch.zeros(1, 4, 5, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("attention", {"num_heads": 5}, r"num_heads must divide 12: one of \[1, .*12\], got 5"),
-        ("attention", {"num_heads": 0}, "num_heads must divide 12: .* got 0"),
-        ("ffnified", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
-        ("ffnified", {"kernel_size": 0}, "must be odd .* got 0"),
-        ("ffnified", {"branches": "all"}, "branches=all is not one of none, small, strips"),
-        ("pooling", {"kernel_size": 2}, "kernel_size must be odd .* got 2"),
-    ],
-)
-def test_refused_options_name_the_valid_ones(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        create_mixer(name, 12, **options)
+def test_slots_combine_and_spatial_mlp_keeps_its_map():
+    attention, x = self_attention(4, 2), torch.randn(2, 3, 5, 4)
+    slots = {"query": attention.query, "enter": attention.enter, "leave": attention.leave}
+    slots |= {"memory": ProjectedMemory(4, 2), "match": scaled_products, "read": weighted_sum}
+    for mixer in (combined(), combined(**slots)):  # the second: projected keys with GELU
+        assert mixer(x).shape == x.shape
+    message = r"maps of 4x4, 16 tokens, and cannot run on 20; build"
+    refuses(message, spatial_mlp((4, 4), 8), torch.zeros(1, 4, 5, 3))
 
 
 @pytest.mark.parametrize("num_prefix", [1, 2])
@@ -342,70 +284,3 @@ def test_attention_mixes_class_tokens_as_tokens_of_the_map(num_prefix):
     exact = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(mixed_prefix, expected[:, :num_prefix], **exact)
     torch.testing.assert_close(mixed.flatten(1, 2), expected[:, num_prefix:], **exact)
-
-
-@pytest.mark.parametrize("distilled", [False, True])
-def test_attention_in_deit_is_deit(distilled):
-    plain = build_short("deit_t", distilled=distilled, img_size=64).double().eval()
-    swapped = build_short(
-        "deit_t", token_mixer={"name": "attention", "num_heads": 3}, distilled=distilled,
-        img_size=64,
-    ).double().eval()  # fmt: skip
-    tensors = plain.state_dict()
-    for index in range(len(plain.blocks)):
-        ours, theirs = f"blocks.{index}.attn", f"blocks.{index}.attn.qkv"
-        for kind in ("weight", "bias"):
-            query, key, value = tensors.pop(f"{theirs}.{kind}").chunk(3)
-            tensors[f"{ours}.query.proj.{kind}"] = query
-            tensors[f"{ours}.memory.proj.{kind}"] = torch.cat([key, value])
-            tensors[f"{ours}.leave.proj.{kind}"] = tensors.pop(f"{ours}.proj.{kind}")
-    swapped.load_state_dict(tensors)
-    x = images(64, 96, batch=2)
-    for ours, theirs in ((swapped(x)[0], plain(x)[0]), (swapped.embed(x), plain.embed(x))):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-# In hosts
-
-
-@pytest.mark.parametrize("channel", ["", "_afbo"])
-@pytest.mark.parametrize("name", ["ffnified", "attention", "pooling"])
-@pytest.mark.parametrize("host", rest_slow(["swin_t", "poolformer_s12"], ["poolformer_s12"]))
-@torch.no_grad()
-def test_fits_the_token_slot_with_any_channel_mixer(host, name, channel):
-    with torch.device("meta"):
-        backbone = create_backbone(f"{host}{channel}", token_mixer=name, dense=True)
-        maps = backbone(torch.empty(2, 3, 75, 110))
-    sizes = [tuple(x.shape[2:]) for x in maps]
-    assert sizes == [(19, 28), (10, 14), (5, 7), (3, 4)]
-    assert len(backbone.mixers()) == (24 if channel else 12)
-
-
-@torch.no_grad()
-def test_pooling_in_poolformer_is_poolformer():
-    plain = create_backbone("poolformer_s12").eval()
-    swapped = create_backbone("poolformer_s12", token_mixer="pooling").eval()
-    swapped.load_state_dict(plain.state_dict())
-    images = torch.randn(1, 3, 70, 90)
-    for found, expected in zip(swapped(images), plain(images), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_options_reach_the_token_mixer():
-    options = {"name": "ffnified", "kernel_size": 9, "branches": "strips"}
-    with torch.device("meta"):
-        backbone = create_backbone("swin_t", token_mixer=options)
-    mixers = [m for m in backbone.modules() if isinstance(m, MetaMixer)]
-    assert len(mixers) == 12
-    assert all("1x9" in mixer.memory.key.branches for mixer in mixers)
-
-
-@pytest.mark.parametrize("name", ["ffnified", "attention"])
-@torch.no_grad()
-def test_compiles_into_one_graph(name):
-    mixer = create_mixer(name, 24).eval()
-    x = torch.randn(2, 5, 7, 24)
-    for module in (mixer, fuse(copy.deepcopy(mixer))):
-        torch._dynamo.reset()
-        compiled = torch.compile(module, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(x), module(x))

@@ -5,26 +5,23 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from backbones import (
-    backbone_schema,
-    create_backbone,
-    create_mixer,
-    list_backbones,
-    mixer_options,
-    register_mixer,
-)
+from backbones import backbone_schema, create_backbone, create_mixer, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import in_memory
 from backbones.fast import fast
-from backbones.mixers.ffn import FFN
+from backbones.mixers.iffn import IFFN
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow
+from tests.errors import refuses
+from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.forms import both_forms
 from tests.references import iffn as reference
-from tests.tensors import build_mixer
+from tests.references.checkpoints import fill, in_float64
+from tests.references.iffn_released import Network, mixer_shapes, shapes
+from tests.tensors import build_mixer, images, tokens
 from tools.papers.published import load_rows
 
 ACTS = ("gelu", "softplus", "elu", "silu", "relu", "prelu")
@@ -32,7 +29,6 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def arguments(options):
-    """Return the arguments of the reference for a mixer's options."""
     plain = not options.get("channel", True)
     return {
         "n_branches": 1 if plain else options.get("n_branches", 2),
@@ -44,36 +40,22 @@ def arguments(options):
 
 
 SWITCHES = [
-    {},
-    {"channel": True, "spatial": False},
-    {"channel": False, "spatial": True},
-    {"channel": False, "spatial": False},
-    {"n_branches": 4},
-    {"n_branches": 1},
-    {"n_branches": 3, "hidden_ratio": 3},
-    *({"act": act} for act in ACTS),
-    {"act": "prelu", "arb": "off"},
-    {"act": "silu", "channel": False},
-    {"arb": "off"},
-    {"arb": "rprelu"},
-    {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
-    *({"kernel_size": k} for k in (1, 5, 7)),
-    {"bn_mid": False},
-    {"bn_out": False},
+    {}, {"channel": True, "spatial": False}, {"channel": False, "spatial": True},
+    {"channel": False, "spatial": False}, {"n_branches": 4}, {"n_branches": 1},
+    {"n_branches": 3, "hidden_ratio": 3}, *({"act": act} for act in ACTS),
+    {"act": "prelu", "arb": "off"}, {"act": "silu", "channel": False}, {"arb": "off"},
+    {"arb": "rprelu"}, {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
+    *({"kernel_size": k} for k in (1, 5, 7)), {"bn_mid": False}, {"bn_out": False},
     {"bn_mid": False, "bn_out": False, "arb": "off"},
-    {"channel": False, "bn_mid": True, "bn_out": True},
-    {"dw_residual": True},
-    {"dw_order": "act_bn"},
-    {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
-    {"init": "mirror"},
-    {"dw_residual": "outside"},
-    {"dw_residual": "outside", "dw_order": "act_bn"},
-    {"norm": "layer"},
+    {"channel": False, "bn_mid": True, "bn_out": True}, {"dw_residual": True},
+    {"dw_order": "act_bn"}, {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
+    {"init": "mirror"}, {"dw_residual": "outside"},
+    {"dw_residual": "outside", "dw_order": "act_bn"}, {"norm": "layer"},
     {"norm": "layer", "dw_residual": "outside", "kernel_size": 5},
     {"norm": "layer", "dw_residual": True, "bn_mid": False},
     {"norm": "layer", "spatial": False, "bn_out": False, "n_branches": 4},
     {"norm": "layer", "channel": False, "bn_mid": True, "dw_residual": "outside"},
-]
+]  # fmt: skip
 PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 
 
@@ -92,22 +74,15 @@ def test_is_its_equations(options, training):
         expected = reference.iffn(x, prefix, tensors, training=training, **arguments(options))
         found = mixer(x, prefix) if num_prefix_tokens else (mixer(x), prefix[:, :0])
         torch.testing.assert_close(found, expected, **EXACT)
-        for key, value in mixer.state_dict().items():
-            if "running" in key:
-                torch.testing.assert_close(value, tensors[key], **EXACT)
-
-        weights = [torch.randn_like(part) for part in expected]
+        running = {k: v for k, v in mixer.state_dict().items() if "running" in k}
+        torch.testing.assert_close(running, {k: tensors[k] for k in running}, **EXACT)
         inputs = [x, prefix] if num_prefix_tokens else [x]
-
-        def gradients(outputs, variables, weights=weights):
-            total = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
-            return torch.autograd.grad(total, variables)
-
-        torch.testing.assert_close(
-            gradients(found, [*inputs, *mixer.parameters()]),
-            gradients(expected, [*inputs, *leaves]),
-            **EXACT,
+        weights = [torch.randn_like(part) for part in expected[: len(inputs)]]
+        gradients = (
+            torch.autograd.grad(outputs[: len(inputs)], [*inputs, *variables], weights)
+            for outputs, variables in ((found, mixer.parameters()), (expected, leaves))
         )
+        torch.testing.assert_close(*gradients, **EXACT)
 
 
 @both_forms
@@ -163,27 +138,6 @@ def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(name, 
     torch.testing.assert_close(again.state_dict(), mixer.state_dict(), **EXACT)
 
 
-@pytest.mark.slow  # of the default tests one host and two other mixers are compiled
-@pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial", "nonlinear_sum"])
-def test_compiles_into_one_graph(name):
-    # A compiler sees torch's operations, whose rounding is another than that of our operator.
-    mixer = create_mixer(name, 8).double()
-    x = torch.randn(2, 5, 6, 8, dtype=torch.float64)
-    torch._dynamo.reset()
-    for training in (False, True):
-        mixer.train(training)
-        compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
-        weights = torch.randn_like(x)
-        gradients = [
-            torch.autograd.grad((run(x) * weights).sum(), list(mixer.parameters()))
-            for run in (mixer, compiled)
-        ]
-        torch.testing.assert_close(*gradients)
-    mixer.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), mixer(x))
-
-
 @both_forms
 def test_norms_can_be_synchronised(form):
     mixer = form(build_mixer("iffn"))
@@ -200,17 +154,12 @@ def test_counting_and_tracing_see_the_norms_of_the_paper():
     mixer = create_mixer("iffn", 8, grid=(4, 4)).eval()
     tokens = 16
     products = tokens * (8 * 16 + 32 * 9 + 32 * 8)
-    stem = nn.Conv2d(3, 8, 1)
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.mixer = stem, mixer
+    class ToTokens(nn.Module):
+        def forward(self, maps):
+            return maps.permute(0, 2, 3, 1)
 
-        def forward(self, images):
-            return self.mixer(self.stem(images).permute(0, 2, 3, 1))
-
-    model = Model().eval()
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), ToTokens(), mixer).eval()
     assert count_macs(model, 4) == products + tokens * 24
     # Two products of Arb per hidden channel, and the three batch norms.
     elements = tokens * (2 * 32 + 32 + 32 + 8)
@@ -220,14 +169,8 @@ def test_counting_and_tracing_see_the_norms_of_the_paper():
     assert count_macs(model, 4, "fvcore") == products + tokens * 24 + norms
 
 
-# Names and options
-
-
-def test_parts_are_iffn_with_its_switches():
-    for name, options in [
-        ("affn", {"spatial": False}),
-        ("iffn_spatial", {"channel": False}),
-    ]:
+def test_parts_of_iffn_and_initial_activations():
+    for name, options in [("affn", {"spatial": False}), ("iffn_spatial", {"channel": False})]:
         part, whole = create_mixer(name, 16), create_mixer("iffn", 16, **options)
         assert part.state_dict().keys() == whole.state_dict().keys()
         whole.load_state_dict(part.state_dict())
@@ -235,14 +178,14 @@ def test_parts_are_iffn_with_its_switches():
         torch.testing.assert_close(part.eval()(x), whole.eval()(x), rtol=0, atol=0)
     assert set(mixer_options("affn")) < set(mixer_options("iffn"))
     assert set(mixer_options("iffn_spatial")) < set(mixer_options("iffn"))
-
-
-def test_without_both_parts_it_is_an_ffn():
-    mixer = create_mixer("iffn", 16, channel=False, spatial=False)
-    plain = FFN(16)
-    plain.load_state_dict(mixer.state_dict())
-    x = torch.randn(2, 3, 4, 16)
-    torch.testing.assert_close(mixer(x), plain(x))
+    z = torch.randn(5, 32)
+    for init, signs in (("ones", [1, 1, 1, 1]), ("mirror", [1, -1, 1, -1])):
+        mixer = create_mixer("iffn", 32, n_branches=4, init=init)
+        for sign, branch in zip(signs, mixer.branches, strict=True):
+            torch.testing.assert_close(branch(z), nn.functional.gelu(sign * z))
+    for word, value in (("on", True), ("off", False)):
+        keys = [create_mixer("iffn", 8, arb=arb).state_dict().keys() for arb in (word, value)]
+        assert keys[0] == keys[1]
 
 
 @pytest.mark.parametrize("n_branches", [1, 2, 4])
@@ -253,79 +196,30 @@ def test_parameters_follow_the_closed_form(n_branches, kernel_size):
     assert count_parameters(mixer) == expected
 
 
-def test_starts_as_the_plain_activation_or_its_mirror():
-    z = torch.randn(5, 32)
-    for init, signs in (("ones", [1, 1, 1, 1]), ("mirror", [1, -1, 1, -1])):
-        mixer = create_mixer("iffn", 32, n_branches=4, init=init)
-        for sign, branch in zip(signs, mixer.branches, strict=True):
-            torch.testing.assert_close(branch(z), nn.functional.gelu(sign * z))
-
-
-def test_arb_takes_truth_values():
-    for word, value in (("on", True), ("off", False)):
-        keys = [create_mixer("iffn", 8, arb=arb).state_dict().keys() for arb in (word, value)]
-        assert keys[0] == keys[1]
-
-
-def test_kernels_of_a_paper_by_host():
-    large = {"deit_b", "swin_b", "poolformer_m48", *(f"lvt_r{steps}" for steps in (1, 2, 3, 4))}
-    hosts = [name.removesuffix("_iffn") for name in list_backbones("*_iffn")]
-    found = {host for host in hosts if mixer_options("iffn", host)["kernel_size"] == 5}
-    assert found == large
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
-        ("iffn", {"n_branches": 0}, "n_branches must divide"),
-        ("iffn", {"act": "tanh"}, "act must be one of gelu, softplus, .*prelu; got 'tanh'"),
-        ("iffn", {"arb": "maybe"}, "arb=maybe is not one of on, off, rprelu or true or false"),
-        ("iffn", {"init": "zeros"}, "init=zeros is not one of ones, mirror"),
-        ("iffn", {"dw_order": "x"}, "dw_order=x is not one of bn_act, act_bn"),
-        ("iffn", {"norm": "group"}, "norm=group is not one of batch, layer"),
-        ("iffn", {"dw_residual": "inside"}, "dw_residual=inside is not true or false or one of"),
-        ("iffn", {"kernel_size": 4}, r"kernel_size must be odd \(1, 3, 5, 7, \.\.\.\), got 4"),
-        ("affn", {"kernel_size": 3}, "no option of mixer affn called 'kernel_size'"),
-        ("nonlinear_sum", {"arb": "rprelu"}, "arb=rprelu is not one of on, off or true or false"),
-        ("nonlinear_sum", {"per": "token"}, "per=token is not one of function, element"),
-    ],
-    ids=str,
-)
-def test_refused_options_name_the_valid_ones(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        create_mixer(name, 24, **options)
-
-
-# Class tokens
-
-
-def test_deit_has_no_class_token_beside_these_mixers():
+def test_deit_drops_its_class_token_beside_iffn():
     for name in ("deit_t_iffn", "deit_t_affn", "deit_t_iffn_spatial"):
         assert backbone_schema(name)["class_token"] is False
     for name in ("deit_t", "deit_t_afbo", "deit_t_glu", "deit_t_nonlinear_sum"):
         assert backbone_schema(name)["class_token"] is True
     assert "class_token" not in backbone_schema("swin_t_iffn")
-    with torch.device("meta"):
-        without = create_backbone("deit_t_iffn")
-        kept = create_backbone("deit_t_iffn", class_token=True)
+    without = meta_backbone("deit_t_iffn")
+    kept = meta_backbone("deit_t_iffn", class_token=True)
     assert without.pos_embed.shape == (1, 196, 192)
     assert count_parameters(kept) == count_parameters(without) + 2 * 192
     assert "cls_token" not in without.state_dict()
-
-
-def test_defaults_of_a_mixer_for_its_hosts(registering):
-    defaults = {"deit_s": {"class_token": False}}
-    register_mixer("other", kind="channel", source="this test", host_overrides=defaults)(FFN)
-    assert backbone_schema("deit_s_other")["class_token"] is False
-    assert backbone_schema("deit_t_other")["class_token"] is True
-    with torch.device("meta"):
-        assert create_backbone("deit_s_other").cls_token is None
-        assert create_backbone("deit_s_other", class_token=True).cls_token is not None
+    file = in_memory(create_backbone("deit_t", class_token=False).state_dict(), "file")
+    small = create_backbone("deit_t", class_token=False, img_size=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adopt(create_backbone("deit_t", class_token=False), file)
+    adopt(small, file)
+    assert small.pos_embed.shape == (1, 16, 192)
+    message = r"lack the class token .* build it with class_token=False"
+    refuses(message, adopt, create_backbone("deit_t"), file)
 
 
 @torch.no_grad()
-def test_deit_without_class_token_pools_the_map():
+def test_weights_with_a_class_token_load_into_deit_that_pools_the_map(tmp_path):
     backbone = create_backbone("deit_t", class_token=False).eval()
     assert backbone.no_weight_decay == {"pos_embed"}
     images = torch.randn(2, 3, 64, 96)
@@ -334,61 +228,22 @@ def test_deit_without_class_token_pools_the_map():
     torch.testing.assert_close(backbone.embed(images), feature_map.mean(dim=(2, 3)))
     dense = create_backbone("deit_t_iffn", dense=True).eval()
     assert [x.shape[-2:] for x in dense(images)] == [(16, 24), (8, 12), (4, 6), (2, 3)]
-
-
-@torch.no_grad()
-def test_a_class_token_skips_the_convolutions():
-    backbone = create_backbone("deit_t_iffn", class_token=True).eval()
-    images = torch.randn(2, 3, 64, 64)
-    assert backbone.embed(images).shape == (2, 192)
-    mixer = build_mixer("iffn")
-    x, prefix = torch.randn(2, 3, 3, 8).double(), torch.randn(2, 1, 8).double()
-    skipped = build_mixer("iffn", spatial=False)
-    skipped.load_state_dict({k: v for k, v in mixer.state_dict().items() if "dw." not in k})
-    torch.testing.assert_close(mixer(x, prefix)[1], skipped(prefix[:, None])[:, 0], **EXACT)
-    torch.testing.assert_close(mixer.mix_prefix(prefix), mixer(x, prefix)[1], **EXACT)
-
-
-@torch.no_grad()
-def test_weights_with_a_class_token_load_without_it(tmp_path):
     plain = LinearClassifier(create_backbone("deit_t"), 10)
-    nn.init.normal_(plain.backbone.pos_embed)
-    path = tmp_path / "plain.pth"
+    positions = nn.init.normal_(plain.backbone.pos_embed)[:, 1:]
+    path, without = tmp_path / "plain.pth", create_backbone("deit_t_iffn")
     torch.save(plain.state_dict(), path)
     with pytest.warns(UserWarning, match="class token, which this DeiT lacks.*class_token=True"):
-        report = adopt(
-            create_backbone("deit_t_iffn"), in_memory(plain.backbone.state_dict(), "plain")
-        )
+        report = load(without, plain.backbone.state_dict(), "plain")
     assert "cls_token" in report.skipped
-    without = create_backbone("deit_t_iffn")
-    with pytest.warns(UserWarning, match="class token, which this DeiT lacks"):
-        adopt(without, in_memory(plain.backbone.state_dict(), "plain"))
-    torch.testing.assert_close(without.pos_embed, plain.backbone.pos_embed[:, 1:])
     assert all(".mlp." in key for key in report.initialised)
+    torch.testing.assert_close(without.pos_embed, positions)
     with pytest.warns(UserWarning, match="reads the mean of all tokens"):
         model = LinearClassifier.from_pretrained("deit_t", path, class_token=False)
-    torch.testing.assert_close(model.backbone.pos_embed, plain.backbone.pos_embed[:, 1:])
+    torch.testing.assert_close(model.backbone.pos_embed, positions)
     torch.testing.assert_close(model.classifier.weight, plain.classifier.weight)
     with pytest.warns(UserWarning, match="class token"):
         smaller = create_backbone("deit_t", class_token=False, img_size=64, pretrained=path)
     assert smaller.pos_embed.shape == (1, 16, 192)
-
-
-def test_weights_without_a_class_token(tmp_path):
-    tensors = create_backbone("deit_t", class_token=False).state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        adopt(create_backbone("deit_t", class_token=False), in_memory(dict(tensors), "file"))
-    small = create_backbone("deit_t", class_token=False, img_size=64)
-    adopt(small, in_memory(dict(tensors), "file"))
-    assert small.pos_embed.shape == (1, 16, 192)
-    with pytest.raises(
-        ValueError, match=r"lack the class token .* build it with class_token=False"
-    ):
-        adopt(create_backbone("deit_t"), in_memory(dict(tensors), "file"))
-
-
-# The sum of Eq. 11
 
 
 @pytest.mark.parametrize("per", ["function", "element"])
@@ -403,47 +258,25 @@ def test_nonlinear_sum_is_its_equation(monkeypatch, per, act, chunk):
     torch.testing.assert_close(mixer(x), expected, **EXACT)
     with torch.no_grad():
         torch.testing.assert_close(mixer(x), expected, **EXACT)
-    variables = [x, *mixer.parameters()]
-    weight = torch.randn_like(x)
-    torch.testing.assert_close(
-        torch.autograd.grad((mixer(x) * weight).sum(), variables),
-        torch.autograd.grad((expected * weight).sum(), variables),
-        **EXACT,
-    )
+    variables, weight = [x, *mixer.parameters()], torch.randn_like(x)
+    gradients = (torch.autograd.grad(y, variables, weight) for y in (mixer(x), expected))
+    torch.testing.assert_close(*gradients, **EXACT)
 
 
-def test_nonlinear_sum_of_one_function_and_by_default_its_mean():
+def test_nonlinear_sum_of_one_function_and_its_graph():
     x = torch.randn(2, 3, 5)
     plain = create_mixer("nonlinear_sum", 5, arb="off", scale=1.0)
     torch.testing.assert_close(plain(x), 20 * nn.functional.gelu(x))
     torch.testing.assert_close(create_mixer("nonlinear_sum", 5, arb="off")(x), plain(x) / 20)
     assert not list(plain.parameters())
     for per, expected in (("function", 2203816), ("element", 9244840)):
-        with torch.device("meta"):
-            backbone = create_backbone("deit_t_nonlinear_sum", mixer={"per": per})
+        backbone = meta_backbone("deit_t_nonlinear_sum", mixer={"per": per})
         assert count_parameters(LinearClassifier(backbone, 1000)) == expected
-
-
-# Published rows
-
-
-TABLE_1 = [row for row in load_rows("iffn", "classification") if row.table == 1]
-
-
-@pytest.mark.parametrize(
-    "row",
-    rest_slow(TABLE_1, [r for r in TABLE_1 if r.backbone.startswith(tuple(SMALLEST))]),
-    ids=str,
-)
-def test_table_1_agrees_to_the_printed_digit(row):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(row.backbone, **row.options), 1000)
-    params, macs = count_parameters(model), count_macs(model, rule=row.rule)
-    assert params == row.params
-    assert macs == row.exact_macs
-    assert round(params / 1e6, 2) == row.reported["params"]
-    # The printed FLOPs of LVT are by no rule that was found; the rows say how far off ours are.
-    assert round(macs / 1e9, 2) == row.reported["flops"] or row.backbone.startswith("lvt_")
+    mixer = fast(create_mixer("nonlinear_sum", 8)).eval()
+    free = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
+    x = torch.randn(7, 4, 4, 8)
+    torch.testing.assert_close(program(x), mixer(x))
 
 
 def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
@@ -462,34 +295,128 @@ def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
     assert len(rows) == 32 + len(lvt)
 
 
-@pytest.mark.slow
-def test_other_rows_count_what_they_say():
-    for row in load_rows("iffn", "classification"):
-        if row.table > 1:
-            with torch.device("meta"):
-                model = LinearClassifier(create_backbone(row.backbone, **row.options), 1000)
-            assert count_parameters(model) == row.params, row
-            assert count_macs(model, rule=row.rule) / 1e9 == pytest.approx(row.macs, abs=5.1e-5)
+FORM = {"norm": "layer", "dw_residual": "outside"}
+RELEASED_HOSTS = {"deit_t": (192, 3), "deit_s": (384, 3), "deit_b": (768, 5)}
+# Of the table that came with the code: parameters in millions, FLOPs in billions.
+PRINTED = {"deit_t": (5.00, 1.10), "deit_s": (18.84, 3.93), "deit_b": (73.66, 14.92)}
 
 
-@pytest.mark.slow
-def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
-    pytest.importorskip("mmdet")
-    pytest.importorskip("mmseg")
-    from heads.toolkits.detectors import build_detector
-    from heads.toolkits.segmentors import build_segmentor
-
-    builders = {"detection": (build_detector, 80), "segmentation": (build_segmentor, 150)}
-    for row in load_rows("iffn"):
-        if row.task in builders:
-            build, classes = builders[row.task]
-            model = build(create_backbone(row.backbone, dense=True), classes, name=row.head)
-            assert count_parameters(model) == row.params, row
+@pytest.fixture(scope="module")
+def released():
+    """A checkpoint of DeiT-T under the authors' names, for images of 64 x 64, 10 classes."""
+    return fill(shapes(192, 3, positions=16, num_classes=10))
 
 
-def test_a_recorded_sum_takes_any_number_of_images():
-    mixer = fast(create_mixer("nonlinear_sum", 8)).eval()
-    free = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    program = torch.export.export(mixer, (torch.randn(2, 4, 4, 8),), dynamic_shapes=free).module()
-    x = torch.randn(7, 4, 4, 8)
-    torch.testing.assert_close(program(x), mixer(x))
+def released_mixer(side):
+    theirs = in_float64(fill(mixer_shapes(8, side)))
+    mixer = create_mixer("iffn", 8, kernel_size=side, **FORM).double()
+    mixer.load_state_dict(mixer.convert_state_dict(theirs))
+    return mixer, theirs
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("side", [3, 5])
+def test_the_mixer_equals_the_released_one(side, training):
+    mixer, theirs = released_mixer(side)
+    mixer.train(training)
+    names = [n for n in theirs if "running" not in n and "tracked" not in n]
+    leaves = {name: theirs[name].clone().requires_grad_() for name in names}
+    x = tokens(2, 4, 4, 8).requires_grad_()
+    reference = Network(theirs | leaves, training=training)
+    expected = reference.mixer(x.flatten(1, 2)).unflatten(1, (4, 4))
+    found = mixer(x)
+    torch.testing.assert_close(found, expected, **EXACT)
+    weights = tokens(2, 4, 4, 8, seed=2)
+    given, *theirs_by = torch.autograd.grad((expected * weights).sum(), [x, *leaves.values()])
+    converted = mixer.convert_state_dict(dict(zip(names, theirs_by, strict=True)))
+    own = dict(mixer.named_parameters())
+    assert own.keys() == converted.keys()
+    gradient, *ours_by = torch.autograd.grad((found * weights).sum(), [x, *own.values()])
+    torch.testing.assert_close(gradient, given, **EXACT)
+    for name, value in zip(own, ours_by, strict=True):
+        torch.testing.assert_close(value, converted[name], **EXACT)
+    for what in ("running_mean", "running_var"):
+        moved = mixer.get_buffer(f"dw.bn.{what}")
+        torch.testing.assert_close(moved, reference.t[f"ln.{what}"], **EXACT)
+    with torch.no_grad():
+        again = Network(reference.t, training=training).mixer(x.flatten(1, 2))
+        torch.testing.assert_close(mixer(x), again.unflatten(1, (4, 4)), **EXACT)
+
+
+@torch.no_grad()
+def test_a_released_checkpoint_gives_the_released_logits(released, tmp_path):
+    torch.save({"model": released, "epoch": 299}, tmp_path / "iffn_ti.pth")
+    model = LinearClassifier.from_pretrained(
+        "deit_t_iffn", tmp_path / "iffn_ti.pth", img_size=64, mixer=FORM
+    )
+    x = images(64, 64, batch=2)
+    expected = Network(in_float64(released), heads=3)(x)
+    torch.testing.assert_close(model.double().eval()(x), expected, **EXACT)
+    assert expected.std() > 0.01
+
+
+@pytest.mark.parametrize("host", RELEASED_HOSTS)
+def test_tensors_and_counts_of_released_checkpoints(host):
+    file = {name: torch.empty(shape) for name, shape in shapes(*RELEASED_HOSTS[host], 196).items()}
+    backbone = meta_backbone(f"{host}_iffn", mixer=FORM)
+    conversion = convert(in_memory(file, "released"), backbone)
+    report = conversion.check(trained=True)
+    assert (report.initialised, report.resized, report.dead) == ((), (), ())
+    assert set(report.skipped) == {"classifier.weight", "classifier.bias"}
+    assert conversion.num_classes == 1000
+    model = meta_classifier(f"{host}_iffn", mixer=FORM)
+    params, macs = count_parameters(model), count_macs(model, rule="torchprofile")
+    row = next(r for r in load_rows("iffn", "classification") if r.backbone == f"{host}_iffn")
+    assert params == row.params
+    assert macs / 1e9 == pytest.approx(row.macs, abs=5.1e-5)
+    assert (round(params / 1e6, 2), round(macs / 1e9, 2)) == PRINTED[host]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("iffn", {}, "norm=batch, dw_residual=False; build iffn with backbone.mixer.norm=layer "
+         "backbone.mixer.dw_residual=outside$"),
+        ("iffn", {"norm": "layer"}, "has dw_residual=False; build iffn with [^ ]*outside$"),
+        ("iffn", {**FORM, "act": "silu"}, "has act=silu; .*backbone.mixer.act=gelu$"),
+        ("iffn", {**FORM, "kernel_size": 5}, "has kernel_size=5; .*kernel_size=3$"),
+        ("iffn", {**FORM, "dw_order": "act_bn"}, "has dw_order=act_bn; .*dw_order=bn_act$"),
+        ("affn", {"norm": "layer"}, "has spatial=False, dw_residual=False; build iffn with"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_released_weights_say_which_options_they_need(released, name, options, message):
+    backbone = meta_backbone(f"deit_t_{name}", img_size=64, mixer=options)
+    with pytest.raises(ValueError, match=f"these are IFFN's released weights.*{message}"):
+        convert(in_memory(released, "released"), backbone)
+
+
+def test_weights_of_other_forms_are_refused(released):
+    forms = [create_backbone("deit_t_iffn", img_size=64, mixer=m).state_dict() for m in ({}, FORM)]
+    for options, tensors in zip((FORM, {}), forms, strict=True):
+        backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=options)
+        refuses(r"keys differ.*mlp\.[bl]n_mid", convert(in_memory(tensors, "file"), backbone).check)
+    extra = {f"blocks.0.mlp.conv5x5_dw.{what}": torch.ones(768) for what in ("weight", "bias")}
+    backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=FORM)
+    with pytest.raises(ValueError, match=r"unexpected blocks\.0\.mlp\.conv5x5_dw\.weight"):
+        convert(in_memory(released | extra, "released"), backbone).check()
+
+
+@pytest.mark.parametrize("options", [{}, FORM], ids=["paper", "released"])
+@pytest.mark.parametrize("autograd", [True, False])
+def test_dropout_follows_the_norms_in_the_released_form(options, autograd, monkeypatch):
+    dropped = []
+    monkeypatch.setattr(F, "dropout", lambda x, *_: dropped.append(x.clone()) or 0 * x)
+    mixer = create_mixer("iffn", 8, drop=0.5, **options).train()
+    assert isinstance(mixer, IFFN)
+    read = []
+    mixer.dw.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    x = torch.randn(2, 4, 4, 8)
+    with torch.set_grad_enabled(autograd):
+        out = mixer(x)
+    assert [d.shape[-1] for d in dropped] == [32, 8]
+    assert not out.any()
+    assert read[0].any() != bool(options)
+    if options:
+        torch.testing.assert_close(dropped[0].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(dropped[1].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)

@@ -9,6 +9,7 @@ from backbones import Backbone, FeatureInfo, create_backbone, register_host
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.registry import host_modality
 from backbones.timm_models import register
+from tests.errors import refuses
 
 LENGTH = 128
 
@@ -33,8 +34,6 @@ class Toy1D(Backbone):
 
 
 class Wrong1D(Toy1D):
-    """Returns a map of another length than it declares."""
-
     def forward(self, signals):
         first, second = super().forward(signals)
         return first[..., 1:], second
@@ -46,7 +45,7 @@ def toy_1d(registering):
         register_host(name, slots=(), source="this test", modality="signal")(build)
 
 
-def test_a_host_of_signals_gives_maps_and_an_embedding():
+def test_sizes_maps_and_counts_of_signals():
     backbone = create_backbone("toy_1d", img_size=LENGTH)
     assert (host_modality("toy_1d"), backbone.modality) == ("signal", "signal")
     assert (backbone.img_size, backbone.grid) == ((1, LENGTH), (1, LENGTH // 4))
@@ -54,36 +53,26 @@ def test_a_host_of_signals_gives_maps_and_an_embedding():
     assert [tuple(x.shape) for x in backbone(signals)] == [(3, 8, 32), (3, 16, 16)]
     assert backbone.embed(signals).shape == (3, 16)
     assert create_backbone("toy_1d").img_size == (1, 224)
-
-
-def test_maps_of_signals_are_compared_with_the_declared_ones():
     with pytest.raises(ValueError, match=r"map 0 of wrong_1d is \(1, 8, 31\) for signals of 128"):
         create_backbone("wrong_1d")(torch.randn(1, 2, LENGTH))
-
-
-def test_signals_may_be_shorter_than_images_but_not_empty():
     assert create_backbone("toy_1d", img_size=16).img_size == (1, 16)
-    with pytest.raises(ValueError, match="img_size must be at least 1, got 0"):
-        create_backbone("toy_1d", img_size=0)
-
-
-def test_a_host_of_signals_is_counted():
+    refuses("img_size must be at least 1, got 0", create_backbone, "toy_1d", img_size=0)
     backbone = create_backbone("toy_1d")
     assert count_parameters(backbone) == 2 * 8 * 4 + 8 + 8 * 16 * 3 + 16
     macs = count_macs(backbone, shape=(2, LENGTH))
     assert macs == 2 * 8 * 4 * (LENGTH // 4) + 8 * 16 * 3 * (LENGTH // 8)
 
 
-def test_the_usual_modality_is_images_and_timm_gets_these_alone():
+def test_modalities_are_names_and_images_by_default():
     assert host_modality("swin_t_afbo") == "image"
     assert create_backbone("deit_t", img_size=64).modality == "image"
     register()
     assert timm.is_model("deit_t_afbo")
     assert not timm.is_model("toy_1d")
-
-
-def test_a_modality_is_a_name():
-    with pytest.raises(
-        ValueError, match="'1-D signal' is not a valid name for a host, mixer or mod"
-    ):
-        register_host("toy_2d", source="this test", modality="1-D signal")
+    refuses(
+        "'1-D signal' is not a valid name for a host, mixer or mod",
+        register_host,
+        "toy_2d",
+        source="this test",
+        modality="1-D signal",
+    )

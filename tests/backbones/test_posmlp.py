@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from backbones import Slot, create_backbone, create_mixer
 from backbones.fast import fast
@@ -40,8 +39,6 @@ RELATIONS = {
 
 
 SHIFTED = [(name, shifted) for name in RELATIONS for shifted in (False, True)]
-
-# Relations and windows against loops
 
 
 @both_forms
@@ -111,40 +108,6 @@ def test_windows_that_fit_take_one_product(monkeypatch):
     assert len(products) <= 9
 
 
-def test_padding_is_never_read():
-    relation = randomise(LookupRelation(4, free=True))
-    u = tokens(1, 6, 7, 3)
-    wide = torch.cat([u, torch.full((1, 6, 1, 3), 1e9, dtype=torch.float64)], dim=2)
-    # The last column of the wider map is in the same window as the last of ours.
-    assert not torch.allclose(relation(wide)[:, :, :7], relation(u))
-    relation = randomise(QuadraticRelation(4, 3))
-    ones = torch.ones(1, 6, 7, 3, dtype=torch.float64)
-    relation.bias.data.zero_()
-    for shifted in (False, True):  # rows sum to one over the visible tokens alone
-        torch.testing.assert_close(relation(ones, shifted=shifted), ones, **EXACT)
-
-
-def test_released_sign_of_the_vertical_axis():
-    """A centre of (1, 2) is one column to the right and two rows up."""
-    relation = QuadraticRelation(5, 1).double()
-    relation.spreads.data = 4 * torch.eye(2, dtype=torch.float64)[None]
-    relation.centers.data = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    (rows, columns) = (cut(5, 5, False)[0][0][1],) * 2
-    weights = relation.matrix(rows, columns)[0, 2 * 5 + 2].unflatten(0, (5, 5))
-    assert weights.argmax() == 0 * 5 + 3
-
-
-def test_precision_is_not_inverted():
-    """Larger Gamma, narrower Gaussian; Eq. 16 says how far it reaches."""
-    relation = QuadraticRelation(5, 2)
-    relation.centers.data.zero_()
-    relation.spreads.data = torch.stack([2 * torch.eye(2), 0.5 * torch.eye(2)])
-    pattern = cut(5, 5, False)[0][0][1]
-    own = relation.matrix(pattern, pattern)[:, 12, 12]
-    assert own[0] > 0.6 > 0.1 > own[1]
-    torch.testing.assert_close(relation.non_locality().item(), (4 + 0.25) / 2)
-
-
 @torch.no_grad()
 def test_starts_as_the_paper_says():
     torch.manual_seed(0)
@@ -162,9 +125,6 @@ def test_starts_as_the_paper_says():
     assert QuadraticRelation(14, 64, sigma="alpha").spreads.mean() == pytest.approx(1, abs=0.01)
     x = tokens(1, 4, 4, 8).float()
     assert not create_mixer("lrpe", 8)(x).any()  # a block of it is the identity
-
-
-# Whole branches
 
 
 BRANCHES = [
@@ -194,10 +154,9 @@ def test_branch_equals_its_equations(unit, options):
     torch.testing.assert_close(found, expected, **EXACT)
     direction = tokens(*found.shape, seed=2)
     inputs = [x, *mixer.parameters()]
-    for mine, other in zip(
-        *(torch.autograd.grad(y, inputs, direction) for y in (found, expected)), strict=True
-    ):
-        torch.testing.assert_close(mine, other, **EXACT)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y, inputs, direction) for y in (found, expected)), **EXACT
+    )
 
 
 @pytest.mark.parametrize("unit", ["ggqpe", "glrpe"])
@@ -213,12 +172,11 @@ def test_the_fast_form_equals_the_plain_one(unit, shift, order, monkeypatch):
     expected, found = mixer(x), fast(mixer).compute(x)
     exact = {"rtol": 1e-10, "atol": 1e-10}
     torch.testing.assert_close(found, expected, **exact)
-    for ours, theirs in zip(
+    torch.testing.assert_close(
         torch.autograd.grad(found, inputs, direction),
         torch.autograd.grad(expected, inputs, direction),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, **exact)
+        **exact,
+    )
 
 
 def test_groups_in_runs_suit_large_maps_of_usual_branches(monkeypatch):
@@ -232,26 +190,13 @@ def test_groups_in_runs_suit_large_maps_of_usual_branches(monkeypatch):
         assert not fast(posgu.ggqpe(12, **{**options, **other})).is_fast(large)
     mixer.fc1.register_forward_hook(lambda *_: None)
     assert not mixer.is_fast(large)
+    assert mixer.gate.relation.cache
+    assert not fast(posgu.ggqpe(12, cache=False, **options)).gate.relation.cache
 
 
 def build_unit(unit, dim, **options):
-    """A registered mixer with its slot given; options that the unit does not have are left out."""
     function = getattr(posgu, unit)
     return function(dim, **{k: v for k, v in options.items() if k in keywords(function)})
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3, 6, 12, 24])
-def test_interleaved_groups_are_contiguous_ones_in_another_order(groups):
-    """Eq. 12 to 14 cut channels into runs; the released code deals them out."""
-    relation = randomise(QuadraticRelation(3, groups))
-    u = tokens(1, 3, 3, 24)
-    order = torch.arange(24).reshape(24 // groups, groups).T.flatten()
-    pattern = cut(3, 3, False)[0][0][1]
-    matrices = relation.matrix(pattern, pattern)
-    runs = u[0].reshape(9, 24)[:, order].chunk(groups, dim=1)
-    contiguous = torch.cat([m @ run for m, run in zip(matrices, runs, strict=True)], dim=1)
-    contiguous = contiguous + relation.bias
-    torch.testing.assert_close(relation(u)[0].reshape(9, 24)[:, order], contiguous, **EXACT)
 
 
 def test_shifts_every_second_block_of_dense_hosts():
@@ -270,74 +215,22 @@ def test_shifts_every_second_block_of_dense_hosts():
         ] * len(shifted("swin_t", token_mixer="sgu"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"groups": 5}, "groups must divide the 48 channels that are mixed, got 5"),
-        ({"groups": 0}, "window and groups must be at least 1, got 14 and 0"),
-        ({"window": 0}, "window and groups must be at least 1, got 0 and 8"),
-        ({"window": []}, "window must be a whole number or one per stage, got none"),
-        ({"hidden_ratio": 1.125}, "the hidden width must be even to be split into halves, got 27"),
-        ({"sigma": "beta"}, "sigma=beta is not one of gamma_gammaT, gamma, alpha"),
-        ({"structure": "mul"}, "structure=mul is not one of gate, add, concat, nonsplit"),
-    ],
-    ids=str,
-)
-def test_values_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_mixer("ggqpe", 24, **options)
-
-
-# The cache of evaluation
-
-
-def changed_by_optimizer(relation):
-    for parameter in relation.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    torch.optim.SGD(relation.parameters(), lr=0.3).step()
-
-
-def changed_by_load_state_dict(relation):
-    relation.load_state_dict({k: v + 0.2 for k, v in relation.state_dict().items()})
-
-
-def changed_by_data(relation):
-    for name, parameter in relation.named_parameters():
-        if name != "bias":
-            parameter.data[..., -1] += 0.4
-
-
-def changed_by_assignment(relation):
-    for name, parameter in list(relation.named_parameters()):
-        setattr(relation, name, nn.Parameter(parameter.detach() + 0.3))
-
-
-def changed_by_dtype(relation):
-    relation.to(torch.float32)
-
-
-CHANGES = [
-    changed_by_optimizer, changed_by_load_state_dict, changed_by_data, changed_by_assignment,
-    changed_by_dtype,
-]  # fmt: skip
 CACHED = ("lookup_and_free", "lookup_groups", "gaussian", "gaussian_frozen", "alpha")
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", CACHED)
-def test_evaluation_notices_changed_weights(name, change):
-    relation = fast(randomise(RELATIONS[name]()))
-    u = tokens(1, 9, 5, 6)
-    with torch.no_grad():
+@torch.no_grad()
+def test_evaluation_follows_changed_weights(name):
+    relation, u = fast(randomise(RELATIONS[name]())), tokens(1, 9, 5, 6)
+    for parameter in relation.parameters():
         before = relation(u, shifted=True)
         assert torch.equal(relation(u, shifted=True), before)
-        change(relation)
-        u = u.to(relation.bias.dtype)
+        parameter.data[..., -1:] += 0.4
         after = relation(u, shifted=True)
+        assert not torch.allclose(before, after)
         relation.cache = False
         torch.testing.assert_close(relation(u, shifted=True), after, rtol=0, atol=0)
-        if change is not changed_by_dtype:
-            assert not torch.allclose(before, after)
+        relation.cache = True
 
 
 @pytest.mark.parametrize("name", CACHED)
@@ -370,17 +263,6 @@ def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
     for _ in range(3):
         torch.testing.assert_close(relation(u, shifted=True), first, rtol=0, atol=0)
     assert len(computed) == 9
-
-
-def test_cache_can_be_left_out():
-    mixer = fast(create_mixer("ggqpe", 12, groups=2, cache=False, window=4))
-    assert not mixer.gate.relation.cache
-    other = fast(create_mixer("ggqpe", 12, groups=2, window=4))
-    other.load_state_dict(mixer.state_dict())
-    x = torch.randn(1, 5, 6, 12)
-    with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(other(x), mixer(x), rtol=0, atol=0)
 
 
 def test_matrix_is_exact_under_autocast():

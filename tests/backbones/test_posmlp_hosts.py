@@ -7,27 +7,22 @@ import timm
 import torch
 import torch.nn.functional as F
 
-from backbones import Mixer, create_backbone, create_mixer, list_backbones
+from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
 from heads.linear import LinearClassifier
-from tests.families import rest_slow, short
+from tests.families import load, meta_backbone, meta_classifier
 from tests.references import posmlp as reference
 from tests.tensors import images, randomise, tokens
-from tools.papers.published import load_rows
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
-NAMES = list_backbones("posmlp_t*") + list_backbones("gmlp_ti*")
-SIZES = [(64, 64), (65, 93), (200, 304)]
 
 
 def narrow(unit=ggqpe, dense=False, norm_eval=None, **options):
-    """A PosMLP of 16 to 128 channels with windows of 4."""
-
     def mixer(slot):
         groups = {} if unit is lrpe else {"groups": (2, 4, 8, 16)}
         return unit(slot.dim, hidden_ratio=slot.hidden_ratio, window=4, slot=slot, **groups)
@@ -38,11 +33,7 @@ def narrow(unit=ggqpe, dense=False, norm_eval=None, **options):
     return randomise(model.train())
 
 
-# Equations
-
-
 def channel_norm(x, norm):
-    """LayerNorm over the channels of (B, C, H, W)."""
     y = F.layer_norm(x.permute(0, 2, 3, 1), norm.weight.shape, norm.weight, norm.bias, 1e-6)
     return y.permute(0, 3, 1, 2)
 
@@ -79,22 +70,16 @@ def maps_by_equations(model, x, shifted):
     return maps
 
 
-@torch.no_grad()
-def test_network_equals_its_equations():
+def test_networks_equal_their_equations():
     model = narrow()
     for name, buffer in model.named_buffers():
         if "running" in name:
             buffer.copy_(tokens(*buffer.shape, seed=3).square() + 0.5)
     x = images(64, 72)
     expected = maps_by_equations(model, x, shifted=False)
-    for found, wanted in zip(model(x), expected, strict=True):
-        torch.testing.assert_close(found, wanted, **EXACT)
+    torch.testing.assert_close(model(x), expected, **EXACT)
     wanted = channel_norm(expected[-1], model.norm).mean(dim=(2, 3))
     torch.testing.assert_close(model.embed(x), wanted, **EXACT)
-
-
-@torch.no_grad()
-def test_dense_network_shifts_and_norms_its_maps():
     model = narrow(lrpe, dense=True)
     x = images(70, 64)
     expected = maps_by_equations(model, x, shifted=True)
@@ -103,8 +88,7 @@ def test_dense_network_shifts_and_norms_its_maps():
         torch.testing.assert_close(found, wanted, **EXACT)
 
 
-@torch.no_grad()
-def test_linear_merging_is_swins():
+def test_merging_dropout_and_positions():
     model = narrow(embed="linear", merge="linear")
     x = tokens(1, 16, 5, 6)
     merge = model.stages[1].downsample
@@ -115,6 +99,19 @@ def test_linear_merging_is_swins():
     expected = y @ merge.conv.weight[:, :, 0, 0].T
     torch.testing.assert_close(merge(x).permute(0, 2, 3, 1), expected, **EXACT)
     assert [m.shape[2:] for m in model(images(65, 70))] == [(17, 18), (9, 9), (5, 5), (3, 3)]
+    model, other = narrow(norm_eval=True), narrow(drop=0.5, norm_eval=True)
+    other.load_state_dict(model.state_dict())
+    x = images(64, 72)
+    assert not torch.allclose(other.train()(x)[-1], model(x)[-1])
+    torch.testing.assert_close(other.eval()(x)[-1], model.train()(x)[-1], rtol=0, atol=0)
+    model = narrow(position=True)
+    assert model.pos_embed.shape == (1, 16, 16, 16)
+    seen = []
+    model.stages[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.patch_embed.register_forward_hook(lambda *a: torch.zeros_like(a[-1]))
+    model(images(96, 64))
+    table = F.interpolate(model.pos_embed, (24, 16), mode="bicubic", antialias=True)
+    torch.testing.assert_close(seen[0], table, **EXACT)
 
 
 OPTIONS = [
@@ -124,7 +121,6 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@torch.no_grad()
 def test_options_of_the_host_change_the_network(options):
     model, other = narrow(), narrow(**options)
     theirs, own = model.state_dict(), other.state_dict()
@@ -132,26 +128,6 @@ def test_options_of_the_host_change_the_network(options):
     other.load_state_dict(shared, strict=False)
     x = images(64, 72)
     assert not torch.allclose(other(x)[-1], model(x)[-1])
-
-
-@torch.no_grad()
-def test_dropout_of_the_branches_acts_in_training_only():
-    model, other = narrow(norm_eval=True), narrow(drop=0.5, norm_eval=True)
-    other.load_state_dict(model.state_dict())
-    x = images(64, 72)
-    assert not torch.allclose(other.train()(x)[-1], model(x)[-1])
-    torch.testing.assert_close(other.eval()(x)[-1], model.train()(x)[-1], rtol=0, atol=0)
-
-
-def test_positions_are_resampled_from_the_grid_it_was_built_for():
-    model = narrow(position=True)
-    assert model.pos_embed.shape == (1, 16, 16, 16)
-    seen = []
-    model.stages[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    model.patch_embed.register_forward_hook(lambda *a: torch.zeros_like(a[-1]))
-    model(images(96, 64))
-    table = F.interpolate(model.pos_embed, (24, 16), mode="bicubic", antialias=True)
-    torch.testing.assert_close(seen[0], table, **EXACT)
 
 
 @pytest.mark.parametrize(("dense", "norm_eval"), [(True, None), (False, None), (True, False)])
@@ -164,22 +140,11 @@ def test_batch_norm_keeps_its_statistics_in_dense_prediction(dense, norm_eval):
     assert torch.equal(before, model.patch_embed.norms[0].running_mean) == kept
 
 
-def test_drop_path_rises_linearly():
-    with torch.device("meta"):
-        model = create_backbone("posmlp_t", drop_path_rate=0.23)
-    blocks = [block for stage in model.stages for block in stage.blocks]
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in blocks]
-    assert rates == pytest.approx([0.01 * i for i in range(24)])
-
-
-# gMLP
-
-
-@torch.no_grad()
 def test_gmlp_equals_timm():
+    assert count_parameters(meta_classifier("gmlp_ti")) == 5_867_328
     theirs = randomise(timm.create_model("gmlp_ti16_224", num_classes=7))
     model = LinearClassifier(create_backbone("gmlp_ti"), 7).double().eval()
-    report = adopt(model.backbone, in_memory(theirs.state_dict(), "timm"))
+    report = load(model.backbone, theirs.state_dict(), "timm")
     assert not report.initialised
     assert report.loaded == len(model.backbone.state_dict())
     model.classifier.load_state_dict(theirs.head.state_dict())
@@ -187,8 +152,7 @@ def test_gmlp_equals_timm():
     torch.testing.assert_close(model(x), theirs(x), rtol=1e-6, atol=1e-6)
 
 
-@torch.no_grad()
-def test_gmlp_of_other_sizes_equals_the_loops():
+def test_gmlp_shifts_its_windows_and_norms_its_stem():
     dense = randomise(create_backbone("gmlp_ti", dense=True))
     u = tokens(1, 15, 5, 12)
     for index, shifted in ((0, False), (1, True)):
@@ -197,60 +161,15 @@ def test_gmlp_of_other_sizes_equals_the_loops():
         gate.norm = torch.nn.Identity()
         v = reference.mix(u[0, ..., 6:], 14, reference.free(weight, 14), 1, bias, shifted=shifted)
         torch.testing.assert_close(gate(u)[0], u[0, ..., :6] * v, **EXACT)
-
-
-def test_gmlp_with_another_unit_norms_its_stem():
-    """PosMLP's released gMLP has a LayerNorm there, timm's has none."""
-    with torch.device("meta"):
-        own, other = create_backbone("gmlp_ti"), create_backbone("gmlp_ti_lrpe")
-        bare = create_backbone("gmlp_ti_lrpe", stem_norm=False)
+    own, other = meta_backbone("gmlp_ti"), meta_backbone("gmlp_ti_lrpe")
+    bare = meta_backbone("gmlp_ti_lrpe", stem_norm=False)
     assert [hasattr(m.stem.norm, "weight") for m in (own, other, bare)] == [False, True, False]
-
-
-# Published counts
-
-
-EXACT_PARAMETERS = {
-    "posmlp_t": 20_925_538, "posmlp_s": 36_816_450, "posmlp_b": 81_976_834,
-    "posmlp_t_sgu": 21_804_004, "gmlp_ti": 5_867_328, "gmlp_s": 19_422_656, "gmlp_b": 73_075_392,
-    "gmlp_s_ggqpe": 18_226_048,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", EXACT_PARAMETERS)
-def test_parameters_are_exact(name):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(name), 1000)
-    assert count_parameters(model) == EXACT_PARAMETERS[name]
-
-
-ROWS = {
-    row.backbone: row
-    for row in load_rows("posmlp", "classification")
-    if not row.options and not row.backbone.startswith("swin")  # AFBO's rows have these
-}
-
-
-@pytest.mark.parametrize("name", rest_slow(list(ROWS), ("posmlp_t", "gmlp_s_ggqpe")))
-def test_plain_rows_are_exact(name):
-    with torch.device("meta"):
-        model = LinearClassifier(create_backbone(name), 1000)
-    assert count_parameters(model) == ROWS[name].params
-    assert count_macs(model) / 1e9 == pytest.approx(ROWS[name].macs, rel=1e-4)
-
-
-def test_counted_names_have_rows():
-    assert set(ROWS) >= set(EXACT_PARAMETERS) - {"gmlp_ti"}
 
 
 def block_parameters(unit, d, gamma, n, s):
     """App. 4, without the norms; for GLRPE it prints 3 s too many."""
     side = math.isqrt(n)
-    token = {
-        "sgu": n * n + n,
-        "glrpe": (4 * s + 1) * n - 4 * s * side + s,
-        "ggqpe": n + 6 * s,
-    }
+    token = {"sgu": n * n + n, "glrpe": (4 * s + 1) * n - 4 * s * side + s, "ggqpe": n + 6 * s}
     return 3 * gamma * d * d // 2 + (gamma + 1) * d + token[unit]
 
 
@@ -269,125 +188,3 @@ def test_flops_of_fvcore_are_the_papers(name, flops):
     pytest.importorskip("fvcore")
     model = LinearClassifier(create_backbone(name), 1000)
     assert count_macs(model, rule="fvcore") / 1e9 == pytest.approx(flops, abs=6e-4)
-
-
-@pytest.mark.slow
-def test_detectors_have_the_parameters_of_their_rows():
-    pytest.importorskip("mmdet")
-    from heads.toolkits.detectors import build_detector
-
-    for row in load_rows("posmlp", task="detection"):
-        backbone = create_backbone(row.backbone, dense=True, **row.options)
-        assert count_parameters(build_detector(backbone, 80, name=row.head)) == row.params, row
-
-
-# The contract of a backbone
-
-
-def expected_sizes(backbone, size):
-    return [
-        (info.channels, math.ceil(size[0] / info.stride), math.ceil(size[1] / info.stride))
-        for info in backbone.feature_info
-    ]
-
-
-@pytest.mark.parametrize("dense", [False, True], ids=["classify", "dense"])
-@pytest.mark.parametrize("name", ["posmlp_t_lrpe_m", "gmlp_ti_glrpe"])
-@torch.no_grad()
-def test_maps_have_the_promised_sizes(name, dense):
-    backbone = short(name, dense=dense).eval()
-    strides = [info.stride for info in backbone.feature_info]
-    assert strides == ([16] if name.startswith("gmlp") and not dense else [4, 8, 16, 32])
-    for size in SIZES:
-        x = images(*size).float()
-        maps = backbone(x)
-        assert [tuple(m.shape[1:]) for m in maps] == expected_sizes(backbone, size)
-        assert all(m.isfinite().all() and m.is_contiguous() for m in maps)
-        strided = x.contiguous(memory_format=torch.channels_last)
-        for found, expected in zip(backbone(strided), maps, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    if dense:
-        with pytest.raises(ValueError, match="build it with dense=False"):
-            backbone.embed(x)
-
-
-@pytest.mark.parametrize("name", rest_slow(NAMES, ("posmlp_t_lrpe_m", "gmlp_ti_ggqpe")))
-def test_no_parameter_is_unused_in_bfloat16_training(name):
-    model = LinearClassifier(short(name), 3).train()
-    dense = short(name, dense=True).train()
-    x = images(64, 96, batch=2).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss({"image": x, "label": torch.tensor([0, 2])})["loss_cls"]
-        loss = loss + torch.stack([m.float().square().mean() for m in dense(x)]).sum()
-    loss.backward()
-    for module in (model, dense):
-        for key, parameter in module.named_parameters():
-            assert parameter.grad is not None, key
-            assert parameter.grad.isfinite().all(), key
-
-
-@pytest.mark.slow  # test_registry compiles one of each family
-@pytest.mark.parametrize("name", ["posmlp_t", "gmlp_ti_glrpe"])
-@torch.no_grad()
-def test_compiles_into_one_graph(name):
-    backbone = create_backbone(name, dense=True).eval()
-    torch._dynamo.reset()
-    compiled = torch.compile(backbone, fullgraph=True, backend="eager")
-    x = images(96, 64).float()
-    for _ in range(2):
-        for found, expected in zip(compiled(x), backbone(x), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        for parameter in backbone.parameters():
-            parameter.data += 0.01  # the graph holds no old matrix
-
-
-@pytest.mark.parametrize("name", ["posmlp_t", "gmlp_ti"])
-def test_classification_weights_load_into_dense(name):
-    plain_weights = create_backbone(name).state_dict()
-    dense = create_backbone(name, dense=True)
-    report = adopt(dense, in_memory(dict(plain_weights), "file"))
-    assert set(report.skipped) == {"norm.weight", "norm.bias"}
-    assert all(key.startswith(dense.map_keys) for key in report.initialised)
-
-
-# Token slots of other hosts
-
-
-@pytest.mark.parametrize(
-    "unit", rest_slow(["sgu", "lrpe_m", "lrpe", "glrpe", "ggqpe"], ["sgu", "ggqpe"])
-)
-@pytest.mark.parametrize(
-    "host", rest_slow(["poolformer_s12_afbo", "poolformer_s12", "swin_t_glu"], ["swin_t_glu"])
-)
-@torch.no_grad()
-def test_units_fit_token_slots_beside_any_channel_mixer(host, unit):
-    backbone = create_backbone(host, token_mixer=unit, dense=True).eval()
-    swapped = [m for m in backbone.mixers().values() if hasattr(m, "gate")]
-    assert len(swapped) == 12
-    assert [m.gate.relation.window for m in swapped] == [14] * 10 + [7] * 2
-    for size in [(64, 64), (70, 101)]:
-        maps = backbone(images(*size).float())
-        assert [tuple(m.shape[1:]) for m in maps] == expected_sizes(backbone, size)
-
-
-def test_what_cannot_fit_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="posmlp_t lacks a slot for channel mixers"):
-        create_backbone("posmlp_t", mixer={"hidden_ratio": 2})
-    with pytest.raises(ValueError, match="posmlp_t_lrpe already has lrpe as token mixer"):
-        create_backbone("posmlp_t_lrpe", token_mixer="sgu")
-    deit = "class_token=True gives deit_t class tokens, but ggqpe refuses them"
-    with pytest.raises(ValueError, match=deit):
-        create_backbone("deit_t", token_mixer="ggqpe", class_token=True)
-    message = "groups must divide the 128 channels that are mixed, got 7"
-    with pytest.raises(ValueError, match=message):
-        create_backbone("poolformer_s12", token_mixer={"name": "ggqpe", "groups": 7})
-
-
-@torch.no_grad()
-def test_other_token_mixers_fit_posmlp():
-    """Its blocks take any token mixer, gMLP's too."""
-    backbone = create_backbone("posmlp_t", token_mixer={"name": "glrpe", "structure": "add"})
-    assert all(m.gate.structure == "add" for m in backbone.mixers().values())
-    assert all(isinstance(m, Mixer) for m in backbone.mixers().values())
-    assert len(backbone.mixers()) == 24
-    assert backbone.eval()(images(64, 64).float())[-1].shape == (1, 768, 2, 2)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import create_backbone, list_backbones
+from backbones import list_backbones, list_mixers
 from backbones.layers.recomputation import Recomputed
 from backbones.registry import look_up
-from tests.families import SWAPPED, build_short, rest_slow
+from tests.families import SWAPPED, build_short, rest_slow_pairs
 from tests.tensors import images
 
 # Every mixer on one host of tokens and one of maps.
@@ -51,7 +51,16 @@ def blocks_of(backbone):
     return [n for n, m in backbone.named_modules() if isinstance(m, Recomputed)]
 
 
-def check_equal_gradients(name, **options):
+CASES = [
+    *((name, {"dense": True}) for name in SWAPPED),
+    *((name, {}) for name in MIXED),
+    *(("swin_t", {"token_mixer": mixer}) for mixer in list_mixers("token")),
+]
+QUICK = [(name, {"dense": True}) for name in ("deit_t_afbo", "resnet18")]
+
+
+@pytest.mark.parametrize(("name", "options"), rest_slow_pairs(CASES, QUICK), ids=str)
+def test_gradients_equal_those_of_kept_activations(name, options):
     kept, again = built(name, **options), built(name, grad_checkpointing=True, **options)
     again.load_state_dict(kept.state_dict())
     maps, gradients, buffers, once = trained(kept)
@@ -70,32 +79,6 @@ def check_equal_gradients(name, **options):
     assert len(blocks) == sum(again.layer_ids.depths)
 
 
-@pytest.mark.parametrize("name", rest_slow(SWAPPED, ("deit_t_afbo", "resnet18")))
-def test_gradients_equal_those_of_kept_activations(name):
-    check_equal_gradients(name, dense=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MIXED)
-def test_gradients_are_the_same_with_every_mixer(name):
-    check_equal_gradients(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mixer", ["sbm", "ffnified", "ggqpe", "attention", "pooling"])
-def test_gradients_are_the_same_with_token_mixers(mixer):
-    check_equal_gradients("swin_t", token_mixer=mixer)
-
-
-def test_statistics_take_in_a_batch_once():
-    backbone = built("resnet18", grad_checkpointing=True)
-    trained(backbone)
-    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms
-    assert {int(norm.num_batches_tracked) for norm in norms} == {1}
-    assert {norm.momentum for norm in norms} == {0.1}
-
-
 @pytest.mark.slow
 def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
     backbone = built("resnet18", grad_checkpointing=True)
@@ -109,25 +92,28 @@ def test_copies_and_pickles_recompute_and_it_can_be_switched_off():
     torch.testing.assert_close(trained(backbone)[1], gradients, rtol=1e-10, atol=1e-10)
 
 
-def test_a_graph_may_be_gone_through_again():
-    """Statistics and their counts stay what one pass has made them."""
+def test_graphs_statistics_and_evaluation():
     backbone = built("resnet18", grad_checkpointing=True)
     total = sum(x.square().mean() for x in backbone(images(64, 64, batch=2)))
     leaves = [p for p in backbone.parameters() if p.requires_grad]
     first = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
     before = copy.deepcopy(backbone.state_dict())
     torch.testing.assert_close(torch.autograd.grad(total, leaves, allow_unused=True), first)
-    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
-
-
-def test_nothing_is_recomputed_in_evaluation():
+    torch.testing.assert_close(backbone.state_dict(), before, rtol=0, atol=0)
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {(int(norm.num_batches_tracked), norm.momentum) for norm in norms} == {(1, 0.1)}
     backbone = built("resnet18", grad_checkpointing=True).eval()
     once = trained(backbone)[3]
     assert set(once.values()) <= {0, 1}
+    backbone = build_short("resnet18", dense=True, norm_eval=True).train()
+    before = copy.deepcopy(backbone.state_dict())
+    backbone(images(64, 64, batch=2).float())
+    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
+    assert backbone.training
 
 
 @pytest.mark.parametrize(("name", "kind"), [("resnet18", nn.BatchNorm2d), ("swin_t", nn.LayerNorm)])
-def test_frozen_stages_do_not_learn(name, kind):
+def test_frozen_stages_stay_constant(name, kind):
     backbone = build_short(name, dense=True, frozen_stages=1, drop_path_rate=0.5)
     before = copy.deepcopy(backbone.state_dict())
     sum(
@@ -143,18 +129,3 @@ def test_frozen_stages_do_not_learn(name, kind):
             assert module.training == (backbone.layer_ids.stage(f"{key}.") > 1)
     changed = {k for k, v in backbone.state_dict().items() if not torch.equal(v, before[k])}
     assert all(backbone.layer_ids.stage(key) > 1 for key in changed)
-
-
-def test_kept_statistics():
-    backbone = build_short("resnet18", dense=True, norm_eval=True).train()
-    before = copy.deepcopy(backbone.state_dict())
-    backbone(images(64, 64, batch=2).float())
-    assert all(torch.equal(v, before[k]) for k, v in backbone.state_dict().items())
-    assert backbone.training
-
-
-def test_stages_that_there_are_not_are_refused():
-    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
-        create_backbone("resnet18", frozen_stages=5)
-    with pytest.raises(ValueError, match=r"frozen_stages=-2 must be from -1 to 4"):
-        create_backbone("resnet18", frozen_stages=-2)

@@ -9,26 +9,18 @@ import torch
 from backbones import backbone_schema, create_backbone, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
-from backbones.checkpoints.adoption import adopt
-from backbones.checkpoints.opening import in_memory
 from backbones.hosts.sbm.blocks import SBMBlock
 from backbones.hosts.sbm.host import SBM
 from backbones.layers.axes import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
 from heads.linear import LinearClassifier
-from tests.families import rest_slow
+from tests.errors import refuses
+from tests.families import load, meta_backbone, meta_classifier, rest_slow, rest_slow_pairs
 from tests.references import sbm as reference
 from tests.tensors import images
-from tools.papers.published import load_rows
-
-EXACT = {"rtol": 0, "atol": 0}
-SIZES = [(64, 64), (65, 93), (200, 136)]
-NAMES = ("sbm_t", "sbm_t_afbo")
 
 
 class Small(SBM):
-    """A network of the same form, narrow and shallow."""
-
     width, depths = 8, (1, 2, 1, 1)
 
 
@@ -49,22 +41,12 @@ def small(img_size=(96, 64), dense=False, seed=0, **options):
     return model
 
 
-# Equations
-
 OPTIONS = [
-    {},
-    {"preset": "alt"},
-    {"preset": "eq2"},
-    {"num_cpe": 1, "kernel_size": 5},
-    {"pos": "none"},
-    {"pos": "ape", "resample": "bilinear"},
-    {"shortcut": False},
-    {"block_norm": False},
-    {"use_linear": False},
-    {"use_bilinear": False},
-    {"use_gate": False},
+    {}, {"preset": "alt"}, {"preset": "eq2"}, {"num_cpe": 1, "kernel_size": 5}, {"pos": "none"},
+    {"pos": "ape", "resample": "bilinear"}, {"shortcut": False}, {"block_norm": False},
+    {"use_linear": False}, {"use_bilinear": False}, {"use_gate": False},
     {"mlp_ratio": 2.0, "x_width": 1, "out_proj": False},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", rest_slow(OPTIONS, OPTIONS[:3]), ids=str)
@@ -80,8 +62,7 @@ def test_network_equals_the_equations(options):
             images(*size, batch=2), tensors, split=split, shortcut=shortcut, mode=mode
         )
         found = model(images(*size, batch=2))
-        for ours, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
         parameters = list(model.parameters())
         gradients = [
             torch.autograd.grad(
@@ -89,8 +70,7 @@ def test_network_equals_the_equations(options):
             )
             for maps in (found, expected)
         ]
-        for ours, theirs in zip(*gradients, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
 
 
 @torch.no_grad()
@@ -104,60 +84,28 @@ def test_norms_of_maps_and_embedding_equal_the_equations():
     last = reference.network(images(70, 90, batch=2), model.state_dict(), split=True)[-1]
     normed = reference.layer_norm(reference.nhwc(last), model.state_dict(), "norm")
     torch.testing.assert_close(model.embed(images(70, 90, batch=2)), normed.mean((1, 2)))
-    with pytest.raises(ValueError, match="build it with dense=False"):
-        dense.embed(images(64, 64, batch=2))
-
-
-# Counts
-
-
-def classifier(name, device="meta", **options):
-    with torch.device(device):
-        return LinearClassifier(create_backbone(name, **options), 1000)
+    refuses("build it with dense=False", dense.embed, images(64, 64, batch=2))
 
 
 def in_g(macs):
     return pytest.approx(macs, abs=5e-5)
 
 
+PRESETS = [
+    ({}, (25_275_080, 43_282_376, 93_440_696), (4.4957, 8.1490, 18.0134)),
+    ({"preset": "alt"}, (25_237_640, 43_206_920, 93_327_512), (4.4833, 8.1264, 17.9795)),
+    ({"preset": "eq2"}, (22_485_000, 38_184_840, 82_040_408), (4.0465, 7.2273, 15.9564)),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "parameters", "macs"),
-    [
-        ({}, (25_275_080, 43_282_376, 93_440_696), (4.4957, 8.1490, 18.0134)),
-        pytest.param(
-            {"preset": "alt"},
-            (25_237_640, 43_206_920, 93_327_512),
-            (4.4833, 8.1264, 17.9795),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"preset": "eq2"},
-            (22_485_000, 38_184_840, 82_040_408),
-            (4.0465, 7.2273, 15.9564),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=str,
+    ("options", "parameters", "macs"), rest_slow_pairs(PRESETS, PRESETS[:1]), ids=str
 )
 def test_parameters_and_macs_of_the_presets(options, parameters, macs):
     for name, params, giga in zip("tsb", parameters, macs, strict=True):
-        model = classifier(f"sbm_{name}", **options)
+        model = meta_classifier(f"sbm_{name}", **options)
         assert count_parameters(model) == params
         assert count_macs(model) / 1e9 == in_g(giga)
-
-
-@pytest.mark.parametrize(
-    ("branch", "parameters", "macs"),
-    [
-        ("use_linear", 22_480_840, 4.0465),
-        ("use_bilinear", 20_756_040, 3.8699),
-        ("use_gate", 23_898_760, 4.2773),
-    ],
-)
-def test_parameters_and_macs_without_a_branch(branch, parameters, macs):
-    model = classifier("sbm_t", **{branch: False})
-    assert count_parameters(model) == parameters
-    assert count_macs(model) / 1e9 == in_g(macs)
 
 
 @pytest.mark.parametrize(
@@ -169,77 +117,24 @@ def test_parameters_and_macs_without_a_branch(branch, parameters, macs):
     ],
 )
 def test_parameters_of_dense_networks_and_of_factors(name, backbone, factors):
-    with torch.device("meta"):
-        model = create_backbone(name, dense=True)
+    model = meta_backbone(name, dense=True)
     assert count_parameters(model) == backbone
     sizes = [p.numel() for key, p in model.named_parameters() if ".space_" in key]
     assert sum(sizes) == factors
 
 
-@pytest.mark.parametrize(
-    ("options", "fvcore"),
-    [
-        ({}, 4.5213),
-        *(
-            pytest.param({branch: False}, fvcore, marks=pytest.mark.slow)
-            for branch, fvcore in [
-                ("use_linear", 4.0721),
-                ("use_bilinear", 3.8955),
-                ("use_gate", 4.3029),
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_fvcore_counts_what_table_1_and_5_print(options, fvcore):
+FVCORE = [
+    ("sbm_t", {}, 4.5213), ("sbm_t", {"use_linear": False}, 4.0721),
+    ("sbm_t", {"use_bilinear": False}, 3.8955), ("sbm_t", {"use_gate": False}, 4.3029),
+    ("sbm_s", {}, 8.1915), ("sbm_b", {}, 18.0772),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "macs"), rest_slow_pairs(FVCORE, FVCORE[:1]), ids=str)
+def test_fvcore_counts_equal_tables_1_and_5(name, options, macs):
     pytest.importorskip("fvcore")
-    model = classifier("sbm_t", "cpu", **options)
-    assert count_macs(model, rule="fvcore") / 1e9 == in_g(fvcore)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "fvcore"), [("sbm_s", 8.1915), ("sbm_b", 18.0772)])
-def test_fvcore_counts_of_larger_networks(name, fvcore):
-    pytest.importorskip("fvcore")
-    assert count_macs(classifier(name, "cpu"), rule="fvcore") / 1e9 == in_g(fvcore)
-
-
-def test_macs_grow_as_the_pixels():
-    model = classifier("sbm_t")
-    assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
-
-
-@pytest.mark.slow  # the smallest row is in the tests of the registry
-def test_rows_of_classification_are_exact():
-    # Rows with options are compared by the tests of the registry.
-    rows = load_rows("sbm", task="classification")
-    plain = {row.backbone: row for row in rows if not row.options}
-    assert len(rows) == 16
-    assert {"sbm_t", "sbm_s", "sbm_b"} <= set(plain)
-    for name, row in plain.items():
-        model = classifier(name)
-        assert count_parameters(model) == row.params, row
-        assert count_macs(model) / 1e9 == in_g(row.macs), row
-
-
-@pytest.mark.slow
-def test_detectors_and_segmentors_have_the_parameters_of_their_rows():
-    pytest.importorskip("mmdet")
-    pytest.importorskip("mmseg")
-    from heads.toolkits.detectors import build_detector
-    from heads.toolkits.segmentors import build_segmentor
-
-    for row in load_rows("sbm"):
-        if row.head:
-            build, num_classes = (
-                (build_detector, 80) if row.task == "detection" else (build_segmentor, 150)
-            )
-            backbone = create_backbone(row.backbone, dense=True, **row.options)
-            model = build(backbone, num_classes, name=row.head)
-            assert count_parameters(model) == row.params, row
-
-
-# Other maps
+    model = LinearClassifier(create_backbone(name, **options), 1000)
+    assert count_macs(model, rule="fvcore") / 1e9 == in_g(macs)
 
 
 @pytest.mark.parametrize("pos", ["cpe", "ape"])
@@ -248,7 +143,7 @@ def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
     source, other = small((96, 64), pos=pos), small((160, 224), pos=pos, seed=1)
     x = images(160, 224, batch=2)
     expected = source(x)
-    report = adopt(other, in_memory(source.state_dict(), "source"))
+    report = load(other, source.state_dict(), "source")
     assert not report.initialised
     assert not report.skipped
     baked = copy.deepcopy(source)
@@ -256,32 +151,30 @@ def test_checkpoint_of_another_size_gives_what_its_own_network_gives(pos):
     shapes = {key: value.shape for key, value in other.state_dict().items()}
     assert {key: value.shape for key, value in baked.state_dict().items()} == shapes
     for model in (other, baked):
-        for ours, theirs in zip(model(x), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_checkpoint_of_another_preset_is_refused():
-    with torch.device("meta"):
-        other = create_backbone("sbm_t", preset="alt").state_dict()
-    with pytest.raises(ValueError, match=r"187 keys differ .*pre_proj"):
-        adopt(create_backbone("sbm_t"), in_memory(other, "alt"))
+    other = meta_backbone("sbm_t", preset="alt").state_dict()
+    refuses(r"187 keys differ .*pre_proj", load, create_backbone("sbm_t"), other, "alt")
     without = {k: v for k, v in create_backbone("sbm_t").state_dict().items() if ".mlp." not in k}
     with pytest.raises(ValueError, match=r"missing stages\.0\.0\.mlp"):
-        adopt(create_backbone("sbm_t"), in_memory(without, "no FFN"))
+        load(create_backbone("sbm_t"), without, "no FFN")
 
 
-def test_plain_weights_load_around_a_swapped_mixer():
-    plain = create_backbone("sbm_t").state_dict()
-    backbone = create_backbone("sbm_t_afbo")
-    report = adopt(backbone, in_memory(plain, "plain"))
-    assert report.initialised
-    assert all(".mlp." in key for key in (*report.initialised, *report.skipped))
-
-
-# Options
-
-
-def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():
+def test_blocks_follow_the_options_and_the_map():
+    backbone = meta_backbone("sbm_s", drop_path_rate=0.3, shortcut=False)
+    blocks = [m for m in backbone.modules() if isinstance(m, SBMBlock)]
+    paths = [path for block in blocks for path in (block.drop_path1, block.drop_path2)]
+    assert {getattr(path, "drop_prob", 0.0) for path in paths} == {0.0}
+    backbone = meta_backbone("sbm_b", img_size=(200, 328))
+    for stage, blocks in enumerate(backbone.stages):
+        stride = 4 * 2**stage
+        for block in blocks:
+            assert isinstance(block.mixer, StarBilinearMapping)
+            assert block.mixer.bilinear.grid == (-(-200 // stride), -(-328 // stride))
+    model = meta_classifier("sbm_t")
+    assert count_macs(model, 448) / count_macs(model, 224) == pytest.approx(4, abs=1e-3)
     assert mixer_options("ffn", host="sbm_t")["act"] == "silu"
     with torch.device("meta"):
         backbone = create_backbone("sbm_t", mixer={"hidden_ratio": 2})
@@ -290,43 +183,6 @@ def test_hidden_ratio_rebuilds_the_ffn_with_the_hosts_activation():
     assert (ffn.act, ffn.fc1.out_features) == ("silu", 128)
     assert again.mixers() == {}
     assert len(backbone.mixers()) == 17
-
-
-def test_token_slot_takes_options_of_its_own():
-    backbone = create_backbone("sbm_t", token_mixer={"name": "sbm", "rank": 2})
-    assert len(backbone.mixers()) == 17
-    assert backbone.stages[0][0].mixer.bilinear.rank == 2
-    assert backbone.stages[2][0].mixer.bilinear.grid == (14, 14)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"preset": "fti"}, "preset=fti is not one of fit, alt, eq2"),
-        ({"pos": "rope"}, "pos=rope is not one of none, ape, cpe"),
-        ({"num_cpe": 3}, "num_cpe=3 is not one of 1, 2"),
-        ({"rnk": 3}, "no option of sbm_t called 'rnk'; did you mean rank"),
-        ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"pretrained": True}, "no pretrained weights exist for SBM; pass pretrained=<path"),
-    ],
-    ids=str,
-)
-def test_refused_options_name_the_valid_ones(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_backbone("sbm_t", **options)
-
-
-def test_drop_path_rises_linearly_and_needs_shortcuts():
-    def rates(**options):
-        with torch.device("meta"):
-            backbone = create_backbone("sbm_s", drop_path_rate=0.3, **options)
-        blocks = [m for m in backbone.modules() if isinstance(m, SBMBlock)]
-        paths = [(b.drop_path1, b.drop_path2) for b in blocks]
-        assert all(getattr(a, "drop_prob", 0) == getattr(b, "drop_prob", 0) for a, b in paths)
-        return [getattr(path, "drop_prob", 0.0) for path, _ in paths]
-
-    assert rates() == pytest.approx([0.3 * i / 34 for i in range(35)])
-    assert set(rates(shortcut=False)) == {0.0}
 
 
 def test_initialisation():
@@ -341,71 +197,3 @@ def test_initialisation():
             assert p.std().item() == pytest.approx((p.shape[1] * p.shape[2]) ** -0.5, rel=0.1)
         elif key.endswith("space_write"):
             assert p.std().item() == pytest.approx(64**-0.5, rel=0.1)
-
-
-# The contract of a backbone
-
-
-@pytest.mark.slow  # test_registry compiles one of each family
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [((96, 64), {}), ((65, 100), {}), ((65, 100), {"pos": "ape", "preset": "alt"})],
-    ids=str,
-)
-@torch.no_grad()
-def test_compiles_into_one_graph(size, options):
-    backbone = small(**options)
-    x = images(*size, batch=2)
-    torch._dynamo.reset()
-    compiled = torch.compile(backbone, fullgraph=True, backend="eager")
-    for _ in range(2):
-        for found, expected in zip(compiled(x), backbone(x), strict=True):
-            torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_compiled_code_gives_the_same():
-    backbone = small().float()
-    x = images(65, 100, batch=2).float()
-    torch._dynamo.reset()
-    compiled = torch.compile(backbone, fullgraph=True)
-    for found, expected in zip(compiled(x), backbone(x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_training_in_bfloat16_reaches_every_parameter_and_lowers_the_loss(name):
-    torch.manual_seed(0)
-    model = LinearClassifier(create_backbone(name, drop_path_rate=0.1), 4).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batch = {"image": images(64, 80, batch=4).float(), "label": torch.arange(4)}
-    losses = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = sum(model.loss(batch).values())
-        loss.backward()
-        assert [key for key, p in model.named_parameters() if p.grad is None] == []
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-
-
-@pytest.mark.parametrize("options", [{"dense": True}, {"dense": True, "pos": "ape"}], ids=str)
-def test_no_parameter_of_a_dense_network_is_unused(options):
-    backbone = create_backbone("sbm_t", **options).train()
-    sum(m.square().mean() for m in backbone(images(64, 80, batch=2).float())).backward()
-    assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
-
-
-def test_every_block_has_a_star_mapping_on_the_map_of_its_stage():
-    with torch.device("meta"):
-        backbone = create_backbone("sbm_b", img_size=(200, 328))
-    for stage, blocks in enumerate(backbone.stages):
-        stride = 4 * 2**stage
-        for block in blocks:
-            assert isinstance(block.mixer, StarBilinearMapping)
-            assert block.mixer.bilinear.grid == (-(-200 // stride), -(-328 // stride))

@@ -9,7 +9,8 @@ from backbones import create_backbone, list_hosts
 from backbones.factory import small_patch_sizes
 from backbones.registry import find_host
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, rest_slow_pairs, shorten
+from tests.errors import refuses
+from tests.families import SMALLEST, meta_backbone, rest_slow_pairs, shorten
 from tests.tensors import images
 
 PATCHES = [(name, size) for name in list_hosts() for size in small_patch_sizes(find_host(name))]
@@ -33,31 +34,24 @@ def test_every_host_takes_small_images_with_each_patch_size(name, patch_size):
             assert [tuple(x.shape[2:]) for x in maps] == sizes
 
 
+STEMS = [
+    ("deit_t_afbo", 4), ("resnet18", 1), ("mixer_s16", 8), ("convnext_t", 2), ("swin_t", 1),
+    ("poolformer_s12_glu", 2), ("lvt_r1", 1),
+]  # fmt: skip
+
+
 # Of every way in which a stem is made for small images one.
-@pytest.mark.parametrize(
-    ("name", "patch_size"),
-    [("deit_t_afbo", 4), ("resnet18", 1)]
-    + [
-        pytest.param(name, patch_size, marks=pytest.mark.slow)
-        for name, patch_size in (
-            ("mixer_s16", 8), ("convnext_t", 2), ("swin_t", 1), ("poolformer_s12_glu", 2),
-            ("lvt_r1", 1),
-        )
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "patch_size"), rest_slow_pairs(STEMS, STEMS[:2]))
 def test_a_small_network_learns_and_its_weights_load(name, patch_size):
     def build():
         torch.manual_seed(0)
         options = {"img_size": 32, "patch_size": patch_size}
         return LinearClassifier(shorten(create_backbone(name, **options)), 3)
 
-    model, x, labels = build().eval(), images(32, 32, batch=3).float(), torch.arange(3)
+    model, x, labels, losses = build().eval(), images(32, 32, batch=3).float(), torch.arange(3), []
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-5)
-    losses = []
     for _ in range(3):
-        logits = model(x)
-        assert logits.shape == (3, 3)
-        losses.append(torch.nn.functional.cross_entropy(logits, labels))
+        losses.append(torch.nn.functional.cross_entropy(model(x), labels))
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
@@ -69,7 +63,7 @@ def test_a_small_network_learns_and_its_weights_load(name, patch_size):
         assert torch.equal(again(x), model(x))
 
 
-def test_overlapping_kernels_keep_their_weights_and_see_more_places():
+def test_stems_for_small_images_and_their_weights(tmp_path):
     """The positions of the published stem are every fourth of the finest one."""
     torch.manual_seed(0)
     usual = create_backbone("pvt_v2_b1").eval()
@@ -78,36 +72,11 @@ def test_overlapping_kernels_keep_their_weights_and_see_more_places():
     x = images(64, 96).float()
     with torch.no_grad():
         torch.testing.assert_close(fine.patch_embed(x)[:, ::4, ::4], usual.patch_embed(x))
-
-
-def test_resnet18_for_cifar_is_the_usual_one():
-    """11.17 M parameters without classifier, a 3x3 convolution and no pooling, as in the field."""
-    with torch.device("meta"):
-        backbone = create_backbone("resnet18", img_size=32, patch_size=1)
+    # 11.17 M parameters without classifier, a 3x3 convolution and no pooling, as in the field.
+    backbone = meta_backbone("resnet18", img_size=32, patch_size=1)
     assert sum(p.numel() for p in backbone.parameters()) == 11_168_832
     assert (backbone.conv1.kernel_size, backbone.conv1.stride) == ((3, 3), (1, 1))
     assert isinstance(backbone.maxpool, torch.nn.Identity)
-
-
-def test_weights_of_other_patches_are_refused(tmp_path):
     path = tmp_path / "deit.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
-    with pytest.raises(ValueError, match=r"patch_embed\.proj\.weight"):
-        create_backbone("deit_t", patch_size=8, pretrained=path)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("deit_t", {"img_size": 32}, "at least 64 .* deit_t takes 32 and more with patch_size=4"),
-        ("swin_t", {"img_size": 32}, "at least 64 .* swin_t takes 32 and more with patch_size=2"),
-        ("swin_t", {"img_size": 31, "patch_size": 1}, "at least 32 in both directions"),
-        ("swin_t", {"patch_size": 3}, "patch_size of swin_t must be 4 or, .*, 2, 1; got 3"),
-        ("deit_t", {"patch_size": 1}, "patch_size of deit_t must be 16 or, .*, 8, 4, 2; got 1"),
-        ("swin_t", {"patch_size": 2, "dense": True}, "detectors and segmentors read maps at"),
-        ("swin_t", {"patch_size": 2, "pretrained": True}, "weights of swin_t are for patch_size=4"),
-    ],
-)
-def test_what_is_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        create_backbone(name, **options)
+    refuses(r"patch_embed\.proj\.weight", create_backbone, "deit_t", patch_size=8, pretrained=path)

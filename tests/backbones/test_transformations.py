@@ -53,7 +53,6 @@ def given(batch=2):
 
 
 def backwards(mixer, x, direction):
-    """The derivative in a direction, by gradients alone."""
     with torch.enable_grad(), switched_off():
         x, v = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
         (gradient,) = torch.autograd.grad(mixer(x), x, v, create_graph=True)
@@ -61,7 +60,7 @@ def backwards(mixer, x, direction):
 
 
 @modes_by_turns
-def test_derivatives_forwards(name, form, mode):
+def test_derivatives_forwards_and_batches_of_calls(name, form, mode):
     mixer, (x, direction) = build(name, form).eval(), given()
     expected = backwards(mixer, x, direction)
     with mode():
@@ -71,21 +70,30 @@ def test_derivatives_forwards(name, form, mode):
         with forward_ad.dual_level():
             dual = forward_ad.unpack_dual(mixer(forward_ad.make_dual(x, direction)))
             close(dual.tangent, expected)
-
-
-@modes_by_turns
-def test_batches_of_calls(name, form, mode):
     mixer, x = build(name, form).eval(), torch.stack([given()[0] for _ in range(3)])
     with mode():
         close(torch.func.vmap(mixer)(x), torch.stack([mixer(one) for one in x]))
 
 
 @every_form
-def test_gradients_of_functions(name, form):
+def test_gradients_of_functions_and_in_many_directions(name, form):
     mixer, (x, _) = build(name, form).eval(), given()
     leaf = x.clone().requires_grad_()
     mixer(leaf).sin().sum().backward()
     close(torch.func.grad(lambda x: mixer(x).sin().sum())(x), leaf.grad)
+    mixer, (x, _) = build(name, form), given(2)
+    leaf = x.clone().requires_grad_()
+    leaves = (leaf, *mixer.parameters())
+    with switched_off():
+        y = mixer(leaf)
+    directions = torch.randn(3, *x.shape, dtype=x.dtype)
+    at_once = torch.autograd.grad(
+        y, leaves, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+    )
+    for index, direction in enumerate(directions):
+        alone = torch.autograd.grad(y, leaves, direction, retain_graph=True, allow_unused=True)
+        for one, all_of_it in zip(alone, at_once, strict=True):
+            close(None if all_of_it is None else all_of_it[index], one)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -115,24 +123,7 @@ def test_gradients_of_gradients_without_operators(name, form, is_recomputed):
 
 
 @every_form
-def test_gradients_in_many_directions(name, form):
-    mixer, (x, _) = build(name, form), given(2)
-    leaf = x.clone().requires_grad_()
-    leaves = (leaf, *mixer.parameters())
-    with switched_off():
-        y = mixer(leaf)
-    directions = torch.randn(3, *x.shape, dtype=x.dtype)
-    at_once = torch.autograd.grad(
-        y, leaves, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
-    )
-    for index, direction in enumerate(directions):
-        alone = torch.autograd.grad(y, leaves, direction, retain_graph=True, allow_unused=True)
-        for one, all_of_it in zip(alone, at_once, strict=True):
-            close(None if all_of_it is None else all_of_it[index], one)
-
-
-@every_form
-def test_operators_say_where_they_have_no_such_gradients(name, form):
+def test_operators_name_unsupported_gradients(name, form):
     mixer, (x, _) = build(name, form), given(2)
     y, directions = mixer(x.requires_grad_()), torch.randn(3, *x.shape, dtype=x.dtype)
     try:
@@ -157,16 +148,12 @@ def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
 
 
 @modes_by_turns
-def test_traces_see_operations(name, form, mode):
+def test_traces_and_fake_tensors_see_operations(name, form, mode):
     mixer, (x, _) = build(name, form).eval(), given()
     with mode():
         graph = make_fx(mixer)(x)
         close(graph(x), mixer(x))
     assert not any("mixerlab" in str(node.target) for node in graph.graph.nodes)
-
-
-@modes_by_turns
-def test_shapes_alone(name, form, mode):
     mixer, (x, _) = build(name, form).eval(), given()
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode():
         for _ in range(2):  # nothing of the first pass is remembered

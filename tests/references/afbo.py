@@ -120,23 +120,7 @@ def scfbo(
     act: str = "silu",
     act_on: str = "a",
 ) -> tuple[Tensor, Tensor]:
-    """The mixer with the parameters of ours; prefix tokens skip the spatial models.
-
-    Args:
-        x: (B, H, W, d).
-        prefix: (B, P, d).
-        tensors: Parameters by their names.
-        cm_a: Mapping of branch a: "dense", "block", "gccm" or "occm".
-        cm_b: Mapping of branch b, or "shared" for branch a's.
-        window: K of OCCM, G - 1 by default.
-        rounds: Blocks of GCCM that share a weight.
-        pairing: Pairing of GCCM.
-        sm: Spatial model.
-        kernel_size: k.
-        order: Mapping ("c") and spatial model ("s") in their order.
-        act: Activation.
-        act_on: Where it acts.
-    """
+    """The mixer with the parameters of ours; prefix tokens skip the spatial models."""
 
     def affine(branch: str) -> tuple[Tensor, Tensor]:
         kind = {"a": cm_a, "b": cm_b}[branch]

@@ -20,9 +20,6 @@ SPECS = {
 USUAL = {"token": (3, 3, 7, 7), "channel": 7, "expansion": 3, "scale": False, "seg": False}
 
 
-# Operations
-
-
 def shifted(x, kernel, stride):
     """What lies under each offset of a centred kernel, zero outside the map."""
     (k_h, k_w), (height, width) = kernel, x.shape[-2:]
@@ -67,9 +64,6 @@ def gelu(x):
 
 def hardswish(x):
     return x * (x + 3).clamp(0, 6) / 6
-
-
-# The network
 
 
 class Network:
@@ -151,9 +145,6 @@ class Network:
                 x = self.block(x, f"stages.{stage}.{block}")
             maps.append(x)
         return self.logits(x), maps
-
-
-# Names and shapes of the authors' checkpoints
 
 
 class Shapes:

@@ -78,20 +78,7 @@ def iffn(
     order: str = "bn_act",
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The mixer with the parameters and buffers of ours; what ``tensors`` lacks is left out.
-
-    Args:
-        x: (B, H, W, C).
-        prefix: (B, P, C), P may be 0; these tokens skip the depthwise block.
-        tensors: By their names; running statistics are replaced in training.
-        n_branches: N; 1 with arb "off" is an FFN's activation.
-        act: phi.
-        arb: "on", "off" or "rprelu".
-        residual: Whether the depthwise convolution's input is added to its output, or "outside",
-            to that of the block.
-        order: "bn_act" or "act_bn".
-        training: Whether batch norms use the statistics of these tokens.
-    """
+    """The mixer with the parameters and buffers of ours; what ``tensors`` lacks is left out."""
     num_images, height, width, dim = x.shape
     num_prefix_tokens = prefix.shape[1]
     tokens = torch.cat([prefix, x.reshape(num_images, -1, dim)], dim=1).reshape(-1, dim)
@@ -114,10 +101,7 @@ def iffn(
     y = t @ tensors["fc2.weight"].T + tensors["fc2.bias"]
     y = layer_norm(batch_norm(y, tensors, "bn_out", training), tensors, "ln_out")
     y = y.reshape(num_images, -1, dim)
-    return (
-        y[:, num_prefix_tokens:].reshape(x.shape),
-        y[:, :num_prefix_tokens],
-    )
+    return y[:, num_prefix_tokens:].reshape(x.shape), y[:, :num_prefix_tokens]
 
 
 def nonlinear_sum(x: Tensor, tensors: dict[str, Tensor], hidden: int, act: str) -> Tensor:

@@ -42,13 +42,7 @@ def shapes(dim, side, positions, num_classes=1000):
 
 
 class Network:
-    """Callable: images (B, 3, H, W) -> logits (B, classes).
-
-    Args:
-        tensors: By the released names; running statistics are replaced in training.
-        heads: Of attention.
-        training: Whether batch norms use the statistics of these tokens.
-    """
+    """Callable: images (B, 3, H, W) -> logits (B, classes)."""
 
     def __init__(self, tensors, heads=0, training=False):
         self.t, self.heads, self.training = tensors, heads, training

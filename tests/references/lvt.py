@@ -37,8 +37,6 @@ class Network:
         """Apply a function of (..., C) to a map (B, C, H, W)."""
         return function(x.movedim(1, -1), *args).movedim(-1, 1)
 
-    # Attention
-
     def csa(self, x, name):
         batch, dim, height, width = x.shape
         heads = dim // 32
@@ -85,8 +83,6 @@ class Network:
             out = self.asa(accumulated, name, reduction)
             outs.append(out * out.sigmoid())
         return outs[-1]
-
-    # The network
 
     def ffn(self, x, name):
         return self.linear(F.gelu(self.linear(x, f"{name}.fc1")), f"{name}.fc2")

@@ -76,10 +76,8 @@ def nms_cases():
         found, scores = suppression(random(name), 80, ties=False)
         classes = torch.from_numpy(random(name).randint(0, 3, 80))
         config = {"type": kind, "iou_threshold": 0.5, "split_thr": split}
-        yield (
-            name,
-            kept(scores, batched_nms(found, scores, classes, config, class_agnostic=agnostic)),
-        )
+        answer = batched_nms(found, scores, classes, config, class_agnostic=agnostic)
+        yield name, kept(scores, answer)
     for ties in (False, True):
         found, scores = suppression(random(f"nms_match/{ties}"), 60, ties)
         groups = nms_match(torch.cat([found, scores[:, None]], 1), 0.5)
@@ -135,14 +133,9 @@ def convolution_cases():
         "grouped": {"groups": 2, "deform_groups": 3},
     }
     for (kind, dtype), (variant, options) in itertools.product(FLOATS.items(), variants.items()):
-        given = {
-            "stride": 1,
-            "padding": 1,
-            "dilation": 1,
-            "groups": 1,
-            "deform_groups": 1,
-        } | options
-        place = [given[key] for key in ("stride", "padding", "dilation", "groups", "deform_groups")]
+        places = ("stride", "padding", "dilation", "groups", "deform_groups")
+        given = dict.fromkeys(places, 1) | options
+        place = [given[key] for key in places]
         for version, bias in ((1, False), (2, False), (2, True)):
             name = f"deform_conv/{kind}-{variant}-v{version}-{bias}"
             rng = random(name)
@@ -249,12 +242,8 @@ def scenes(*, annotated):
     return {"inputs": images, "data_samples": samples}
 
 
-GROUPS = {
-    "nms": nms_cases,
-    "roi": roi_cases,
-    "convolution": convolution_cases,
-    "detector": detector_cases,
-}
+GROUPS = {"nms": nms_cases, "roi": roi_cases, "convolution": convolution_cases}
+GROUPS["detector"] = detector_cases
 
 
 def flat(group, *members):

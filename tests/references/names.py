@@ -65,8 +65,6 @@ def convnext_by_its_authors(state_dict):
 
 
 AUTHORS = {
-    "swin_t": swin_by_its_authors,
-    "poolformer_s12": poolformer_by_its_authors,
-    "pvt_v2_b1": pvt_v2_by_its_authors,
-    "convnext_t": convnext_by_its_authors,
-}
+    "swin_t": swin_by_its_authors, "poolformer_s12": poolformer_by_its_authors,
+    "pvt_v2_b1": pvt_v2_by_its_authors, "convnext_t": convnext_by_its_authors,
+}  # fmt: skip

@@ -75,14 +75,7 @@ def linear(x: Tensor, tensors: dict[str, Tensor], name: str) -> Tensor:
 
 
 def sbm(x: Tensor, tensors: dict[str, Tensor], *, split: bool, mode: str = "bicubic") -> Tensor:
-    """The mixer on x (B, H, W, d) with the parameters of ours; what has none is left out.
-
-    Args:
-        x: (B, H, W, d).
-        tensors: Parameters by their names.
-        split: Whether the branches read the two halves of the projection.
-        mode: How the spatial factors are resampled.
-    """
+    """The mixer on x (B, H, W, d) with the parameters of ours; what has none is left out."""
     dim, size = x.shape[-1], (x.shape[1], x.shape[2])
     p = depthwise(linear(x, tensors, "in_proj"), tensors["conv.weight"], tensors["conv.bias"])
     if "pre_proj.weight" in tensors:

@@ -13,11 +13,8 @@ WIDTHS = {
     "visionllama_b": (96, 192, 384, 768),
     "visionllama_l": (128, 256, 512, 1024),
 }
-DEPTHS = {
-    "visionllama_s": (2, 2, 10, 4),
-    "visionllama_b": (2, 2, 18, 2),
-    "visionllama_l": (2, 2, 18, 2),
-}
+DEPTHS = {"visionllama_s": (2, 2, 10, 4)}
+DEPTHS |= dict.fromkeys(("visionllama_b", "visionllama_l"), (2, 2, 18, 2))
 HIDDEN = {
     "visionllama_s": (256, 512, 768, 1536),
     "visionllama_b": (256, 512, 1024, 2048),

@@ -1,0 +1,407 @@
+"""Compiled operators of mixers equal torch's operations and step aside where they must."""
+
+import copy
+import functools
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+
+from backbones import create_backbone
+from backbones.fast import fast, switched_off
+from backbones.fast.cpu import afbo, iffn, sbm
+from backbones.layers.conv_pos_enc import ConvPosEnc
+from tests.forms import both_ways, build_fast, compiled
+from tests.tensors import randomise, tokens
+from tests.threads import torch_threads
+
+pytestmark = [compiled, pytest.mark.usefixtures("no_grad")]
+close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+eval_or_train = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+both_operators = pytest.mark.parametrize(
+    ("name", "part", "operator"),
+    [("afbo", "sm_a", "gated_mixer"), ("iffn", "dw.conv", "branched_mixer")],
+)
+SIZES = [(1, 7), (9, 1), (5, 6), (70, 61)]  # lines, columns, a map in many pieces
+
+
+def build(name, **options):
+    """Return a small fast mixer and a map for it."""
+    options = {"grid": (4, 5), "rank": 3, **options} if name == "sbm" else options
+    return build_fast(name, 8, **options), tokens(2, 4, 5, 8)
+
+
+def without_operators(mixer, x):
+    with switched_off():
+        return mixer(x)
+
+
+def mix_joined(mixer, joined, size):
+    """Mix tokens (B, P + H W, C), as a host with class tokens does."""
+    prefix, height, width = size
+    x = joined[:, prefix:].unflatten(1, (height, width))
+    if not prefix:
+        return mixer(x).flatten(1, 2)
+    x, rest = mixer(x, joined[:, :prefix])
+    return torch.cat([rest, x.flatten(1, 2)], dim=1)
+
+
+@pytest.mark.parametrize(
+    "size", [(0, 1, 1), (0, 7, 4), (0, 1, 7), (2, 9, 1), (1, 5, 6), (1, 70, 61)], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("afbo", {}), ("afbo", {"g2": 3, "bias": False}), ("scfbo_gc", {"g1": 4}),
+        ("full", {"hidden_ratio": 2.9}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gated_operator_equals_torch(name, options, size):
+    mixer, x = build_fast(name, 40, **options), tokens(3, size[0] + size[1] * size[2], 40)
+    found, expected = both_ways(mixer, x, call=functools.partial(mix_joined, size=size))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    with torch.inference_mode():
+        again = mix_joined(mixer, x, size)
+    torch.testing.assert_close(again, expected[0], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dim", [7, 25, 140])  # remainders of memory lines, rows of several passes
+def test_products_of_all_widths_equal_torch(dim):
+    close(*both_ways(build_fast("full", dim, hidden_ratio=3.1), tokens(1, 18, 19, dim)))
+
+
+@eval_or_train
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"n_branches": 4, "hidden_ratio": 2.9, "bn_out": False}], ids=str
+)
+def test_branched_operator_equals_torch(options, size, training):
+    dim = 40 if options else 24  # both have channels that fill no line of memory
+    mixer, x = build_fast("iffn", dim, **options).train(training), tokens(3, *size, dim)
+    # Biases before a norm of the batch have no gradient but rounding's: 1e-10 covers both.
+    found, expected = both_ways(mixer, x)
+    close(found, expected)
+    if not training:
+        with torch.inference_mode():
+            torch.testing.assert_close(mixer(x), expected[0], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "training", "bound"),
+    [("afbo", False, 2e-5), ("iffn", False, 5e-5), ("iffn", True, 5e-5)],
+)
+def test_results_are_equal_for_any_pieces_and_threads(name, training, bound, threads):
+    """Images by the dozen in one piece, and float32 against float64 to its rounding."""
+    mixer, x = build_fast(name, 64).train(training), torch.randn(150, 6, 6, 64)
+    inputs = (x, torch.randn(150, 1, 64)) if name == "afbo" else (x,)
+    expected = both_ways(mixer, *(one.double() for one in inputs))[1]
+    with torch_threads(threads):
+        found = both_ways(mixer.float(), *inputs)[0]
+        with torch.no_grad():
+            y, plain = mixer.eval()(x), without_operators(mixer, x)
+    torch.testing.assert_close(y, plain, rtol=0, atol=2e-6 * float(plain.abs().max()))
+    # What rounding leaves of IFFN's sums over tokens that are zero.
+    least = x[..., 0].numel() ** 0.5 if name == "iffn" else 0.0
+    for one, other in zip(found, expected, strict=True):
+        scale = other.abs().max().clamp(min=least)
+        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("value", [-40.0, -5.6, -5.4, -1.0, -1e-3, 0.0, 0.5, 3.0, 5.6, 40.0])
+def test_gelu_is_torchs(value):  # far out, too, where a polynomial would go its own way
+    mixer, x = build_fast("iffn", 16).float(), torch.randn(1, 4, 4, 16)
+    for branch in mixer.branches:
+        branch.alpha.zero_()
+        branch.gamma.fill_(value)
+    torch.testing.assert_close(mixer(x), without_operators(mixer, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "training"), [("afbo", False), ("iffn", False), ("iffn", True)])
+def test_nan_stays_nan(name, training):
+    mixer, x = build_fast(name, 16).float().train(training), torch.randn(1, 5, 5, 16)
+    x[0, 2, 2, 3] = torch.nan
+    y, plain = copy.deepcopy(mixer)(x), without_operators(mixer, x)
+    assert torch.equal(y.isnan(), plain.isnan())
+    assert y.isnan().any()
+    assert bool(y.isnan().all()) == training
+
+
+@torch.enable_grad()
+def test_a_recomputed_block_learns_its_statistics_once():
+    networks = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        network = create_backbone("deit_t_iffn", img_size=64).train()
+        network.blocks = network.blocks[:1]
+        network.set_grad_checkpointing(recompute)
+        torch.manual_seed(1)
+        network.embed(torch.randn(2, 3, 64, 64)).sum().backward()
+        networks.append(dict(network.named_buffers()))
+    assert any("running_var" in key for key in networks[0])
+    torch.testing.assert_close(*networks)
+
+
+def test_empty_batches_maps_and_single_tokens_keep_to_torch():
+    network = create_backbone("deit_t_afbo", img_size=64)
+    assert network.embed(torch.empty(0, 3, 64, 64)).shape == (0, 192)
+    assert not build_fast("afbo", 40).is_fast(torch.empty(2, 0, 7, 40).double())
+    mixer = build_fast("iffn", 16)
+    shapes = {(0, 4, 4): False, (1, 1, 1): False, (1, 1, 2): True}
+    assert {s: mixer.is_fast(torch.empty(*s, 16).double()) for s in shapes} == shapes
+
+
+OTHER_FORMS = {
+    "afbo": [
+        {"kernel_size": 5}, {"sm": "max"}, {"act": "gelu"}, {"act_on": "post"}, {"order": "sc"},
+        {"cm_b": "shared"}, {"drop": 0.1},
+    ],
+    "iffn": [
+        {"kernel_size": 5}, {"act": "silu"}, {"arb": "off"}, {"arb": "rprelu"}, {"channel": False},
+        {"spatial": False}, {"bn_mid": False}, {"norm": "layer"}, {"dw_residual": True},
+        {"dw_residual": "outside"}, {"dw_order": "act_bn"},
+    ],
+    "sbm": [
+        {"kernel_size": 5}, {"x_width": 1}, {"pre_proj": True}, {"norm": False},
+        {"use_gate": False}, {"use_linear": False}, {"use_bilinear": False},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(n, o) for n, given in OTHER_FORMS.items() for o in given], ids=str
+)
+def test_other_forms_keep_to_torch(name, options):
+    mixer, x = build(name, **options)
+    assert not mixer.is_fast(x)
+    close(mixer(x), without_operators(mixer, x))
+
+
+def test_other_norms_keep_to_torch():
+    x = tokens(1, 4, 4, 40)
+    for attribute, value in (("momentum", None), ("running_mean", None), ("training", True)):
+        mixer = build_fast("iffn", 40)
+        setattr(mixer.bn_mid, attribute, value)
+        assert not mixer.is_fast(x)
+    mixer = build_fast("iffn", 40)
+    mixer.dw.bn = nn.SyncBatchNorm.convert_sync_batchnorm(mixer.dw.bn)
+    assert not mixer.is_fast(x)
+    for option in ("affine", "track_running_stats"):
+        mixer = build_fast("iffn", 40)
+        mixer.bn_out = nn.BatchNorm1d(40, **{option: False}).double().eval()
+        close(mixer(x), without_operators(mixer, x))
+    mixer = build_fast("iffn", 40)
+    mixer.bn_mid.running_mean = torch.zeros(1, dtype=x.dtype)
+    with pytest.raises(RuntimeError, match="running statistics of"):
+        mixer(x)
+    weight = mixer.fc1.weight.detach()
+    del mixer.fc1.weight
+    mixer.fc1.weight = weight  # as in a replica
+    assert not mixer.is_fast(x)
+    mixer = build_fast("iffn", 40, drop=0.1)
+    assert mixer.is_fast(x)
+    assert not mixer.train().is_fast(x)
+
+
+@both_operators
+@torch.enable_grad()
+def test_hooks_see_the_parts(name, part, operator):
+    mixer, x = build(name)
+    part, seen = mixer.get_submodule(part), []
+    for register in (part.register_forward_hook, register_module_forward_hook):
+        handle = register(lambda module, *_: seen.append(module))
+        mixer(x)
+        handle.remove()
+        assert part in seen
+        assert mixer.is_fast(x)
+        seen.clear()
+
+
+@both_operators
+@torch.enable_grad()
+def test_autocast_and_compilers_keep_to_torch(name, part, operator):
+    mixer, x = build(name)
+    mixer, x = mixer.float(), x.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not mixer.is_fast(x)
+    assert operator not in str(torch.export.export(mixer, (x,)).graph)
+    assert not mixer.bfloat16().is_fast(x.bfloat16())
+
+
+@both_operators
+@torch.enable_grad()
+def test_double_backward_names_switched_off(name, part, operator):
+    mixer, x = build(name)
+    x = x.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"switched_off\(\)"):
+        torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
+    y = without_operators(mixer, x).square().sum()
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    assert torch.autograd.grad(gradient.square().sum(), x)[0].abs().sum() > 0
+
+
+def gated_arguments():
+    return (tokens(2, 17, 8).requires_grad_(), 1, 4, 4, *afbo.operands(build("afbo")[0]), True)
+
+
+def branched_arguments(training):
+    first, coefficients, norms, running, eps, _, depthwise, last = iffn.operands(build("iffn")[0])
+    given = (tokens(2, 12, 8).requires_grad_(), 3, 4, *first, coefficients, norms, running, *eps)
+    return (*given, training, *depthwise, *last, True)
+
+
+@torch.no_grad()
+def star_arguments():
+    mixer, x = build("sbm")
+    return x, *sbm.operands(mixer, x)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        ("gated_mixer", gated_arguments),
+        ("branched_mixer", functools.partial(branched_arguments, False)),
+        ("branched_mixer", functools.partial(branched_arguments, True)),
+        ("star_mixer", star_arguments),  # has no gradient
+        ("conv_pos_enc", lambda: (torch.ones(2, 3, 4, 5), torch.ones(5, 1, 3, 3), None)),
+    ],
+    ids=str,
+)
+@torch.enable_grad()
+def test_schemas_and_gradients_of_operators_agree(operator, arguments):
+    checks = ["test_schema", "test_autograd_registration"]
+    checks = checks[:1] if operator in ("star_mixer", "conv_pos_enc") else checks
+    operator = getattr(torch.ops.mixerlab, operator).default
+    torch.library.opcheck(operator, arguments(), test_utils=checks)
+
+
+class Turned(nn.Module):
+    """Parametrization with a result that lies transposed in memory."""
+
+    def forward(self, weight):
+        return weight.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("full", "cm_a"), ("sbm", "conv"), ("sbm", "bilinear.proj"), ("sbm", "gate_proj")],
+)
+def test_computed_weights_keep_to_torch(name, part):
+    mixer, x = build(name)
+    expected, owner = mixer(x), mixer.get_submodule(part)
+    parametrize.register_parametrization(owner, "weight", Turned())
+    assert not mixer.is_fast(x)
+    close(mixer(x), expected)
+    parametrize.remove_parametrizations(owner, "weight", leave_parametrized=False)
+    assert mixer.is_fast(x)
+
+
+def test_weights_that_were_computed_once_keep_their_order():
+    mixer, x = build("afbo")
+    lists = [part for part in mixer.modules() if isinstance(part, nn.ParameterList)]
+    assert lists
+    for weights in lists:
+        parametrize.register_parametrization(weights, "0", nn.Identity())
+        parametrize.remove_parametrizations(weights, "0")
+        assert next(iter(weights._parameters)) != "0"
+    assert mixer.is_fast(x)
+    close(mixer(x), without_operators(mixer, x))
+
+
+# Channels that fill lines of memory and that do not; more tokens than go through at a time.
+MAPS = [
+    (1, (13, 11), 24), (1, (1, 150), 17), (1, (150, 1), 5), (1, (4, 5), 8), (3, (1, 9), 6),
+    (2, (9, 1), 19), (2, (13, 11), 24), (1, (7, 6), 64),
+]  # fmt: skip
+every_map = pytest.mark.parametrize(("batch", "size", "dim"), MAPS, ids=str)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@every_map
+def test_star_operator_equals_torch(batch, size, dim, threads):
+    mixer = build_fast("sbm", dim, grid=(4, 5), rank=3, out_proj=dim == 6)
+    x = tokens(batch, *size, dim)
+    with torch_threads(threads):
+        assert mixer.is_fast(x)
+        found = mixer(x)
+    with torch.enable_grad():
+        expected = mixer(x).detach()
+    close(found, expected)
+    close(without_operators(mixer, x), expected)
+    single = mixer.float()(x.float())
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-5)
+    assert single.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "dim"), list(itertools.product(["sbm", "iffn"], [4, 6, 9, 16])))
+def test_another_number_of_channels_is_refused(name, dim):
+    with pytest.raises(RuntimeError, match="shape"):
+        build(name)[0](tokens(2, 4, 5, dim))
+
+
+@pytest.mark.parametrize("index", [0, 3, 4, 5, 6])
+def test_star_operator_itself_refuses_other_sizes(index):
+    given = list(star_arguments())
+    for wrong in (given[index][..., :-1].contiguous(), given[index].float()):
+        with pytest.raises(RuntimeError, match="star_mixer needs a contiguous tensor"):
+            torch.ops.mixerlab.star_mixer(*given[:index], wrong, *given[index + 1 :])
+
+
+def test_star_operator_follows_changes_and_steps_aside():
+    mixer, x = build("sbm")[0], tokens(2, 6, 7, 8)
+    before = mixer(x)
+    for parameter in (mixer.bilinear.space_read, mixer.conv.weight, mixer.norm.bias):
+        parameter.mul_(1.5)
+        after = mixer(x)
+        assert not torch.equal(before, after)
+        close(after, without_operators(mixer, x))
+        before = after
+    mixer, x = build("sbm")
+    assert mixer.is_fast(x)
+    for mode in (torch.enable_grad(), torch.autocast("cpu"), forward_ad.dual_level()):
+        with mode:
+            assert not mixer.is_fast(x)
+    for other in (tokens(2, 1, 3, 8), x.float(), x.transpose(1, 2)):  # the first has 3 tokens
+        assert not mixer.is_fast(other)
+    handle = mixer.bilinear.proj.register_forward_hook(lambda *_: None)
+    assert not mixer.is_fast(x)
+    handle.remove()
+    mixer.lin_proj.bias = None
+    assert not mixer.is_fast(x)
+    close(mixer(x), without_operators(mixer, x))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@every_map
+def test_a_positional_encoding_equals_torchs(batch, size, dim, has_bias):
+    encoding, x = fast(randomise(ConvPosEnc(dim))), tokens(batch, *size, dim)
+    if not has_bias:
+        encoding.bias = None
+    for given in (x, x.transpose(1, 2), x[:0]):
+        assert encoding.is_fast(given)
+        with switched_off():
+            assert not encoding.is_fast(given)
+        close(encoding(given), without_operators(encoding, given))
+    with torch.enable_grad():
+        assert not encoding.is_fast(x)  # the operator has no gradient
+        assert encoding(x).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, kernel: (x[0], kernel, None), "contiguous map"),
+        (lambda x, kernel: (x.transpose(1, 2), kernel, None), "contiguous map"),
+        (lambda x, kernel: (x, kernel[:4], None), "kernel"),
+        (lambda x, kernel: (x, kernel, torch.ones(4)), "a bias of 5"),
+        (lambda x, kernel: (x, kernel.double(), None), "weights of Float"),
+    ],
+)
+def test_the_encoding_refuses_what_does_not_fit(change, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.mixerlab.conv_pos_enc(*change(torch.ones(2, 3, 4, 5), torch.ones(5, 1, 3, 3)))
