@@ -172,10 +172,7 @@ def test_no_images(root):
     ("mask", "message"),
     [
         (Image.new("L", (50, 40)), r"is \(40, 50\) \(height, width\), but its image is \(40, 60\)"),
-        (
-            Image.new("L", (60, 40), 151),
-            r"has labels \[151\], but 150 classes .*reduce_zero_label",
-        ),
+        (Image.new("L", (60, 40), 151), r"has labels \[151\], but 150 classes .*reduce_zero_label"),
         (Image.new("RGB", (60, 40), (1, 1, 2)), r"is in colours; pass data\.colors=\[\[1,1,2\]\]"),
         (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"has labels \[257\], but 150"),
     ],

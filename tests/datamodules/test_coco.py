@@ -111,8 +111,7 @@ def test_images_are_bgr(root):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"scale_jitter": (0.5, 0.9)}, {"train_sizes": [(90, 60), (60, 40)]}, {"flip": 1.0}],
+    "options", [{"scale_jitter": (0.5, 0.9)}, {"train_sizes": [(90, 60), (60, 40)]}, {"flip": 1.0}]
 )
 def test_augmented_boxes_follow_masks(root, options):
     counts = [5 * 40 + 6, 10] + [30, 10] * 19

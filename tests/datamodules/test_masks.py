@@ -311,10 +311,7 @@ def test_wrong_colours_are_rejected(tmp_path, options, message):
 def test_other_labels_name_the_option(tmp_path):
     masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
     for options, message in (
-        (
-            {},
-            r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values",
-        ),
+        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values"),
         ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
         ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; 1-bit masks have 0 and 1"),
     ):

@@ -59,10 +59,7 @@ TASKS = {
         "backbone=swin_t_glu", "head=semantic_fpn", *SCENES, "head.channels=16", NARROW_SEGMENTOR,
     ),
 }  # fmt: skip
-STATES = {
-    "finished": ("trainer.max_epochs=1",),
-    "unfinished": ("trainer.max_epochs=2",),
-}
+STATES = {"finished": ("trainer.max_epochs=1",), "unfinished": ("trainer.max_epochs=2",)}
 FROM_TASK = {"mmdet": "detection", "mmseg": "segmentation"}
 SITES = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 PRIVATE = re.compile(rb"/tmp/|/home/|/root/")

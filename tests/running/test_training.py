@@ -223,11 +223,7 @@ class TestTraining:
                 marks=pytest.mark.slow,
             ),
             pytest.param(
-                {"step": 7},
-                {"max_steps": 14},
-                8,
-                id="an end by steps",
-                marks=pytest.mark.slow,
+                {"step": 7}, {"max_steps": 14}, 8, id="an end by steps", marks=pytest.mark.slow
             ),
         ],
     )
