@@ -92,6 +92,13 @@ def run_here(typed, capsys) -> Ended:
     return Ended(status, captured.out, captured.err)
 
 
+def completed(typed, capsys) -> Ended:
+    """Run to a successful end in this process."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    return ended
+
+
 def run_shared(typed) -> Ended:
     """The same for a run that several tests share: lines as printed, and one thread."""
     out, err = io.StringIO(), io.StringIO()

@@ -1,20 +1,30 @@
 """Datamodules after ``setup``, errors that it raises, and samples of batches."""
 
+from functools import partial
+
 import pytest
 
 
-def ready(kind, root, **options):
+def ready(make, *given, **options):
     """Return a datamodule after ``setup``."""
-    data = kind(root, **options)
+    data = make(*given, **options)
     data.setup()
     return data
 
 
-def rejected(kind, root, message, error=ValueError, **options):
-    """Check that ``setup`` raises an error; return its message."""
+def rejected(make, *given, error=ValueError, **options):
+    """Check that ``setup`` raises the error whose message is last; return the whole message."""
+    *given, message = given
     with pytest.raises(error, match=message) as caught:
-        ready(kind, root, **options)
+        ready(make, *given, **options)
     return str(caught.value)
+
+
+def bound(make, **defaults):
+    """Return the constructor with defaults, and ``ready`` and ``rejected`` by it."""
+    make = partial(make, **defaults)
+    missing = partial(rejected, make, error=FileNotFoundError)
+    return make, partial(ready, make), partial(rejected, make), missing
 
 
 def dense_samples(loader):

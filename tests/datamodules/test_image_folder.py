@@ -25,6 +25,7 @@ from datamodules.files.class_order import natural_key, sort_classes
 from datamodules.files.decoding import decode, load_rgb
 from datamodules.files.folders import IMAGE_SUFFIXES, find_images
 from datamodules.images.transforms import augment_ops, guarded_posterize
+from tests.datamodules import loading
 from tests.numbered import write_folders
 from tests.threads import in_threads
 
@@ -44,14 +45,13 @@ def root(tmp_path):
     return tmp_path
 
 
-def module(root, **options):
-    defaults = {"image_size": 32, "batch_size": 2, "num_workers": 0}
-    return ImageFolderDataModule(root, **{**defaults, **options})
+module, ready, rejected, not_found = loading.bound(
+    ImageFolderDataModule, image_size=32, batch_size=2, num_workers=0
+)
 
 
 def test_batches(root):
-    data = module(root)
-    data.setup()
+    data = ready(root)
     data.setup("fit")
     assert data.class_names == ("n01", "n02")
     assert data.num_classes == 2
@@ -65,18 +65,8 @@ def test_batches(root):
     assert len(list(data.train_dataloader())) == 3
 
 
-def test_samples_do_not_depend_on_workers(root):
-    def train(workers):
-        data = module(root, num_workers=workers)
-        data.setup()
-        return torch.cat([batch["image"] for batch in data.train_dataloader()])
-
-    assert torch.equal(train(0), train(2))
-
-
 def test_repeated_images_are_augmented_differently(root):
-    data = module(root, batch_size=6, repeated_augmentation=3)
-    data.setup()
+    data = ready(root, batch_size=6, repeated_augmentation=3)
     (batch,) = data.train_dataloader()
     first, second = batch["sample_id"].unique().tolist()
     assert sorted(batch["sample_id"].tolist()) == [first] * 3 + [second] * 3
@@ -89,8 +79,7 @@ def test_hidden_and_foreign_files_are_ignored(root):
     (root / "train/n01/._0.JPEG").write_bytes(b"resource fork")
     (root / "train/n01/Thumbs.db").write_bytes(b"thumbs")
     (root / "train/.cache").mkdir()
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert len(data.dataset("train")) == 6
 
 
@@ -99,52 +88,49 @@ def test_odd_names_and_links(root):
     picture().save(folder / os.fsdecode(b"caf\xe9.JPEG"))
     (folder / "link.JPEG").symlink_to(folder / "0.JPEG")
     (root / "train/n03").symlink_to(root / "train/n03")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.class_names == ("n01", "n02")
     assert sum(len(batch["label"]) for batch in data.train_dataloader()) == 8
     (folder / "dangling.JPEG").symlink_to(folder / "gone.JPEG")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     with pytest.raises(FileNotFoundError, match=r"dangling\.JPEG does not exist"):
         list(data.train_dataloader())
 
 
-def test_root_is_needed(tmp_path):
-    with pytest.raises(ValueError, match=r"data=imagenet data.root=/data/imagenet"):
-        module(None).setup()
-    with pytest.raises(FileNotFoundError, match="absent is not a folder"):
-        module(tmp_path / "absent").setup()
-    with pytest.raises(FileNotFoundError, match=r"train does not exist; .* train/<class>"):
-        module(tmp_path).setup()
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
 
 
-def test_missing_val_folder(root):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda root: picture().save(emptied(root / "val") / "ILSVRC2012_val_00000001.JPEG"),
+            r"no class folders .*ILSVRC2012_validation_ground_truth",
+        ),
+        (lambda root: emptied(root / "train"), "no class folders in"),
+        (
+            lambda root: [(root / "train" / name).mkdir() for name in ("n03", "n04")],
+            r"without images in .*train: n03, n04",
+        ),
+        (lambda root: shutil.rmtree(root / "train/n01"), "train lacks: n01"),
+    ],
+)
+def test_wrong_class_folders_are_rejected(root, change, message):
+    change(root)
+    rejected(root, message)
+
+
+def test_missing_folders_and_another_number_of_classes_are_rejected(root):
+    rejected(root, r"has 2 class folders but data.num_classes is 1000", num_classes=1000)
+    ready(root, num_classes=2)
+    not_found(root / "absent", "absent is not a folder")
     shutil.rmtree(root / "val")
-    with pytest.raises(FileNotFoundError, match="val does not exist; an image folder has"):
-        module(root).setup()
-
-
-def test_flat_val_folder(root):
-    shutil.rmtree(root / "val")
-    (root / "val").mkdir()
-    picture().save(root / "val/ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(ValueError, match=r"no class folders .*ILSVRC2012_validation_ground_truth"):
-        module(root).setup()
-
-
-def test_no_class_folders(root):
+    not_found(root, "val does not exist; an image folder has")
     shutil.rmtree(root / "train")
-    (root / "train").mkdir()
-    with pytest.raises(ValueError, match="no class folders in"):
-        module(root).setup()
-
-
-def test_empty_class_folders(root):
-    (root / "train/n03").mkdir()
-    (root / "train/n04").mkdir()
-    with pytest.raises(ValueError, match=r"without images in .*train: n03, n04"):
-        module(root).setup()
+    not_found(root, r"train does not exist; .* train/<class>")
 
 
 def test_class_absent_in_val(root):
@@ -153,18 +139,6 @@ def test_class_absent_in_val(root):
     with pytest.warns(UserWarning, match="lacks images of n01"):
         data.setup()
     assert [batch["label"].tolist() for batch in data.val_dataloader()] == [[1, 1], [1]]
-
-
-def test_class_absent_in_train(root):
-    shutil.rmtree(root / "train/n01")
-    with pytest.raises(ValueError, match="train lacks: n01"):
-        module(root).setup()
-
-
-def test_num_classes_must_agree(root):
-    with pytest.raises(ValueError, match=r"has 2 class folders but data.num_classes is 1000"):
-        module(root, num_classes=1000).setup()
-    module(root, num_classes=2).setup()
 
 
 def noisy_jpeg():
@@ -186,12 +160,10 @@ def noisy_jpeg():
 def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", tolerant)
     (root / "val/n01/1.JPEG").write_bytes(content)
-    data = module(root)
-    data.setup()
-    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
-        list(data.val_dataloader())
-    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
-        data.check_files()
+    data = ready(root)
+    for read in (lambda: list(data.val_dataloader()), data.check_files):
+        with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
+            read()
     assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
 
 
@@ -245,47 +217,40 @@ def test_decoding_rules(tmp_path):
         rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
 
 
-def test_exif_orientation(tmp_path):
-    image = picture(size=(40, 30))
-    exif = image.getexif()
-    exif[274] = 6
-    image.save(tmp_path / "rotated.jpg", exif=exif)
-    assert load_rgb(tmp_path / "rotated.jpg", upright=False).size == (40, 30)
-    assert load_rgb(tmp_path / "rotated.jpg", upright=True).size == (30, 40)
+@pytest.mark.parametrize(("upright", "size"), [(False, (40, 30)), (True, (30, 40))])
+def test_exif_orientation(tmp_path, upright, size):
+    exif = Image.Exif()
+    exif[headers.ORIENTATION] = 6
+    picture(size=(40, 30)).save(tmp_path / "rotated.jpg", exif=exif)
+    assert load_rgb(tmp_path / "rotated.jpg", upright=upright).size == size
+    assert headers.read_header(tmp_path / "rotated.jpg", upright=upright)[:2] == size
 
 
 @pytest.mark.parametrize("size", [(1, 1), (700, 3)])
 def test_extreme_shapes(root, size):
     picture(size=size).save(root / "train/n01/0.JPEG")
     picture(size=size).save(root / "val/n01/0.JPEG")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert all(b["image"].isfinite().all() for b in data.train_dataloader())
     assert all(b["image"].shape[1:] == (3, 32, 32) for b in data.val_dataloader())
 
 
 def test_predict(root, tmp_path):
-    data = module(root, predict_path=root / "val/n01")
-    data.setup()
+    data = ready(root, predict_path=root / "val/n01")
     batches = list(data.predict_dataloader())
     assert [batch["label"].tolist() for batch in batches] == [[-1, -1], [-1]]
     assert data.predict_name(2) == str(root / "val/n01/2.JPEG")
-    one = module(root, predict_path=root / "val/n01/1.JPEG")
-    one.setup()
+    one = ready(root, predict_path=root / "val/n01/1.JPEG")
     assert len(list(one.predict_dataloader())) == 1
-    default = module(root)
-    default.setup()
+    default = ready(root)
     assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
-    with pytest.raises(FileNotFoundError, match="must be an image or a folder"):
-        module(root, predict_path=tmp_path / "nothing").setup()
-    nested = module(root, predict_path=root / "val")
-    nested.setup()
+    not_found(root, "must be an image or a folder", predict_path=tmp_path / "nothing")
+    nested = ready(root, predict_path=root / "val")
     assert nested.predict_names() == [
         str(root / f"val/{name}/{copy}.JPEG") for name in ("n01", "n02") for copy in range(3)
     ]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no images in the input"):
-        module(root, predict_path=tmp_path / "empty").setup()
+    rejected(root, "no images in the input", predict_path=tmp_path / "empty")
 
 
 def test_posterize_guard():
@@ -299,9 +264,8 @@ def test_posterize_guard():
 )
 def test_every_policy_survives_pillow(policy):
     transform = PaperAugmentation(auto_augment=policy).train(32)
-    ops = list(augment_ops(transform))
-    assert ops
-    for op in ops:
+    assert list(augment_ops(transform))
+    for op in augment_ops(transform):
         op.prob, op.magnitude, op.magnitude_std = 1.0, 10, 0
         assert op(picture()).size == (40, 30)
     assert transform(picture()).shape == (3, 32, 32)
@@ -339,8 +303,7 @@ def test_light_augmentation_keeps_digits_unmirrored():
 
 
 def test_file_checks_stop_at_the_time_limit(root, caplog, monkeypatch):
-    data = module(root)
-    data.setup()
+    data = ready(root)
     with caplog.at_level("INFO"):
         data.check_files()
         assert "6 of 6 validation images, 6 of 6 training images" in caplog.text
@@ -362,18 +325,9 @@ def test_data_after_an_images_end_are_allowed(root):
     assert headers.read_header(path)[:2] == (64, 64)
 
 
-def test_headers_are_rotated_like_images(tmp_path):
-    exif = Image.Exif()
-    exif[headers.ORIENTATION] = 6
-    picture(size=(40, 30)).save(tmp_path / "a.jpg", exif=exif)
-    assert headers.read_header(tmp_path / "a.jpg")[:2] == (40, 30)
-    assert headers.read_header(tmp_path / "a.jpg", upright=True)[:2] == (30, 40)
-
-
 @pytest.mark.parametrize(("share", "each"), [(1.0, 3), (0.5, 2), (0.3, 1), (0.01, 1)])
 def test_a_share_takes_the_first_training_images_of_each_class(root, share, each):
-    data = module(root, train_share=share)
-    data.setup()
+    data = ready(root, train_share=share)
     train = data.dataset("train")
     paths = [train.describe(index) for index in range(len(train))]
     expected = [f"{name}/{copy}.JPEG" for name in ("n01", "n02") for copy in range(each)]
@@ -391,7 +345,6 @@ def test_shares_outside_0_to_1_are_rejected(root, share):
 
 
 def build_log(caplog, root, **options):
-    """Return the datamodule and its log."""
     data = module(root, **options)
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -422,8 +375,7 @@ def test_every_ending_is_read(root, tmp_path):
     for suffix in IMAGE_SUFFIXES:
         picture().save(folder / f"x{suffix.upper()}")
     assert {".jfif", ".avif", ".pgm", *torchvision.datasets.folder.IMG_EXTENSIONS} <= IMAGE_SUFFIXES
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.sizes()["val"] == 6 + len(IMAGE_SUFFIXES)
     assert sum(len(batch["label"]) for batch in data.val_dataloader()) == data.sizes()["val"]
     data.check_files()
@@ -446,12 +398,10 @@ def test_skipped_files_are_counted_by_their_endings(root, caplog):
 @pytest.mark.parametrize("name", ["valid", "validation"])
 def test_the_validation_folder_may_have_another_name(root, name):
     (root / "val").rename(root / name)
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.sizes() == {"train": 6, "val": 6}
     (root / "val").mkdir()
-    with pytest.raises(ValueError, match=rf"several folders of validation images: val, {name};"):
-        module(root).setup()
+    rejected(root, rf"several folders of validation images: val, {name};")
 
 
 def test_unlabelled_images_of_fiftyone_are_skipped(root, caplog):

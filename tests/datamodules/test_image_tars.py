@@ -4,7 +4,6 @@ import io
 import json
 import re
 import tarfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,8 @@ from tests.datamodules import loading
 CLASSES = ("10", "2", "cat")  # timm alone sorts 2 before 10
 SPLITS = ("train", "val")
 OPTIONS = {"image_size": 32, "batch_size": 2, "num_workers": 0}
-ready = partial(loading.ready, partial(ImageTarsDataModule, **OPTIONS))
-rejected = partial(loading.rejected, partial(ImageTarsDataModule, **OPTIONS))
-not_found = partial(rejected, error=FileNotFoundError)
-reference = partial(loading.ready, partial(ImageFolderDataModule, **OPTIONS))
+_, ready, rejected, not_found = loading.bound(ImageTarsDataModule, **OPTIONS)
+_, reference, *_ = loading.bound(ImageFolderDataModule, **OPTIONS)
 
 
 @pytest.fixture
@@ -39,7 +36,6 @@ def folders(tmp_path):
 
 
 def add_all(file, paths, above):
-    """Write a tar file of files, named by their paths below a folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
         for path in paths:
@@ -62,14 +58,12 @@ def by_class(folders, target, split):
 
 
 def nested(folders, target, split):
-    """Like ImageNet's own archive: a tar file of one tar file per class."""
     by_class(folders, target.parent / "inner", split)
     inner = target.parent / "inner" / split
     add_all(target / f"{split}.tar", sorted(inner.iterdir()), inner)
 
 
 def by_name(data):
-    """Return label and image of each validation image by its name."""
     dataset = data.dataset("val")
     samples = {Path(dataset.describe(i)).name: dataset[0, i] for i in range(len(dataset))}
     return {name: (int(sample["label"]), sample["image"]) for name, sample in samples.items()}
@@ -169,7 +163,6 @@ def pack_both(root, content, name="000000.tar"):
 
 
 def labels_by_red(data, split):
-    """Return each image's label by the label that its red encodes."""
     dataset = data.dataset(split)
     images, found = dataset.dataset, {}
     for index in range(len(dataset)):

@@ -29,7 +29,6 @@ from datamodules.loading.memory import check_fits_memory, format_bytes, machine_
 
 @pytest.fixture
 def small(monkeypatch):
-    """Return a machine of 4 GB."""
     monkeypatch.setattr(memory, "machine_memory", lambda: 4 * 10**9)
 
 

@@ -212,7 +212,6 @@ def test_recipes_with_required_maps_stop_only_training(root):
 
 @pytest.fixture
 def small(tmp_path):
-    """Return weights of timm's smallest network for the three classes."""
     torch.save(
         timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), tmp_path / "s.pth"
     )

@@ -19,8 +19,6 @@ LONG = "é" * 125 + "x"  # 251 bytes
 
 
 class Names(BaseTask):
-    """A task that returns the names of images."""
-
     family = FAMILY
     is_spare = False
 

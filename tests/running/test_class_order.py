@@ -28,7 +28,6 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def natural(folders, tmp_path_factory):
-    """Save a classifier in timm's order and format."""
     file = tmp_path_factory.mktemp("weights") / "timm.pth"
     save_foreign(classifier(folders, "natural"), file)
     return file

@@ -99,7 +99,6 @@ def damaged(content, chance):
 
 @pytest.fixture
 def files(tmp_path):
-    """Return by reader a small file of its kind and the function that reads it."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     for name in ("a.png", "a.jpg"):
         Image.fromarray(pixels).save(tmp_path / name)

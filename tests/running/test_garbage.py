@@ -50,8 +50,6 @@ def test_a_run_freezes_what_it_imports(sample_cache, tmp_path, monkeypatch, caps
 
 
 def noting(seen, name, call):
-    """Wrap a call to record whether garbage is collected and imports are frozen."""
-
     def noted(*given, **options):
         seen[name] = (gc.isenabled(), gc.get_freeze_count() > 0)
         return call(*given, **options)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -82,10 +83,13 @@ def test_an_empty_folder_for_sample_data_is_filled(tmp_path):
     assert list(sample_folder(tmp_path, "set", lambda path: (path / "b").touch()).iterdir())
 
 
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
     def fill(path):
         (path / "a").touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise FULL
 
     with pytest.raises(ValueError, match=r"cannot be written to .*No space left on device"):
         sample_folder(tmp_path, "set", fill)
@@ -94,7 +98,6 @@ def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
 
 @pytest.fixture
 def closing(tmp_path, monkeypatch):
-    """Write the report of a run in a nested folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
@@ -174,10 +177,8 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSYS])
 def test_workers_without_shared_memory_are_refused(number, monkeypatch):
-    def refuse():
-        raise OSError(number, os.strerror(number))
-
     check_shared_memory("data.num_workers=0")
+    refuse = mock.Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
@@ -218,14 +219,9 @@ def test_a_blocked_tensorboard_folder_costs_its_events(what, tmp_path, caplog):
 
 
 def test_a_full_disk_costs_tensorboards_events(tmp_path, caplog, monkeypatch):
-    (tmp_path / "run").mkdir()
-    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    log = TensorBoardLog(tmp_path / "tensorboard")
     log.log_metrics({"loss": 1.0}, step=0)
-
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(log._writer, "add_scalar", fail)
+    monkeypatch.setattr(log._writer, "add_scalar", mock.Mock(side_effect=FULL))
     for step in range(2):
         log.log_metrics({"loss": 1.0}, step=step)
     assert caplog.text.count("tensorboard cannot be written (No space left on device)") == 1
