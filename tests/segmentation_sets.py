@@ -62,6 +62,15 @@ def folder(root, values=(0, 1, 2, 255)):
     return root
 
 
+def ade20k(root):
+    generator = np.random.default_rng(0)
+    for split in ("training", "validation"):
+        for i in range(3):
+            save(root / f"images/{split}/{i}.jpg", photo(generator))
+            save(root / f"annotations/{split}/{i}.png", generator.integers(0, 151, SIZE))
+    return root
+
+
 def module(kind, root, **options):
     defaults = {"scale": (120, 80), "crop_size": 64, "batch_size": 2, "num_workers": 0}
     return kind(root, **{**defaults, **options})
@@ -71,7 +80,7 @@ _, ready, rejected, not_found = loading.bound(module)
 
 
 def truths(data):
-    samples = [s for batch in data.val_dataloader() for s in batch["data_samples"]]
+    samples = loading.dense_samples(data.val_dataloader())
     return {s.img_path: s.gt_sem_seg.data[0].numpy() for s in samples}
 
 

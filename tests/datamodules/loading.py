@@ -30,3 +30,10 @@ def bound(make, **defaults):
 def dense_samples(loader):
     """Return the samples of all batches of a dense dataset."""
     return [sample for batch in loader for sample in batch["data_samples"]]
+
+
+def check_both(data, message):
+    """Check that validation and the check of all files raise an error with the same message."""
+    for read in (lambda: list(data.val_dataloader()), data.check_files):
+        with pytest.raises(ValueError, match=message):
+            read()

@@ -1,7 +1,6 @@
 """Exports of annotation tools, written by the tools' own packages."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -19,32 +18,27 @@ from tests.datamodules import loading
 from tests.datamodules.exported import draw, stem, truth, unpack
 
 # Name in ``exports``, value of data.layout, splits.
+# Name in ``exports``, value of data.layout, splits; names with outlines follow.
+ONE = ("the export",)
 BOXES = (
-    ("cvat_images", "cvat", ("the export",)),
+    ("cvat_images", "cvat", ONE),
     ("cvat_voc", "cvat", ("default",)),
     ("cvat_yolo", "cvat", ("train",)),
     ("cvat_ultralytics", "yolo", ("train", "val")),
     ("roboflow_coco", "roboflow", ("train", "valid")),
     ("roboflow_voc", "roboflow", ("train", "valid")),
     ("roboflow_yolo", "roboflow", ("train", "val")),
-    ("label_studio_json", "label_studio", ("the export",)),
-    ("label_studio_min", "label_studio", ("the export",)),
-    ("label_studio_coco", "label_studio", ("the export",)),
-    ("label_studio_yolo", "label_studio", ("the export",)),
-    ("labelme", "labelme", ("the export",)),
+    *((f"label_studio_{kind}", "label_studio", ONE) for kind in ("json", "min", "coco", "yolo")),
+    ("labelme", "labelme", ONE),
     ("darknet_roboflow", "roboflow", ("train", "valid")),
     ("fiftyone_coco", "fiftyone", ("train", "validation")),
 )
+BOTH = {"cvat_images", "label_studio_json", "label_studio_min", "label_studio_coco",
+        "label_studio_yolo", "labelme", "fiftyone_coco"}  # fmt: skip
 OUTLINES = (
-    ("cvat_images_outlines", "cvat", ("the export",)),
+    *((f"{name}_outlines", tool, ONE) for name, tool, _ in BOXES if name in BOTH),
     ("cvat_coco", "cvat", ("default",)),
     ("cvat_coco_splits", "cvat", ("train", "val")),
-    ("label_studio_json_outlines", "label_studio", ("the export",)),
-    ("label_studio_min_outlines", "label_studio", ("the export",)),
-    ("label_studio_coco_outlines", "label_studio", ("the export",)),
-    ("label_studio_yolo_outlines", "label_studio", ("the export",)),
-    ("labelme_outlines", "labelme", ("the export",)),
-    ("fiftyone_coco_outlines", "fiftyone", ("the export",)),
 )
 CASES = [(*case, False) for case in BOXES] + [(*case, True) for case in OUTLINES]
 
@@ -94,11 +88,9 @@ def figures(content, rows, outlines):
     metric = CocoMetric(content, sorted(categories.values()), with_masks=outlines)
     metric.detections = {number: [] for number in images.values()}
     for row in rows:
-        number = images[row["image"]]
-        entry = {"image_id": number, "category_id": categories[row["class"]]}
-        metric.detections[number].append(
-            {**entry, **{key: row[key] for key in row.keys() - {"image", "class"}}}
-        )
+        ids = {"image_id": images[row["image"]], "category_id": categories[row["class"]]}
+        own = {key: row[key] for key in row.keys() - {"image", "class"}}
+        metric.detections[ids["image_id"]].append(ids | own)
     return {name: value.item() for name, value in metric.compute().items()}
 
 
@@ -128,7 +120,7 @@ def test_an_export_is_recognised_and_has_the_ap_of_the_same_annotations_in_coco(
 
 
 def test_an_unused_supercategory_is_skipped_and_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     root = unpack("roboflow_coco", tmp_path)
     data = ready(root)
     assert data.class_names == ("dog", "cat", "bird")
@@ -138,12 +130,11 @@ def test_an_unused_supercategory_is_skipped_and_logged(tmp_path, caplog):
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
     file.write_text(json.dumps(content))
-    used = ready(root)
-    assert used.class_names == ("pets", "dog", "cat", "bird")
+    assert ready(root).class_names == ("pets", "dog", "cat", "bird")
 
 
 def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     root = unpack("labelme", tmp_path)
     names = []
     for seed in (0, 0, 1):
@@ -162,15 +153,19 @@ def test_another_split_validates(tmp_path):
     rejected(root, r"lacks the split val.*data.val_split=<one of test, train>", val_split="val")
 
 
+def val_labels(data):
+    return np.unique(data.dataset("val")[0, 0]["data_samples"].gt_sem_seg.data).tolist()
+
+
+MASKS = {"num_workers": 0, "scale": (64, 64), "crop_size": 32}
+
+
 def test_masks_of_cvat_are_read_by_their_colours(tmp_path):
-    data = SegmentationFolderDataModule(
-        unpack("cvat_masks", tmp_path), num_workers=0, scale=(64, 64), crop_size=32, val_share=0.3
-    )
-    data.setup()
+    root = unpack("cvat_masks", tmp_path)
+    data = loading.ready(SegmentationFolderDataModule, root, **MASKS, val_share=0.3)
     assert data.class_names == ("background", "bird", "cat", "dog")
     assert data.sizes() == {"train": 3, "val": 2}
-    sample = data.dataset("val")[0, 0]["data_samples"]
-    assert set(np.unique(sample.gt_sem_seg.data.numpy())) <= {0, 1, 2, 3}
+    assert set(val_labels(data)) <= {0, 1, 2, 3}
 
 
 def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
@@ -178,11 +173,9 @@ def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
         draw(tmp_path / split, {"a.jpg": (40, 30)})
         (tmp_path / split / "_classes.csv").write_text("Pixel Value, Class\n0, ground\n7, cat\n")
         Image.fromarray(np.full((30, 40), 7, np.uint8)).save(tmp_path / split / "a_mask.png")
-    data = SegmentationFolderDataModule(tmp_path, num_workers=0, scale=(64, 64), crop_size=32)
-    data.setup()
+    data = loading.ready(SegmentationFolderDataModule, tmp_path, **MASKS)
     assert data.class_names == ("ground", "cat")
-    sample = data.dataset("val")[0, 0]["data_samples"]
-    assert np.unique(sample.gt_sem_seg.data.numpy()).tolist() == [1]
+    assert val_labels(data) == [1]
 
 
 @pytest.mark.parametrize(

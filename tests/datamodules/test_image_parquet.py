@@ -108,12 +108,8 @@ def test_column_names_are_options(folders, tmp_path):
     options = {"image_column": "img", "label_column": "fine_label"}
     data = ready(root, **options)
     assert data.class_names == ("0", "1", "2")  # numbers, as the shards lack names
-    rejected(
-        root,
-        r"must hold bytes and path .* got int64",
-        image_column="fine_label",
-        label_column="img",
-    )
+    swapped = {"image_column": "fine_label", "label_column": "img"}
+    rejected(root, r"must hold bytes and path .* got int64", **swapped)
 
 
 def cut(path):

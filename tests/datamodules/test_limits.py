@@ -48,9 +48,8 @@ def test_formatted_sizes(monkeypatch, tmp_path):
 
 def test_sizes_above_memory_are_rejected(small):
     check_fits_memory("a batch", 4 * 10**9, "lower it")
-    with pytest.raises(
-        ValueError, match=r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
-    ):
+    message = r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
+    with pytest.raises(ValueError, match=message):
         check_fits_memory("a batch", 5 * 10**12, "lower it")
 
 

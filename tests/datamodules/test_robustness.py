@@ -30,23 +30,20 @@ def test_classes_are_the_published_ones():
 
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
 def test_labels_and_columns_of_200_classes(tmp_path, name):
-    write_subset(tmp_path / "set", name)
-    data = ready(tmp_path / "set", name)
+    root = tmp_path / "set"
+    write_subset(root, name)
+    data = ready(root, name)
     (part,) = data.parts
     assert data.class_names == SYNSETS
     assert part.columns == part.labels == subset_classes(name)
     assert [file.split("/")[0] for file in part.files] == [SYNSETS[i] for i in part.labels]
     assert data.dataset("val")[0, 3]["label"] == part.labels[3]
-    rejected(
-        tmp_path / "set",
-        name,
-        r"200 images instead of (7,500|30,000); restore them",
-        published_counts=True,
-    )
-    shutil.rmtree(tmp_path / "set" / SYNSETS[part.labels[5]])
-    rejected(tmp_path / "set", name, rf"no images of 1 classes: {SYNSETS[part.labels[5]]}")
-    write_classes(tmp_path / "set", ["n00000000"])
-    rejected(tmp_path / "set", name, r"not among the 200 classes of .*: n00000000")
+    message = r"200 images instead of (7,500|30,000); restore them"
+    rejected(root, name, message, published_counts=True)
+    shutil.rmtree(root / SYNSETS[part.labels[5]])
+    rejected(root, name, rf"no images of 1 classes: {SYNSETS[part.labels[5]]}")
+    write_classes(root, ["n00000000"])
+    rejected(root, name, r"not among the 200 classes of .*: n00000000")
 
 
 def test_v2_is_read_by_number(tmp_path):
@@ -75,8 +72,7 @@ def test_c_has_75_parts(tmp_path, grouped, caplog):
     described = data.dataset("val").describe(2)
     assert described.endswith("jpeg_compression/5/one/0.JPEG")
     assert data.dataset("val")[0, 2]["label"] == 2
-    names = {place: len(part.fingerprint) for place, part in enumerate(data.parts)}
-    assert set(names.values()) == {16}
+    assert {len(part.fingerprint) for part in data.parts} == {16}
 
 
 def test_incomplete_c(tmp_path):
@@ -123,9 +119,9 @@ def test_all_existing_sets(tmp_path, caplog):
 
 def test_wrong_folders_are_rejected(tmp_path):
     not_found(tmp_path, r"must hold one of the folders imagenet or")
-    not_found(
-        tmp_path, r"data.roots.imagenet_a=/absent is not a folder", roots={"imagenet_a": "/absent"}
-    )
+    absent = tmp_path / "absent"
+    message = f"data.roots.imagenet_a={absent} is not a folder"
+    not_found(tmp_path, message, roots={"imagenet_a": str(absent)})
     rejected(tmp_path, "imagenet_z", "name sets of imagenet, imagenet_c")
     write_c(tmp_path / "imagenet-c", DIGITS)
     write_subset(tmp_path / "imagenet-a", "imagenet_a")

@@ -270,16 +270,6 @@ def test_semantic_masks(cache):
         assert not (digit[:, 1:] & photo[:, :-1]).any()
 
 
-def test_detection_batches_match_the_annotations(cache):
-    pytest.importorskip("mmdet")
-    data = ready(SampleDetection, cache)
-    batch = next(iter(data.val_dataloader()))
-    scene = next(generate_scenes("val", 1, 128, 0))
-    truth = batch["data_samples"][0].gt_instances
-    assert truth.labels.tolist() == list(scene.labels)
-    assert np.array_equal(truth.masks.masks.astype(bool), scene.masks)
-
-
 def test_classes_match_the_images(cache):
     data = ready(SampleClassification, cache, augmentation=None, image_size=32)
     assert len(data.dataset("train")) == 120

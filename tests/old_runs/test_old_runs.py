@@ -18,7 +18,7 @@ from tasks.engine.old_names import current_target
 from tests.families import rest_slow
 from tests.old_runs import opening
 from tests.old_runs.narrow import narrow_models
-from tests.runs import completed, run_here, summary
+from tests.runs import completed, summary
 from tools import results
 
 ARCHIVE = Path(__file__).parent / "old_runs.tar.xz"
@@ -127,7 +127,7 @@ def test_an_old_run_goes_on(task, old, tmp_path, capsys, sample_cache, monkeypat
     run = shutil.copytree(old / "runs" / task / "unfinished", tmp_path / "run")
     monkeypatch.chdir(old)  # paths in its command are relative
     typed = yaml.safe_load((run / "config.yaml").read_text())["overrides"]
-    ended = completed([*typed, f"ckpt={run}", "resume=true"], capsys)
+    completed([*typed, f"ckpt={run}", "resume=true"], capsys)
     assert summary(run).get("finished", True)
     assert (run / "checkpoints" / "best.ckpt").exists()
 

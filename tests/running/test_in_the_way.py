@@ -66,10 +66,8 @@ def test_foreign_files_at_the_path_of_sample_data_stay(name, what, tmp_path, mon
     base = tmp_path / "cache"
     if name:
         base.mkdir()
-    fits = (name == "set-v5" and what == "folder") or (not name and what == "folder")
-    fits |= name.endswith(".lock") and what != "folder"
     put(base / name if name else base, what)
-    if fits:
+    if (what == "folder") != name.endswith(".lock"):  # it fits
         assert sample_folder(base, "set", lambda path: (path / "a").touch()).is_dir()
         return
     with pytest.raises(ValueError, match=r"is not a folder of sample data; |cannot be written to"):
@@ -101,7 +99,7 @@ def closing(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
-    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    draw(monkeypatch)
 
     def close():
         task = tiny_task()
@@ -111,8 +109,10 @@ def closing(tmp_path, monkeypatch):
     return folder, close
 
 
-def save(file, form):
-    file.write(PNG)
+def draw(monkeypatch):
+    """Replace the pictures of a report."""
+    drawn = SimpleNamespace(save=lambda file, form: file.write(PNG))
+    monkeypatch.setattr(report, "_pictures", lambda *_: [drawn])
 
 
 WRITTEN = {"curves.png", "preview", "classes.csv", "summary.json", "metrics.csv"}
@@ -131,19 +131,18 @@ def test_a_blocked_result_leaves_the_others(name, closing, capsys):
         assert (folder / other).is_file() == (other != name)
 
 
-def test_results_are_not_written_through_links(closing, tmp_path):
+def test_results_leave_the_targets_of_links_unchanged(closing, tmp_path):
     folder, close = closing
-    foreign = tmp_path / "foreign"
+    foreign, names = tmp_path / "foreign", ("curves.png", "classes.csv", "summary.json")
     foreign.mkdir()
-    for name in ("curves.png", "classes.csv", "summary.json"):
+    for name in names:
         (foreign / name).write_text("mine")
         (folder / name).symlink_to(foreign / name)
     (folder / "preview").symlink_to(foreign)
     with pytest.raises(OSError, match="preview is a link and is not followed"):
         close()
-    assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(
-        ("curves.png", "classes.csv", "summary.json"), "mine"
-    )
+    found = {path.name: path.read_text() for path in foreign.iterdir()}
+    assert found == dict.fromkeys(names, "mine")
     assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
 
 
@@ -159,7 +158,7 @@ def test_a_report_shows_pictures_of_the_run_folder_only(tmp_path):
 
 
 def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    draw(monkeypatch)
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
     config = {"task_name": "classification", "backbone": {"name": "deit_t"}}
     config |= {group: {"_target_": "x.Y"} for group in ("head", "data", "task")}

@@ -13,14 +13,11 @@ from tests.stand_ins import (
     write_parquet,
     write_tars,
 )
-from tools.config.lazy_groups import register_groups
 
 SYNSETS = ("n01440764", "n01443537", "n01484850")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _backbones_are_options():
-    register_groups()
+pytestmark = pytest.mark.usefixtures("backbones_are_options")
 
 
 def folders(root):

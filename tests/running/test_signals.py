@@ -174,12 +174,33 @@ def left_of(session):
     return found
 
 
-def stopped(phase, signum, to, num_workers, processes, folder):
-    """Send a signal to a run in a phase; return its status and error output."""
-    mark = folder / "mark"
+# Each pair of values of two columns stands in a row.
+STOPS = [
+    ("train", TERM, "group", 1, 1),
+    ("train", TERM, "group", 2, 2), ("train", INT, "alone", 0, 1), ("train", HUP, "group", 2, 1),
+    ("train", USR1, "alone", 2, 2), ("train", KILL, "alone", 2, 2),
+    ("validation", TERM, "alone", 0, 2), ("validation", INT, "group", 2, 2),
+    ("validation", HUP, "alone", 2, 1), ("validation", USR1, "group", 0, 1),
+    ("validation", KILL, "alone", 2, 1),
+    ("test", TERM, "alone", 2, 1), ("test", INT, "group", 0, 2), ("test", HUP, "group", 2, 2),
+    ("test", USR1, "alone", 0, 2), ("test", KILL, "alone", 2, 2),
+    ("checkpoint", TERM, "group", 2, 1), ("checkpoint", INT, "alone", 2, 2),
+    ("checkpoint", HUP, "alone", 0, 2), ("checkpoint", USR1, "group", 2, 1),
+    ("checkpoint", KILL, "alone", 2, 1),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("sample_cache")
+@pytest.mark.parametrize(
+    ("phase", "signum", "to", "num_workers", "processes"),
+    rest_slow_pairs(STOPS, STOPS[:1]),
+    ids=str,
+)
+def test_all_processes_end_and_save(phase, signum, to, num_workers, processes, tmp_path):
+    mark = tmp_path / "mark"
     more = ["++data.train_copies=2", f"data.num_workers={num_workers}", "logger=csv"]
     trainer = "ddp_cpu" if processes == 2 else "cpu"
-    typed = arguments("classification", folder / "runs", *more, trainer=trainer, epochs=2)
+    typed = arguments("classification", tmp_path / "runs", *more, trainer=trainer, epochs=2)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PHASE": phase, "MARK": str(mark)}
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *typed], env=environment, cwd=ROOT, start_new_session=True,
@@ -201,40 +222,11 @@ def stopped(phase, signum, to, num_workers, processes, folder):
     finally:
         for pid in left_of(process.pid):
             os.kill(pid, KILL)
-    return process.wait(), process.communicate()[1]
-
-
-def check_stop(phase, signum, to, num_workers, processes, folder):
-    status, err = stopped(phase, signum, to, num_workers, processes, folder)
+    status, err = process.wait(), process.communicate()[1]
     if signum == KILL:
         assert status == -KILL
         assert err.startswith("error: the first process of this run was killed") or not err
     else:
         assert (status, err) == (128 + signum, "")
-        assert list(folder.rglob("last.ckpt"))
-        assert not list(folder.rglob("*.partial"))
-
-
-# Each pair of values of two columns stands in a row.
-STOPS = [
-    ("train", TERM, "group", 1, 1), ("train", TERM, "group", 2, 2), ("train", INT, "alone", 0, 1), ("train", HUP, "group", 2, 1),
-    ("train", USR1, "alone", 2, 2), ("train", KILL, "alone", 2, 2),
-    ("validation", TERM, "alone", 0, 2), ("validation", INT, "group", 2, 2),
-    ("validation", HUP, "alone", 2, 1), ("validation", USR1, "group", 0, 1),
-    ("validation", KILL, "alone", 2, 1),
-    ("test", TERM, "alone", 2, 1), ("test", INT, "group", 0, 2), ("test", HUP, "group", 2, 2),
-    ("test", USR1, "alone", 0, 2), ("test", KILL, "alone", 2, 2),
-    ("checkpoint", TERM, "group", 2, 1), ("checkpoint", INT, "alone", 2, 2),
-    ("checkpoint", HUP, "alone", 0, 2), ("checkpoint", USR1, "group", 2, 1),
-    ("checkpoint", KILL, "alone", 2, 1),
-]  # fmt: skip
-
-
-@pytest.mark.usefixtures("sample_cache")
-@pytest.mark.parametrize(
-    ("phase", "signum", "to", "num_workers", "processes"),
-    rest_slow_pairs(STOPS, STOPS[:1]),
-    ids=str,
-)
-def test_all_processes_end_and_save(phase, signum, to, num_workers, processes, tmp_path):
-    check_stop(phase, signum, to, num_workers, processes, tmp_path)
+        assert list(tmp_path.rglob("last.ckpt"))
+        assert not list(tmp_path.rglob("*.partial"))
