@@ -102,7 +102,7 @@ def to_file(image, **options):
         ("RGB", {"format": "PNG"}, False),
     ],
 )
-def test_jpegs_with_orientation_are_not_bare(mode, options, bare):
+def test_bare_jpegs_lack_an_orientation(mode, options, bare):
     content = to_file(noise(mode), **options)
     assert bgr.is_bare_jpeg(content) == bare
     assert not bgr.is_bare_jpeg(content[1:])
@@ -138,7 +138,7 @@ def test_too_many_pixels_raise_pillows_error(tmp_path, side):
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("cut", [np.s_[:], np.s_[3:20, 5:30], np.s_[::2]])
 @pytest.mark.parametrize("flip", [False, True])
-def test_planes_are_the_image_and_need_no_copy(dtype, cut, flip):
+def test_planes_are_views_of_the_image(dtype, cut, flip):
     """Crop by a view like RandomCrop, flip by a view like RandomFlip."""
     image = np.asarray(noise("RGB")).astype(dtype)[cut]
     image = imflip(image) if flip else image

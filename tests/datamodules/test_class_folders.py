@@ -74,7 +74,7 @@ def test_indivisible_folders_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("splits", [("Train", "Val"), ("training", "testing"), ("TRAIN", "Valid")])
-def test_split_folders_are_not_classes(tmp_path, splits):
+def test_split_folders_of_other_names_are_rejected(tmp_path, splits):
     for split in splits:
         write(tmp_path / split, {"cat": 4, "dog": 4})
     rejected(tmp_path, rf"class folders in .*{splits[0]}.* train and val$")

@@ -72,7 +72,7 @@ def test_same_seed_same_bytes(kind, cache, tmp_path):
     assert digests(other.root) != digests(second.root)
 
 
-def test_splits_share_nothing():
+def test_splits_have_different_digits_and_photos():
     train, val = load_material("train"), load_material("val")
     assert len(train.digits) == 1400
     assert len(val.digits) == 397
@@ -150,7 +150,7 @@ def test_options_and_the_cache_are_checked(tmp_path):
         sample_folder(tmp_path / "file/cache", "set", lambda folder: None)
 
 
-def test_interrupted_generation_leaves_nothing(tmp_path):
+def test_interrupted_generation_leaves_only_its_lock(tmp_path):
     def fail(folder):
         (folder / "half").touch()
         raise KeyboardInterrupt

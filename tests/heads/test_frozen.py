@@ -114,7 +114,7 @@ def test_each_class_holds_out_its_share_but_keeps_an_image(images, share, held_o
     assert together.tolist() == list(range(len(labels)))
 
 
-def test_a_class_without_training_images_is_never_chosen():
+def test_only_classes_with_training_images_are_chosen():
     train, test = clusters(60, 4), clusters(40, 4, seed=1)
     solved = Logistic(c=1.0).solve(train.select(train.labels != 2), test, 4, SolveOptions())
     assert set(solved.classify(test.values).argmax(1).tolist()) == {0, 1, 3}

@@ -97,32 +97,27 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
 )
 def test_typed_values_win_and_others_follow(typed, expected):
     config = chosen("classification", 135, *typed)
-    for key, value in expected.items():
-        assert values(config, key) == [value], key
+    assert values(config, *expected) == [*expected.values()]
     assert not {line.partition("=")[0].lstrip("+") for line in typed} & config["automatic"].keys()
 
 
 @pytest.mark.parametrize(
-    ("task", "backbone", "pretrained", "rate"),
+    ("task", "images", "given", "expected"),
     [
-        ("classification", BATCHED, False, 6e-3),
-        ("classification", BATCHED, True, 1e-4),
-        ("classification", LAYERED, "run/checkpoints/best.ckpt", 1e-4),
-        ("detection", BATCHED, True, 3.54e-5),
-        ("segmentation", LAYERED, True, 3.54e-5),
+        # The start and the norms decide the rate.
+        ("classification", 135, {"backbone": BATCHED}, {"optimizer.lr": 6e-3}),
+        ("classification", 135, {"backbone": BATCHED, "pretrained": True}, {"optimizer.lr": 1e-4}),
+        ("classification", 135, {"pretrained": "run/best.ckpt"}, {"optimizer.lr": 1e-4}),
+        ("detection", 135, {"backbone": BATCHED, "pretrained": True}, {"optimizer.lr": 3.54e-5}),
+        ("segmentation", 135, {"pretrained": True}, {"optimizer.lr": 3.54e-5}),
+        # Validation takes a small part of a training.
+        ("classification", 135, {"val_images": 15}, {"trainer.check_val_every_n_epoch": 3}),
+        ("classification", 100, {"val_images": 2_000}, {"trainer.check_val_every_n_epoch": 40}),
+        ("classification", 10_000, {"val_images": 1_000}, {"trainer.check_val_every_n_epoch": 1}),
     ],
 )
-def test_the_rate_depends_on_the_start_and_the_norms(task, backbone, pretrained, rate):
-    config = chosen(task, 135, backbone=backbone, pretrained=pretrained)
-    assert values(config, "optimizer.lr") == [rate]
-
-
-@pytest.mark.parametrize(
-    ("images", "val_images", "every"), [(135, 15, 3), (100, 2_000, 40), (10_000, 1_000, 1)]
-)
-def test_validation_takes_a_small_part_of_a_training(images, val_images, every):
-    config = chosen("classification", images, val_images=val_images)
-    assert values(config, "trainer.check_val_every_n_epoch") == [every]
+def test_values_follow_the_network_and_the_validation_set(task, images, given, expected):
+    assert values(chosen(task, images, **given), *expected) == [*expected.values()]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_validation_takes_a_small_part_of_a_training(images, val_images, every):
         (["task=classification", "data=folder", "mode=test", "ckpt=README.md"], 1e-3, 128),
     ],
 )
-def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, rate, batch):
+def test_recipes_experiments_and_evaluations_keep_their_values(typed, rate, batch):
     config = composed(*typed)
     assert automatic.auto_keys(config) == []
     assert values(config, "optimizer.lr", "data.batch_size") == [rate, batch]
@@ -180,7 +175,7 @@ def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     ("accumulated", "limit", "batches", "expected"),
     [(1, 1.0, 6, 1), (4, 1.0, 6, 4), (9, 1.0, 6, 6), (4, 0.5, 6, 3), (4, 2, 6, 2), (4, 0.1, 6, 1)],
 )
-def test_a_step_has_no_more_batches_than_an_epoch(accumulated, limit, batches, expected):
+def test_a_step_has_at_most_the_batches_of_an_epoch(accumulated, limit, batches, expected):
     trainer = {"accumulate_grad_batches": accumulated, "limit_train_batches": limit}
     assert automatic.batches_per_step(trainer, batches) == expected
 

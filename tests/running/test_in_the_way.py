@@ -52,7 +52,7 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
-def test_a_lock_that_is_not_a_file_is_named(what, tmp_path):
+def test_a_blocked_lock_is_named(what, tmp_path):
     put(tmp_path / lock.LOCK, what)
     with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
         with lock.acquire(tmp_path):
@@ -84,7 +84,7 @@ def test_an_empty_folder_for_sample_data_is_filled(tmp_path):
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
+def test_a_full_disk_removes_half_of_sample_data(tmp_path):
     def fill(path):
         (path / "a").touch()
         raise FULL
@@ -184,7 +184,7 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.csv", "error.txt"])
-def test_links_in_a_run_folder_are_not_read(name, tmp_path):
+def test_links_in_a_run_folder_are_rejected(name, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     content = json.dumps({

@@ -66,7 +66,7 @@ def test_imports_are_frozen_once():
 
 
 @pytest.mark.slow
-def test_a_run_freezes_what_it_imports(sample_cache, tmp_path, monkeypatch, capsys):
+def test_a_run_freezes_its_imports(sample_cache, tmp_path, monkeypatch, capsys):
     seen = []
 
     def noted(call, *given, **options):

@@ -144,9 +144,7 @@ CHECKS = {
 }  # fmt: skip
 
 
-def test_a_checkpoint_without_folder_needs_no_data_either(
-    far_from_its_data, images, tmp_path, capsys
-):
+def test_prediction_takes_a_checkpoint_alone(far_from_its_data, images, tmp_path, capsys):
     run = far_from_its_data("classification")
     shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "lone.ckpt")
     typed = ["mode=predict", f"ckpt={tmp_path / 'lone.ckpt'}", f"input={images / 'a.jpg'}",
@@ -175,7 +173,9 @@ def test_prediction_without_input_uses_the_validation_images(trained, tmp_path, 
         ("text.png", "{} is not an image, despite its name"),
     ],
 )
-def test_input_that_is_not_an_image(name, message, far_from_its_data, images, tmp_path, capsys):
+def test_other_inputs_than_images_are_named(
+    name, message, far_from_its_data, images, tmp_path, capsys
+):
     run = far_from_its_data("classification")
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.jpg").write_bytes((images / "a.jpg").read_bytes()[:700])

@@ -84,9 +84,7 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
         ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
     ],
 )
-def test_trainers_that_do_not_fit_are_refused_by_the_first_process(
-    values, options, said, environment
-):
+def test_the_first_process_refuses_other_trainers(values, options, said, environment):
     with environment(values):
         with pytest.raises(ValueError, match="trainer") as refused:
             check_trainer(options)
@@ -208,7 +206,7 @@ def test_a_process_waits_a_while_for_its_new_parent(monkeypatch):
 
 
 def test_a_process_that_waits_for_a_dead_one_is_ended(tmp_path, monkeypatch, capsys):
-    """As in the store of the process group, which signals and exceptions cannot interrupt."""
+    """The store of the process group blocks signals and exceptions."""
     statuses = []
     monkeypatch.setattr(process_group.os, "_exit", statuses.append)
     for others in ([Child(0), Child(-9)], [Child(2)]):

@@ -238,7 +238,7 @@ def test_the_previous_checkpoint_stays_if_the_last_is_unreadable(train, monkeypa
     assert "last.ckpt is damaged. last.previous.ckpt stays" in caplog.text
 
 
-def test_a_checkpoint_that_names_foreign_files_removes_none(train, tmp_path, caplog):
+def test_a_checkpoint_keeps_the_foreign_files_that_it_names(train, tmp_path, caplog):
     """The checkpoint claims a best checkpoint elsewhere, and the run improves on it."""
     foreign = [tmp_path / "precious.ckpt", tmp_path / "precious.txt"]
     for path in foreign:
@@ -295,7 +295,7 @@ def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(trai
     [({"max_epochs": 1}, "max_epochs=1, but the run to resume is in or past epoch 2"),
      ({"max_steps": 11}, "max_steps=11, but the run to resume is in or past step 12")],
 )  # fmt: skip
-def test_a_run_cannot_be_shortened_below_its_progress(train, given, text):
+def test_a_run_stays_as_long_as_its_progress(train, given, text):
     train("run", max_epochs=2)
     with pytest.raises(ValueError, match=text):
         train("run", resume=True, **given)

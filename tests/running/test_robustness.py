@@ -132,7 +132,7 @@ def test_figures_by_the_protocols(measured, tmp_path):
     assert "67.47" in out  # AlexNet's error in fog of severity 1
 
 
-def test_incomplete_sets_are_never_averaged(measured, sets, tmp_path):
+def test_incomplete_sets_lack_an_average(measured, sets, tmp_path):
     shutil.rmtree(sets / "imagenet-c/fog/3")
     shutil.rmtree(sets / "imagenet-a" / SYNSETS[6])
     found, count, out = measured(tmp_path / "runs/a")
@@ -211,7 +211,7 @@ def test_the_papers_line_stands_in_the_closing_table(tmp_path):
     assert list(alone["metrics"]) == ["in_r"]
 
 
-def test_sets_that_are_not_the_published_ones_do_not_compare(tmp_path):
+def test_a_comparison_needs_the_published_sets(tmp_path):
     params = find_experiment("afbo_t2_swin_t_afbo").params
 
     def why_not(*typed, count=params):

@@ -208,7 +208,7 @@ def test_dense_tasks_without_their_toolkit(task, package, tmp_path, capsys, monk
     assert "make install" in text
 
 
-def test_output_folder_that_cannot_be_created(tmp_path, capsys, monkeypatch):
+def test_a_blocked_output_folder_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("backbones.create_backbone", lambda **_: pytest.fail("came too far"))
     ended = run_here(arguments("classification", tmp_path / "file"), capsys)
@@ -216,7 +216,7 @@ def test_output_folder_that_cannot_be_created(tmp_path, capsys, monkeypatch):
     assert "pass output_dir=<a writable folder>" in ended.err
 
 
-class TestCheckpointsThatDoNotFit:
+class TestOtherCheckpoints:
     @pytest.fixture
     def best(self, trained):
         return trained("classification").folder() / "checkpoints" / "best.ckpt"

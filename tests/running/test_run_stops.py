@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,20 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tasks.engine.loggers import read_rows
 from tests.families import rest_slow
-from tests.runs import arguments, command, completed, run_here, same, start, summary, weights
+from tests.runs import (
+    arguments,
+    command,
+    completed,
+    run_here,
+    same,
+    start,
+    summary,
+    wait_for,
+    weights,
+)
 from tools.runs import folder as run_folder
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
-
-
-def wait_for(process, condition):
-    until = time.monotonic() + 300
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def training(typed, output_dir, pattern="tensorboard/*"):
@@ -175,15 +176,22 @@ def test_ctrl_c_ends_an_evaluation_at_once(trained, tmp_path):
     assert (process.returncode, err) == (130, "")
 
 
-class TestResumeThatCannotBe:
+@pytest.fixture
+def trained_copy(trained, tmp_path):
+    """Return a copy of a finished run, and the command that resumes it."""
+    folder = trained("classification").folder()
+    copy = shutil.copytree(folder, tmp_path / "classification" / "deit_t" / folder.name)
+    return copy, arguments("classification", tmp_path, "resume=true", epochs=2)
+
+
+class TestRefusedResume:
     @pytest.fixture
-    def broken_off(self, trained, tmp_path):
-        folder = trained("classification").folder()
-        copy = tmp_path / "classification" / "deit_t" / folder.name
-        shutil.copytree(folder, copy)
+    def broken_off(self, trained_copy):
+        """Return a run that was killed after its training, and its command."""
+        copy, typed = trained_copy
         run_folder.mark_latest(copy)
         (copy / "summary.json").unlink()
-        return copy, arguments("classification", tmp_path, "resume=true", epochs=2)
+        return copy, typed
 
     def check_refused(self, typed, capsys, *said):
         ended = run_here(typed, capsys)
@@ -229,17 +237,16 @@ class TestResumeThatCannotBe:
         assert summary(folder)["metrics"]
 
 
-def test_half_written_files_are_skipped(trained, tmp_path, capsys):
+def test_half_written_files_are_skipped(trained_copy, trained, capsys):
     """The run resumes from the last good checkpoint and rewrites the summary."""
+    copy, typed = trained_copy
     folder = trained("classification").folder()
-    copy = tmp_path / "classification" / "deit_t" / folder.name
-    shutil.copytree(folder, copy)
     for name in ("summary.json", "metrics.csv"):
         (copy / name).write_bytes((folder / name).read_bytes()[:-20])
     last = copy / "checkpoints" / "last.ckpt"
     last.rename(last.with_name("last.previous.ckpt"))
     last.write_text("no checkpoint")
-    completed(arguments("classification", tmp_path, "resume=true", epochs=2), capsys)
+    completed(typed, capsys)
     assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
     # Training was complete, so the good one stays.
     assert same(weights(copy, "last.previous"), weights(folder))

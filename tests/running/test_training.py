@@ -385,7 +385,7 @@ class TestTraining:
         again, _ = train("usual", max_epochs=2)
         assert again[:6] == first[:6] != again[6:]
 
-    def test_nonfinite_weights_are_not_saved(self, train):
+    def test_nonfinite_weights_stop_the_run(self, train):
         class Spoil(Callback):
             def on_validation_end(self, trainer, pl_module):
                 if trainer.current_epoch == 1:
@@ -417,7 +417,7 @@ class TestTraining:
 
 
 class TestLogs:
-    def test_a_full_disk_does_not_end_the_run(self, tmp_path, monkeypatch, caplog):
+    def test_a_run_survives_a_full_disk(self, tmp_path, monkeypatch, caplog):
         log = CsvLog(tmp_path / "a.csv")
         log.log_metrics({"loss": 1}, step=0)
         monkeypatch.setattr("pathlib.Path.open", mock.Mock(side_effect=OSError(28)))
