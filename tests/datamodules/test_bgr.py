@@ -62,9 +62,7 @@ def test_pixels_equal_those_of_pillow(tmp_path, monkeypatch, strict, mode, optio
 
 @pytest.mark.parametrize("left", [100, 1500, -2])
 def test_truncated_files_are_rejected(tmp_path, left):
-    noise("RGB").save(tmp_path / "x.jpg")
-    content = (tmp_path / "x.jpg").read_bytes()
-    (tmp_path / "x.jpg").write_bytes(content[:left])
+    (tmp_path / "x.jpg").write_bytes(to_file(noise("RGB"), format="JPEG")[:left])
     with pytest.raises(ValueError, match=r"x\.jpg is truncated or damaged"):
         bgr.load_bgr(tmp_path / "x.jpg", upright=True)
 
