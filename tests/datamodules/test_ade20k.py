@@ -61,8 +61,7 @@ def test_flip_mirrors_image_and_labels(root):
         save(root / f"annotations/training/{i}.png", np.where(pixels[..., 0] > 0, 2, 1))
     size = {"scale": (60, 40), "crop_size": (40, 60), "scale_jitter": (1, 1)}
     data = ready(root, flip=1.0, photometric=False, cat_max_ratio=1.0, **size)
-    batch = next(iter(data.train_dataloader()))
-    (image, *_), (sample, *_) = batch.values()
+    (image, *_), (sample, *_) = next(iter(data.train_dataloader())).values()
     assert torch.equal(image[0] > 128, sample.gt_sem_seg.data[0] == 1)
     assert image[0, 0, 0] > 128
 

@@ -67,8 +67,7 @@ def test_batches(root):
 
 
 def test_repeated_images_are_augmented_differently(root):
-    data = ready(root, batch_size=6, repeated_augmentation=3)
-    (batch,) = data.train_dataloader()
+    (batch,) = ready(root, batch_size=6, repeated_augmentation=3).train_dataloader()
     first, second = batch["sample_id"].unique().tolist()
     assert sorted(batch["sample_id"].tolist()) == [first] * 3 + [second] * 3
     assert len(batch["image"].flatten(1).unique(dim=0)) == 6
@@ -337,8 +336,7 @@ def test_nested_images_have_the_outermost_class(root, caplog):
     found = {train.describe(i): int(train[0, i]["label"]) for i in range(len(train))}
     shutil.rmtree(root / "train/n01/.thumbnails")
     (root / "train/n01/close/again").unlink()
-    reference = torchvision.datasets.ImageFolder(root / "train")
-    assert found == dict(reference.samples)
+    assert found == dict(torchvision.datasets.ImageFolder(root / "train").samples)
     assert "2 images are in sub-folders (n01/close/a.JPEG, n01/close/blurred/b.JPEG)" in lines
     assert "timm labels by the innermost folder" in lines
 
@@ -372,8 +370,7 @@ def test_skipped_files_are_counted_by_their_endings(root, caplog):
 @pytest.mark.parametrize("name", ["valid", "validation"])
 def test_the_validation_folder_may_have_another_name(root, name):
     (root / "val").rename(root / name)
-    data = ready(root)
-    assert data.sizes() == {"train": 6, "val": 6}
+    assert ready(root).sizes() == {"train": 6, "val": 6}
     (root / "val").mkdir()
     rejected(root, rf"several folders of validation images: val, {name};")
 

@@ -48,8 +48,7 @@ def test_labels_and_columns_of_200_classes(tmp_path, name):
 
 def test_v2_is_read_by_number(tmp_path):
     write_v2(tmp_path)
-    data = ready(tmp_path, "imagenet_v2")
-    (part,) = data.parts
+    (part,) = ready(tmp_path, "imagenet_v2").parts
     assert part.labels == tuple(range(1000))
     assert part.files[10].startswith("10/")
     assert not part.columns
@@ -69,8 +68,7 @@ def test_c_has_75_parts(tmp_path, grouped, caplog):
     assert data.sizes() == {"imagenet_c": 225}
     assert "resized to 32" in caplog.text or not caplog.text
     data.choose(data.parts[74])
-    described = data.dataset("val").describe(2)
-    assert described.endswith("jpeg_compression/5/one/0.JPEG")
+    assert data.dataset("val").describe(2).endswith("jpeg_compression/5/one/0.JPEG")
     assert data.dataset("val")[0, 2]["label"] == 2
     assert {len(part.fingerprint) for part in data.parts} == {16}
 
@@ -140,8 +138,7 @@ def test_preprocessing(tmp_path):
         data.choose(part)
         return data.dataset("val").dataset.transform.transforms
 
-    paper = PaperAugmentation(crop_pct=0.9)
-    data = ready(tmp_path, augmentation=paper, image_size=224)
+    data = ready(tmp_path, augmentation=PaperAugmentation(crop_pct=0.9), image_size=224)
     corrupted, hard = data.parts[0], data.parts[-1]
     assert [step.size for step in steps(data, hard)[:2]] == [256, (224, 224)]
     assert [step.size for step in steps(data, corrupted)[:2]] == [224, (224, 224)]

@@ -187,8 +187,7 @@ def test_digits_contrast_with_their_background():
 def test_colours_stand_out():
     rng = np.random.default_rng(0)
     for level in np.linspace(0, 0.6, 7):  # photo crops are darkened
-        ground = np.full((8, 8, 3), level, np.float32)
-        colour = contrasting_colour(rng, ground)
+        colour = contrasting_colour(rng, np.full((8, 8, 3), level, np.float32))
         assert abs(float(colour @ [0.299, 0.587, 0.114]) - level) > 0.25
 
 

@@ -167,8 +167,7 @@ def plain_ridge(values, labels, classes):
             errors.append((values[row] @ weight + bias - targets[row]) ** 2)
         return np.mean(errors)
 
-    best = min(STRENGTHS, key=left_out)
-    return fit(values, targets, best)
+    return fit(values, targets, min(STRENGTHS, key=left_out))
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -179,8 +178,7 @@ def test_least_squares_equal_those_of_the_formula(classes):
     weight, bias = plain_ridge(values, train.labels.numpy(), classes)
     scaled = (test.values.double().numpy() - values.mean(0)) / values.std(0)
     expected = scaled @ weight + bias
-    given = solved.classify(test.values).numpy()
-    assert given == pytest.approx(expected, abs=1e-8)
+    assert solved.classify(test.values).numpy() == pytest.approx(expected, abs=1e-8)
     assert solved.metrics == {"top1_5shot": pytest.approx(top1(solved.classify, test))}
 
 

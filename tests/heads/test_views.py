@@ -53,8 +53,7 @@ def test_segmentors_merge_views_as_mmsegs_does(cache):
 
     data, model = scenes(SampleSegmentation, cache, eval_batch_size=2, **VIEWS), segmentor()
     merger = SegTTAModel(module=model.model)
-    once = next(iter(data.val_dataloader()))
-    assert torch.is_tensor(once["inputs"][0])
+    assert torch.is_tensor(next(iter(data.val_dataloader()))["inputs"][0])
     batches = list(data.test_dataloader())
     assert [len(batch["inputs"]) for batch in batches] == [4, 4]
     sizes = [view[0].shape[1] for view in batches[0]["inputs"]]
