@@ -104,9 +104,8 @@ def test_endings_ignore_case(root):
     (pair,) = (pair for pair in module(root).pairs()["train"] if pair.image.stem == "1")
     assert (pair.image.name, pair.mask.name) == ("1.JPG", "1.PNG")
     (root / "images/training/1.jpg").touch()
-    with pytest.raises(
-        ValueError, match=r"images/training has files that differ only in their ending"
-    ):
+    message = r"images/training has files that differ only in their ending"
+    with pytest.raises(ValueError, match=message):
         module(root).pairs()
 
 

@@ -73,9 +73,8 @@ SAMPLES = r"sample images of .* at most 10\.0 GB are allowed"
     ],
 )
 def test_batches_and_samples_above_memory_are_rejected(small, kind, options, message):
-    with pytest.raises(
-        ValueError, match=message if message == SAMPLES else f"a batch of .*{message}"
-    ):
+    message = message if message == SAMPLES else f"a batch of .*{message}"
+    with pytest.raises(ValueError, match=message):
         kind("/data", **options)
     kind("/data", batch_size=2)
 
