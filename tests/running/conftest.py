@@ -15,6 +15,7 @@ def trainer_options():
 
 @pytest.fixture(scope="module")
 def backbones_are_options():
+    """Register every backbone as an option."""
     from tools.config.lazy_groups import register_groups
 
     register_groups()
