@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +93,13 @@ def run_here(typed, capsys) -> Ended:
     return Ended(status, captured.out, captured.err)
 
 
+def completed(typed, capsys) -> Ended:
+    """Run to a successful end in this process."""
+    ended = run_here(typed, capsys)
+    assert ended.status == 0, ended.err
+    return ended
+
+
 def run_shared(typed) -> Ended:
     """The same for a run that several tests share: lines as printed, and one thread."""
     out, err = io.StringIO(), io.StringIO()
@@ -138,6 +146,15 @@ def start(typed, **options) -> subprocess.Popen:
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         **options,
     )
+
+
+def wait_for(process, condition):
+    """Wait until a process that is still running fulfils a condition."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def command(typed, timeout=240, **options) -> Ended:

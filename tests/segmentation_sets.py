@@ -4,6 +4,7 @@ import numpy as np
 from PIL import Image
 
 from datamodules.dense.cityscapes import IDS
+from tests.datamodules import loading
 
 SIZE = (40, 60)
 CITY = "leftImg8bit/{split}/{city}/{city}_00000{i}_000019_leftImg8bit.png"
@@ -61,19 +62,25 @@ def folder(root, values=(0, 1, 2, 255)):
     return root
 
 
+def ade20k(root):
+    generator = np.random.default_rng(0)
+    for split in ("training", "validation"):
+        for i in range(3):
+            save(root / f"images/{split}/{i}.jpg", photo(generator))
+            save(root / f"annotations/{split}/{i}.png", generator.integers(0, 151, SIZE))
+    return root
+
+
 def module(kind, root, **options):
     defaults = {"scale": (120, 80), "crop_size": 64, "batch_size": 2, "num_workers": 0}
     return kind(root, **{**defaults, **options})
 
 
-def ready(kind, root, **options):
-    data = module(kind, root, **options)
-    data.setup()
-    return data
+_, ready, rejected, not_found = loading.bound(module)
 
 
 def truths(data):
-    samples = [s for batch in data.val_dataloader() for s in batch["data_samples"]]
+    samples = loading.dense_samples(data.val_dataloader())
     return {s.img_path: s.gt_sem_seg.data[0].numpy() for s in samples}
 
 

@@ -14,7 +14,6 @@ UPLOADED = "images/0a1b2c3d-"  # Label Studio's prefix of uploaded files
 
 
 def unpack(name, folder):
-    """Copy an export of ``exports`` and add its images."""
     root = folder / name
     shutil.copytree(EXPORTS / name, root)
     listed = json.loads((EXPORTS / "images.json").read_text())
@@ -29,7 +28,6 @@ def unpack(name, folder):
 
 
 def draw(root, sizes):
-    """Write images of some sizes."""
     for file, size in sizes.items():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", tuple(size)).save(root / file)
@@ -41,5 +39,4 @@ def truth(outlines, split="all"):
 
 
 def stem(file_name):
-    """Return the name of an image without the tools' prefixes and suffixes."""
     return Path(file_name).stem.removeprefix("0a1b2c3d-")

@@ -1,7 +1,6 @@
 """Exports of annotation tools, written by the tools' own packages."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -15,46 +14,41 @@ from pycocotools import mask as coco_mask
 from datamodules import CocoDataModule, SegmentationFolderDataModule
 from datamodules.layouts.box_exports import open_export
 from tasks.detection.coco_metric import CocoMetric
+from tests.datamodules import loading
 from tests.datamodules.exported import draw, stem, truth, unpack
 
 # Name in ``exports``, value of data.layout, splits.
+# Name in ``exports``, value of data.layout, splits; names with outlines follow.
+ONE = ("the export",)
 BOXES = (
-    ("cvat_images", "cvat", ("the export",)),
+    ("cvat_images", "cvat", ONE),
     ("cvat_voc", "cvat", ("default",)),
     ("cvat_yolo", "cvat", ("train",)),
     ("cvat_ultralytics", "yolo", ("train", "val")),
     ("roboflow_coco", "roboflow", ("train", "valid")),
     ("roboflow_voc", "roboflow", ("train", "valid")),
     ("roboflow_yolo", "roboflow", ("train", "val")),
-    ("label_studio_json", "label_studio", ("the export",)),
-    ("label_studio_min", "label_studio", ("the export",)),
-    ("label_studio_coco", "label_studio", ("the export",)),
-    ("label_studio_yolo", "label_studio", ("the export",)),
-    ("labelme", "labelme", ("the export",)),
+    *((f"label_studio_{kind}", "label_studio", ONE) for kind in ("json", "min", "coco", "yolo")),
+    ("labelme", "labelme", ONE),
     ("darknet_roboflow", "roboflow", ("train", "valid")),
     ("fiftyone_coco", "fiftyone", ("train", "validation")),
 )
+BOTH = {"cvat_images", "label_studio_json", "label_studio_min", "label_studio_coco",
+        "label_studio_yolo", "labelme", "fiftyone_coco"}  # fmt: skip
 OUTLINES = (
-    ("cvat_images_outlines", "cvat", ("the export",)),
+    *((f"{name}_outlines", tool, ONE) for name, tool, _ in BOXES if name in BOTH),
     ("cvat_coco", "cvat", ("default",)),
     ("cvat_coco_splits", "cvat", ("train", "val")),
-    ("label_studio_json_outlines", "label_studio", ("the export",)),
-    ("label_studio_min_outlines", "label_studio", ("the export",)),
-    ("label_studio_coco_outlines", "label_studio", ("the export",)),
-    ("label_studio_yolo_outlines", "label_studio", ("the export",)),
-    ("labelme_outlines", "labelme", ("the export",)),
-    ("fiftyone_coco_outlines", "fiftyone", ("the export",)),
 )
 CASES = [(*case, False) for case in BOXES] + [(*case, True) for case in OUTLINES]
 
 
-def module(root, **options):
-    defaults = {"scale": (64, 64), "num_workers": 0, "with_mask": False, "val_share": 0.34}
-    return CocoDataModule(root, **{**defaults, **options})
+module, ready, rejected, not_found = loading.bound(
+    CocoDataModule, scale=(64, 64), num_workers=0, with_mask=False, val_share=0.34
+)
 
 
 def objects(content):
-    """Return class, box, area and outline of each object, by image."""
     names = {one["id"]: one["name"] for one in content["categories"]}
     images = {one["id"]: stem(one["file_name"]) for one in content["images"]}
     found = {image: [] for image in images.values()}
@@ -94,11 +88,9 @@ def figures(content, rows, outlines):
     metric = CocoMetric(content, sorted(categories.values()), with_masks=outlines)
     metric.detections = {number: [] for number in images.values()}
     for row in rows:
-        number = images[row["image"]]
-        entry = {"image_id": number, "category_id": categories[row["class"]]}
-        metric.detections[number].append(
-            {**entry, **{key: row[key] for key in row.keys() - {"image", "class"}}}
-        )
+        ids = {"image_id": images[row["image"]], "category_id": categories[row["class"]]}
+        own = {key: row[key] for key in row.keys() - {"image", "class"}}
+        metric.detections[ids["image_id"]].append(ids | own)
     return {name: value.item() for name, value in metric.compute().items()}
 
 
@@ -128,10 +120,9 @@ def test_an_export_is_recognised_and_has_the_ap_of_the_same_annotations_in_coco(
 
 
 def test_an_unused_supercategory_is_skipped_and_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     root = unpack("roboflow_coco", tmp_path)
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.class_names == ("dog", "cat", "bird")
     assert data.category_ids == (1, 2, 3)
     assert "Category 0, 'pets', is skipped" in caplog.text
@@ -139,18 +130,15 @@ def test_an_unused_supercategory_is_skipped_and_logged(tmp_path, caplog):
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 0
     file.write_text(json.dumps(content))
-    used = module(root)
-    used.setup()
-    assert used.class_names == ("pets", "dog", "cat", "bird")
+    assert ready(root).class_names == ("pets", "dog", "cat", "bird")
 
 
 def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level("INFO")
     root = unpack("labelme", tmp_path)
     names = []
     for seed in (0, 0, 1):
-        data = module(root, split_seed=seed)
-        data.setup()
+        data = ready(root, split_seed=seed)
         assert data.sizes()["val"] == 2
         names.append(sorted(one["file_name"] for one in data.annotations["images"]))
     assert names[0] == names[1] != names[2]
@@ -160,24 +148,24 @@ def test_validation_is_drawn_from_a_single_split(tmp_path, caplog):
 def test_another_split_validates(tmp_path):
     root = unpack("roboflow_voc", tmp_path)
     (root / "valid").rename(root / "test")
-    data = module(root, val_split="test")
-    data.setup()
+    data = ready(root, val_split="test")
     assert {stem(one["file_name"]) for one in data.annotations["images"]} == {"e", "f"}
-    with pytest.raises(
-        ValueError, match=r"lacks the split val.*data.val_split=<one of test, train>"
-    ):
-        module(root, val_split="val").setup()
+    rejected(root, r"lacks the split val.*data.val_split=<one of test, train>", val_split="val")
+
+
+def val_labels(data):
+    return np.unique(data.dataset("val")[0, 0]["data_samples"].gt_sem_seg.data).tolist()
+
+
+MASKS = {"num_workers": 0, "scale": (64, 64), "crop_size": 32}
 
 
 def test_masks_of_cvat_are_read_by_their_colours(tmp_path):
-    data = SegmentationFolderDataModule(
-        unpack("cvat_masks", tmp_path), num_workers=0, scale=(64, 64), crop_size=32, val_share=0.3
-    )
-    data.setup()
+    root = unpack("cvat_masks", tmp_path)
+    data = loading.ready(SegmentationFolderDataModule, root, **MASKS, val_share=0.3)
     assert data.class_names == ("background", "bird", "cat", "dog")
     assert data.sizes() == {"train": 3, "val": 2}
-    sample = data.dataset("val")[0, 0]["data_samples"]
-    assert set(np.unique(sample.gt_sem_seg.data.numpy())) <= {0, 1, 2, 3}
+    assert set(val_labels(data)) <= {0, 1, 2, 3}
 
 
 def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
@@ -185,11 +173,9 @@ def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
         draw(tmp_path / split, {"a.jpg": (40, 30)})
         (tmp_path / split / "_classes.csv").write_text("Pixel Value, Class\n0, ground\n7, cat\n")
         Image.fromarray(np.full((30, 40), 7, np.uint8)).save(tmp_path / split / "a_mask.png")
-    data = SegmentationFolderDataModule(tmp_path, num_workers=0, scale=(64, 64), crop_size=32)
-    data.setup()
+    data = loading.ready(SegmentationFolderDataModule, tmp_path, **MASKS)
     assert data.class_names == ("ground", "cat")
-    sample = data.dataset("val")[0, 0]["data_samples"]
-    assert np.unique(sample.gt_sem_seg.data.numpy()).tolist() == [1]
+    assert val_labels(data) == [1]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +196,7 @@ def test_faults_are_named(tmp_path, name, file, old, new, message):
     text = (root / file).read_text()
     assert old in text
     (root / file).write_text(text.replace(old, new))
-    with pytest.raises(ValueError, match=message):
-        module(root).setup()
+    rejected(root, message)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +207,7 @@ def test_faults_are_named(tmp_path, name, file, old, new, message):
 def test_other_formats_are_named_and_rejected(tmp_path, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
-    with pytest.raises(ValueError, match=f"{message}.*unsupported; export COCO or YOLO"):
-        module(tmp_path).setup()
+    rejected(tmp_path, f"{message}.*unsupported; export COCO or YOLO")
 
 
 @pytest.mark.parametrize("name", ["label_studio_json", "labelme"])

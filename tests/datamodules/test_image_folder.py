@@ -25,6 +25,8 @@ from datamodules.files.class_order import natural_key, sort_classes
 from datamodules.files.decoding import decode, load_rgb
 from datamodules.files.folders import IMAGE_SUFFIXES, find_images
 from datamodules.images.transforms import augment_ops, guarded_posterize
+from tests.datamodules import loading
+from tests.datamodules.loading import check_both
 from tests.numbered import write_folders
 from tests.threads import in_threads
 
@@ -44,14 +46,13 @@ def root(tmp_path):
     return tmp_path
 
 
-def module(root, **options):
-    defaults = {"image_size": 32, "batch_size": 2, "num_workers": 0}
-    return ImageFolderDataModule(root, **{**defaults, **options})
+module, ready, rejected, not_found = loading.bound(
+    ImageFolderDataModule, image_size=32, batch_size=2, num_workers=0
+)
 
 
 def test_batches(root):
-    data = module(root)
-    data.setup()
+    data = ready(root)
     data.setup("fit")
     assert data.class_names == ("n01", "n02")
     assert data.num_classes == 2
@@ -65,19 +66,8 @@ def test_batches(root):
     assert len(list(data.train_dataloader())) == 3
 
 
-def test_samples_do_not_depend_on_workers(root):
-    def train(workers):
-        data = module(root, num_workers=workers)
-        data.setup()
-        return torch.cat([batch["image"] for batch in data.train_dataloader()])
-
-    assert torch.equal(train(0), train(2))
-
-
 def test_repeated_images_are_augmented_differently(root):
-    data = module(root, batch_size=6, repeated_augmentation=3)
-    data.setup()
-    (batch,) = data.train_dataloader()
+    (batch,) = ready(root, batch_size=6, repeated_augmentation=3).train_dataloader()
     first, second = batch["sample_id"].unique().tolist()
     assert sorted(batch["sample_id"].tolist()) == [first] * 3 + [second] * 3
     assert len(batch["image"].flatten(1).unique(dim=0)) == 6
@@ -85,66 +75,54 @@ def test_repeated_images_are_augmented_differently(root):
         module(root, repeated_augmentation=0)
 
 
-def test_hidden_and_foreign_files_are_ignored(root):
-    (root / "train/n01/._0.JPEG").write_bytes(b"resource fork")
-    (root / "train/n01/Thumbs.db").write_bytes(b"thumbs")
-    (root / "train/.cache").mkdir()
-    data = module(root)
-    data.setup()
-    assert len(data.dataset("train")) == 6
-
-
 def test_odd_names_and_links(root):
     folder = root / "train/n01"
     picture().save(folder / os.fsdecode(b"caf\xe9.JPEG"))
     (folder / "link.JPEG").symlink_to(folder / "0.JPEG")
     (root / "train/n03").symlink_to(root / "train/n03")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.class_names == ("n01", "n02")
     assert sum(len(batch["label"]) for batch in data.train_dataloader()) == 8
     (folder / "dangling.JPEG").symlink_to(folder / "gone.JPEG")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     with pytest.raises(FileNotFoundError, match=r"dangling\.JPEG does not exist"):
         list(data.train_dataloader())
 
 
-def test_root_is_needed(tmp_path):
-    with pytest.raises(ValueError, match=r"data=imagenet data.root=/data/imagenet"):
-        module(None).setup()
-    with pytest.raises(FileNotFoundError, match="absent is not a folder"):
-        module(tmp_path / "absent").setup()
-    with pytest.raises(FileNotFoundError, match=r"train does not exist; .* train/<class>"):
-        module(tmp_path).setup()
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
 
 
-def test_missing_val_folder(root):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda root: picture().save(emptied(root / "val") / "ILSVRC2012_val_00000001.JPEG"),
+            r"no class folders .*ILSVRC2012_validation_ground_truth",
+        ),
+        (lambda root: emptied(root / "train"), "no class folders in"),
+        (
+            lambda root: [(root / "train" / name).mkdir() for name in ("n03", "n04")],
+            r"without images in .*train: n03, n04",
+        ),
+        (lambda root: shutil.rmtree(root / "train/n01"), "train lacks: n01"),
+    ],
+)
+def test_wrong_class_folders_are_rejected(root, change, message):
+    change(root)
+    rejected(root, message)
+
+
+def test_missing_folders_and_another_number_of_classes_are_rejected(root):
+    rejected(root, r"has 2 class folders but data.num_classes is 1000", num_classes=1000)
+    ready(root, num_classes=2)
+    not_found(root / "absent", "absent is not a folder")
     shutil.rmtree(root / "val")
-    with pytest.raises(FileNotFoundError, match="val does not exist; an image folder has"):
-        module(root).setup()
-
-
-def test_flat_val_folder(root):
-    shutil.rmtree(root / "val")
-    (root / "val").mkdir()
-    picture().save(root / "val/ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(ValueError, match=r"no class folders .*ILSVRC2012_validation_ground_truth"):
-        module(root).setup()
-
-
-def test_no_class_folders(root):
+    not_found(root, "val does not exist; an image folder has")
     shutil.rmtree(root / "train")
-    (root / "train").mkdir()
-    with pytest.raises(ValueError, match="no class folders in"):
-        module(root).setup()
-
-
-def test_empty_class_folders(root):
-    (root / "train/n03").mkdir()
-    (root / "train/n04").mkdir()
-    with pytest.raises(ValueError, match=r"without images in .*train: n03, n04"):
-        module(root).setup()
+    not_found(root, r"train does not exist; .* train/<class>")
 
 
 def test_class_absent_in_val(root):
@@ -153,18 +131,6 @@ def test_class_absent_in_val(root):
     with pytest.warns(UserWarning, match="lacks images of n01"):
         data.setup()
     assert [batch["label"].tolist() for batch in data.val_dataloader()] == [[1, 1], [1]]
-
-
-def test_class_absent_in_train(root):
-    shutil.rmtree(root / "train/n01")
-    with pytest.raises(ValueError, match="train lacks: n01"):
-        module(root).setup()
-
-
-def test_num_classes_must_agree(root):
-    with pytest.raises(ValueError, match=r"has 2 class folders but data.num_classes is 1000"):
-        module(root, num_classes=1000).setup()
-    module(root, num_classes=2).setup()
 
 
 def noisy_jpeg():
@@ -186,12 +152,7 @@ def noisy_jpeg():
 def test_broken_files_are_named(root, monkeypatch, content, reason, tolerant):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", tolerant)
     (root / "val/n01/1.JPEG").write_bytes(content)
-    data = module(root)
-    data.setup()
-    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
-        list(data.val_dataloader())
-    with pytest.raises(ValueError, match=rf"val/n01/1\.JPEG {reason}"):
-        data.check_files()
+    check_both(ready(root), rf"val/n01/1\.JPEG {reason}")
     assert ImageFile.LOAD_TRUNCATED_IMAGES == tolerant
 
 
@@ -245,47 +206,38 @@ def test_decoding_rules(tmp_path):
         rgb(Image.fromarray(np.zeros((4, 4), np.float32)), "x.tiff")
 
 
-def test_exif_orientation(tmp_path):
-    image = picture(size=(40, 30))
-    exif = image.getexif()
-    exif[274] = 6
-    image.save(tmp_path / "rotated.jpg", exif=exif)
-    assert load_rgb(tmp_path / "rotated.jpg", upright=False).size == (40, 30)
-    assert load_rgb(tmp_path / "rotated.jpg", upright=True).size == (30, 40)
+@pytest.mark.parametrize(("upright", "size"), [(False, (40, 30)), (True, (30, 40))])
+def test_exif_orientation(tmp_path, upright, size):
+    exif = Image.Exif()
+    exif[headers.ORIENTATION] = 6
+    picture(size=(40, 30)).save(tmp_path / "rotated.jpg", exif=exif)
+    assert load_rgb(tmp_path / "rotated.jpg", upright=upright).size == size
+    assert headers.read_header(tmp_path / "rotated.jpg", upright=upright)[:2] == size
 
 
 @pytest.mark.parametrize("size", [(1, 1), (700, 3)])
 def test_extreme_shapes(root, size):
     picture(size=size).save(root / "train/n01/0.JPEG")
     picture(size=size).save(root / "val/n01/0.JPEG")
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert all(b["image"].isfinite().all() for b in data.train_dataloader())
     assert all(b["image"].shape[1:] == (3, 32, 32) for b in data.val_dataloader())
 
 
 def test_predict(root, tmp_path):
-    data = module(root, predict_path=root / "val/n01")
-    data.setup()
+    data = ready(root, predict_path=root / "val/n01")
     batches = list(data.predict_dataloader())
     assert [batch["label"].tolist() for batch in batches] == [[-1, -1], [-1]]
     assert data.predict_name(2) == str(root / "val/n01/2.JPEG")
-    one = module(root, predict_path=root / "val/n01/1.JPEG")
-    one.setup()
-    assert len(list(one.predict_dataloader())) == 1
-    default = module(root)
-    default.setup()
-    assert default.predict_name(3) == str(root / "val/n02/0.JPEG")
-    with pytest.raises(FileNotFoundError, match="must be an image or a folder"):
-        module(root, predict_path=tmp_path / "nothing").setup()
-    nested = module(root, predict_path=root / "val")
-    nested.setup()
-    assert nested.predict_names() == [
+    assert len(list(ready(root, predict_path=root / "val/n01/1.JPEG").predict_dataloader())) == 1
+    assert ready(root).predict_name(3) == str(root / "val/n02/0.JPEG")
+    assert ready(root, predict_path=root / "val").predict_names() == [
         str(root / f"val/{name}/{copy}.JPEG") for name in ("n01", "n02") for copy in range(3)
     ]
+    message = "must be an image or a folder"
+    not_found(root, message, predict_path=tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no images in the input"):
-        module(root, predict_path=tmp_path / "empty").setup()
+    rejected(root, "no images in the input", predict_path=tmp_path / "empty")
 
 
 def test_posterize_guard():
@@ -299,23 +251,11 @@ def test_posterize_guard():
 )
 def test_every_policy_survives_pillow(policy):
     transform = PaperAugmentation(auto_augment=policy).train(32)
-    ops = list(augment_ops(transform))
-    assert ops
-    for op in ops:
+    assert list(augment_ops(transform))
+    for op in augment_ops(transform):
         op.prob, op.magnitude, op.magnitude_std = 1.0, 10, 0
         assert op(picture()).size == (40, 30)
     assert transform(picture()).shape == (3, 32, 32)
-
-
-@pytest.mark.parametrize("augmentation", [PaperAugmentation(), LightAugmentation()])
-def test_augmentations(augmentation):
-    image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))).convert("RGB")
-    torch.manual_seed(0)
-    assert augmentation.train(32)(image).shape == (3, 32, 32)
-    tensor = augmentation.eval(32)(image)
-    assert tensor.shape == (3, 32, 32)
-    # Brighter to the right, as in the image.
-    assert tensor[0, 16, -1] > tensor[0, 16, 0]
 
 
 def test_crops_and_interpolation_of_the_papers():
@@ -330,28 +270,27 @@ def test_crops_and_interpolation_of_the_papers():
 
 
 def test_light_augmentation_keeps_digits_unmirrored():
-    image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (64, 1))).convert("RGB")
-    transform = LightAugmentation().train(64)
+    image = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))).convert("RGB")
     torch.manual_seed(0)
-    for _ in range(20):
-        tensor = transform(image)
-        assert tensor[0, 32, 56] > tensor[0, 32, 8]
+    transform = LightAugmentation().train(64)
+    for tensor in (LightAugmentation().eval(64)(image), *(transform(image) for _ in range(20))):
+        assert tensor.shape == (3, 64, 64)
+        assert tensor[0, 32, 56] > tensor[0, 32, 8]  # brighter to the right, as in the image
 
 
 def test_file_checks_stop_at_the_time_limit(root, caplog, monkeypatch):
-    data = module(root)
-    data.setup()
-    with caplog.at_level("INFO"):
-        data.check_files()
-        assert "6 of 6 validation images, 6 of 6 training images" in caplog.text
-        data.check_files(seconds=0)
-        assert "0 of 6 validation images, 0 of 6 training images" in caplog.text
-        monkeypatch.setattr(headers, "CHUNK", 2)
-        now = iter([0, 1, 2, 3, 60, 60, 60])
-        monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: 0))
-        monkeypatch.setattr(headers, "time", SimpleNamespace(monotonic=lambda: next(now)))
-        data.check_files()
-        assert "6 of 6 validation images, 2 of 6 training images" in caplog.text
+    data = ready(root)
+    caplog.set_level("INFO")
+    data.check_files()
+    assert "6 of 6 validation images, 6 of 6 training images" in caplog.text
+    data.check_files(seconds=0)
+    assert "0 of 6 validation images, 0 of 6 training images" in caplog.text
+    monkeypatch.setattr(headers, "CHUNK", 2)
+    now = iter([0, 1, 2, 3, 60, 60, 60])
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: 0))
+    monkeypatch.setattr(headers, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    data.check_files()
+    assert "6 of 6 validation images, 2 of 6 training images" in caplog.text
 
 
 def test_data_after_an_images_end_are_allowed(root):
@@ -362,22 +301,12 @@ def test_data_after_an_images_end_are_allowed(root):
     assert headers.read_header(path)[:2] == (64, 64)
 
 
-def test_headers_are_rotated_like_images(tmp_path):
-    exif = Image.Exif()
-    exif[headers.ORIENTATION] = 6
-    picture(size=(40, 30)).save(tmp_path / "a.jpg", exif=exif)
-    assert headers.read_header(tmp_path / "a.jpg")[:2] == (40, 30)
-    assert headers.read_header(tmp_path / "a.jpg", upright=True)[:2] == (30, 40)
-
-
 @pytest.mark.parametrize(("share", "each"), [(1.0, 3), (0.5, 2), (0.3, 1), (0.01, 1)])
 def test_a_share_takes_the_first_training_images_of_each_class(root, share, each):
-    data = module(root, train_share=share)
-    data.setup()
+    data = ready(root, train_share=share)
     train = data.dataset("train")
-    paths = [train.describe(index) for index in range(len(train))]
-    expected = [f"{name}/{copy}.JPEG" for name in ("n01", "n02") for copy in range(each)]
-    assert [path.partition("train/")[2] for path in paths] == expected
+    paths = [train.describe(index).partition("train/")[2] for index in range(len(train))]
+    assert paths == [f"{name}/{copy}.JPEG" for name in ("n01", "n02") for copy in range(each)]
     assert data.sizes()["val"] == 6
 
 
@@ -387,11 +316,7 @@ def test_shares_outside_0_to_1_are_rejected(root, share):
         module(root, train_share=share)
 
 
-# Nested and unusual files
-
-
 def build_log(caplog, root, **options):
-    """Return the datamodule and its log."""
     data = module(root, **options)
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -411,8 +336,7 @@ def test_nested_images_have_the_outermost_class(root, caplog):
     found = {train.describe(i): int(train[0, i]["label"]) for i in range(len(train))}
     shutil.rmtree(root / "train/n01/.thumbnails")
     (root / "train/n01/close/again").unlink()
-    reference = torchvision.datasets.ImageFolder(root / "train")
-    assert found == dict(reference.samples)
+    assert found == dict(torchvision.datasets.ImageFolder(root / "train").samples)
     assert "2 images are in sub-folders (n01/close/a.JPEG, n01/close/blurred/b.JPEG)" in lines
     assert "timm labels by the innermost folder" in lines
 
@@ -422,8 +346,7 @@ def test_every_ending_is_read(root, tmp_path):
     for suffix in IMAGE_SUFFIXES:
         picture().save(folder / f"x{suffix.upper()}")
     assert {".jfif", ".avif", ".pgm", *torchvision.datasets.folder.IMG_EXTENSIONS} <= IMAGE_SUFFIXES
-    data = module(root)
-    data.setup()
+    data = ready(root)
     assert data.sizes()["val"] == 6 + len(IMAGE_SUFFIXES)
     assert sum(len(batch["label"]) for batch in data.val_dataloader()) == data.sizes()["val"]
     data.check_files()
@@ -433,6 +356,7 @@ def test_skipped_files_are_counted_by_their_endings(root, caplog):
     for name in ("a.txt", "b.TXT", "c.heic", "README", ".d.jpg", ".DS_Store"):
         (root / "train/n01" / name).write_bytes(b"x")
     picture().save(root / "train/stray.png")
+    (root / "train/.cache").mkdir()
     data, lines = build_log(caplog, root)
     assert data.sizes() == {"train": 6, "val": 6}
     assert f"{root}/train: 5 files are skipped because of their endings: 2 .txt, 1 " in lines
@@ -446,12 +370,9 @@ def test_skipped_files_are_counted_by_their_endings(root, caplog):
 @pytest.mark.parametrize("name", ["valid", "validation"])
 def test_the_validation_folder_may_have_another_name(root, name):
     (root / "val").rename(root / name)
-    data = module(root)
-    data.setup()
-    assert data.sizes() == {"train": 6, "val": 6}
+    assert ready(root).sizes() == {"train": 6, "val": 6}
     (root / "val").mkdir()
-    with pytest.raises(ValueError, match=rf"several folders of validation images: val, {name};"):
-        module(root).setup()
+    rejected(root, rf"several folders of validation images: val, {name};")
 
 
 def test_unlabelled_images_of_fiftyone_are_skipped(root, caplog):
@@ -463,9 +384,6 @@ def test_unlabelled_images_of_fiftyone_are_skipped(root, caplog):
     assert data.sizes() == {"train": 6, "val": 6}
     assert "_unlabeled" not in data.class_names
     assert f"{root}/train/_unlabeled is skipped: FiftyOne stores" in lines
-
-
-# The order of classes
 
 
 @pytest.mark.parametrize(
@@ -489,18 +407,15 @@ def test_names_that_timm_ties_are_ordered():
 @pytest.mark.parametrize("kind", [ImageFolderDataModule, ClassFoldersDataModule])
 def test_folders_are_numbered_like_torchvision_or_timm(kind, tmp_path):
     write_folders(tmp_path)
-    reader = ReaderImageFolder(str(tmp_path / "val"))
-    for order, theirs in (
-        ("text", torchvision.datasets.ImageFolder(tmp_path / "val").class_to_idx),
-        ("natural", reader.class_to_idx),
+    for order, other, theirs in (
+        ("text", "natural", torchvision.datasets.ImageFolder(tmp_path / "val")),
+        ("natural", "text", ReaderImageFolder(str(tmp_path / "val"))),
     ):
-        data = kind(tmp_path, class_order=order, num_workers=0)
-        data.setup()
-        assert {name: label for label, name in enumerate(data.class_names)} == theirs
+        data = loading.ready(kind, tmp_path, class_order=order, num_workers=0)
+        assert {name: label for label, name in enumerate(data.class_names)} == theirs.class_to_idx
         dataset = data.dataset("val")
-        for index in range(len(dataset)):
-            folder = dataset.describe(index).split("/")[-2]
-            assert dataset.dataset.labels[index] == theirs[folder]
-        assert list(data.other_orders) == [{"text": "natural", "natural": "text"}[order]]
+        for index, label in enumerate(dataset.dataset.labels):
+            assert label == theirs.class_to_idx[dataset.describe(index).split("/")[-2]]
+        assert list(data.other_orders) == [other]
     with pytest.raises(ValueError, match=r"data\.class_order=size is not one of text, natural"):
         kind(tmp_path, class_order="size")

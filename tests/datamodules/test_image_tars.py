@@ -15,8 +15,13 @@ from datamodules.images import tar_shards
 from datamodules.images.robustness_sets import SYNSETS
 from datamodules.images.tar_index import list_members, read_member
 from datamodules.images.tar_shards import KEY
+from tests.datamodules import loading
 
 CLASSES = ("10", "2", "cat")  # timm alone sorts 2 before 10
+SPLITS = ("train", "val")
+OPTIONS = {"image_size": 32, "batch_size": 2, "num_workers": 0}
+_, ready, rejected, not_found = loading.bound(ImageTarsDataModule, **OPTIONS)
+_, reference, *_ = loading.bound(ImageFolderDataModule, **OPTIONS)
 
 
 @pytest.fixture
@@ -25,136 +30,92 @@ def folders(tmp_path):
         for number, name in enumerate(CLASSES):
             (tmp_path / "folders" / split / name).mkdir(parents=True)
             for copy in range(copies):
-                colour = (80 * number, 60 * copy, len(split) * 20)
-                image = Image.new("RGB", (40, 30), colour)
+                image = Image.new("RGB", (40, 30), (80 * number, 60 * copy, len(split) * 20))
                 image.save(tmp_path / "folders" / split / name / f"{split}_{name}_{copy}.png")
     return tmp_path / "folders"
 
 
+def add_all(file, paths, above):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for path in paths:
+            tar.add(path, path.relative_to(above))
+
+
 def in_one(folders, target, split):
-    with tarfile.open(target / f"{split}.tar", "w") as tar:
-        for path in sorted((folders / split).rglob("*.png")):
-            tar.add(path, path.relative_to(folders / split))
+    add_all(target / f"{split}.tar", sorted((folders / split).rglob("*.png")), folders / split)
 
 
 def in_shards(folders, target, split):
-    (target / split).mkdir()
     paths = sorted((folders / split).rglob("*.png"))
     for shard in range(2):
-        with tarfile.open(target / split / f"{shard:03d}.tar", "w") as tar:
-            for path in paths[shard::2]:
-                tar.add(path, path.relative_to(folders / split))
+        add_all(target / split / f"{shard:03d}.tar", paths[shard::2], folders / split)
 
 
 def by_class(folders, target, split):
-    (target / split).mkdir()
-    for name in CLASSES:
-        with tarfile.open(target / split / f"{name}.tar", "w") as tar:
-            for path in sorted((folders / split / name).iterdir()):
-                tar.add(path, path.name)
+    for folder in (folders / split).iterdir():
+        add_all(target / split / f"{folder.name}.tar", sorted(folder.iterdir()), folder)
 
 
 def nested(folders, target, split):
-    """Like ImageNet's own archive: a tar file of one tar file per class."""
-    by_class(folders, target, split)
-    with tarfile.open(target / f"{split}.tar", "w") as tar:
-        for path in sorted((target / split).iterdir()):
-            tar.add(path, path.name)
-            path.unlink()
-    (target / split).rmdir()
+    by_class(folders, target.parent / "inner", split)
+    inner = target.parent / "inner" / split
+    add_all(target / f"{split}.tar", sorted(inner.iterdir()), inner)
 
 
-def module(kind, root, **options):
-    data = kind(root, **{"image_size": 32, "batch_size": 2, "num_workers": 0, **options})
-    data.setup()
-    return data
+def by_name(data):
+    dataset = data.dataset("val")
+    samples = {Path(dataset.describe(i)).name: dataset[0, i] for i in range(len(dataset))}
+    return {name: (int(sample["label"]), sample["image"]) for name, sample in samples.items()}
 
 
-def by_name(data, split):
-    dataset = data.dataset(split)
-    samples = [dataset[0, index] for index in range(len(dataset))]
-    names = [Path(dataset.describe(index)).name for index in range(len(dataset))]
-    return {
-        name: (int(sample["label"]), sample["image"])
-        for name, sample in zip(names, samples, strict=True)
-    }
-
-
-@pytest.mark.parametrize("pack", [in_one, in_shards, by_class, nested])
-def test_equal_to_class_folders(folders, tmp_path, pack):
-    target = tmp_path / "tars"
-    target.mkdir()
-    for split in ("train", "val"):
-        pack(folders, target, split)
-    ours = module(ImageTarsDataModule, target)
-    theirs = module(ImageFolderDataModule, folders)
+@pytest.mark.parametrize("write", [in_one, in_shards, by_class, nested])
+def test_equal_to_class_folders(folders, tmp_path, write):
+    for split in SPLITS:
+        write(folders, tmp_path / "tars", split)
+    ours, theirs = ready(tmp_path / "tars"), reference(folders)
     assert ours.class_names == theirs.class_names == CLASSES
     assert ours.sizes() == theirs.sizes()
-    found, expected = by_name(ours, "val"), by_name(theirs, "val")
-    assert found.keys() == expected.keys()
-    for name, (label, image) in expected.items():
-        assert found[name][0] == label
-        assert torch.equal(found[name][1], image)
+    torch.testing.assert_close(by_name(ours), by_name(theirs), rtol=0, atol=0)
 
 
-def test_processes_do_not_share_files(folders, tmp_path):
-    for split in ("train", "val"):
+def test_each_process_opens_its_own_files(folders, tmp_path):
+    for split in SPLITS:
         in_shards(folders, tmp_path, split)
-    alone = module(ImageTarsDataModule, tmp_path)
-    expected = [batch["image"] for batch in alone.train_dataloader()]
-    data = module(ImageTarsDataModule, tmp_path, num_workers=2)
+    expected = [batch["image"] for batch in ready(tmp_path).train_dataloader()]
+    data = ready(tmp_path, num_workers=2)
     dataset = data.dataset("train")
     dataset[0, 0], dataset[0, 5]  # opens files before the loader's processes start
     found = [batch["image"] for batch in data.train_dataloader()]
-    assert len(found) == len(expected) == 4
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert len(found) == 4
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert dataset[0, 3]["sample_id"] == 3
 
 
 def test_invalid_archives_are_rejected(folders, tmp_path):
-    with pytest.raises(ValueError, match=r"data=imagenet_tar data.root="):
-        module(ImageTarsDataModule, None)
-    with pytest.raises(FileNotFoundError, match="lacks plain tar files of train; it needs"):
-        module(ImageTarsDataModule, folders)
+    not_found(folders, "lacks plain tar files of train; it needs")
     target = tmp_path / "tars"
-    target.mkdir()
-    for split in ("train", "val"):
+    for split in SPLITS:
         in_one(folders, target, split)
-    with pytest.raises(ValueError, match=r"3 classes but data.num_classes is 1000"):
-        module(ImageTarsDataModule, target, num_classes=1000)
-
-    def rewrite(name, content):
-        with tarfile.open(target / "val.tar", "w") as tar:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
-    rewrite("dog/0.png", b"x")
-    with pytest.raises(ValueError, match="classes that training lacks: dog"):
-        module(ImageTarsDataModule, target)
-    for content, message in ((b"x", "is not an image"), (b"", "is empty")):
-        rewrite("cat/0.png", content)
-        data = module(ImageTarsDataModule, target)
-        with pytest.raises(ValueError, match=rf"val.tar/cat/0.png {message}"):
-            data.dataset("val")[0, 0]
+    rejected(target, r"3 classes but data.num_classes is 1000", num_classes=1000)
+    message = r"data=imagenet, data=folder or data.token_labels=null"
+    with pytest.raises(ValueError, match=message):
+        ready(target, token_labels=str(tmp_path)).check_files()
+    pack(target / "val.tar", {"dog/0.png": b"x"})
+    rejected(target, "classes that training lacks: dog")
     whole = next((folders / "val/cat").iterdir()).read_bytes()
-    rewrite("cat/0.png", whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cat/0.png is truncated or damaged"):
-        module(ImageTarsDataModule, target).dataset("val")[0, 0]
-    rewrite("readme.txt", b"x")
-    with pytest.raises(ValueError, match="its tar files of val lack images"):
-        module(ImageTarsDataModule, target)
+    for content, message in (
+        (b"x", "is not an image"),
+        (b"", "is empty"),
+        (whole[: len(whole) // 2], "is truncated or damaged"),
+    ):
+        pack(target / "val.tar", {"cat/0.png": content})
+        with pytest.raises(ValueError, match=rf"val.tar/cat/0.png {message}"):
+            ready(target).dataset("val")[0, 0]
+    pack(target / "val.tar", {"readme.txt": "x"})
+    rejected(target, "its tar files of val lack images")
     (target / "val.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(ValueError, match="a tar file is damaged"):
-        module(ImageTarsDataModule, target)
-
-
-def test_label_maps_need_class_folders(folders, tmp_path):
-    for split in ("train", "val"):
-        in_one(folders, tmp_path, split)
-    data = module(ImageTarsDataModule, tmp_path, token_labels=str(tmp_path))
-    with pytest.raises(ValueError, match=r"data=imagenet, data=folder or data.token_labels=null"):
-        data.check_files()
+    rejected(target, "a tar file is damaged")
 
 
 def pack(file, content):
@@ -188,80 +149,79 @@ def shard(labels, start=0, ending="jpg"):
     return content
 
 
-def webdataset(root, **more):
+def webdataset(root):
     """Write two numbered shards to train and one to validate, of classes 0 to 11."""
     pack(root / "train/train-000000.tar", shard(range(6)))
     pack(root / "train/train-000001.tar", shard(range(6, 12)))
     pack(root / "val/val-000000.tar", shard(range(12), ending="png"))
-    for name, content in more.items():
-        (root / name.replace("_", ".")).write_text(content)
     return root
 
 
+def pack_both(root, content, name="000000.tar"):
+    for split in SPLITS:
+        pack(root / split / name, content)
+
+
 def labels_by_red(data, split):
-    """Return each image's label and the label that its red encodes."""
     dataset = data.dataset(split)
-    images = dataset.dataset
-    reds = []
+    images, found = dataset.dataset, {}
     for index in range(len(dataset)):
-        offset, size = images.places[index].tolist()
-        content = read_member(images.archives[images.archive[index]], offset, size)
-        reds.append(round(Image.open(io.BytesIO(content)).getpixel((0, 0))[0] / 10))
-    return dict(zip(reds, [int(dataset[0, i]["label"]) for i in range(len(dataset))], strict=True))
+        content = read_member(
+            images.archives[images.archive[index]], *images.places[index].tolist()
+        )
+        red = Image.open(io.BytesIO(content)).getpixel((0, 0))[0]
+        found[round(red / 10)] = int(dataset[0, index]["label"])
+    return found
 
 
 def test_webdatasets_numbers_are_the_labels(tmp_path):
-    data = module(ImageTarsDataModule, webdataset(tmp_path))
+    data = ready(webdataset(tmp_path))
     assert data.class_names == tuple(map(str, range(12)))
-    for split in ("train", "val"):
+    for split in SPLITS:
         assert labels_by_red(data, split) == {label: label for label in range(12)}
     assert data.other_orders == {}
     place = f"{tmp_path}/train/train-000001.tar/000000.jpg"
     assert data.dataset("train").describe(6) == place
-    names = "\n".join(f"class {number}" for number in range(12))
-    data = module(ImageTarsDataModule, webdataset(tmp_path, classnames_txt=names))
-    assert data.class_names == tuple(f"class {number}" for number in range(12))
+    names = [f"class {number}" for number in range(12)]
+    (tmp_path / "classnames.txt").write_text("\n".join(names))
+    data = ready(tmp_path)
+    assert data.class_names == tuple(names)
     assert labels_by_red(data, "val") == {label: label for label in range(12)}
 
 
 @pytest.mark.parametrize("pattern", ["{}-000000.tar", "imagenet1k-{}-0000.tar", "{}.tar"])
 @pytest.mark.parametrize("val", ["val", "validation"])
 def test_shards_may_lie_in_the_root(pattern, val, tmp_path):
-    pack(tmp_path / pattern.format("train"), shard(range(3)))
-    pack(tmp_path / pattern.format(val), shard(range(3)))
-    assert module(ImageTarsDataModule, tmp_path).sizes() == {"train": 3, "val": 3}
+    for split in ("train", val):
+        pack(tmp_path / pattern.format(split), shard(range(3)))
+    assert ready(tmp_path).sizes() == {"train": 3, "val": 3}
 
 
 def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
-    for split in ("train", "val"):
-        pack(tmp_path / split / "000000.tar", {
-            "a/1.webp": 0, "a/1.json": {"label": 0, "text": "x"}, "a/1.txt": "a caption",
-            "a/2.jpeg": 10, "a/2.json": {"label": 1.0}, "__index__": "x",
-            "b/1.png": 20, "b/1.json": {"label": "2"}, "b/3.seg.png": 90, "b/3.jpg": 10,
-            "b/3.json": {"label": "dog"}, "b/1.txt": "a caption",
-        })  # fmt: skip
-    with caplog.at_level("INFO"):
-        assert module(ImageTarsDataModule, tmp_path).class_names == ("a", "b")
-    assert (
-        "have .json members (label, text); pass data.label_key=<field> to use those" in caplog.text
-    )
+    pack_both(tmp_path, {
+        "a/1.webp": 0, "a/1.json": {"label": 0, "text": "x"}, "a/1.txt": "a caption",
+        "a/2.jpeg": 10, "a/2.json": {"label": 1.0}, "__index__": "x",
+        "b/1.png": 20, "b/1.json": {"label": "2"}, "b/3.seg.png": 90, "b/3.jpg": 10,
+        "b/3.json": {"label": "dog"}, "b/1.txt": "a caption",
+    })  # fmt: skip
+    caplog.set_level("INFO")
+    assert ready(tmp_path).class_names == ("a", "b")
+    said = "have .json members (label, text); pass data.label_key=<field> to use those"
+    assert said in caplog.text
     (tmp_path / "classnames.txt").write_text("cat\ndog\nfox\n")
-    data = module(ImageTarsDataModule, tmp_path, label_key="label")
+    data = ready(tmp_path, label_key="label")
     assert data.class_names == ("cat", "dog", "fox")
     assert data.dataset("train").dataset.labels.tolist() == [0, 1, 2, 1]
-    with pytest.raises(ValueError, match="lacks the field 'class'; it has: label, text"):
-        module(ImageTarsDataModule, tmp_path, label_key="class")
+    rejected(tmp_path, "lacks the field 'class'; it has: label, text", label_key="class")
     (tmp_path / "classnames.txt").write_text("cat\nfox\nowl\n")
-    with pytest.raises(ValueError, match=r"3\.jpg has the label 'dog'; classnames\.txt lists 3 cl"):
-        module(ImageTarsDataModule, tmp_path, label_key="label")
-    pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": 0, "text": "x"}})
-    with pytest.raises(ValueError, match=r"pass data\.label_key=.* one of: label, text"):
-        module(ImageTarsDataModule, tmp_path)
-    pack(tmp_path / "train/000000.tar", {"1.jpg": 0, "1.json": {"label": True}})
-    with pytest.raises(
-        ValueError, match=r"'label' in its \.json must be the number or name of a cl"
-    ):
-        module(ImageTarsDataModule, tmp_path, label_key="label")
+    message = r"3\.jpg has the label 'dog'; classnames\.txt lists 3 cl"
+    rejected(tmp_path, message, label_key="label")
+    train = tmp_path / "train/000000.tar"
+    pack(train, {"1.jpg": 0, "1.json": {"label": 0, "text": "x"}})
+    rejected(tmp_path, r"pass data\.label_key=.* one of: label, text")
+    pack(train, {"1.jpg": 0, "1.json": {"label": True}})
+    message = r"'label' in its \.json must be the number or name of a cl"
+    rejected(tmp_path, message, label_key="label")
 
 
 @pytest.mark.parametrize(
@@ -274,19 +234,15 @@ def test_the_label_may_be_a_field_of_the_json(tmp_path, caplog):
     ],
 )
 def test_integers_and_nested_fields_are_labels(content, key, tmp_path):
-    for split in ("train", "val"):
-        pack(tmp_path / split / "000000.TAR", {"0.jpg": 0, "1.jpg": 10} | content)
-    data = module(ImageTarsDataModule, tmp_path, label_key=key)
+    pack_both(tmp_path, {"0.jpg": 0, "1.jpg": 10} | content, "000000.TAR")
+    data = ready(tmp_path, label_key=key)
     assert data.dataset("train").dataset.labels.tolist() == [0, 1]
 
 
 def test_nested_fields_are_named(tmp_path):
-    for split in ("train", "val"):
-        pack(tmp_path / split / "0.tar", {"0.jpg": 0, "0.json": {"a": {"b": 0, "c": 1}}})
-    with pytest.raises(ValueError, match=r"data\.label_key=a\.<field> with one of: b, c"):
-        module(ImageTarsDataModule, tmp_path, label_key="a")
-    with pytest.raises(ValueError, match=r"lacks the field 'a\.d'; it has: b, c"):
-        module(ImageTarsDataModule, tmp_path, label_key="a.d")
+    pack_both(tmp_path, {"0.jpg": 0, "0.json": {"a": {"b": 0, "c": 1}}})
+    rejected(tmp_path, r"data\.label_key=a\.<field> with one of: b, c", label_key="a")
+    rejected(tmp_path, r"lacks the field 'a\.d'; it has: b, c", label_key="a.d")
 
 
 @pytest.mark.parametrize("name", ["{}/0.tar.gz", "{}/0.tgz", "{}-0000.tar.xz", "{}.tar.zst"])
@@ -294,17 +250,14 @@ def test_compressed_shards_are_named(name, tmp_path):
     packed = tmp_path / name.format("train")
     packed.parent.mkdir(exist_ok=True)
     packed.write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"and has compressed ones \(.*\): unpack them"):
-        module(ImageTarsDataModule, tmp_path)
+    not_found(tmp_path, r"and has compressed ones \(.*\): unpack them")
     pack(packed.with_name("train-1.tar"), OK)
-    with pytest.raises(ValueError, match=r"plain and compressed tar files of train \(.*\); unpack"):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, r"plain and compressed tar files of train \(.*\); unpack")
 
 
 def test_the_archive_of_the_shards_may_lie_beside_them(tmp_path):
-    webdataset(tmp_path)
-    (tmp_path / "train.tar.gz").write_bytes(b"")
-    assert module(ImageTarsDataModule, tmp_path).sizes()["train"] == 12
+    (webdataset(tmp_path) / "train.tar.gz").write_bytes(b"")
+    assert ready(tmp_path).sizes()["train"] == 12
 
 
 OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
@@ -326,85 +279,60 @@ OK = {"0.jpg": 0, "0.cls": "0", "1.jpg": 10, "1.cls": "1"}
         ({"2.jpg": 1, "2.cls": "-1"}, r"2\.jpg has the label -1; without classnames\.txt"),
         ({"2.jpg": 1, "2.cls": "1e3"}, r"has the label '1e3'"),
         ({"2.jpg": 1, "2.cls": "9"}, r"labels go up to 9, but training has only 3 of them; list"),
+        ({"v1.0.jpg": 0, "v1.0.cls": "0"}, r"keys end at the first dot of a file name"),
     ],
 )  # fmt: skip
 def test_broken_samples_are_rejected(content, message, tmp_path):
+    pack_both(tmp_path, OK)
     pack(tmp_path / "train/000000.tar", OK | content)
-    pack(tmp_path / "val/000000.tar", OK)
-    with pytest.raises(ValueError, match=message):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, message)
 
 
 @pytest.mark.parametrize("names", ["a\nb", "a\nb\n\nc", "a\nb\nb", ""])
 def test_wrong_lists_of_names_are_rejected(names, tmp_path):
-    for split in ("train", "val"):
-        pack(tmp_path / split / "000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
+    pack_both(tmp_path, OK | {"2.jpg": 20, "2.cls": "2"})
     (tmp_path / "classnames.txt").write_text(names)
-    with pytest.raises(ValueError, match=r"classnames\.txt (lists 2|must have one name per line)"):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, r"classnames\.txt (lists 2|must have one name per line)")
 
 
 def test_gaps_and_labels_missing_in_training_are_reported(tmp_path):
+    pack_both(tmp_path, OK)
     pack(tmp_path / "train/000000.tar", OK | {"2.jpg": 30, "2.cls": "3"})
-    pack(tmp_path / "val/000000.tar", OK)
     with pytest.warns(UserWarning, match="lacks training images of 2") as warned:
-        data = module(ImageTarsDataModule, tmp_path)
+        data = ready(tmp_path)
     assert any("lacks validation images of 2, 3" in str(one.message) for one in warned)
     assert data.class_names == ("0", "1", "2", "3")
     pack(tmp_path / "val/000000.tar", OK | {"2.jpg": 20, "2.cls": "2"})
-    with pytest.raises(ValueError, match="validation has labels that training lacks: 2; list all"):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, "validation has labels that training lacks: 2; list all")
 
 
 @pytest.mark.parametrize(
-    ("train", "val"),
-    [
-        ("train/train-000000.tar", "val/train-000000.tar"),
-        ("train/000000.tar", "val/000000.tar"),
-        ("train/00.tar", "val/00.tar"),
-        ("train/shard_1.tar", "val/shard_1.tar"),
-        ("train.tar", "val.tar"),
-        ("train-0.tar", "val-0.tar"),
-        ("train/mine-00.tar", "val/mine-00.tar"),
-        ("train/chunk0.tar", "val/chunk0.tar"),
-    ],
-)
-def test_unlabelled_shards_are_rejected(train, val, tmp_path):
+    "name",
+    ["{0}/train-000000.tar", "{}/000000.tar", "{}/00.tar", "{}/shard_1.tar", "{}.tar", "{}-0.tar",
+     "{}/mine-00.tar", "{}/chunk0.tar"],
+)  # fmt: skip
+def test_unlabelled_shards_are_rejected(name, tmp_path):
     """Numbered shards of images: their names are not classes."""
-    for file in (train, val):
-        pack(tmp_path / file, {"0.jpg": 1, "1.jpg": 2})
-        other = file.replace("00000.tar", "00001.tar").replace("00.tar", "01.tar")
-        pack(tmp_path / other, {"0.jpg": 1, "1.jpg": 2})
-    with pytest.raises(ValueError, match=r"has images without a class; tar files need <class>/"):
-        module(ImageTarsDataModule, tmp_path)
+    for split in SPLITS:
+        for file in (name, name.replace("00.tar", "01.tar")):
+            pack(tmp_path / file.format(split), {"0.jpg": 1, "1.jpg": 2})
+    rejected(tmp_path, r"has images without a class; tar files need <class>/")
 
 
-def test_dotted_keys_are_not_skipped(tmp_path):
-    for split in ("train", "val"):
-        pack(tmp_path / split / "0.tar", {"v1.0.jpg": 0, "v1.0.cls": "0"})
-    with pytest.raises(ValueError, match=r"keys end at the first dot of a file name"):
-        module(ImageTarsDataModule, tmp_path)
-
-
-def test_layouts_are_not_mixed(tmp_path):
-    pack(tmp_path / "train/000000.tar", OK)
+def test_mixed_layouts_are_rejected(tmp_path):
+    pack_both(tmp_path, OK)
     pack(tmp_path / "val/000000.tar", {"0/0.jpg": 1, "1/1.jpg": 2})
-    with pytest.raises(ValueError, match=r"mixes two layouts: .*val/000000\.tar lacks the labels"):
-        module(ImageTarsDataModule, tmp_path)
-    pack(tmp_path / "val/000000.tar", {"0/0.jpg": 1, "stray.jpg": 2})
-    pack(tmp_path / "train/000000.tar", {"0/0.jpg": 1, "stray.jpg": 2})
-    with pytest.raises(ValueError, match="has images without a class"):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, r"mixes two layouts: .*val/000000\.tar lacks the labels")
+    pack_both(tmp_path, {"0/0.jpg": 1, "stray.jpg": 2})
+    rejected(tmp_path, "has images without a class")
     pack(tmp_path / "validation/000000.tar", OK)
-    with pytest.raises(ValueError, match="tar files of val and of validation, all"):
-        module(ImageTarsDataModule, tmp_path)
+    rejected(tmp_path, "tar files of val and of validation, all")
 
 
 def test_missing_shards_are_reported(tmp_path):
-    webdataset(tmp_path)
-    pack(tmp_path / "train/train-000004.tar", shard(range(3)))
+    pack(webdataset(tmp_path) / "train/train-000004.tar", shard(range(3)))
     with pytest.warns(UserWarning, match=r"in its numbering: train-000002\.tar, train-000003\.tar"):
-        module(ImageTarsDataModule, tmp_path)
+        ready(tmp_path)
 
 
 def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
@@ -413,8 +341,8 @@ def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
         "./train/b/notes.txt": "x", "./train/.DS_Store": "x",
     })  # fmt: skip
     pack(tmp_path / "val.tar", {"val/a/1.jpg": 1, "val/b/1.pgm": 1})
-    with caplog.at_level("INFO"):
-        data = module(ImageTarsDataModule, tmp_path)
+    caplog.set_level("INFO")
+    data = ready(tmp_path)
     assert data.class_names == ("a", "b")
     assert data.dataset("train").dataset.labels.tolist() == [0, 0, 1]
     assert "train: 1 images lie in sub-folders (a/close/2.jfif)" in caplog.text
@@ -423,7 +351,7 @@ def test_nested_images_and_a_folder_around_all(tmp_path, caplog):
 
 
 def test_damaged_tar_files_are_rejected(folders, tmp_path):
-    for split in ("train", "val"):
+    for split in SPLITS:
         in_one(folders, tmp_path, split)
     whole = (tmp_path / "train.tar").read_bytes()
     second = [offset for offset in range(512, len(whole), 512) if b"ustar" in whole[offset:][:512]]
@@ -437,8 +365,7 @@ def test_damaged_tar_files_are_rejected(folders, tmp_path):
         (b"\x1f\x8b" + whole, "is compressed; unpack it"),
     ):
         (tmp_path / "train.tar").write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            module(ImageTarsDataModule, tmp_path)
+        rejected(tmp_path, message)
 
 
 def test_hard_links_yield_their_target(tmp_path):
@@ -455,26 +382,29 @@ def test_hard_links_yield_their_target(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_index_of_a_large_file_is_cached(tmp_path, monkeypatch):
+@pytest.fixture
+def indexed(tmp_path, monkeypatch):
+    """Return a data set whose tar files all count as large, and the folder of their indices."""
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
-    root = webdataset(tmp_path / "data")
-    first = module(ImageTarsDataModule, root)
-    assert len(list((tmp_path / "cache/tar-indices").glob("*.json"))) == 3
+    return webdataset(tmp_path / "data"), tmp_path / "cache/tar-indices"
+
+
+def test_the_index_of_a_large_file_is_cached(indexed, monkeypatch):
+    root, indices = indexed
+    first = ready(root)
+    assert len(list(indices.glob("*.json"))) == 3
     monkeypatch.setattr(tar_shards, "_read_shard", None)
-    again = module(ImageTarsDataModule, root)
+    again = ready(root)
     assert labels_by_red(again, "train") == labels_by_red(first, "train")
     assert again.class_names == first.class_names
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"archive": 3}', '{"archive": "x", "names": ["a"]}'])
-def test_a_damaged_index_is_rebuilt(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tar_shards, "KEPT_FROM", 1)
-    webdataset(tmp_path / "data")
-    archive = next((tmp_path / "data").rglob("*.tar"))
+def test_a_damaged_index_is_rebuilt(text, indexed, monkeypatch):
+    archive = next(indexed[0].rglob("*.tar"))
     first = tar_shards.read_shard(archive)
-    (index,) = (tmp_path / "cache/tar-indices").glob("*.json")
+    (index,) = indexed[1].glob("*.json")
     index.write_text(text)
     assert tar_shards.read_shard(archive) == first
     monkeypatch.setattr(tar_shards, "_read_shard", None)
@@ -490,41 +420,36 @@ def test_keys_equal_webdatasets(name):
 
 
 def test_imagenets_shards_have_its_classes(tmp_path):
-    pixels = encoded("0.jpg", 0)
     content = {}
     for label, synset in enumerate(SYNSETS):
-        content |= {f"{synset}_{label}.jpg": pixels, f"{synset}_{label}.cls": str(label)}
+        content |= {f"{synset}_{label}.jpg": PIXELS, f"{synset}_{label}.cls": str(label)}
     for split in ("train", "validation"):
         pack(tmp_path / f"imagenet1k-{split}-0000.tar", content)
-    assert module(ImageTarsDataModule, tmp_path, num_classes=1000).class_names == SYNSETS
+    assert ready(tmp_path, num_classes=1000).class_names == SYNSETS
 
 
-# The same share in each container
-
+PIXELS = encoded("0.jpg", 0)
 NAMED = {"n01440764": (2, 10, 33, 104), "n01443537": (1, 20, 200)}
-SYNSET_LABELS = {"n01440764": 0, "n01443537": 1}
 
 
 @pytest.mark.parametrize("layout", ["folders", "numbers"])
 def test_a_share_has_the_images_of_class_folders(layout, tmp_path):
-    for split in ("train", "val"):
+    for split in SPLITS:
         content = {}
-        for synset, numbers in NAMED.items():
+        for label, (synset, numbers) in enumerate(NAMED.items()):
             folder = tmp_path / "folders" / split / synset
             folder.mkdir(parents=True)
-            for number in numbers:
-                name = f"{synset}_{number}"
-                (folder / f"{name}.JPEG").write_bytes(encoded("0.jpg", 0))
+            for name in (f"{synset}_{number}" for number in numbers):
+                (folder / f"{name}.JPEG").write_bytes(PIXELS)
                 if layout == "folders":
-                    content[f"{synset}/{name}.JPEG"] = encoded("0.jpg", 0)
+                    content[f"{synset}/{name}.JPEG"] = PIXELS
                 else:
-                    content |= {f"{name}.jpg": 0, f"{name}.cls": str(SYNSET_LABELS[synset])}
+                    content |= {f"{name}.jpg": 0, f"{name}.cls": str(label)}
         pack(tmp_path / "tars" / split / f"{split}-0000.tar", dict(reversed(content.items())))
     for share in (0.5, 0.3):
         found = []
-        for kind, root in ((ImageFolderDataModule, "folders"), (ImageTarsDataModule, "tars")):
-            data = module(kind, tmp_path / root, train_share=share).dataset("train")
+        for make, root in ((reference, "folders"), (ready, "tars")):
+            data = make(tmp_path / root, train_share=share).dataset("train")
             found.append({Path(data.describe(index)).stem for index in range(len(data))})
         assert found[0] == found[1]
-    with pytest.raises(ValueError, match=r"data\.train_share must be above 0"):
-        module(ImageTarsDataModule, tmp_path, train_share=0)
+    rejected(tmp_path, r"data\.train_share must be above 0", train_share=0)

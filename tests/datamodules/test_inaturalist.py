@@ -5,14 +5,12 @@ import json
 import pytest
 
 from datamodules import INaturalist2019DataModule
+from tests.datamodules import loading
 from tests.stand_ins import write_inaturalist
 
-
-def module(root, **options):
-    options = {"num_classes": None, **options}
-    data = INaturalist2019DataModule(root, image_size=32, batch_size=3, num_workers=0, **options)
-    data.setup()
-    return data
+module, ready, rejected, not_found = loading.bound(
+    INaturalist2019DataModule, num_classes=None, image_size=32, batch_size=3, num_workers=0
+)
 
 
 @pytest.fixture
@@ -26,10 +24,11 @@ def change(root, split, edit):
     content = json.loads(path.read_text())
     edit(content)
     path.write_text(json.dumps(content))
+    return content
 
 
 def test_labels_follow_the_category_ids(root):
-    data = module(root)
+    data = ready(root)
     assert data.category_ids == (2, 7, 10)
     assert data.class_names == ("Aves bubo", "Plantae abies", "Insecta apis")
     for split in ("train", "val"):
@@ -47,55 +46,45 @@ def test_ids_may_be_floats_and_shared_images_are_logged(root):
             for one in content[kind]:
                 one |= {key: float(one[key]) for key in one if key.endswith("id")}
 
-    files = {
-        split: json.loads((root / f"{split}2019.json").read_text()) for split in ("train", "val")
-    }
-    change(root, "train", floats)
-    data = module(root)
+    train = change(root, "train", floats)
+    data = ready(root)
     assert repr(data.category_ids) == "(2, 7, 10)"
     assert not data.notices({})
-    change(
-        root,
-        "val",
-        lambda c: c["images"][0].update(file_name=files["train"]["images"][3]["file_name"]),
-    )
-    (line,) = module(root).notices({})
+    shared = train["images"][3]["file_name"]
+    change(root, "val", lambda content: content["images"][0].update(file_name=shared))
+    (line,) = ready(root).notices({})
     assert line.startswith("1 of 6 validation images are also training images")
 
 
 def test_ids_replace_duplicate_names(root):
-    def same(content):
-        for category in content["categories"]:
-            category["name"] = "hidden"
-
     for split in ("train", "val"):
-        change(root, split, same)
-    assert module(root).class_names == ("2", "7", "10")
+        change(root, split, lambda content: [c.update(name="x") for c in content["categories"]])
+    assert ready(root).class_names == ("2", "7", "10")
 
 
 def test_wrong_files_are_rejected(root):
-    with pytest.raises(ValueError, match=r"3 categories but data.num_classes is 1010"):
-        module(root, num_classes=1010)
-    good = (root / "val2019.json").read_text()
-    (root / "val2019.json").write_text(good[:50])
-    with pytest.raises(ValueError, match=r"val2019.json is not valid JSON at byte \d+ of 50"):
-        module(root)
-    (root / "val2019.json").write_text(good)
-    for edit, message in (
+    rejected(root, r"3 categories but data.num_classes is 1010", num_classes=1010)
+    file = root / "val2019.json"
+    file.write_text(file.read_text()[:50])
+    rejected(root, r"val2019.json is not valid JSON at byte \d+ of 50")
+    (root / "train2019.json").unlink()
+    not_found(root, r"train2019\.json does not exist")
+
+
+def test_an_image_must_exist(root):
+    change(root, "val", lambda c: c["images"][0].update(file_name="train_val2019/x.jpg"))
+    not_found(root, "1 images of the json file do not exist: train_val2019/x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
         (lambda c: c.pop("annotations"), "lacks the list 'annotations'; iNaturalist's files need"),
         (lambda c: c["annotations"].pop(), "one annotation of a known category: 1071"),
         (lambda c: c["annotations"].append(c["annotations"][0]), "some have two"),
         (lambda c: c["annotations"][0].update(category_id=3), "known category: 1020"),
         (lambda c: c["categories"][0].update(name="Aves strix"), "have different categories"),
         (lambda c: c["images"][0].update(file_name="../x.jpg"), "outside its folder"),
-        (lambda c: c["images"][0].update(file_name="train_val2019/x.jpg"),
-         "1 images of the json file do not exist: train_val2019/x.jpg"),
-    ):  # fmt: skip
-        change(root, "val", edit)
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            module(root)
-        (root / "val2019.json").write_text(good)
-    for edit, message in (
         (lambda c: c["images"][1].update(id="7"), r'json: images\[1\]: id must .* got "7"$'),
         (lambda c: c["categories"][2].update(id=7.5), r"categories\[2\]: id must .* got 7\.5$"),
         (lambda c: c["annotations"][3].update(image_id=True), r"\[3\]: image_id must .* True$"),
@@ -104,11 +93,8 @@ def test_wrong_files_are_rejected(root):
         (lambda c: c["categories"].append(c["categories"][0]), "duplicate ids of categories: 2"),
         (lambda c: c["images"][1].update(file_name=f"./{c['images'][0]['file_name']}"),
          r"under two image ids: \./train_val2019/Some/2/1020\.jpg \(ids 1020 and 1021\)"),
-    ):  # fmt: skip
-        change(root, "val", edit)
-        with pytest.raises(ValueError, match=message):
-            module(root)
-        (root / "val2019.json").write_text(good)
-    (root / "train2019.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"train2019\.json does not exist"):
-        module(root)
+    ],
+)  # fmt: skip
+def test_faults_of_the_json_are_rejected(root, edit, message):
+    change(root, "val", edit)
+    rejected(root, message)

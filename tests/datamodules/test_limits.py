@@ -29,7 +29,6 @@ from datamodules.loading.memory import check_fits_memory, format_bytes, machine_
 
 @pytest.fixture
 def small(monkeypatch):
-    """Return a machine of 4 GB."""
     monkeypatch.setattr(memory, "machine_memory", lambda: 4 * 10**9)
 
 
@@ -49,9 +48,8 @@ def test_formatted_sizes(monkeypatch, tmp_path):
 
 def test_sizes_above_memory_are_rejected(small):
     check_fits_memory("a batch", 4 * 10**9, "lower it")
-    with pytest.raises(
-        ValueError, match=r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
-    ):
+    message = r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
+    with pytest.raises(ValueError, match=message):
         check_fits_memory("a batch", 5 * 10**12, "lower it")
 
 
@@ -100,7 +98,7 @@ def test_system_folders_are_rejected(place, tmp_path):
     reject_system_folder(tmp_path)
 
 
-def test_links_into_the_system_are_not_followed(tmp_path):
+def test_links_into_the_system_are_skipped(tmp_path):
     (tmp_path / "a.png").touch()
     (tmp_path / "proc").symlink_to("/proc")
     assert list_images(tmp_path) == ["a.png"]

@@ -14,7 +14,7 @@ from datamodules.files.decoding import load_rgb
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
 from tasks.engine.drawing import label_map, open_upright
-from tests.segmentation_sets import SIZE, folder, logged_lines, ready, truths, voc
+from tests.segmentation_sets import SIZE, folder, logged_lines, ready, rejected, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte
 GREY, RGB, PALETTE, GREY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6
@@ -41,44 +41,46 @@ def png(path, values, depth, kind=GREY, *, interlaced=False, chunks=()):
         for row in values[top::down, left::right]
         if row.size
     ]
-    header = struct.pack(
-        ">IIBBBBB", values.shape[1], values.shape[0], depth, kind, 0, 0, interlaced
-    )
+    size = values.shape[1::-1]
     colours = np.random.default_rng(1).integers(0, 256, 3 * 2**depth, np.uint8).tobytes()
-    parts = [(b"IHDR", header), *[part for part in chunks if part[0] != b"tRNS"]]
-    parts += [(b"PLTE", colours)] if kind == PALETTE else []
-    parts += [part for part in chunks if part[0] == b"tRNS"]
-    parts += [(b"IDAT", zlib.compress(b"".join(lines))), (b"IEND", b"")]
-    framed = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in parts
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", *size, depth, kind, 0, 0, interlaced)),
+        *[part for part in chunks if part[0] != b"tRNS"],
+        *([(b"PLTE", colours)] if kind == PALETTE else []),
+        *[part for part in chunks if part[0] == b"tRNS"],
+        (b"IDAT", zlib.compress(b"".join(lines))),
+        (b"IEND", b""),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(framed))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+            for name, data in parts
+        )
+    )
 
 
 def tiff(path, values, bits, order="<", photometric=1, more=()):
     """Write an uncompressed TIFF by its specification."""
     values = np.asarray(values)
+    height, width = values.shape
     if bits <= 8:
         data = b"".join(packed(row, bits) for row in values)
     else:
         data = values.astype(f"{order}u{bits // 8}").tobytes()
     colours = 3 * 2**bits * 2 * (photometric == 3)
     tags = [
-        (256, 4, 1, values.shape[1]), (257, 4, 1, values.shape[0]), (258, 3, 1, bits),
-        (259, 3, 1, 1), (262, 3, 1, photometric), (273, 4, 1, 8 + colours), (277, 3, 1, 1),
-        (278, 4, 1, values.shape[0]), (279, 4, 1, len(data)), *more,
+        (256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, bits), (259, 3, 1, 1),
+        (262, 3, 1, photometric), (273, 4, 1, 8 + colours), (277, 3, 1, 1), (278, 4, 1, height),
+        (279, 4, 1, len(data)), *more, *([(320, 3, 3 * 2**bits, 8)] if colours else []),
     ]  # fmt: skip
-    if colours:
-        tags.append((320, 3, 3 * 2**bits, 8))
     directory = struct.pack(f"{order}H", len(tags))
     for tag, kind, count, value in sorted(tags):
-        short = kind == 3 and count == 1
-        directory += struct.pack(f"{order}HHI{'HH' if short else 'I'}", tag, kind, count,
-                                 *((value, 0) if short else (value,)))  # fmt: skip
-    start = 8 + colours + len(data)
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", start)
+        form, numbers = ("HH", (value, 0)) if kind == 3 and count == 1 else ("I", (value,))
+        directory += struct.pack(f"{order}HHI{form}", tag, kind, count, *numbers)
+    start = struct.pack(f"{order}I", 8 + colours + len(data))
+    head = (b"II*\0" if order == "<" else b"MM\0*") + start
     path.write_bytes(head + bytes(colours) + data + directory + bytes(4))
 
 
@@ -105,23 +107,23 @@ def test_values_of_a_tiff_are_its_labels(tmp_path, bits, photometric, order):
     assert np.array_equal(read_pixels(tmp_path / "m.tif"), labels(bits))
 
 
-def test_opaque_alpha_is_dropped(tmp_path):
-    grey = np.stack([labels(8), np.full((HEIGHT, WIDTH), 255)], -1)
-    png(tmp_path / "la.png", grey, 8, GREY_ALPHA)
-    assert np.array_equal(read_pixels(tmp_path / "la.png"), labels(8))
-    colours = np.concatenate([labels(8, 3), grey[..., 1:]], -1)
-    png(tmp_path / "rgba.png", colours, 8, RGB_ALPHA)
-    assert np.array_equal(read_pixels(tmp_path / "rgba.png"), labels(8, 3))
+@pytest.mark.parametrize(("channels", "kind"), [((1,), GREY_ALPHA), ((3,), RGB_ALPHA)])
+def test_opaque_alpha_is_dropped(tmp_path, channels, kind):
+    values = labels(8, *channels)
+    opaque = np.full((HEIGHT, WIDTH, 1), 255)
+    png(tmp_path / "m.png", np.concatenate([values, opaque], -1), 8, kind)
+    assert np.array_equal(read_pixels(tmp_path / "m.png"), values.squeeze())
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P"])
 def test_values_of_a_bmp_are_its_labels(tmp_path, mode):
-    image = Image.fromarray(labels(1 if mode == "1" else 8).astype(np.uint8))
+    values = labels(1 if mode == "1" else 8)
+    image = Image.fromarray(values.astype(np.uint8))
     if mode == "P":
         image.putpalette(np.random.default_rng(2).integers(0, 256, 768).tolist())
     image = image.point(lambda value: 255 * value).convert("1") if mode == "1" else image
     image.save(tmp_path / "m.bmp")
-    assert np.array_equal(read_pixels(tmp_path / "m.bmp"), labels(1 if mode == "1" else 8))
+    assert np.array_equal(read_pixels(tmp_path / "m.bmp"), values)
 
 
 def two_pages(path):
@@ -130,7 +132,6 @@ def two_pages(path):
 
 
 def palette_of_four_bits(path):
-    """Write a 4-bit BMP with greys 0 to 15, which Pillow reads as 8-bit."""
     rows = b"".join(packed(row, 4).ljust(8, b"\0") for row in labels(4)[::-1])
     colours = b"".join(bytes([i, i, i, 0]) for i in range(16))
     info = struct.pack("<IiiHHIIiiII", 40, WIDTH, HEIGHT, 1, 4, 0, len(rows), 0, 0, 16, 0)
@@ -168,14 +169,18 @@ def masks(root, write, suffix="png"):
         write(path.with_suffix(f".{suffix}"), number)
 
 
+def check_all(data, expected):
+    found = list(truths(data).values())
+    assert found
+    assert all(np.array_equal(one, expected) for one in found)
+
+
 def test_few_bits_in_every_layout(tmp_path):
     values = np.random.default_rng(0).integers(0, 3, SIZE)
     masks(folder(tmp_path / "folder"), lambda path, _: png(path, values, 4))
-    for found in truths(ready(SegmentationFolderDataModule, tmp_path / "folder")).values():
-        assert np.array_equal(found, values)
+    check_all(ready(SegmentationFolderDataModule, tmp_path / "folder"), values)
     png(voc(tmp_path / "voc") / "SegmentationClass/2007_3.png", values, 2)
-    (found,) = truths(ready(VOCDataModule, tmp_path / "voc")).values()
-    assert np.array_equal(found, values)
+    check_all(ready(VOCDataModule, tmp_path / "voc"), values)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -199,8 +204,7 @@ def test_two_classes_of_black_and_white_masks(tmp_path, channels):
     halves = np.zeros((*SIZE, *channels), int)
     halves[20:] = 255
     masks(root, lambda path, number: png(path, halves * (number == 1), 8, RGB if channels else 0))
-    with pytest.raises(ValueError, match=r"only 0 and 255 .*pass data\.values=\[0,255\]"):
-        ready(SegmentationFolderDataModule, root)
+    rejected(SegmentationFolderDataModule, root, r"only 0 and 255 .*pass data\.values=\[0,255\]")
     data = ready(SegmentationFolderDataModule, root, values=[0, 255])
     data.check_files()
     found = {path[-5]: labels for path, labels in truths(data).items()}
@@ -226,8 +230,7 @@ def test_black_and_white_masks_of_other_layouts(tmp_path, kind):
     (root / "class_names.txt").write_text("road\nfield\n")
     for place in places:
         png(place, halves, 8)
-    with pytest.raises(ValueError, match=r"data=segmentation_folder and data\.values=\[0,255\]"):
-        ready(kind, root)
+    rejected(kind, root, r"data=segmentation_folder and data\.values=\[0,255\]")
 
 
 COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]])
@@ -245,8 +248,7 @@ def test_colours_are_labels(tmp_path):
     truth, options = coloured(tmp_path)
     data = ready(SegmentationFolderDataModule, tmp_path, **options)
     data.check_files()
-    for found in truths(data).values():
-        assert np.array_equal(found, truth)
+    check_all(data, truth)
     assert data.category_ids == (0, 1, 2)
     assert data.metainfo["palette"] == COLOURS[:3].tolist()
 
@@ -259,22 +261,21 @@ def test_predicted_label_maps_are_read_back(tmp_path):
     for path in sorted(tmp_path.glob("masks/*/*.png")):
         written.save(path)
     for again in (options, {}):  # by colours and by numbers
-        for found in truths(ready(SegmentationFolderDataModule, tmp_path, **again)).values():
-            assert np.array_equal(found, truth)
+        check_all(ready(SegmentationFolderDataModule, tmp_path, **again), truth)
 
 
 def test_masks_in_colours_name_the_option(tmp_path):
     _, options = coloured(tmp_path)
-    with pytest.raises(ValueError, match="is in colours") as caught:
-        ready(SegmentationFolderDataModule, tmp_path)
+    said = rejected(SegmentationFolderDataModule, tmp_path, "is in colours")
     typed = "data.colors=[[0,0,0],[128,0,0],[0,128,0]] data.ignored_colors=[[255,255,255]]"
-    assert f"pass {typed} in the order of the 3 classes" in str(caught.value)
-    png(tmp_path / "masks/val/1.png", np.full((*SIZE, 3), (9, 8, 7)), 8, RGB)
-    with pytest.raises(ValueError, match=r"1\.png has 1 colour that .* lack: \[\[9,8,7\]\]$"):
-        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
-    png(tmp_path / "masks/val/1.png", np.zeros(SIZE), 16)
-    with pytest.raises(ValueError, match=r"1\.png has grey values of uint16, but data\.colors"):
-        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
+    assert f"pass {typed} in the order of the 3 classes" in said
+    for values, depth, kind, message in (
+        (np.full((*SIZE, 3), (9, 8, 7)), 8, RGB, r"has 1 colour that .* lack: \[\[9,8,7\]\]$"),
+        (np.zeros(SIZE), 16, GREY, "has grey values of uint16, but data.colors"),
+    ):
+        png(tmp_path / "masks/val/1.png", values, depth, kind)
+        with pytest.raises(ValueError, match=rf"1\.png {message}"):
+            ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
 
 
 def test_smoothed_colours_are_too_many(tmp_path):
@@ -283,9 +284,7 @@ def test_smoothed_colours_are_too_many(tmp_path):
     noise[:20] = COLOURS[1]
     png(tmp_path / "masks/val/0.png", noise, 8, RGB)
     message = r"data\.colors=\[.*\[128,0,0\].*\] in the .*; so many colours come from JPEG"
-    with pytest.raises(ValueError, match=message) as caught:
-        ready(SegmentationFolderDataModule, tmp_path)
-    assert "ignored_colors" not in str(caught.value)
+    assert "ignored_colors" not in rejected(SegmentationFolderDataModule, tmp_path, message)
 
 
 @pytest.mark.parametrize(
@@ -304,33 +303,31 @@ def test_smoothed_colours_are_too_many(tmp_path):
 def test_wrong_colours_are_rejected(tmp_path, options, message):
     _, given = coloured(tmp_path)
     given = given if "values" in options else {}
-    with pytest.raises(ValueError, match=message):
-        ready(SegmentationFolderDataModule, tmp_path, **{**given, **options})
+    rejected(SegmentationFolderDataModule, tmp_path, message, **{**given, **options})
 
 
-def test_other_labels_name_the_option(tmp_path):
-    masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
-    for options, message in (
-        (
-            {},
-            r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values",
-        ),
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"labels \[3\], but 3 classes are labelled 0 to 2; for .* pass data\.values"),
         ({"values": [0, 4, 5]}, r"have data\.values=\[0, 4, 5\], and \[255\] are ignored$"),
         ({"classes": ["a", "b"], "values": [0, 255]}, r"=\[0, 255\]; 1-bit masks have 0 and 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
+    ],
+)
+def test_other_labels_name_the_option(tmp_path, options, message):
+    masks(folder(tmp_path), lambda path, _: png(path, np.full(SIZE, 3), 8))
+    with pytest.raises(ValueError, match=message):
+        ready(SegmentationFolderDataModule, tmp_path, **options).check_files()
 
 
 def test_grey_in_three_channels_is_read_as_grey(tmp_path, caplog):
     values = np.random.default_rng(0).choice([0, 1, 2, 255], SIZE)
     masks(folder(tmp_path), lambda path, _: png(path, np.stack([values] * 3, -1), 8, RGB))
     data = ready(SegmentationFolderDataModule, tmp_path)
-    for found in truths(data).values():
-        assert np.array_equal(found, values)
+    check_all(data, values)
     (line,) = logged_lines(data, caplog)
     example = tmp_path / "masks/train/0.png"
-    assert line == (f"Read as grey values: RGB masks with three equal channels, such as {example}")
+    assert line == f"Read as grey values: RGB masks with three equal channels, such as {example}"
 
 
 def save_rotated(pixels, path, orientation):
@@ -344,11 +341,9 @@ def make_rotated(root, orientation, *, size=SIZE, suffix="png"):
     folder(root)
     shown = np.zeros((*size, 3))
     shown[: size[0] // 4, : size[1] // 3] = 200
-    stored = shown if orientation == 3 else np.rot90(shown, 1 if orientation == 6 else -1)
-    stored = np.rot90(shown, 2) if orientation == 3 else stored
-    place = root / f"images/val/0.{suffix}"
     (root / "images/val/0.tif").unlink()
-    save_rotated(stored, place, orientation)
+    turns = {3: 2, 6: 1, 8: -1}[orientation]
+    save_rotated(np.rot90(shown, turns), root / f"images/val/0.{suffix}", orientation)
     png(root / "masks/val/0.png", shown[..., 0] // 200, 2)
     return shown
 

@@ -17,7 +17,9 @@ from datamodules import (
 )
 from datamodules.layouts.coco_checks import check_coco, read_coco
 from tasks.engine.classes import check_classes
-from tests.segmentation_sets import folder, ready, voc
+from tests.datamodules.loading import ready
+from tests.segmentation_sets import folder, voc
+from tests.segmentation_sets import ready as dense_ready
 from tests.stand_ins import write_inaturalist
 
 
@@ -33,8 +35,7 @@ def classes(root, names, count=4):
 
 
 def decoded_images(kind, root, **options):
-    data = kind(root, image_size=32, batch_size=2, num_workers=0, **options)
-    data.setup()
+    data = ready(kind, root, image_size=32, batch_size=2, num_workers=0, **options)
     for split in ("train", "val"):
         data.dataset(split)[0, len(data.dataset(split)) - 1]
     return data
@@ -45,8 +46,7 @@ def test_class_folders_of_two_systems(tmp_path):
     classes(tmp_path / "val", [nfd("zèbre"), nfd("café"), "dog"])
     data = decoded_images(ImageFolderDataModule, tmp_path)
     assert data.class_names == ("café", "dog", "zèbre")
-    labels = [data.dataset("val").dataset.labels[index] for index in range(12)]
-    assert labels == [0] * 4 + [1] * 4 + [2] * 4
+    assert list(data.dataset("val").dataset.labels) == [0] * 4 + [1] * 4 + [2] * 4
     check_classes({"class_names": [nfd("café"), "dog", "zèbre"]}, data.class_names, "last.ckpt")
 
 
@@ -56,15 +56,13 @@ def test_one_class_in_two_spellings_is_rejected(tmp_path):
         decoded_images(ClassFoldersDataModule, tmp_path)
 
 
-def test_the_drawn_images_do_not_depend_on_accents(tmp_path):
+def test_the_same_images_are_drawn_for_both_forms_of_accents(tmp_path):
+    drawn = []
     for form, name in (("a", "café"), ("b", nfd("café"))):
         classes(tmp_path / form, [name, "dog"], 20)
-    drawn = [
-        decoded_images(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
-        for form in "ab"
-    ]
-    plain = [[name.decode().rpartition("/")[2] for name in names] for names in drawn]
-    assert plain[0] == plain[1]
+        names = decoded_images(ClassFoldersDataModule, tmp_path / form).dataset("val").dataset.names
+        drawn.append([name.decode().rpartition("/")[2] for name in names])
+    assert drawn[0] == drawn[1]
 
 
 def test_tar_files_of_two_systems(tmp_path):
@@ -76,14 +74,15 @@ def test_tar_files_of_two_systems(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
-@pytest.mark.parametrize("kind", [SegmentationFolderDataModule, VOCDataModule])
-def test_lists_of_classes(tmp_path, kind, encoding):
+@pytest.mark.parametrize(
+    ("kind", "make"), [(SegmentationFolderDataModule, folder), (VOCDataModule, voc)]
+)
+def test_lists_of_classes(tmp_path, kind, make, encoding):
     pytest.importorskip("mmseg")
     names = ["sol", "étang profond", "forêt", *(f"c{number}" for number in range(18))]
-    make = {SegmentationFolderDataModule: folder, VOCDataModule: voc}[kind]
     make(tmp_path)
     (tmp_path / "class_names.txt").write_bytes("\r\n".join([*names, ""]).encode(encoding))
-    assert ready(kind, tmp_path).class_names == tuple(names)
+    assert dense_ready(kind, tmp_path).class_names == tuple(names)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
@@ -95,10 +94,9 @@ def test_names_with_spaces_and_accents_in_voc_lists(tmp_path, encoding):
     (root / "SegmentationClass/été 1.png").rename(root / "SegmentationClass" / nfd("été 1.png"))
     file = root / "ImageSets/Segmentation/train.txt"
     file.write_bytes("2007_2\r\nété 1\r\n./2007_1 \r\n".encode(encoding))
-    data = ready(VOCDataModule, root)
-    images = [data.dataset("train").describe(index) for index in range(3)]
-    assert images[1].endswith("JPEGImages/été 1.jpg")
-    data.dataset("train")[0, 1]
+    train = dense_ready(VOCDataModule, root).dataset("train")
+    assert train.describe(1).endswith("JPEGImages/été 1.jpg")
+    train[0, 1]
 
 
 def test_masks_of_another_system(tmp_path):
@@ -106,7 +104,7 @@ def test_masks_of_another_system(tmp_path):
     root = folder(tmp_path)
     (root / "images/train/0.tif").rename(root / "images/train/é.tif")
     (root / "masks/train/0.png").rename(root / "masks/train" / nfd("é.png"))
-    assert len(ready(SegmentationFolderDataModule, root).dataset("train")) == 2
+    assert len(dense_ready(SegmentationFolderDataModule, root).dataset("train")) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ import pytest
 from datamodules import LightAugmentation, PaperAugmentation, RobustnessDataModule
 from datamodules.corruptions import KINDS
 from datamodules.images.robustness_sets import SYNSETS, subset_classes
+from tests.datamodules import loading
 from tests.stand_ins import write_c, write_classes, write_subset, write_v2
 
 DIGITS = ("eight", "five", "one")
 
 
-def module(root, *sets, **options):
+def robustness(root, *sets, **options):
     options = {"published_counts": False, "image_size": 32, "num_workers": 0, **options}
-    data = RobustnessDataModule(root, **({"sets": sets} if sets else {}), **options)
-    data.setup()
-    return data
+    return RobustnessDataModule(root, **({"sets": sets} if sets else {}), **options)
+
+
+module, ready, rejected, not_found = loading.bound(robustness)
 
 
 def test_classes_are_the_published_ones():
@@ -28,39 +30,36 @@ def test_classes_are_the_published_ones():
 
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
 def test_labels_and_columns_of_200_classes(tmp_path, name):
-    write_subset(tmp_path / "set", name)
-    data = module(tmp_path / "set", name)
+    root = tmp_path / "set"
+    write_subset(root, name)
+    data = ready(root, name)
     (part,) = data.parts
     assert data.class_names == SYNSETS
     assert part.columns == part.labels == subset_classes(name)
     assert [file.split("/")[0] for file in part.files] == [SYNSETS[i] for i in part.labels]
     assert data.dataset("val")[0, 3]["label"] == part.labels[3]
-    with pytest.raises(ValueError, match=r"200 images instead of (7,500|30,000); restore them"):
-        module(tmp_path / "set", name, published_counts=True)
-    shutil.rmtree(tmp_path / "set" / SYNSETS[part.labels[5]])
-    with pytest.raises(ValueError, match=rf"no images of 1 classes: {SYNSETS[part.labels[5]]}"):
-        module(tmp_path / "set", name)
-    write_classes(tmp_path / "set", ["n00000000"])
-    with pytest.raises(ValueError, match=r"not among the 200 classes of .*: n00000000"):
-        module(tmp_path / "set", name)
+    message = r"200 images instead of (7,500|30,000); restore them"
+    rejected(root, name, message, published_counts=True)
+    shutil.rmtree(root / SYNSETS[part.labels[5]])
+    rejected(root, name, rf"no images of 1 classes: {SYNSETS[part.labels[5]]}")
+    write_classes(root, ["n00000000"])
+    rejected(root, name, r"not among the 200 classes of .*: n00000000")
 
 
 def test_v2_is_read_by_number(tmp_path):
     write_v2(tmp_path)
-    data = module(tmp_path, "imagenet_v2")
-    (part,) = data.parts
+    (part,) = ready(tmp_path, "imagenet_v2").parts
     assert part.labels == tuple(range(1000))
     assert part.files[10].startswith("10/")
     assert not part.columns
     (tmp_path / "1000").mkdir()
-    with pytest.raises(ValueError, match=r"other than ImageNetV2's 0 to 999: 1000"):
-        module(tmp_path, "imagenet_v2")
+    rejected(tmp_path, "imagenet_v2", r"other than ImageNetV2's 0 to 999: 1000")
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_c_has_75_parts(tmp_path, grouped, caplog):
     write_c(tmp_path, DIGITS, grouped)
-    data = module(tmp_path, "imagenet_c", published_counts=True)
+    data = ready(tmp_path, "imagenet_c", published_counts=True)
     assert data.class_names == DIGITS
     assert [part.name for part in data.parts] == [
         f"imagenet_c/{kind}/{severity}" for kind in KINDS for severity in range(1, 6)
@@ -69,29 +68,26 @@ def test_c_has_75_parts(tmp_path, grouped, caplog):
     assert data.sizes() == {"imagenet_c": 225}
     assert "resized to 32" in caplog.text or not caplog.text
     data.choose(data.parts[74])
-    described = data.dataset("val").describe(2)
-    assert described.endswith("jpeg_compression/5/one/0.JPEG")
+    assert data.dataset("val").describe(2).endswith("jpeg_compression/5/one/0.JPEG")
     assert data.dataset("val")[0, 2]["label"] == 2
-    names = {place: len(part.fingerprint) for place, part in enumerate(data.parts)}
-    assert set(names.values()) == {16}
+    assert {len(part.fingerprint) for part in data.parts} == {16}
 
 
 def test_incomplete_c(tmp_path):
     write_c(tmp_path, DIGITS)
     shutil.rmtree(tmp_path / "fog/3")
-    data = module(tmp_path, "imagenet_c")
+    data = ready(tmp_path, "imagenet_c")
     assert len(data.parts) == 74
     assert data.found["imagenet_c"].lacks == ("no imagenet_c/fog/3",)
     (tmp_path / "snow/1/one/0.JPEG").unlink()
-    lacks = module(tmp_path, "imagenet_c").found["imagenet_c"].lacks
+    lacks = ready(tmp_path, "imagenet_c").found["imagenet_c"].lacks
     assert lacks == ("no imagenet_c/fog/3", "imagenet_c/snow/1 has 2 images instead of 3")
-    with pytest.raises(ValueError, match=r"lacks <kind>/<severity>/<class>/"):
-        module(tmp_path / "fog", "imagenet_c")
+    rejected(tmp_path / "fog", "imagenet_c", r"lacks <kind>/<severity>/<class>/")
 
 
 def test_c_of_imagenet_counts_its_images(tmp_path):
     write_c(tmp_path, SYNSETS[7:9])
-    data = module(tmp_path, "imagenet_c", published_counts=True)
+    data = ready(tmp_path, "imagenet_c", published_counts=True)
     assert data.class_names == SYNSETS
     assert data.parts[0].labels == (7, 8)
     assert len(data.found["imagenet_c"].lacks) == 75
@@ -106,7 +102,7 @@ def test_all_existing_sets(tmp_path, caplog):
     (tmp_path / "sketch").mkdir()
     write_classes(tmp_path / "sketch", SYNSETS[:3])
     with caplog.at_level("INFO"):
-        data = module(tmp_path, roots={"imagenet_r": str(tmp_path / "far")})
+        data = ready(tmp_path, roots={"imagenet_r": str(tmp_path / "far")})
     names = [part.name for part in data.parts]
     assert names == [
         "imagenet", "imagenet_a", "imagenet_r", "imagenet/imagenet_a", "imagenet/imagenet_r"
@@ -120,19 +116,15 @@ def test_all_existing_sets(tmp_path, caplog):
 
 
 def test_wrong_folders_are_rejected(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must hold one of the folders imagenet or"):
-        module(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"data.roots.imagenet_a=/absent is not a folder"):
-        module(tmp_path, roots={"imagenet_a": "/absent"})
-    with pytest.raises(ValueError, match="name sets of imagenet, imagenet_c"):
-        module(tmp_path, "imagenet_z")
-    with pytest.raises(ValueError, match=r"data=robustness data.root=/data"):
-        module(None)
+    not_found(tmp_path, r"must hold one of the folders imagenet or")
+    absent = tmp_path / "absent"
+    message = f"data.roots.imagenet_a={absent} is not a folder"
+    not_found(tmp_path, message, roots={"imagenet_a": str(absent)})
+    rejected(tmp_path, "imagenet_z", "name sets of imagenet, imagenet_c")
     write_c(tmp_path / "imagenet-c", DIGITS)
     write_subset(tmp_path / "imagenet-a", "imagenet_a")
-    with pytest.raises(ValueError, match="evaluate it alone with data=imagenet_c"):
-        module(tmp_path)
-    data = module(tmp_path, "imagenet_c")
+    rejected(tmp_path, "evaluate it alone with data=imagenet_c")
+    data = ready(tmp_path, "imagenet_c")
     with pytest.raises(ValueError, match="only evaluate: pass mode=test"):
         data.check_files()
 
@@ -146,10 +138,9 @@ def test_preprocessing(tmp_path):
         data.choose(part)
         return data.dataset("val").dataset.transform.transforms
 
-    paper = PaperAugmentation(crop_pct=0.9)
-    data = module(tmp_path, augmentation=paper, image_size=224)
+    data = ready(tmp_path, augmentation=PaperAugmentation(crop_pct=0.9), image_size=224)
     corrupted, hard = data.parts[0], data.parts[-1]
     assert [step.size for step in steps(data, hard)[:2]] == [256, (224, 224)]
     assert [step.size for step in steps(data, corrupted)[:2]] == [224, (224, 224)]
-    data = module(tmp_path, augmentation=LightAugmentation(), image_size=64)
+    data = ready(tmp_path, augmentation=LightAugmentation(), image_size=64)
     assert steps(data, data.parts[-1])[0].size == (64, 64)

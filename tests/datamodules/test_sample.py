@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
 import sys
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,12 +19,17 @@ from datamodules.sample import datamodules as sample_module
 from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, load_material
 from datamodules.sample.outline_shapes import bounding_box, encode_mask
 from datamodules.sample.scenes import generate_scenes, semantic_mask
+from tests.datamodules import loading
+from tests.threads import in_threads
 
+DENSE_OPTIONS = {
+    "num_train": 6, "num_val": 3, "scene_size": 128, "scale_jitter": (0.5, 2.0), "flip": 0.5,
+}  # fmt: skip
 SMALL = {
     SampleClassification: {"train_copies": 2, "val_copies": 1, "digits_per_class": 6},
     SampleTransfer: {"train_per_class": 2, "val_per_class": 1},
-    SampleDetection: {"num_train": 6, "num_val": 3, "scene_size": 128},
-    SampleSegmentation: {"num_train": 6, "num_val": 3, "scene_size": 128},
+    SampleDetection: DENSE_OPTIONS,
+    SampleSegmentation: DENSE_OPTIONS,
 }
 DENSE = (SampleDetection, SampleSegmentation)
 
@@ -36,7 +40,13 @@ def cache(tmp_path_factory):
 
 
 def small(kind, root, **options):
+    if kind in DENSE:
+        pytest.importorskip("mmdet")
+        pytest.importorskip("mmseg")
     return kind(root, **{**SMALL[kind], "num_workers": 0, "batch_size": 2, **options})
+
+
+ready = partial(loading.ready, small)
 
 
 def digests(folder):
@@ -49,18 +59,20 @@ def digests(folder):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_same_seed_same_bytes(kind, cache, tmp_path):
-    first, second = small(kind, cache), small(kind, tmp_path)
-    first.prepare_data()
-    second.prepare_data()
+    first, second, other = (
+        small(kind, cache),
+        small(kind, tmp_path),
+        small(kind, tmp_path, sample_seed=1),
+    )
+    for data in (first, second, other):
+        data.prepare_data()
     assert digests(first.root)
     assert digests(first.root) == digests(second.root)
-    other = small(kind, tmp_path, sample_seed=1)
-    other.prepare_data()
     assert other.root != second.root
     assert digests(other.root) != digests(second.root)
 
 
-def test_splits_share_nothing():
+def test_splits_have_different_digits_and_photos():
     train, val = load_material("train"), load_material("val")
     assert len(train.digits) == 1400
     assert len(val.digits) == 397
@@ -80,11 +92,7 @@ def test_splits_share_nothing():
     ],
 )
 def test_real_datamodules_read_them(kind, names, cache):
-    if kind in DENSE:
-        pytest.importorskip("mmdet")
-        pytest.importorskip("mmseg")
-    data = small(kind, cache)
-    data.setup()
+    data = ready(kind, cache)
     assert data.class_names == names
     for loader in (data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()):
         batch = next(iter(loader))
@@ -95,24 +103,21 @@ def test_real_datamodules_read_them(kind, names, cache):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_datasets_pickle_to_spawned_processes(kind, cache):
-    if kind in DENSE:
-        pytest.importorskip("mmdet")
-        pytest.importorskip("mmseg")
-    data = small(kind, cache)
-    data.setup()
+    data = ready(kind, cache)
     for split in ("train", "val"):
         copy = pickle.loads(pickle.dumps(data.dataset(split)))
         assert copy.describe(0) == data.dataset(split).describe(0)
         assert set(copy[(0, 1)]) == set(data.dataset(split)[(0, 1)])
 
 
-@pytest.mark.slow  # test_architecture checks the same from the imports
-def test_importing_the_datamodules_loads_no_toolkit():
-    code = "import sys, datamodules; print({'mmcv', 'mmdet', 'mmengine', 'mmseg'} & {*sys.modules})"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "set()"
+@pytest.mark.parametrize("kind", SMALL)
+def test_samples_are_equal_for_any_number_of_workers(kind, cache):
+    def train(workers):
+        key = "inputs" if kind in DENSE else "image"
+        loader = ready(kind, cache, num_workers=workers, batch_size=6).train_dataloader()
+        return [image for batch in loader for image in batch[key]]
+
+    torch.testing.assert_close(train(0), train(2), rtol=0, atol=0)
 
 
 def test_toolkits_are_imported_late(cache, monkeypatch):
@@ -135,20 +140,17 @@ def test_defaults(monkeypatch, tmp_path):
     assert data.dataset("train")[(0, 0)]["image"].shape == (3, 64, 64)
 
 
-def test_options_are_checked(tmp_path):
+def test_options_and_the_cache_are_checked(tmp_path):
     with pytest.raises(ValueError, match="lowest value is 1"):
         SampleDetection(tmp_path, num_train=0)
     with pytest.raises(TypeError, match="scene_sise"):
         SampleDetection(tmp_path, scene_sise=100)
-
-
-def test_unwritable_cache(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot be written to .*set MIXERLAB_CACHE"):
         sample_folder(tmp_path / "file/cache", "set", lambda folder: None)
 
 
-def test_interrupted_generation_leaves_nothing(tmp_path):
+def test_interrupted_generation_leaves_only_its_lock(tmp_path):
     def fail(folder):
         (folder / "half").touch()
         raise KeyboardInterrupt
@@ -167,13 +169,7 @@ def test_concurrent_generation_happens_once(tmp_path):
         calls.append(folder)
         (folder / "whole").touch()
 
-    threads = [
-        threading.Thread(target=sample_folder, args=(tmp_path, "set", write)) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: sample_folder(tmp_path, "set", write), [None])
     assert len(calls) == 1
 
 
@@ -191,8 +187,7 @@ def test_digits_contrast_with_their_background():
 def test_colours_stand_out():
     rng = np.random.default_rng(0)
     for level in np.linspace(0, 0.6, 7):  # photo crops are darkened
-        ground = np.full((8, 8, 3), level, np.float32)
-        colour = contrasting_colour(rng, ground)
+        colour = contrasting_colour(rng, np.full((8, 8, 3), level, np.float32))
         assert abs(float(colour @ [0.299, 0.587, 0.114]) - level) > 0.25
 
 
@@ -274,20 +269,8 @@ def test_semantic_masks(cache):
         assert not (digit[:, 1:] & photo[:, :-1]).any()
 
 
-def test_detection_batches_match_the_annotations(cache):
-    pytest.importorskip("mmdet")
-    data = small(SampleDetection, cache)
-    data.setup()
-    batch = next(iter(data.val_dataloader()))
-    scene = next(generate_scenes("val", 1, 128, 0))
-    truth = batch["data_samples"][0].gt_instances
-    assert truth.labels.tolist() == list(scene.labels)
-    assert np.array_equal(truth.masks.masks.astype(bool), scene.masks)
-
-
 def test_classes_match_the_images(cache):
-    data = small(SampleClassification, cache, augmentation=None, image_size=32)
-    data.setup()
+    data = ready(SampleClassification, cache, augmentation=None, image_size=32)
     assert len(data.dataset("train")) == 120
     val = data.dataset("val")
     assert len(val) == 60
@@ -297,8 +280,7 @@ def test_classes_match_the_images(cache):
 
 
 def test_transfer_classes_are_balanced(cache):
-    data = small(SampleTransfer, cache)
-    data.setup()
+    data = ready(SampleTransfer, cache)
     labels = torch.cat([batch["label"] for batch in data.val_dataloader()])
     assert torch.equal(labels.bincount(), torch.ones(100, dtype=torch.int64))
     assert not torch.equal(labels, labels.sort().values)

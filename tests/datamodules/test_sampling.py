@@ -10,11 +10,10 @@ from torch.utils.data import DataLoader
 from datamodules.base import BaseDataModule
 from datamodules.images.base import ImageDataModule
 from datamodules.loading.sampling import EpochSampler, EvalSampler, SeededDataset
+from tests.datamodules import loading
 
 
 class Noise:
-    """Samples made of the global generators' numbers."""
-
     def __len__(self):
         return 11
 
@@ -30,6 +29,9 @@ class NoiseModule(BaseDataModule):
         return {"train": data, "val": data}
 
 
+_, ready, *_ = loading.bound(NoiseModule, num_workers=0)
+
+
 def epochs(module, count):
     loader = module.train_dataloader()
     for epoch in range(count):
@@ -39,9 +41,7 @@ def epochs(module, count):
 
 @pytest.mark.parametrize(("length", "world_size"), [(10, 1), (10, 3), (2, 4)])
 def test_epoch_sampler_shares_equally(length, world_size):
-    samplers = [
-        EpochSampler(length, 5, rank=rank, world_size=world_size) for rank in range(world_size)
-    ]
+    samplers = [EpochSampler(length, 5, rank=r, world_size=world_size) for r in range(world_size)]
     shares = [list(sampler) for sampler in samplers]
     assert {len(share) for share in shares} == {len(samplers[0])} == {max(length // world_size, 1)}
     indices = [index for share in shares for _, index in share]
@@ -49,7 +49,7 @@ def test_epoch_sampler_shares_equally(length, world_size):
     assert len(set(indices)) == min(len(indices), length)
 
 
-def test_epoch_sampler_orders():
+def test_epoch_sampler_orders_and_offsets():
     sampler = EpochSampler(50, seed=1)
     first = list(sampler)
     assert first == list(sampler)
@@ -57,6 +57,12 @@ def test_epoch_sampler_orders():
     second = list(sampler)
     assert {epoch for epoch, _ in second} == {1}
     assert [index for _, index in first] != [index for _, index in second]
+    sampler = EpochSampler(10, seed=3, rank=1, world_size=2)
+    whole = list(sampler)
+    sampler.set_offset(2)
+    assert list(sampler) == whole[2:]
+    assert list(sampler) == whole  # the offset counts once
+    assert len(sampler) == 5
 
 
 def test_fixed_order_repeats_the_first_epoch():
@@ -70,23 +76,11 @@ def test_fixed_order_repeats_the_first_epoch():
     assert epochs[0] == list(EpochSampler(20, 3))
 
 
-def test_epoch_sampler_offset_counts_once():
-    sampler = EpochSampler(10, seed=3, rank=1, world_size=2)
-    whole = list(sampler)
-    sampler.set_offset(2)
-    assert list(sampler) == whole[2:]
-    assert list(sampler) == whole
-    assert len(sampler) == 5
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_repeats_are_spread_over_ranks_and_differ(world_size):
-    samplers = [
-        EpochSampler(12, 5, repeats=3, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_repeats_are_spread_over_ranks_and_differ(size):
+    samplers = [EpochSampler(12, 5, repeats=3, rank=r, world_size=size) for r in range(size)]
     shares = [list(sampler) for sampler in samplers]
-    assert {len(share) for share in shares} == {len(samplers[0])} == {12 // world_size}
+    assert {len(share) for share in shares} == {len(samplers[0])} == {12 // size}
     order = [key for turn in zip(*shares, strict=True) for key in turn]
     once = [index for _, index in EpochSampler(12, 5)]
     assert [index for _, index in order] == [index for index in once[:4] for _ in range(3)]
@@ -120,19 +114,22 @@ def test_eval_sampler_sees_each_sample_once(world_size):
 
 
 def test_surplus_ranks_get_one_sample():
-    assert [list(EvalSampler(2, rank=rank, world_size=4)) for rank in range(4)] == [
-        [(0, 0)], [(0, 1)], [(0, 0)], [(0, 0)],
-    ]  # fmt: skip
+    shares = [list(EvalSampler(2, rank=rank, world_size=4)) for rank in range(4)]
+    assert shares == [[(0, 0)], [(0, 1)], [(0, 0)], [(0, 0)]]
     assert list(EvalSampler(0, rank=1, world_size=4)) == []
 
 
-def test_samples_depend_on_key_only():
+def test_samples_depend_on_key_and_seed_only():
     data = SeededDataset(Noise(), 7, str)
     fourth = data[(0, 4)].tolist()
     assert data[(0, 3)].tolist()[1:] != fourth[1:]
     assert data[(0, 4)].tolist() == fourth
     assert data[(1, 4)].tolist() != fourth
     assert SeededDataset(Noise(), 8, str)[(0, 4)].tolist() != fourth
+    keys = [(0, 1), (0, 3), (2, 1), (0, 1)]
+    batch = [sample.tolist() for sample in data.__getitems__(keys)]
+    assert batch == [data[key].tolist() for key in keys]
+    assert batch[0] == batch[3] != batch[2]
 
 
 def test_global_generators_are_restored():
@@ -148,47 +145,27 @@ def test_global_generators_are_restored():
     data[(0, 1)]
     with pytest.raises(ValueError, match="lost"):
         data[(0, 10)]
-    module = NoiseModule("unused", batch_size=2, num_workers=0)
-    module.setup()
-    list(module.train_dataloader())
+    list(ready("unused", batch_size=2).train_dataloader())
     assert draw() == expected
-
-
-def test_a_batch_equals_its_samples():
-    data = SeededDataset(Noise(), 0, str)
-    keys = [(0, 1), (0, 3), (2, 1), (0, 1)]
-    batch = [sample.tolist() for sample in data.__getitems__(keys)]
-    assert batch == [data[key].tolist() for key in keys]
-    assert batch[0] == batch[3] != batch[2]
 
 
 def test_errors_name_the_sample():
     data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
     with pytest.raises(ValueError, match=r"sample 10 \(photo10.jpg\).*KeyError: 'lost'"):
         data[(0, 10)]
-
-
-def test_errors_of_workers_name_the_sample():
-    data = SeededDataset(Noise(), 0, lambda index: f"photo{index}.jpg")
-    loader = DataLoader(data, sampler=EvalSampler(11), num_workers=1)
     with pytest.raises(ValueError, match=r"photo10\.jpg"):
-        list(loader)
+        list(DataLoader(data, sampler=EvalSampler(11), num_workers=1))
 
 
-def test_batches_do_not_depend_on_workers():
-    batches = {}
-    for workers in (0, 2):
-        module = NoiseModule("unused", batch_size=3, num_workers=workers)
-        module.setup()
-        batches[workers] = list(epochs(module, 2))
-    assert batches[0] == batches[2]
-    assert batches[0][0] != batches[0][1]
+def test_batches_are_equal_for_any_number_of_workers():
+    first, second = (list(epochs(ready("x", batch_size=3, num_workers=n), 2)) for n in (0, 2))
+    assert first == second
+    assert first[0] != first[1]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resume_within_an_epoch(workers):
-    module = NoiseModule("unused", batch_size=3, num_workers=workers)
-    module.setup()
+    module = ready("unused", batch_size=3, num_workers=workers)
     unbroken = list(epochs(module, 3))
     module.resume_at(epoch=1, batches=2)
     loader = module.train_dataloader()
@@ -204,8 +181,7 @@ def test_processes_share_the_samples(monkeypatch):
     trained, evaluated = [], []
     for rank in (0, 1):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        module = NoiseModule("unused", batch_size=2, num_workers=0)
-        module.setup()
+        module = ready("unused", batch_size=2)
         trained.append(sorted(int(i) for b in module.train_dataloader() for i in b[:, 0]))
         evaluated.append([int(i) for b in module.val_dataloader() for i in b[:, 0]])
     assert evaluated == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
@@ -215,26 +191,18 @@ def test_processes_share_the_samples(monkeypatch):
 
 @pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 4]), (5, [5, 5]), (64, [10])])
 def test_incomplete_batch_is_dropped_unless_alone(batch_size, sizes):
-    module = NoiseModule("unused", batch_size=batch_size, num_workers=0)
-    module.setup()
+    module = ready("unused", batch_size=batch_size)
     assert [len(batch) for batch in module.train_dataloader()] == sizes
     assert sum(len(batch) for batch in module.val_dataloader()) == 10
 
 
 def test_misuse_is_explained():
-    with pytest.raises(ValueError, match="batch_size=0"):
-        NoiseModule("unused", batch_size=0)
-    with pytest.raises(ValueError, match="num_workers=-1"):
-        NoiseModule("unused", batch_size=1, num_workers=-1)
-    module = NoiseModule("unused", batch_size=1)
+    for name in ("batch_size", "eval_batch_size", "num_workers"):
+        value = -1 if name == "num_workers" else 0
+        with pytest.raises(ValueError, match=rf"data\.{name}={value} is too low"):
+            NoiseModule(None, **{"batch_size": 3, name: value})
+    assert NoiseModule(None, batch_size=3).eval_batch_size == 3
     with pytest.raises(ValueError, match=r"setup\(\)"):
         ImageDataModule("unused", batch_size=1).num_classes  # noqa: B018
     with pytest.raises(ValueError, match=r"setup\(\)"):
-        module.train_dataloader()
-
-
-def test_batch_sizes_have_a_lowest_value():
-    assert NoiseModule(None, batch_size=3).eval_batch_size == 3
-    for name in ("batch_size", "eval_batch_size"):
-        with pytest.raises(ValueError, match=rf"data\.{name}=0 is too low"):
-            NoiseModule(None, **{"batch_size": 3, name: 0})
+        NoiseModule("unused", batch_size=1).train_dataloader()

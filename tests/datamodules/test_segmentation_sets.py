@@ -5,22 +5,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("mmseg")
 
-from datamodules import CityscapesDataModule, SegmentationFolderDataModule, VOCDataModule
-from tests.segmentation_sets import SIZE, cityscapes, folder, module, ready, save, truths, voc
+from datamodules import (
+    ADE20KDataModule,
+    CityscapesDataModule,
+    SegmentationFolderDataModule,
+    VOCDataModule,
+)
+from tests.segmentation_sets import (
+    SIZE,
+    ade20k,
+    cityscapes,
+    folder,
+    module,
+    not_found,
+    ready,
+    rejected,
+    save,
+    truths,
+    voc,
+)
 
-MAKERS = {
-    CityscapesDataModule: cityscapes,
-    VOCDataModule: voc,
-    SegmentationFolderDataModule: folder,
-}
+# The function that writes a set, its masks' folder, a mask, and the meaning of labels.
+SETS = {
+    CityscapesDataModule: (cityscapes, "gtFine/val", "bonn/*0_*labelIds.png",
+                           "Cityscapes' label ids are 0 to 33, and 255 is ignored"),
+    VOCDataModule: (voc, "SegmentationClass", "*3.png", "21 classes are labelled 0 to 20"),
+    SegmentationFolderDataModule: (folder, "masks/val", "0.png", "3 classes are labelled 0 to 2"),
+    ADE20KDataModule: (ade20k, "annotations/validation", "1.png", "150 classes "),
+}  # fmt: skip
+MAKERS = {kind: make for kind, (make, *_) in SETS.items()}
 
 
 def read_with_mmseg(dataset):
-    """Return the labels that mmseg's own dataset and reader give for the same folder."""
     from mmseg.datasets.transforms import LoadAnnotations
 
     infos = [dataset.get_data_info(index) for index in range(len(dataset))]
@@ -39,8 +60,12 @@ def test_batches(kind, tmp_path):
     data = ready(kind, MAKERS[kind](tmp_path))
     batch = next(iter(data.train_dataloader()))
     for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
+        assert image.dtype == torch.uint8
         assert image.shape[1:] == sample.gt_sem_seg.data.shape[1:]
-    assert next(iter(data.val_dataloader()))["inputs"][0].shape == (3, 80, 120)
+        assert max(image.shape[1:]) <= 64
+    batch = next(iter(data.val_dataloader()))
+    assert batch["inputs"][0].shape == (3, 80, 120)
+    assert batch["data_samples"][0].gt_sem_seg.data.shape == (1, *SIZE)
     assert len(data.category_ids) == data.num_classes == len(data.metainfo["palette"])
     data.check_files()
 
@@ -92,93 +117,48 @@ def test_masks_of_other_names(tmp_path):
     folder(tmp_path)
     for mask in list(tmp_path.glob("masks/*/*.png")):
         mask.rename(mask.with_name(f"{mask.stem}_gt.png"))
-    with pytest.raises(FileNotFoundError, match=r"2 images .* lack their masks.*data\.mask_suffix"):
-        ready(SegmentationFolderDataModule, tmp_path)
-    ready(SegmentationFolderDataModule, tmp_path, mask_suffix="_gt")
+    kind = SegmentationFolderDataModule
+    not_found(kind, tmp_path, r"2 images .* lack their masks.*data\.mask_suffix")
+    ready(kind, tmp_path, mask_suffix="_gt")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_missing_folders(kind, tmp_path):
-    with pytest.raises(ValueError, match=rf"pass {kind.example.split('=/')[0]}"):
-        module(kind, None).setup()
-    root = MAKERS[kind](tmp_path)
-    masks = {
-        CityscapesDataModule: "gtFine/val",
-        VOCDataModule: "SegmentationClass",
-        SegmentationFolderDataModule: "masks/val",
-    }[kind]
-    shutil.rmtree(root / masks)
-    with pytest.raises(FileNotFoundError, match=rf"^folder .*{masks} does not exist; "):
-        ready(kind, root)
-
-
-def val_mask(kind, root):
-    place = {
-        CityscapesDataModule: "gtFine/val/bonn/*0_*labelIds.png",
-        VOCDataModule: "SegmentationClass/*3.png",
-        SegmentationFolderDataModule: "masks/val/0.png",
-    }[kind]
-    (path,) = root.glob(place)
-    return path
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_missing_masks(kind, tmp_path):
-    root = MAKERS[kind](tmp_path)
-    path = val_mask(kind, root)
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"^1 .*{path.name}"):
-        ready(kind, root)
-
-
-MEANINGS = {
-    CityscapesDataModule: "Cityscapes' label ids are 0 to 33, and 255 is ignored",
-    VOCDataModule: "21 classes are labelled 0 to 20",
-    SegmentationFolderDataModule: "3 classes are labelled 0 to 2",
-}
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_wrong_masks_are_named(kind, tmp_path):
-    root = MAKERS[kind](tmp_path)
-    path = val_mask(kind, root)
-    save(path, np.full(SIZE, 77))
-    with pytest.raises(ValueError, match=rf"{path.name} has labels \[77\], but {MEANINGS[kind]}"):
+def test_missing_and_wrong_masks_are_named(kind, tmp_path):
+    make, masks, mask, meaning = SETS[kind]
+    root = make(tmp_path)
+    (path,) = (root / masks).glob(mask)
+    save(path, np.full(SIZE, 177))
+    with pytest.raises(ValueError, match=rf"{path.name} has labels \[177\], but {meaning}"):
         ready(kind, root).check_files()
     save(path, np.zeros((9, 60)))
     with pytest.raises(ValueError, match=rf"{path.name} is \(9, 60\) \(height, width\), but its"):
         ready(kind, root).check_files()
+    path.unlink()
+    not_found(kind, root, rf"^1 .*{path.name}")
+    shutil.rmtree(root / masks)
+    not_found(kind, root, rf"^folder .*{masks} does not exist; ")
 
 
 def test_lists_of_voc(tmp_path):
     root = voc(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match=r"list .*trainaug\.txt does not exist; pass data\.train_list="
-    ):
-        ready(VOCDataModule, root, train_list="trainaug")
+    message = r"list .*trainaug\.txt does not exist; pass data\.train_list="
+    not_found(VOCDataModule, root, message, train_list="trainaug")
     (root / "ImageSets/Segmentation/train.txt").write_text("2007_0\n2007_0\n")
-    with pytest.raises(ValueError, match=r"lists images twice: 2007_0"):
-        ready(VOCDataModule, root)
+    rejected(VOCDataModule, root, r"lists images twice: 2007_0")
     (root / "ImageSets/Segmentation/train.txt").write_text("\n")
-    with pytest.raises(ValueError, match="must list images"):
-        ready(VOCDataModule, root)
+    rejected(VOCDataModule, root, "must list images")
 
 
 def test_classes_of_a_folder(tmp_path):
     root = folder(tmp_path)
     kind = SegmentationFolderDataModule
     assert ready(kind, root, classes=["a", "b", "c"]).class_names == ("a", "b", "c")
-    with pytest.raises(ValueError, match=r"data\.classes must be 1 to 254 different names"):
-        ready(kind, root, classes=["a", "a"])
-    with pytest.raises(ValueError, match=r"data\.values=\[1, 1, 2\] must be 3 different numbers"):
-        ready(kind, root, values=[1, 1, 2])
+    rejected(kind, root, r"data\.classes must be 1 to 254 different names", classes=["a", "a"])
+    rejected(kind, root, r"data\.values=\[1, 1, 2\] must be 3 different numbers", values=[1, 1, 2])
     with pytest.raises(ValueError, match=r"data\.ignored=\[300\] must be numbers from 0 to 255"):
         module(kind, root, ignored=[300])
     (root / "class_names.txt").unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"class_names\.txt does not exist; write one class name per line"
-    ):
-        ready(kind, root)
+    not_found(kind, root, r"class_names\.txt does not exist; write one class name per line")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -202,8 +182,8 @@ def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
     assert names == ["images/valid/0.tif", "images/valid/north/0.tif"]
     assert f"{root}/images/train: 1 file is skipped because of its ending: 1 .txt" in caplog.text
     (root / "masks/val").mkdir()
-    with pytest.raises(ValueError, match="several folders of validation images: val, valid; keep"):
-        ready(SegmentationFolderDataModule, root)
+    message = "several folders of validation images: val, valid; keep"
+    rejected(SegmentationFolderDataModule, root, message)
 
 
 @pytest.mark.parametrize(
@@ -219,5 +199,4 @@ def test_files_with_other_endings_are_named(tmp_path, kind, mask, other, message
     root = MAKERS[kind](tmp_path)
     (root / mask).rename((root / mask).with_name(other))
     wanted = rf"{Path(mask).name}; .*\. {(root / mask).with_name(other)} is there, but not used: "
-    with pytest.raises(FileNotFoundError, match=f"{wanted}.*{message}"):
-        ready(kind, root)
+    not_found(kind, root, f"{wanted}.*{message}")

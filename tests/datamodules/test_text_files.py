@@ -9,6 +9,7 @@ from datamodules.layouts.yolo import describe_yaml
 
 NAMES = ["café", "naïve art", "zèbre"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
+YAML = "has YAML aliases|is not valid YAML"
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"]
 
 
@@ -51,22 +52,29 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("read", "content", "message"),
     [
-        ('{"é": '.encode(), r"not valid JSON at byte 7 of 7 .*cut off"),
-        ('{"é": '.encode("utf-16"), r"at byte 14 of 14"),
-        (b"[" * 100_000, "nested too deeply|not valid JSON"),
-        (b"[" + b"9" * 5000 + b"]", "4300 digits"),
-        (b"", "byte 0 of 0"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not a text file"),
-        (b"cat\0dog", "is not a text file"),
+        (read_json, '{"é": '.encode(), r"not valid JSON at byte 7 of 7 .*cut off"),
+        (read_json, '{"é": '.encode("utf-16"), r"at byte 14 of 14"),
+        (read_json, b"[" * 100_000, "nested too deeply|not valid JSON"),
+        (read_json, b"[" + b"9" * 5000 + b"]", "4300 digits"),
+        (read_json, b"", "byte 0 of 0"),
+        (read_json, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not a text file"),
+        (read_json, b"cat\0dog", "is not a text file"),
+        (read_csv, b"", "is empty"),
+        (read_csv, b"\n\n", "is empty"),
+        (read_csv, b"a,b\n1,2\n1\n", "row 3 has 1 fields, but the first row names 2 columns"),
+        (read_csv, b"a,a\n1,2\n", "different columns"),
+        (describe_yaml, b"names: &a [*a]", YAML),
+        (describe_yaml, b"a: &a [x]\nb: [*a, *a]", YAML),
+        (describe_yaml, b"names: " + b"[" * 10**4, YAML),
     ],
 )
-def test_faults_of_json(tmp_path, content, message):
-    file = tmp_path / "a.json"
+def test_faults_of_text_files(tmp_path, read, content, message):
+    file = tmp_path / "data"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"^{file}.*{message}"):
-        read_json(file)
+    with pytest.raises(ValueError, match=rf"^{file}.*({message})"):
+        read(file)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -78,22 +86,6 @@ def test_csv(tmp_path, encoding, delimiter, logged):
     if delimiter == ",":
         assert read_csv(file)[0] == {"filename": 'a "b", c', "café": "1"}
     assert [row["café"] for row in read_csv(file)] == ["1", "0"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "is empty"),
-        ("\n\n", "is empty"),
-        ("a,b\n1,2\n1\n", "row 3 has 1 fields, but the first row names 2 columns"),
-        ("a,a\n1,2\n", "different columns"),
-    ],
-)
-def test_faults_of_csv(tmp_path, content, message):
-    file = tmp_path / "a.csv"
-    file.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        read_csv(file)
 
 
 def test_long_fields_of_csv(tmp_path):
@@ -152,13 +144,3 @@ def test_accents_in_names_of_files(tmp_path):
     names = FolderNames(tmp_path)
     assert names.find(f"été/{NAMES[0]}") == f"{folder}/{NAMES[0]}"
     assert names.find(f"été/{NFD[0]}") == f"{folder}/{NFD[0]}"
-
-
-@pytest.mark.parametrize(
-    "text", ["names: &a [*a]", "a: &a [x]\nb: [*a, *a]", "names: " + "[" * 10**4]
-)
-def test_a_yaml_file_of_yolo_without_end_is_named(text, tmp_path):
-    file = tmp_path / "data.yaml"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"data\.yaml (has YAML aliases|is not valid YAML)"):
-        describe_yaml(file)

@@ -9,7 +9,7 @@ import timm
 import torch
 from PIL import Image
 from timm.data import auto_augment
-from torchvision.transforms.functional import to_tensor
+from torchvision.transforms.functional import normalize, to_tensor
 
 from datamodules.images import token_labels
 from datamodules.images.class_folders import ClassFoldersDataModule
@@ -17,6 +17,7 @@ from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from heads.dense_logits import dense_logits
+from tests.datamodules.loading import ready
 from tools.annotate import main
 
 SIDE, CLASSES = 8, 3
@@ -118,14 +119,16 @@ def root(tmp_path):
     return tmp_path / "data"
 
 
-def write_maps(folder, root, label_map=None):
-    for path in (root / "train").rglob("*.jpg"):
-        file = folder / path.parent.name / f"{path.stem}.pt"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scores = torch.randn(2, 6, 6)
-        classes = torch.stack([torch.full((6, 6), 1.0), torch.full((6, 6), 2.0)])
-        torch.save(torch.stack([scores, classes]).half() if label_map is None else label_map, file)
-    return folder
+@pytest.fixture
+def maps(root, tmp_path):
+    """Write label maps of the training images."""
+    for name in "abc":
+        (tmp_path / "maps" / name).mkdir(parents=True)
+        for number in range(2):
+            classes = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 6, 6)
+            label_map = torch.stack([torch.randn(2, 6, 6), classes]).half()
+            torch.save(label_map, tmp_path / "maps" / name / f"{number}.pt")
+    return tmp_path / "maps"
 
 
 def data(root, maps, kind=ImageFolderDataModule, **options):
@@ -133,78 +136,72 @@ def data(root, maps, kind=ImageFolderDataModule, **options):
 
 
 @pytest.mark.parametrize("kind", [ImageFolderDataModule, ClassFoldersDataModule])
-def test_batches_have_the_maps_of_their_images(kind, root, tmp_path):
-    maps = write_maps(tmp_path / "maps", root)
-    made = data(root, maps, kind)
-    check(made)
+def test_batches_have_the_maps_of_their_images(kind, root, maps):
+    made = checked(root, maps, kind)
     batch = next(iter(made.train_dataloader()))
     assert batch["token_scores"].shape == batch["token_classes"].shape == (4, 2, 6, 6)
     assert batch["token_classes"].dtype == torch.int64
     assert batch["token_scores"].dtype == torch.float32
     assert batch["token_box"].shape == (4, 4)
     assert not any(key.startswith("token") for key in next(iter(made.val_dataloader())))
-    again = data(root, maps, kind)
-    again.setup()
+    again = checked(root, maps, kind)
     torch.testing.assert_close(next(iter(again.train_dataloader())), batch)
 
 
-def check(made):
-    made.setup()
+def checked(*given, **options):
+    made = ready(data, *given, **options)
     made.check_files()
+    return made
 
 
-def test_wrong_maps_are_rejected(root, tmp_path):
-    maps = write_maps(tmp_path / "maps", root)
-    (maps / "b" / "1.pt").unlink()
+WRONG_MAPS = [
+    (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
+    (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
+    (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
+    (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
+    (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
+    (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
+    (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
+    (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is not a label map"),
+    (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is not a label"),
+    (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is not a label map"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_MAPS)
+def test_wrong_maps_are_rejected(root, maps, wrong, message):
+    torch.save(wrong, maps / "c" / "1.pt")
+    made = ready(data, root, maps)
+    with pytest.raises(ValueError, match=message):
+        list(made.train_dataloader())
+
+
+def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_labels, "MOST_BYTES", 10_000)
+    checked(root, maps)
+    (maps / "b" / "1.pt").rename(maps / "1.pt")
     with pytest.raises(FileNotFoundError, match=r"1 label maps are missing in .*: b/1\.pt; make"):
-        check(data(root, maps))
-    write_maps(maps, root)
-    (maps / "a" / "0.pt").write_bytes(b"nothing")
+        checked(root, maps)
+    (maps / "1.pt").rename(maps / "b" / "1.pt")
+    file = maps / "a" / "0.pt"
+    file.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"a/0\.pt is not a label map"):
-        check(data(root, maps))
-    write_maps(maps, root)
-    for wrong, message in (
-        (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
-        (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
-        (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
-        (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
-        (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
-        (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
-        (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
-        (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is not a label map"),
-        (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is not a label"),
-        (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is not a label map"),
-    ):
-        torch.save(wrong, maps / "c" / "1.pt")
-        made = data(root, maps)
-        made.setup()
-        with pytest.raises(ValueError, match=message):
-            list(made.train_dataloader())
-    with pytest.raises(
-        FileNotFoundError, match=r"folder .*none does not exist; data\.token_labels="
-    ):
-        check(data(root, tmp_path / "none"))
-    gone = data(root, tmp_path / "none")
-    gone.setup()  # evaluation works without label maps
-    assert next(iter(gone.val_dataloader()))["image"].ndim == 4
+        checked(root, maps)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(20_000))
+    assert file.stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
+        checked(root, maps)
+    gone = ready(data, root, tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"none does not exist; data\.token_labels="):
+        gone.check_files()
+    assert next(iter(gone.val_dataloader()))["image"].ndim == 4  # evaluation needs no label maps
     with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
         data(root, maps, token_boxes="yx")
 
 
-def test_maps_that_unpack_beyond_the_limit_are_rejected(root, tmp_path, monkeypatch):
-    maps = write_maps(tmp_path / "maps", root)
-    monkeypatch.setattr(token_labels, "MOST_BYTES", 10_000)
-    check(data(root, maps))
-    with zipfile.ZipFile(maps / "a/0.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(20_000))
-    assert (maps / "a/0.pt").stat().st_size < 10_000
-    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
-        check(data(root, maps))
-
-
 def test_recipes_with_required_maps_stop_only_training(root):
-    made = data(root, "required")
-    made.setup()
+    made = ready(data, root, "required")
     assert next(iter(made.val_dataloader()))["image"].ndim == 4
     with pytest.raises(ValueError, match=r"pass data\.token_labels=<folder of label maps> .* or "):
         made.check_files()
@@ -213,9 +210,8 @@ def test_recipes_with_required_maps_stop_only_training(root):
 @pytest.fixture
 def small(tmp_path):
     """Return weights of timm's smallest network for the three classes."""
-    torch.save(
-        timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), tmp_path / "s.pth"
-    )
+    network = timm.create_model("test_resnet", num_classes=CLASSES)
+    torch.save(network.state_dict(), tmp_path / "s.pth")
     return tmp_path / "s.pth"
 
 
@@ -223,43 +219,39 @@ def test_maps_of_the_command_train(root, small, tmp_path, capsys):
     out = tmp_path / "maps"
     typed = [f"root={root}", f"out={out}", "teacher=test_resnet", f"checkpoint={small}", "top=2"]
     assert main(typed) == 0
-    assert (
-        "6 label maps of test_resnet at 160 pixels written, 0 existed already"
-        in capsys.readouterr().out
-    )
+    said = "label maps of test_resnet at 160 pixels written,"
+    assert f"6 {said} 0 existed already" in capsys.readouterr().out
     label_map = torch.load(out / "b" / "1.pt")
-    assert label_map.shape == (2, 2, 5, 5)
-    assert label_map.dtype == torch.float16
+    assert (label_map.shape, label_map.dtype) == ((2, 2, 5, 5), torch.float16)
     network = timm.create_model("test_resnet", num_classes=CLASSES).eval()
     network.load_state_dict(torch.load(small))
     image = Image.open(root / "train" / "b" / "1.jpg").resize((160, 160), Image.Resampling.BICUBIC)
     own = network.pretrained_cfg
-    pixels = to_tensor(image).sub(torch.tensor(own["mean"])[:, None, None])
-    pixels = pixels.div(torch.tensor(own["std"])[:, None, None])
+    pixels = normalize(to_tensor(image), own["mean"], own["std"])
     best = dense_logits(network, pixels[None])[0].topk(2, 0)
     torch.testing.assert_close(label_map[0].float(), best.values, rtol=2e-3, atol=2e-3)
     assert torch.equal(label_map[1].long(), best.indices)
     (out / "a" / "0.pt").unlink()
     assert main(typed) == 0
-    assert "1 label maps of test_resnet at 160 pixels written, 5 existed" in capsys.readouterr().out
-    made = data(root, out)
-    made.setup()
+    assert f"1 {said} 5 existed" in capsys.readouterr().out
+    made = ready(data, root, out)
     assert next(iter(made.train_dataloader()))["token_scores"].shape == (4, 2, 5, 5)
 
 
 def test_annotating_rejects_wrong_input(root, small, tmp_path, capsys):
-    def error_of(*typed):
-        assert main([f"out={tmp_path / 'maps'}", *typed]) == 2
-        return capsys.readouterr().err
+    here, teacher = f"root={root}", ("teacher=test_resnet", f"checkpoint={small}")
 
-    teacher = ("teacher=test_resnet", f"checkpoint={small}")
-    assert "annotate.py: root=FOLDER is missing" in error_of(*teacher)
-    assert "teacher=NAME or checkpoint=<run folder> is missing" in error_of(f"root={root}")
-    assert "folder nowhere does not exist; pass a" in error_of("root=nowhere", *teacher)
-    assert "'resnt' is neither a backbone" in error_of(f"root={root}", "teacher=resnt")
-    assert "top=5 is more than the number of classes, 3" in error_of(f"root={root}", *teacher)
+    def check_error(message, *typed):
+        assert main([f"out={tmp_path / 'maps'}", *typed]) == 2
+        assert message in capsys.readouterr().err
+
+    check_error("annotate.py: root=FOLDER is missing", *teacher)
+    check_error("teacher=NAME or checkpoint=<run folder> is missing", here)
+    check_error("folder nowhere does not exist; pass a", "root=nowhere", *teacher)
+    check_error("'resnt' is neither a backbone", here, "teacher=resnt")
+    check_error("top=5 is more than the number of classes, 3", here, *teacher)
     (root / "train" / "a" / "0.png").write_bytes((root / "train" / "a" / "0.jpg").read_bytes())
-    assert "a/0.jpg and a/0.png would share one label map" in error_of(f"root={root}", *teacher)
+    check_error("a/0.jpg and a/0.png would share one label map", here, *teacher)
     assert not (tmp_path / "maps").exists()
 
 
@@ -268,17 +260,17 @@ def test_maps_name_the_order_of_their_classes(root, small, tmp_path, capsys):
         for name, new in zip("abc", ("1", "10", "2"), strict=True):
             (root / split / name).rename(root / split / new)
     (root / "train/10/0.jpg").rename(root / "train/10/close.jpg")
-    typed = [f"root={root}", f"out={tmp_path / 'maps'}", "teacher=test_resnet", "top=2"]
+    typed = [f"root={root}", "teacher=test_resnet", "top=2", f"checkpoint={small}"]
+    text, natural = tmp_path / "maps", tmp_path / "natural"
     with pytest.warns(UserWarning, match="teacher .* lacks class names.*class_order=nat"):
-        assert main([*typed, f"checkpoint={small}"]) == 0
-    check(data(root, tmp_path / "maps"))
+        assert main([*typed, f"out={text}"]) == 0
+    checked(root, text)
     with pytest.raises(ValueError, match="label maps of these classes in another order; pass the"):
-        check(data(root, tmp_path / "maps", class_order="natural"))
-    assert main([*typed, f"checkpoint={small}", "class_order=natural"]) == 2
+        checked(root, text, class_order="natural")
+    assert main([*typed, f"out={text}", "class_order=natural"]) == 2
     assert "label maps of these classes in another order" in capsys.readouterr().err
-    typed[1] = f"out={tmp_path / 'natural'}"
-    assert main([*typed, f"checkpoint={small}", "class_order=natural"]) == 0
-    check(data(root, tmp_path / "natural", class_order="natural"))
-    (tmp_path / "natural/classes.json").write_text('["1"]')
+    assert main([*typed, f"out={natural}", "class_order=natural"]) == 0
+    checked(root, natural, class_order="natural")
+    (natural / "classes.json").write_text('["1"]')
     with pytest.raises(ValueError, match=r"classes\.json lists 1 classes, not the 3 of the data"):
-        check(data(root, tmp_path / "natural", class_order="natural"))
+        checked(root, natural, class_order="natural")

@@ -21,20 +21,13 @@ def image():
     return Image.fromarray(pixels)
 
 
-@pytest.mark.parametrize("size", [(70, 90), (1, 1), (33, 2)])
+@pytest.mark.parametrize("size", [(70, 90), (1, 1), (33, 2)])  # the first one has all 256 values
 def test_normalised_as_by_torchvisions_two_steps(image, size):
     image = image.crop((0, 0, *size))
     theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     ours = ToNormalised(MEAN, STD)(image)
     assert torch.equal(ours, theirs(image))
     assert ours.is_contiguous()
-
-
-def test_all_256_values_equal_those_of_torchvision():
-    values = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
-    image = Image.fromarray(values)
-    theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-    assert torch.equal(ToNormalised(MEAN, STD)(image), theirs(image))
 
 
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4-d2", None])

@@ -19,8 +19,6 @@ LONG = "é" * 125 + "x"  # 251 bytes
 
 
 class Names(BaseTask):
-    """A task that returns the names of images."""
-
     family = FAMILY
     is_spare = False
 
@@ -55,16 +53,14 @@ def test_intact_images_are_predicted(images, workers):
     assert [Path(one.name).name for one in broken] == ["b.png", "d.jpg"]
     assert "b.png is empty (0 bytes)" in broken[0].reason
     assert "d.jpg is truncated or damaged" in broken[1].reason
-    preview = data.preview_batch(5)
-    assert preview["sample_id"].tolist() == [0, 2, 4]
+    assert data.preview_batch(5)["sample_id"].tolist() == [0, 2, 4]
 
 
 def test_a_step_names_the_broken_images(images):
     data = module(images, batch_size=2, num_workers=0)
     task = Names()
     task._trainer = type("Trainer", (), {"datamodule": data})()
-    batch = next(iter(data.predict_dataloader()))
-    rows = task.predict_step(batch, 0)
+    rows = task.predict_step(next(iter(data.predict_dataloader())), 0)
     assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png"]
     assert "is empty" in rows[1][UNREADABLE]
     rows = task.predict_step({"unreadable": [Unreadable("e.png", "broken")]}, 0)

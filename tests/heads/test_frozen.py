@@ -1,5 +1,7 @@
 """Classifiers solved from features, against plain references and scikit-learn."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,6 @@ from heads.frozen.neighbours import Neighbours, vote
 
 
 def clusters(count, classes=4, dim=6, seed=0, noise=1.0, offset=3.0):
-    """Return overlapping clouds, off-centre and with unequal scales."""
     drawn = torch.Generator().manual_seed(100)  # the same clouds for every split
     centres = torch.randn(classes, dim, generator=drawn)
     scales = torch.linspace(0.5, 4, dim)
@@ -27,9 +28,6 @@ def clusters(count, classes=4, dim=6, seed=0, noise=1.0, offset=3.0):
 
 def top1(classify, test):
     return 100 * float((classify(test.values).argmax(1) == test.labels).double().mean())
-
-
-# L-BFGS
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -116,22 +114,16 @@ def test_each_class_holds_out_its_share_but_keeps_an_image(images, share, held_o
     assert together.tolist() == list(range(len(labels)))
 
 
-def test_a_class_without_training_images_is_never_chosen():
+def test_only_classes_with_training_images_are_chosen():
     train, test = clusters(60, 4), clusters(40, 4, seed=1)
-    few = train.select(train.labels != 2)
-    solved = Logistic(c=1.0).solve(few, test, 4, SolveOptions())
-    assert 2 not in solved.classify(test.values).argmax(1).tolist()
+    solved = Logistic(c=1.0).solve(train.select(train.labels != 2), test, 4, SolveOptions())
     assert set(solved.classify(test.values).argmax(1).tolist()) == {0, 1, 3}
 
 
 def test_an_unconverged_fit_is_reported():
-    (remark,) = (
-        Logistic(c=1e4, max_iter=2).solve(clusters(60), clusters(40), 4, SolveOptions()).remarks
-    )
+    solved = Logistic(c=1e4, max_iter=2).solve(clusters(60), clusters(40), 4, SolveOptions())
+    (remark,) = solved.remarks
     assert "did not converge in 2 iterations" in remark
-
-
-# Neighbours
 
 
 def test_votes_equal_those_of_scikit_learn():
@@ -156,9 +148,6 @@ def test_a_vote_by_hand():
     assert votes.tolist()[0] == pytest.approx(expected, rel=1e-5)
 
 
-# Few-shot
-
-
 def plain_ridge(values, labels, classes):
     """Least squares to -1 and 1 by solving once per left-out image."""
     values = (values - values.mean(0)) / values.std(0)
@@ -178,8 +167,7 @@ def plain_ridge(values, labels, classes):
             errors.append((values[row] @ weight + bias - targets[row]) ** 2)
         return np.mean(errors)
 
-    best = min(STRENGTHS, key=left_out)
-    return fit(values, targets, best)
+    return fit(values, targets, min(STRENGTHS, key=left_out))
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -190,54 +178,52 @@ def test_least_squares_equal_those_of_the_formula(classes):
     weight, bias = plain_ridge(values, train.labels.numpy(), classes)
     scaled = (test.values.double().numpy() - values.mean(0)) / values.std(0)
     expected = scaled @ weight + bias
-    given = solved.classify(test.values).numpy()
-    assert given == pytest.approx(expected, abs=1e-8)
+    assert solved.classify(test.values).numpy() == pytest.approx(expected, abs=1e-8)
     assert solved.metrics == {"top1_5shot": pytest.approx(top1(solved.classify, test))}
 
 
 def test_draws_are_seeded_and_averaged():
     train, test = clusters(120), clusters(80, seed=1)
-    found = FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics
+
+    def metrics(shots, seed):
+        return FewShot(shots, 4).solve(train, test, 4, SolveOptions(seed=seed)).metrics
+
+    found = metrics((1, 5), 3)
     assert set(found) == {"top1_1shot", "top1_1shot_std", "top1_5shot", "top1_5shot_std"}
-    assert found == FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics
-    assert found != FewShot((1, 5), 4).solve(train, test, 4, SolveOptions(seed=4)).metrics
+    assert found == metrics((1, 5), 3)
+    assert found != metrics((1, 5), 4)
     assert found["top1_1shot_std"] > 0
     assert found["top1_1shot"] < found["top1_5shot"]
     # The images of one shot are the same whatever other shots are in use.
-    assert FewShot((1,), 4).solve(train, test, 4, SolveOptions(seed=3)).metrics["top1_1shot"] == (
-        pytest.approx(found["top1_1shot"])
-    )
+    assert metrics((1,), 3)["top1_1shot"] == pytest.approx(found["top1_1shot"])
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("make", "options", "message"),
     [
+        (Neighbours, {"neighbours": (10, 200)}, r"exceeds the 40 training images"),
+        (FewShot, {"shots": (1, 11)}, r"fewer than 11 training images, such as cla"),
+        (Logistic, {}, "head.logistic.c=1"),
+        (Logistic, {"c": 0.0}, "above 0 or null"),
+        (Logistic, {"held_out": 1.0}, "must be between 0 and 1"),
+        (Logistic, {"max_iter": 0}, "at least 1"),
+        (Neighbours, {"neighbours": ()}, "from 1 on"),
+        (Neighbours, {"temperature": 0.0}, "above 0"),
+        (FewShot, {"shots": (0,)}, "from 1 on"),
+        (FewShot, {"draws": 0}, "at least 1"),
+        (partial(FrozenFeatures, torch.nn.Identity(), 4), {}, "needs a method"),
         (
-            lambda t: Neighbours((10, 200)).solve(t, t, 4, SolveOptions()),
-            r"exceeds the 40 training images",
+            partial(FrozenFeatures, torch.nn.Identity(), 4),
+            {"knn": {"k": 3}},
+            "no option head.knn.k",
         ),
-        (
-            lambda t: FewShot((1, 11)).solve(t, t, 4, SolveOptions()),
-            r"fewer than 11 training images, such as cla",
-        ),
-        (
-            lambda t: Logistic().solve(t.select(torch.arange(4)), t, 4, SolveOptions()),
-            "head.logistic.c=1",
-        ),
-        (lambda t: Logistic(c=0.0), "above 0 or null"),
-        (lambda t: Logistic(held_out=1.0), "must be between 0 and 1"),
-        (lambda t: Logistic(max_iter=0), "at least 1"),
-        (lambda t: Neighbours(()), "from 1 on"),
-        (lambda t: Neighbours(temperature=0.0), "above 0"),
-        (lambda t: FewShot((0,)), "from 1 on"),
-        (lambda t: FewShot(draws=0), "at least 1"),
-        (lambda t: FrozenFeatures(torch.nn.Identity(), 4), "needs a method"),
-        (lambda t: FrozenFeatures(torch.nn.Identity(), 4, knn={"k": 3}), r"no option head.knn.k"),
     ],
 )
-def test_invalid_options_are_rejected(method, message):
+def test_invalid_options_are_rejected(make, options, message):
+    test = clusters(40)
+    train = test.select(torch.arange(4)) if make is Logistic else test  # an image per class
     with pytest.raises(ValueError, match=message):
-        method(clusters(40))
+        make(**options).solve(train, test, 4, SolveOptions())
 
 
 def test_a_frozen_backbone_stays_as_it_is():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from heads.toolkits import mmcv_operators
 from tests.references import mmcv_operators as reference
@@ -40,9 +41,8 @@ def check(found, recorded, tolerance):
     assert len(other_order) < len(found) / 6, "without ties there is one order only"
     for name, value in found.items():
         if name.rpartition("/")[0] not in other_order:
-            torch.testing.assert_close(
-                value, recorded[name], **tolerance(name), msg=f"{name} differs"
-            )
+            near = tolerance(name)
+            torch.testing.assert_close(value, recorded[name], **near, msg=f"{name} differs")
 
 
 def by_precision(name):
@@ -72,6 +72,12 @@ def test_detectors_equal_those_on_compiled_operators(head, recorded):
     check(found, recorded, lambda _: LOOSE)
 
 
+def check_losses(ours, plain, logits):
+    torch.testing.assert_close(ours, plain)
+    gradients = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, plain)]
+    torch.testing.assert_close(*gradients)
+
+
 @only_ours
 @pytest.mark.parametrize("weighted", [False, True])
 def test_sigmoid_focal_loss_equals_that_of_mmdet(weighted):
@@ -81,15 +87,13 @@ def test_sigmoid_focal_loss_equals_that_of_mmdet(weighted):
     torch.manual_seed(0)
     logits = (5 * torch.randn(40, 6, dtype=torch.float64)).requires_grad_()
     labels = torch.arange(40) % 7  # the last one is the background
-    one_hot = torch.nn.functional.one_hot(labels, 7)[:, :6]
+    one_hot = F.one_hot(labels, 7)[:, :6]
     weight = torch.rand(6, dtype=torch.float64) if weighted else None
     ours = sigmoid_focal_loss(logits, labels, 1.5, 0.3, weight, "none")
     plain = py_sigmoid_focal_loss(logits, one_hot, gamma=1.5, alpha=0.3, reduction="none")
     if weighted:
         plain = plain * torch.cat([weight, torch.ones(1)])[labels][:, None]
-    torch.testing.assert_close(ours, plain)
-    gradients = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, plain)]
-    torch.testing.assert_close(*gradients)
+    check_losses(ours, plain, logits)
 
 
 @only_ours
@@ -106,9 +110,7 @@ def test_softmax_focal_loss_is_its_formula(weighted):
     plain = -0.25 * (1 - chance) ** 2 * chance.log() * (labels >= 0)
     if weighted:
         plain = plain * weight[labels.clamp(min=0)]
-    torch.testing.assert_close(ours, plain.sum())
-    gradients = [torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, plain)]
-    torch.testing.assert_close(*gradients)
+    check_losses(ours, plain.sum(), logits)
 
 
 def test_deformable_attention_is_mmcvs_plain_form():
@@ -143,13 +145,12 @@ def test_half_precision_is_computed_in_single(dtype):
     maps, weight = torch.randn(1, 2, 6, 6).to(dtype), torch.randn(3, 2, 3, 3).to(dtype)
     offset = torch.randn(1, 18, 6, 6).to(dtype)
     regions = torch.tensor([[0, 1.0, 1, 5, 5]]).to(dtype)
-    wide = [tensor.float() for tensor in (maps, weight, offset, regions)]
-    found = deform_conv2d(maps, offset, weight, 1, 1)
-    torch.testing.assert_close(found, deform_conv2d(wide[0], wide[2], wide[1], 1, 1).to(dtype))
-    found = roi_align(maps, regions, (2, 2), 1.0, 0, "avg", True)
-    torch.testing.assert_close(
-        found, roi_align(wide[0], wide[3], (2, 2), 1.0, 0, "avg", True).to(dtype)
-    )
+    for call, given in (
+        (lambda *inputs: deform_conv2d(*inputs, 1, 1), (maps, offset, weight)),
+        (lambda *inputs: roi_align(*inputs, (2, 2), 1.0, 0, "avg", True), (maps, regions)),
+    ):
+        expected = call(*(tensor.float() for tensor in given)).to(dtype)
+        torch.testing.assert_close(call(*given), expected)
     boxes = torch.tensor([[0, 0, 10, 10], [1, 1, 10, 10], [20, 20, 30, 30]]).to(dtype)
     assert nms(boxes, torch.tensor([0.5, 0.9, 0.1]).to(dtype), 0.5)[1].tolist() == [1, 2]
 
@@ -174,45 +175,36 @@ def test_the_toolkits_report_the_operators():
     assert collect_env()["MMCV"]
 
 
-def run_in_process(code, *paths):
-    """Return the output of a program with the checkout and other folders on its path."""
-    path = f"sys.path[:0] = {[*map(str, paths), str(ROOT)]!r}"
-    command = [sys.executable, "-c", f"import sys\n{path}\n{code}"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return run.stdout.split()
+OURS = f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"
 
 
-def write_package(folder, *, compiled):
-    (folder / "mmcv").mkdir()
-    (folder / "mmcv" / "__init__.py").touch()
+def output(*arguments):
+    run = [sys.executable, *arguments]
+    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "mmcv").mkdir()
+    (tmp_path / "mmcv" / "__init__.py").touch()
+    return tmp_path / "mmcv"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compiled_operators_take_precedence(compiled, package):
     if compiled:
-        (folder / "mmcv" / "_ext.py").touch()
-    return folder
+        (package / "_ext.py").touch()
+    path = f"import sys; sys.path[:0] = [{str(package.parent)!r}, {str(ROOT)!r}]"
+    find = f"import heads, importlib.util; print(importlib.util.find_spec('mmcv._ext').origin)"
+    assert output("-c", f"{path}; {find}") == [f"{package}/_ext.py" if compiled else OURS]
 
 
-def test_compiled_operators_take_precedence(tmp_path):
-    code = "import heads, mmcv._ext\nprint(mmcv._ext.__file__)"
-    assert run_in_process(code, write_package(tmp_path, compiled=True)) == [
-        f"{tmp_path}/mmcv/_ext.py"
-    ]
-
-
-def test_an_mmcv_without_operators_finds_ours(tmp_path):
-    code = "import heads, importlib.util\nprint(importlib.util.find_spec('mmcv._ext').origin)"
-    found = run_in_process(code, write_package(tmp_path, compiled=False))
-    assert found == [f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"]
-
-
-def test_a_script_of_a_toolkit_runs_with_ours(tmp_path):
-    write_package(tmp_path, compiled=False)
-    (tmp_path / "beside.py").write_text("name = 'beside'")
-    script = tmp_path / "train.py"
+def test_a_script_of_a_toolkit_runs_with_ours(package):
+    (package.parent / "beside.py").write_text("name = 'beside'")
+    script = package.parent / "train.py"
     script.write_text(
         "import sys, beside, importlib.util as util\n"
         "print(__name__, sys.argv[1:], beside.name, util.find_spec('mmcv._ext').origin)"
     )
-    command = [sys.executable, "-m", "heads.mmcv_finder", str(script), "config.py"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == [
-        "__main__", "['config.py']", "beside", f"{ROOT}/heads/toolkits/mmcv_operators/__init__.py"
-    ]  # fmt: skip
+    found = output("-m", "heads.mmcv_finder", str(script), "config.py")
+    assert found == ["__main__", "['config.py']", "beside", OURS]

@@ -21,7 +21,6 @@ def batches(name, batch_size, **options):
 
 
 def prediction_tensors(sample):
-    """Return the predictions for an image as tensors."""
     if "seg_logits" in sample:
         return {"logits": sample.seg_logits.data}
     return {key: torch.as_tensor(value) for key, value in sample.pred_instances.items()}

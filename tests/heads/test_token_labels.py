@@ -1,6 +1,7 @@
 """Token labels against a written-out RoIAlign, and LVT's losses on them."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -115,8 +116,7 @@ def test_wrong_token_counts_and_networks_are_rejected(lvt):
         classification_losses(plain.classifier, images, targets)
 
 
-class Labelled:
-    token_labels = "maps"
+LABELLED = SimpleNamespace(token_labels="maps")  # stands in for a datamodule
 
 
 def test_a_task_makes_labels_of_as_many_tokens_as_its_network_has(lvt):
@@ -131,17 +131,17 @@ def test_a_task_makes_labels_of_as_many_tokens_as_its_network_has(lvt):
     torch.testing.assert_close(prepared["token_labels"], expected.double())
     lvt.train()
     assert torch.isfinite(lvt.loss(prepared)["loss_cls"])
-    task.prepare_training(Labelled())
+    task.prepare_training(LABELLED)
 
 
 def test_tasks_without_token_labels_stop_before_training(lvt):
     mixup = {"mixup_alpha": 0.8, "label_smoothing": 0.0}
     mixed = ClassificationTask(lvt, NAMES, **RECIPE, mixup=mixup)
     with pytest.raises(ValueError, match=r"pass task\.mixup=null"):
-        mixed.prepare_training(Labelled())
+        mixed.prepare_training(LABELLED)
     plain = LinearClassifier(create_backbone("lvt_r1", class_blocks=False), CLASSES)
     with pytest.raises(ValueError, match=r"backbone=lvt_r1 to lvt_r4 .*data\.token_labels=null"):
-        ClassificationTask(plain, NAMES, **RECIPE).prepare_training(Labelled())
+        ClassificationTask(plain, NAMES, **RECIPE).prepare_training(LABELLED)
 
 
 @pytest.mark.parametrize("name", ["lvt_r1", "convnext_t", "visionllama_s", "resnet18", "deit_t",
@@ -149,23 +149,23 @@ def test_tasks_without_token_labels_stop_before_training(lvt):
 def test_logits_per_position(name):
     """One position gives the image's logits and ignores other positions."""
     name, _, plain = name.partition(" ")
-    options = {"class_blocks": False} if plain else {}
-    backbone = short(name) if not plain else create_backbone(name, **options)
+    backbone = create_backbone(name, class_blocks=False) if plain else short(name)
     network = LinearClassifier(backbone, CLASSES).eval()
     stride = network.backbone.feature_info[-1].stride
     images = torch.randn(2, 3, 64, 96)
     scores = dense_logits(network, images)
     assert scores.shape == (2, CLASSES, 64 // stride, 96 // stride)
+    if name == "deit_t":
+        return
     if name == "resnet18" or plain:  # only a linear layer follows the mean
-        torch.testing.assert_close(scores.mean((2, 3)), network(images), rtol=1e-4, atol=1e-4)
+        found = scores.mean((2, 3))
     elif name == "lvt_r1":
-        tokens = scores.amax((2, 3))
         own = network.classifier.outputs(network.backbone.features(images))[0]
-        torch.testing.assert_close(own + 0.5 * tokens, network(images), rtol=1e-4, atol=1e-4)
-    elif name != "deit_t":
-        single = dense_logits(network, images[:, :, :32, :32])
-        expected = network(images[:, :, :32, :32])
-        torch.testing.assert_close(single[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)
+        found = own + 0.5 * scores.amax((2, 3))
+    else:
+        images = images[:, :, :32, :32]
+        found = dense_logits(network, images)[:, :, 0, 0]
+    torch.testing.assert_close(found, network(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])

@@ -5,10 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from datamodules import SampleDetection, SampleSegmentation
 from heads.toolkits.detectors import MERGE, build_detector
 from heads.toolkits.segmentors import build_segmentor
+from tests.datamodules.loading import ready
 from tests.families import short
 
 pytest.importorskip("mmdet")
@@ -24,9 +26,8 @@ def cache(tmp_path_factory):
 
 
 def scenes(kind, cache, **options):
-    data = kind(cache, num_train=2, num_val=3, scene_size=64, scale=96, num_workers=0, **options)
-    data.setup()
-    return data
+    sizes = {"num_train": 2, "num_val": 3, "scene_size": 64, "scale": 96, "num_workers": 0}
+    return ready(kind, cache, **sizes, **options)
 
 
 def segmentor(**options):
@@ -52,8 +53,7 @@ def test_segmentors_merge_views_as_mmsegs_does(cache):
 
     data, model = scenes(SampleSegmentation, cache, eval_batch_size=2, **VIEWS), segmentor()
     merger = SegTTAModel(module=model.model)
-    once = next(iter(data.val_dataloader()))
-    assert torch.is_tensor(once["inputs"][0])
+    assert torch.is_tensor(next(iter(data.val_dataloader()))["inputs"][0])
     batches = list(data.test_dataloader())
     assert [len(batch["inputs"]) for batch in batches] == [4, 4]
     sizes = [view[0].shape[1] for view in batches[0]["inputs"]]
@@ -80,8 +80,8 @@ def test_windows_slide_as_mmsegs_do(cache):
     ours = slid.predict(copy.deepcopy(batch))
     assert set(sizes) == {(64, 48)}
     assert len(sizes) == 2 * 3
-    whole.model.test_cfg = {"mode": "slide", "crop_size": (64, 48), "stride": (32, 32)}
-    whole.model.test_cfg = type(slid.model.test_cfg)(whole.model.test_cfg)
+    slide = {"mode": "slide", "crop_size": (64, 48), "stride": (32, 32)}
+    whole.model.test_cfg = type(slid.model.test_cfg)(slide)
     check_same_segments(ours, whole.model.test_step(copy.deepcopy(batch)))
     assert slid.model.test_cfg.stride == (32, 32)
     assert segmentor(test_crop=512).model.test_cfg.stride == (342, 342)
@@ -92,10 +92,7 @@ def test_windows_slide_as_mmsegs_do(cache):
     [
         ({"test_stride": 32}, r"pass head\.test_crop"),
         ({"test_crop": 32, "test_stride": 33}, "leaves gaps"),
-        (
-            {"test_crop": [1, 2, 3]},
-            r"head\.test_crop must be one positive number or \[height,width\], got \[1, 2, 3\]",
-        ),
+        ({"test_crop": [1, 2, 3]}, r"head\.test_crop must be one positive .*, got \[1, 2, 3\]"),
     ],
 )
 def test_invalid_windows_are_rejected(options, message):
@@ -103,11 +100,9 @@ def test_invalid_windows_are_rejected(options, message):
         segmentor(**options)
 
 
-def detector(name):
+def detector(name, **options):
     torch.manual_seed(0)
-    backbone = short(NETWORK, dense=True)
-    options = {"num_rois": 16, "num_proposals": 30} if name != "retinanet" else {}
-    return build_detector(backbone, 10, name=name, **options).eval()
+    return build_detector(short(NETWORK, dense=True), 10, name=name, **options).eval()
 
 
 @pytest.mark.slow
@@ -131,20 +126,19 @@ def test_detectors_merge_views_as_mmdets_does(cache):
 
 def test_views_of_masks_are_rejected(cache):
     data = scenes(SampleDetection, cache, **VIEWS)
+    model = detector("mask_rcnn", num_rois=16, num_proposals=30)
     with pytest.raises(ValueError, match=r"merges only the boxes of several views, not masks"):
-        detector("mask_rcnn").predict(next(iter(data.test_dataloader())))
+        model.predict(next(iter(data.test_dataloader())))
 
 
+@torch.no_grad()
 def test_predicted_images_get_the_views_of_tests(cache, tmp_path):
-    from PIL import Image
-
     for number, size in enumerate([(60, 40), (30, 80)]):
         pixels = np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     data = scenes(SampleSegmentation, cache, predict_path=tmp_path, eval_batch_size=2, **VIEWS)
     (batch,) = data.predict_dataloader()
-    with torch.no_grad():
-        shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
+    shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
     assert shapes == [(40, 60), (80, 30)]
     assert torch.is_tensor(data.preview_batch(2)["inputs"][0])
 

@@ -14,7 +14,6 @@ NARROW = {
 
 
 def narrow_models() -> dict:
-    """Return the narrow variants by the names under which timm builds the full ones."""
     return {
         name: functools.partial(_registry._model_entrypoints[name], **sizes)
         for name, sizes in NARROW.items()
@@ -22,5 +21,4 @@ def narrow_models() -> dict:
 
 
 def narrow_timm() -> None:
-    """Have timm build the narrow variants for the rest of this process."""
     _registry._model_entrypoints.update(narrow_models())

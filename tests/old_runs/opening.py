@@ -33,58 +33,60 @@ def as_json(outputs) -> str:
     return json.dumps([[array.shape, array.ravel()[:16].tolist()] for array in arrays])
 
 
-def open_mm(folder) -> list:
-    """Build the backbone of the folder's config and load the checkpoint."""
+def maps(network) -> list:
+    """Return the outputs of a network for the fixed images."""
+    import torch
+
+    with torch.no_grad():
+        return [output.numpy() for output in network.eval()(torch.from_numpy(images()))]
+
+
+def read_mm(folder) -> tuple:
+    """Return the config of a toolkit's model and its tensors."""
     import torch
     from mmengine import Config
+
+    (weights,) = Path(folder).glob("*.pth")
+    tensors = torch.load(weights, weights_only=True)["state_dict"]
+    return Config.fromfile(Path(folder, "config.py")), tensors
+
+
+def open_mm(folder) -> list:
+    """Build the backbone of the folder's config and load the checkpoint."""
     from mmengine.registry import MODELS, DefaultScope
 
     import heads  # noqa: F401 - finds operators for mmcv
 
-    config = Config.fromfile(Path(folder, "config.py"))
-    weights = next(Path(folder).glob("*.pth"))
+    config, tensors = read_mm(folder)
     with DefaultScope.overwrite_default_scope(config.default_scope):
         model = MODELS.build(config.model).eval()
-    tensors = torch.load(weights, weights_only=True)["state_dict"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert not [name for name in missing if name.startswith("backbone.")]
-    with torch.no_grad():
-        outputs = model.backbone(torch.from_numpy(images()))
-    return [output.numpy() for output in outputs]
+    return maps(model.backbone)
 
 
 def open_mm_whole(folder) -> list:
     """Open the detector or segmentor by the toolkit's own function, and return its maps."""
-    import torch
-    from mmengine import Config
-
     import heads  # noqa: F401 - finds operators for mmcv
 
-    scope = Config.fromfile(Path(folder, "config.py")).default_scope
-    if scope == "mmdet":
+    if read_mm(folder)[0].default_scope == "mmdet":
         from mmdet.apis import init_detector as init_model
     else:
         from mmseg.apis import init_model
     weights = next(Path(folder).glob("*.pth"))
-    model = init_model(str(Path(folder, "config.py")), str(weights), device="cpu")
-    with torch.no_grad():
-        return [output.numpy() for output in model.backbone(torch.from_numpy(images()))]
+    return maps(init_model(str(Path(folder, "config.py")), str(weights), device="cpu").backbone)
 
 
 def open_backbone(folder) -> list:
     """Build the backbone alone by mmengine, without the toolkit, and load its part."""
-    import torch
-    from mmengine import Config
     from mmengine.registry import MODELS
 
-    config = Config.fromfile(Path(folder, "config.py"))
-    backbone = MODELS.build(config.model.backbone).eval()
-    tensors = torch.load(next(Path(folder).glob("*.pth")), weights_only=True)["state_dict"]
+    config, tensors = read_mm(folder)
+    backbone = MODELS.build(config.model.backbone)
     own = {k.removeprefix("backbone."): v for k, v in tensors.items() if k.startswith("backbone.")}
     backbone.load_state_dict(own)
-    with torch.no_grad():
-        return [output.numpy() for output in backbone(torch.from_numpy(images()))]
+    return maps(backbone)
 
 
 def open_standalone(folder) -> list:
@@ -104,10 +106,9 @@ def open_timm(folder) -> list:
     import backbones.timm_models  # noqa: F401 - registers the names
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    maps = timm.create_model(f"local-dir:{folder}", pretrained=True, features_only=True).eval()
+    pyramid = timm.create_model(f"local-dir:{folder}", pretrained=True, features_only=True)
     with torch.no_grad():
-        batch = torch.from_numpy(images())
-        return [model(batch).numpy(), *(one.numpy() for one in maps(batch))]
+        return [model(torch.from_numpy(images())).numpy(), *maps(pyramid)]
 
 
 def open_onnx(folder) -> list:

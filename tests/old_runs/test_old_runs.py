@@ -18,7 +18,7 @@ from tasks.engine.old_names import current_target
 from tests.families import rest_slow
 from tests.old_runs import opening
 from tests.old_runs.narrow import narrow_models
-from tests.runs import run_here, summary
+from tests.runs import completed, summary
 from tools import results
 
 ARCHIVE = Path(__file__).parent / "old_runs.tar.xz"
@@ -31,7 +31,6 @@ QUICK = ("timm", "onnx", "torch_export", "mmpretrain")
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """The folder of the archive, unpacked once."""
     folder = tmp_path_factory.mktemp("old_runs")
     with tarfile.open(ARCHIVE) as file:
         file.extractall(folder, filter="data")
@@ -40,7 +39,6 @@ def unpacked(tmp_path_factory):
 
 @pytest.fixture(params=COMMITS)
 def old(request, unpacked, monkeypatch):
-    """The folder of a commit, with the narrow networks of write.py."""
     from timm.models import _registry
 
     for name, model in narrow_models().items():
@@ -59,7 +57,6 @@ def configs(folder):
 
 
 def targets(value):
-    """Yield each ``_target_`` anywhere in a config."""
     if isinstance(value, dict):
         if "_target_" in value:
             yield value["_target_"]
@@ -118,8 +115,7 @@ def check_same(now, then):
 def test_an_old_run_is_tested(task, old, tmp_path, capsys, sample_cache):
     run = old / "runs" / task / "finished"
     typed = ["mode=test", f"ckpt={run}", "trainer=cpu", f"output_dir={tmp_path}"]
-    ended = run_here(typed, capsys)
-    assert ended.status == 0, ended.err
+    ended = completed(typed, capsys)
     then = summary(run)["metrics"]
     now = summary(ended.folder())["metrics"]
     assert now[SHOWN[task]] == pytest.approx(then[SHOWN[task]], abs=0.01)
@@ -131,8 +127,7 @@ def test_an_old_run_goes_on(task, old, tmp_path, capsys, sample_cache, monkeypat
     run = shutil.copytree(old / "runs" / task / "unfinished", tmp_path / "run")
     monkeypatch.chdir(old)  # paths in its command are relative
     typed = yaml.safe_load((run / "config.yaml").read_text())["overrides"]
-    ended = run_here([*typed, f"ckpt={run}", "resume=true"], capsys)
-    assert ended.status == 0, ended.err
+    completed([*typed, f"ckpt={run}", "resume=true"], capsys)
     assert summary(run).get("finished", True)
     assert (run / "checkpoints" / "best.ckpt").exists()
 

@@ -59,10 +59,7 @@ TASKS = {
         "backbone=swin_t_glu", "head=semantic_fpn", *SCENES, "head.channels=16", NARROW_SEGMENTOR,
     ),
 }  # fmt: skip
-STATES = {
-    "finished": ("trainer.max_epochs=1",),
-    "unfinished": ("trainer.max_epochs=2",),
-}
+STATES = {"finished": ("trainer.max_epochs=1",), "unfinished": ("trainer.max_epochs=2",)}
 FROM_TASK = {"mmdet": "detection", "mmseg": "segmentation"}
 SITES = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 PRIVATE = re.compile(rb"/tmp/|/home/|/root/")
@@ -109,18 +106,18 @@ def stop_training(task: str) -> None:
 
 def write_runs() -> None:
     """Train all runs and leave each in its place."""
-    for task in TASKS:
-        for state in STATES:
-            if Path("runs", task, state).exists():
-                continue
-            status = in_a_process(train, task, state)
-            expected = {"finished": 0, "unfinished": 128 + signal.SIGTERM}[state]
-            assert status == expected, (task, state, status)
-            outputs = Path("runs", task, f"{state}-all")
-            (folder,) = (path for path in outputs.glob("*/*/2*") if not path.is_symlink())
-            folder.rename(Path("runs", task, state))
-            shutil.rmtree(outputs)
-            drop_large(Path("runs", task, state))
+    expected = {"finished": 0, "unfinished": 128 + signal.SIGTERM}
+    for run in (Path("runs", task, state) for task in TASKS for state in STATES):
+        if run.exists():
+            continue
+        task, state = run.parts[1:]
+        status = in_a_process(train, task, state)
+        assert status == expected[state], (run, status)
+        outputs = run.with_name(f"{state}-all")
+        (folder,) = (path for path in outputs.glob("*/*/2*") if not path.is_symlink())
+        folder.rename(run)
+        shutil.rmtree(outputs)
+        drop_large(run)
 
 
 def export(target: str) -> None:
@@ -149,10 +146,8 @@ def write_exports() -> None:
     from opening import OPENERS
 
     for target in OPENERS:
-        if Path("exports", target).exists():
-            continue
-        status = in_a_process(export, target)
-        assert status == 0, (target, status)
+        if not Path("exports", target).exists():
+            assert in_a_process(export, target) == 0, target
 
 
 def draw_image() -> None:

@@ -16,30 +16,25 @@ from datamodules.sample.drawn_images import write_image_folder
 from tests.runs import composed, run_shared, summary
 from tests.stand_ins import write_classes
 from tools.config import automatic
-from tools.config.lazy_groups import register_groups
 from tools.run import main
 
 OWN = {"classification": "folder", "transfer": "folder", "detection": "coco",
        "segmentation": "segmentation_folder"}  # fmt: skip
 LAYERED = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.LayerNorm(4))
+FEW = ("data.batch_size=2", "trainer.accumulate_grad_batches=9")
 BATCHED = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _backbones_are_options():
-    register_groups()
+pytestmark = pytest.mark.usefixtures("backbones_are_options")
 
 
 class Listed(BaseDataModule):
-    """Data set with a known number of images only."""
-
     def __init__(self, images, val_images, batch_size):
         super().__init__(None, batch_size=batch_size)
         self._datasets = {"train": range(images), "val": range(val_images)}
 
 
 def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=False):
-    """Return the config after the choice, for a training set of ``images`` images."""
     config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
     config["backbone"]["pretrained"] = pretrained
     data = Listed(images, val_images, automatic.apply_fixed_schedule(config)["data"]["batch_size"])
@@ -93,14 +88,8 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
         (["schedule.warmup=7"], {"schedule.warmup": 7, "trainer.max_epochs": 103}),
         (["trainer.limit_train_batches=2", "trainer.max_steps=400"], {"schedule.warmup": 10}),
         (["trainer.accumulate_grad_batches=4"], {"data.batch_size": 16, "optimizer.lr": 1e-3}),
-        (
-            [
-                "data.batch_size=2",
-                "trainer.accumulate_grad_batches=9",
-                "trainer.limit_train_batches=4",
-            ],
-            {"optimizer.lr": 3.54e-4},  # 8 images in a step
-        ),
+        # 8 images in a step
+        ([*FEW, "trainer.limit_train_batches=4"], {"optimizer.lr": 3.54e-4}),
         (["trainer.devices=2"], {"data.batch_size": 8, "optimizer.lr": 5e-4}),
         (["trainer.check_val_every_n_epoch=1"], {"trainer.check_val_every_n_epoch": 1}),
         (["+trainer.val_check_interval=2"], {"trainer.check_val_every_n_epoch": 1}),
@@ -108,32 +97,27 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
 )
 def test_typed_values_win_and_others_follow(typed, expected):
     config = chosen("classification", 135, *typed)
-    for key, value in expected.items():
-        assert values(config, key) == [value], key
+    assert values(config, *expected) == [*expected.values()]
     assert not {line.partition("=")[0].lstrip("+") for line in typed} & config["automatic"].keys()
 
 
 @pytest.mark.parametrize(
-    ("task", "backbone", "pretrained", "rate"),
+    ("task", "images", "given", "expected"),
     [
-        ("classification", BATCHED, False, 6e-3),
-        ("classification", BATCHED, True, 1e-4),
-        ("classification", LAYERED, "run/checkpoints/best.ckpt", 1e-4),
-        ("detection", BATCHED, True, 3.54e-5),
-        ("segmentation", LAYERED, True, 3.54e-5),
+        # The start and the norms decide the rate.
+        ("classification", 135, {"backbone": BATCHED}, {"optimizer.lr": 6e-3}),
+        ("classification", 135, {"backbone": BATCHED, "pretrained": True}, {"optimizer.lr": 1e-4}),
+        ("classification", 135, {"pretrained": "run/best.ckpt"}, {"optimizer.lr": 1e-4}),
+        ("detection", 135, {"backbone": BATCHED, "pretrained": True}, {"optimizer.lr": 3.54e-5}),
+        ("segmentation", 135, {"pretrained": True}, {"optimizer.lr": 3.54e-5}),
+        # Validation takes a small part of a training.
+        ("classification", 135, {"val_images": 15}, {"trainer.check_val_every_n_epoch": 3}),
+        ("classification", 100, {"val_images": 2_000}, {"trainer.check_val_every_n_epoch": 40}),
+        ("classification", 10_000, {"val_images": 1_000}, {"trainer.check_val_every_n_epoch": 1}),
     ],
 )
-def test_the_rate_depends_on_the_start_and_the_norms(task, backbone, pretrained, rate):
-    config = chosen(task, 135, backbone=backbone, pretrained=pretrained)
-    assert values(config, "optimizer.lr") == [rate]
-
-
-@pytest.mark.parametrize(
-    ("images", "val_images", "every"), [(135, 15, 3), (100, 2_000, 40), (10_000, 1_000, 1)]
-)
-def test_validation_takes_a_small_part_of_a_training(images, val_images, every):
-    config = chosen("classification", images, val_images=val_images)
-    assert values(config, "trainer.check_val_every_n_epoch") == [every]
+def test_values_follow_the_network_and_the_validation_set(task, images, given, expected):
+    assert values(chosen(task, images, **given), *expected) == [*expected.values()]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +130,7 @@ def test_validation_takes_a_small_part_of_a_training(images, val_images, every):
         (["task=classification", "data=folder", "mode=test", "ckpt=README.md"], 1e-3, 128),
     ],
 )
-def test_recipes_experiments_and_evaluations_do_not_depend_on_the_size(typed, rate, batch):
+def test_recipes_experiments_and_evaluations_keep_their_values(typed, rate, batch):
     config = composed(*typed)
     assert automatic.auto_keys(config) == []
     assert values(config, "optimizer.lr", "data.batch_size") == [rate, batch]
@@ -191,7 +175,7 @@ def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     ("accumulated", "limit", "batches", "expected"),
     [(1, 1.0, 6, 1), (4, 1.0, 6, 4), (9, 1.0, 6, 6), (4, 0.5, 6, 3), (4, 2, 6, 2), (4, 0.1, 6, 1)],
 )
-def test_a_step_has_no_more_batches_than_an_epoch(accumulated, limit, batches, expected):
+def test_a_step_has_at_most_the_batches_of_an_epoch(accumulated, limit, batches, expected):
     trainer = {"accumulate_grad_batches": accumulated, "limit_train_batches": limit}
     assert automatic.batches_per_step(trainer, batches) == expected
 
@@ -209,41 +193,25 @@ SMALL = ("data.image_size=32", "backbone=resnet18", "backbone.patch_size=2", "tr
          "data.num_workers=0", "logger=csv")  # fmt: skip
 
 
-def test_a_run_logs_and_saves_its_choices(tmp_path, small):
-    write_classes(tmp_path / "set", ("cat", "dog"), 8)
-    typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
-             f"output_dir={tmp_path}", "trainer.max_steps=1"]  # fmt: skip
-    whole = run_shared(typed)
-    assert whole.status == 0, whole.err
-    assert "learning rate 0.0052 = 6e-3 x sqrt(12/16), random weights" in whole.out
-    config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
-    assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
-    longer = [*typed[:-1], "trainer.max_steps=2", "resume=true"]
-    other = run_shared([*longer, "optimizer.lr=1e-4"])
-    assert "optimizer.lr: 0.0052 then, 0.0001 now" in other.err
-
-
-@pytest.mark.slow
 def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     write_classes(tmp_path / "set", ("cat", "dog"), 8)
     typed = ["data=folder", f"data.root={tmp_path / 'set'}", "data.val_share=0.25", *SMALL,
-             f"output_dir={tmp_path}", "trainer.max_steps=2"]  # fmt: skip
-    whole = run_shared(typed)
+             f"output_dir={tmp_path}"]  # fmt: skip
+    whole = run_shared([*typed, "trainer.max_steps=1"])
     assert whole.status == 0, whole.err
     rate = "learning rate 0.0052 = 6e-3 x sqrt(12/16), random weights, batch norms only (batch 12"
     assert f"{rate} on 1 device)" in whole.out
     assert "Chosen for 12 training images: data.batch_size=12, optimizer.lr=5.2e-3" in whole.out
     config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
-    assert config["optimizer"]["lr"] == 5.2e-3
+    assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
     assert "optimizer.lr" in config["automatic"]
-    assert summary(whole.folder())["learning_rate"] == 5.2e-3
     # Longer, with the same command: rate, batch and warm-up stay those of the run.
-    longer = run_shared([*typed[:-1], "trainer.max_steps=4", "resume=true"])
+    typed += ["trainer.max_steps=2", "resume=true"]
+    longer = run_shared(typed)
     assert longer.status == 0, longer.err
     assert longer.folder() == whole.folder()
     assert f"{rate} on 1 device)" in longer.out
-    other = run_shared([*typed, "optimizer.lr=1e-4", "resume=true"])
-    assert "optimizer.lr: 0.0052 then, 0.0001 now" in other.err
+    assert "optimizer.lr: 0.0052 then, 0.0001 now" in run_shared([*typed, "optimizer.lr=1e-4"]).err
     ended = run_shared(["mode=test", f"ckpt={whole.folder()}", "trainer=cpu"])
     assert ended.status == 0, ended.err
     saved = yaml.safe_load((ended.folder() / "config.yaml").read_text())
@@ -251,8 +219,6 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch norms and a shortcut, as in ResNet-18."""
-
     def __init__(self, width):
         super().__init__()
         self.body = nn.Sequential(
@@ -284,7 +250,6 @@ class SmallResNet(IsotropicBackbone):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Build the small network under the name of ResNet-18."""
     monkeypatch.setattr(resnet, "_build", lambda variant, config: SmallResNet(config))
 
 
@@ -324,7 +289,9 @@ def test_the_default_is_near_the_best_rate(count, seeds, length, digits, tmp_pat
         rate = [] if default is None else [f"optimizer.lr={default * factor:.4g}"]
         found = []
         for seed in range(seeds):
-            folder = ended_well(run_shared([*typed, *rate, f"seed={seed}"]))
+            ended = run_shared([*typed, *rate, f"seed={seed}"])
+            assert ended.status == 0, ended.err
+            folder = ended.folder()
             config = yaml.safe_load((folder / "config.yaml").read_text())
             default = config["optimizer"]["lr"] if default is None else default
             found.append(summary(folder)["metrics"]["top1"])
@@ -332,8 +299,3 @@ def test_the_default_is_near_the_best_rate(count, seeds, length, digits, tmp_pat
     shown = {f"{default * factor:.2g}": round(score, 1) for factor, score in top1.items()}
     print(f"{count} images: {shown}")
     assert top1[1] >= max(top1.values()) - 3, shown
-
-
-def ended_well(ended):
-    assert ended.status == 0, ended.err
-    return ended.folder()

@@ -1,51 +1,39 @@
 """Numbered class folders: classifiers of timm and ours score right, and a run keeps its order."""
 
-import json
-
 import pytest
 import yaml
 
-from tests.numbered import (
-    BUILT,
-    CLASSES,
-    NATURAL,
-    TEXT,
-    TYPED,
-    classifier,
-    save_foreign,
-    save_ours,
-    write_folders,
-)
-from tests.runs import run_here
+from tests import numbered
+from tests.numbered import CLASSES, TEXT, TYPED, classifier
+from tests.runs import completed, run_here, summary
 
 ONE_IN_TWELVE = 100 / CLASSES  # "1" is first in both orders
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp("numbered"))
+    return numbered.write_folders(tmp_path_factory.mktemp("numbered"))
 
 
 @pytest.fixture(scope="module")
 def natural(folders, tmp_path_factory):
     """Save a classifier in timm's order and format."""
     file = tmp_path_factory.mktemp("weights") / "timm.pth"
-    save_foreign(classifier(folders, "natural"), file)
+    numbered.save_foreign(classifier(folders, "natural"), file)
     return file
 
 
-def top1(ended):
-    assert ended.status == 0, ended.err
-    return json.loads((ended.folder() / "summary.json").read_text())["metrics"]["top1"]
+def top1(typed, capsys):
+    return summary(completed(typed, capsys).folder())["metrics"]["top1"]
 
 
 def test_a_classifier_that_timm_trained(folders, natural, tmp_path, capsys):
     typed = [*TYPED, "mode=test", f"ckpt={natural}", f"data.root={folders}",
-             f"output_dir={tmp_path}", f"backbone.img_size={BUILT['img_size']}"]  # fmt: skip
+             f"output_dir={tmp_path}", f"backbone.img_size={numbered.SIZE}"]  # fmt: skip
     with pytest.warns(UserWarning, match=r"class 1 is '10' here .* '2' in timm .*pass data\.class"):
-        assert top1(run_here(typed, capsys)) == pytest.approx(ONE_IN_TWELVE)
-    ended = run_here([*typed, "data.class_order=natural"], capsys)
-    assert top1(ended) == 100
+        assert top1(typed, capsys) == pytest.approx(ONE_IN_TWELVE)
+    ended = completed([*typed, "data.class_order=natural"], capsys)
+    assert summary(ended.folder())["metrics"]["top1"] == 100
     assert "not used" not in ended.out + ended.err
     config = yaml.safe_load((ended.folder() / "config.yaml").read_text())
     assert config["data"]["class_order"] == "natural"
@@ -55,9 +43,8 @@ def test_a_classifier_that_timm_trained(folders, natural, tmp_path, capsys):
 
 def test_a_checkpoint_of_ours_in_the_other_order_is_refused(folders, tmp_path, capsys):
     file = tmp_path / "ours.ckpt"
-    save_ours(classifier(folders, "text"), file, TEXT)
-    typed = [*TYPED, "mode=test", f"ckpt={file}", f"data.root={folders}",
-             f"output_dir={tmp_path}"]  # fmt: skip
+    numbered.save_ours(classifier(folders, "text"), file, TEXT)
+    typed = [*TYPED, "mode=test", f"ckpt={file}", f"data.root={folders}", f"output_dir={tmp_path}"]
     ended = run_here([*typed, "data.class_order=natural"], capsys)
     assert ended.status == 2
     assert "the same 12 classes in another order" in ended.err
@@ -71,14 +58,14 @@ def test_a_run_keeps_its_order(folders, natural, tmp_path, capsys):
              "schedule.warmup=0", "schedule.warmup_lr=0"]  # fmt: skip
     with pytest.warns(UserWarning, match="lacks class names"):
         assert run_here(typed, capsys).status == 0
-    ended = run_here([*typed, "data.class_order=natural"], capsys)
-    assert top1(ended) == 100
+    ended = completed([*typed, "data.class_order=natural"], capsys)
+    assert summary(ended.folder())["metrics"]["top1"] == 100
     test = ["mode=test", f"ckpt={ended.folder()}", f"output_dir={tmp_path}", "trainer=cpu"]
-    assert top1(run_here(test, capsys)) == 100
+    assert top1(test, capsys) == 100
     # Also on other data with the default option.
     other = ["data=imagenet", f"data.root={folders}", "data.image_size=64", "data.num_workers=0"]
     other += [word for word in TYPED if word.startswith("data.augmentation")]
-    assert top1(run_here([*test, *other], capsys)) == 100
+    assert top1([*test, *other], capsys) == 100
     ended = run_here([*test, "data.class_order=text"], capsys)
     assert ended.err.endswith("; pass data.class_order=natural\n")
-    assert NATURAL != TEXT
+    assert numbered.NATURAL != TEXT

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.running.tiny import tiny_task
+from tests.running.tiny import ADAMW, tiny_task
 from tools.runs import disk
 
 SGD = {"name": "sgd", "lr": 0.1}
@@ -15,8 +15,8 @@ SGD = {"name": "sgd", "lr": 0.1}
 @pytest.mark.parametrize(
     ("options", "states"),
     [
-        ({"name": "adamw", "lr": 1e-3}, 2),
-        ({"name": "adamw", "lr": 1e-3, "amsgrad": True}, 3),
+        (ADAMW, 2),
+        (ADAMW | {"amsgrad": True}, 3),
         (SGD, 0),
         (SGD | {"momentum": 0.9}, 1),
         ({"name": "lamb", "lr": 1e-3}, 2),
@@ -30,10 +30,8 @@ def test_sizes_equal_those_of_the_saved_tensors(options, states):
     weights, state = disk.checkpoint_sizes(task)
     assert torch.get_rng_state().equal(drawn)
     assert not drawn.equal(before)
-    trained = sum(p.nbytes for p in task.parameters())
-    assert state == states * trained
-    held = sum(value.nbytes for value in task.state_dict().values())
-    assert weights == 2 * held
+    assert state == states * sum(p.nbytes for p in task.parameters())
+    assert weights == 2 * sum(value.nbytes for value in task.state_dict().values())
 
 
 def check(folder, monkeypatch, free, limit=resource.RLIM_INFINITY):

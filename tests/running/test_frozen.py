@@ -10,7 +10,7 @@ from datamodules.sample.datamodules import SampleTransfer
 from heads.frozen.features import Features, SolveOptions
 from heads.frozen.head import FrozenFeatures
 from heads.frozen.neighbours import Neighbours
-from tests.runs import arguments, command, refused, run_here, summary
+from tests.runs import arguments, command, completed, refused, run_here, summary
 
 # One training image per class, as in all tiny runs.
 FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
@@ -19,7 +19,6 @@ FEW = ("protocol=frozen", "head.logistic.c=1", "head.knn.neighbours=[10,20]",
 
 @pytest.fixture
 def weights(tmp_path):
-    """Save a foreign checkpoint, which only has a backbone's tensors."""
     torch.manual_seed(0)
     path = tmp_path / "weights.pth"
     torch.save(create_backbone("deit_t").state_dict(), path)
@@ -40,8 +39,7 @@ def test_figures_equal_those_of_the_features(weights, sample_cache, tmp_path, ca
         return solve(head, train, test, draw)
 
     monkeypatch.setattr(FrozenFeatures, "solve", recorded)
-    ended = run_here(typed(weights, tmp_path), capsys)
-    assert ended.status == 0, ended.err
+    ended = completed(typed(weights, tmp_path), capsys)
     found = summary(ended.folder())["metrics"]
     data = SampleTransfer(
         sample_cache, train_per_class=1, val_per_class=1, image_size=64, num_workers=0

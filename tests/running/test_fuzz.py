@@ -40,14 +40,16 @@ VALUES = (
 )  # fmt: skip
 
 
-def refused(call, capsys):
-    """Return True if a call is refused in one sentence; raise any other error."""
+def refused(call, capsys, case="the whole file"):
+    """Return True if a call is refused in one sentence; fail for any other error."""
     capsys.readouterr()
     try:
         with one_line_errors():
             call()
     except SystemExit as ended:
         said, status = capsys.readouterr().err, ended.code
+    except Exception as error:
+        raise AssertionError(f"{case} ends in {error!r}") from error
     else:
         return False
     assert status == 2
@@ -73,10 +75,7 @@ def test_words(count, capsys):
             config = resolve_config(run_config.job_config(given.overrides, given.config))
             check_options(config)
 
-        try:
-            seen += refused(read, capsys)
-        except Exception as error:
-            raise AssertionError(f"{words} ends in {error!r}") from error
+        seen += refused(read, capsys, words)
     assert seen > count / 2
 
 
@@ -99,7 +98,6 @@ def damaged(content, chance):
 
 @pytest.fixture
 def files(tmp_path):
-    """Return by reader a small file of its kind and the function that reads it."""
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     for name in ("a.png", "a.jpg"):
         Image.fromarray(pixels).save(tmp_path / name)
@@ -109,10 +107,9 @@ def files(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     summary = {"metrics": {"top1": 1.0}, "parameters": 1, "backbone_macs": 2, "seconds": 3}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    picture = lambda name: load_rgb(tmp_path / name, upright=True)  # noqa: E731
     return {
-        "a.png": lambda: picture("a.png"),
-        "a.jpg": lambda: picture("a.jpg"),
+        "a.png": lambda: load_rgb(tmp_path / "a.png", upright=True),
+        "a.jpg": lambda: load_rgb(tmp_path / "a.jpg", upright=True),
         "a.ckpt": lambda: open_checkpoint(tmp_path / "a.ckpt").tensors,
         "config.yaml": lambda: (read_config(tmp_path / "config.yaml"), read_run(tmp_path)),
         "summary.json": lambda: read_run(tmp_path),
@@ -127,10 +124,7 @@ def test_files(name, count, files, tmp_path, capsys):
     assert not refused(files[name], capsys)
     for case in range(count):
         (tmp_path / name).write_bytes(damaged(whole, chance))
-        try:
-            refused(files[name], capsys)
-        except Exception as error:
-            raise AssertionError(f"case {case} of {name} ends in {error!r}") from error
+        refused(files[name], capsys, case)
 
 
 @pytest.mark.parametrize("count", COUNT)
@@ -150,14 +144,11 @@ def test_coco(count, tmp_path, capsys):
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(whole)
     values = ["null", "-1", "0", '"x"', "[]", "{}", "1e999", "NaN", "1e30", "true", "[[]]"]
     places = [found.span() for found in re.finditer(r'(?<=: )[\d.]+|"[^"]*"|\[[^\[\]]*\]', whole)]
-    for case in range(count):
+    for _ in range(count):
         start, end = chance.choice(places)
         text = whole[:start] + chance.choice(values) + whole[end:]
         (tmp_path / "annotations" / "instances_train2017.json").write_text(text)
-        try:
-            refused(lambda: CocoDataModule(tmp_path, num_workers=0).setup(), capsys)
-        except Exception as error:
-            raise AssertionError(f"case {case}, {text}, ends in {error!r}") from error
+        refused(lambda: CocoDataModule(tmp_path, num_workers=0).setup(), capsys, text)
 
 
 @pytest.mark.parametrize("count", COUNT)
@@ -174,7 +165,4 @@ def test_cifar(count, tmp_path, capsys):
         # Bytes around the pixels decide what is built.
         head = whole[:200] if chance.random() < 0.5 else whole
         (folder / "train").write_bytes(damaged(head, chance) + whole[len(head) :])
-        try:
-            refused(lambda: CIFAR100DataModule(tmp_path, num_workers=0).setup(), capsys)
-        except Exception as error:
-            raise AssertionError(f"case {case} ends in {error!r}") from error
+        refused(lambda: CIFAR100DataModule(tmp_path, num_workers=0).setup(), capsys, case)

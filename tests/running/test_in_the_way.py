@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_latest_is_replaced_only_if_it_is_a_link(what, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
-def test_a_lock_that_is_not_a_file_is_named(what, tmp_path):
+def test_a_blocked_lock_is_named(what, tmp_path):
     put(tmp_path / lock.LOCK, what)
     with pytest.raises(ValueError, match=r"run\.lock is not a regular file; remove it"):
         with lock.acquire(tmp_path):
@@ -65,10 +66,8 @@ def test_foreign_files_at_the_path_of_sample_data_stay(name, what, tmp_path, mon
     base = tmp_path / "cache"
     if name:
         base.mkdir()
-    fits = (name == "set-v5" and what == "folder") or (not name and what == "folder")
-    fits |= name.endswith(".lock") and what != "folder"
     put(base / name if name else base, what)
-    if fits:
+    if (what == "folder") != name.endswith(".lock"):  # it fits
         assert sample_folder(base, "set", lambda path: (path / "a").touch()).is_dir()
         return
     with pytest.raises(ValueError, match=r"is not a folder of sample data; |cannot be written to"):
@@ -82,10 +81,13 @@ def test_an_empty_folder_for_sample_data_is_filled(tmp_path):
     assert list(sample_folder(tmp_path, "set", lambda path: (path / "b").touch()).iterdir())
 
 
-def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_removes_half_of_sample_data(tmp_path):
     def fill(path):
         (path / "a").touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise FULL
 
     with pytest.raises(ValueError, match=r"cannot be written to .*No space left on device"):
         sample_folder(tmp_path, "set", fill)
@@ -94,11 +96,10 @@ def test_a_full_disk_leaves_no_half_of_sample_data(tmp_path):
 
 @pytest.fixture
 def closing(tmp_path, monkeypatch):
-    """Write the report of a run in a nested folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.csv").write_text("step,train/loss\n0,1.0\n1,0.5\n")
-    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    draw(monkeypatch)
 
     def close():
         task = tiny_task()
@@ -108,8 +109,10 @@ def closing(tmp_path, monkeypatch):
     return folder, close
 
 
-def save(file, form):
-    file.write(PNG)
+def draw(monkeypatch):
+    """Replace the pictures of a report."""
+    drawn = SimpleNamespace(save=lambda file, form: file.write(PNG))
+    monkeypatch.setattr(report, "_pictures", lambda *_: [drawn])
 
 
 WRITTEN = {"curves.png", "preview", "classes.csv", "summary.json", "metrics.csv"}
@@ -128,19 +131,18 @@ def test_a_blocked_result_leaves_the_others(name, closing, capsys):
         assert (folder / other).is_file() == (other != name)
 
 
-def test_results_are_not_written_through_links(closing, tmp_path):
+def test_results_leave_the_targets_of_links_unchanged(closing, tmp_path):
     folder, close = closing
-    foreign = tmp_path / "foreign"
+    foreign, names = tmp_path / "foreign", ("curves.png", "classes.csv", "summary.json")
     foreign.mkdir()
-    for name in ("curves.png", "classes.csv", "summary.json"):
+    for name in names:
         (foreign / name).write_text("mine")
         (folder / name).symlink_to(foreign / name)
     (folder / "preview").symlink_to(foreign)
     with pytest.raises(OSError, match="preview is a link and is not followed"):
         close()
-    assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(
-        ("curves.png", "classes.csv", "summary.json"), "mine"
-    )
+    found = {path.name: path.read_text() for path in foreign.iterdir()}
+    assert found == dict.fromkeys(names, "mine")
     assert json.loads((folder / "summary.json").read_text())["metrics"] == {"top1": 1.0}
 
 
@@ -156,7 +158,7 @@ def test_a_report_shows_pictures_of_the_run_folder_only(tmp_path):
 
 
 def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_pictures", lambda *_: [SimpleNamespace(save=save)])
+    draw(monkeypatch)
     (tmp_path / "metrics.csv").write_text("step,epoch,train/loss\n0,0,1.0\n1,0,0.5\n")
     config = {"task_name": "classification", "backbone": {"name": "deit_t"}}
     config |= {group: {"_target_": "x.Y"} for group in ("head", "data", "task")}
@@ -174,17 +176,15 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT, errno.ENOSYS])
 def test_workers_without_shared_memory_are_refused(number, monkeypatch):
-    def refuse():
-        raise OSError(number, os.strerror(number))
-
     check_shared_memory("data.num_workers=0")
+    refuse = mock.Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.csv", "error.txt"])
-def test_links_in_a_run_folder_are_not_read(name, tmp_path):
+def test_links_in_a_run_folder_are_rejected(name, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     content = json.dumps({
@@ -218,14 +218,9 @@ def test_a_blocked_tensorboard_folder_costs_its_events(what, tmp_path, caplog):
 
 
 def test_a_full_disk_costs_tensorboards_events(tmp_path, caplog, monkeypatch):
-    (tmp_path / "run").mkdir()
-    log = TensorBoardLog(tmp_path / "run" / "tensorboard")
+    log = TensorBoardLog(tmp_path / "tensorboard")
     log.log_metrics({"loss": 1.0}, step=0)
-
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(log._writer, "add_scalar", fail)
+    monkeypatch.setattr(log._writer, "add_scalar", mock.Mock(side_effect=FULL))
     for step in range(2):
         log.log_metrics({"loss": 1.0}, step=step)
     assert caplog.text.count("tensorboard cannot be written (No space left on device)") == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from datamodules.sample.datamodules import SampleTransfer
-from tests.runs import composed, run_here
+from tests.runs import completed, composed, run_here
 from tests.stand_ins import (
     write_cifar10,
     write_classes,
@@ -13,14 +13,11 @@ from tests.stand_ins import (
     write_parquet,
     write_tars,
 )
-from tools.config.lazy_groups import register_groups
 
 SYNSETS = ("n01440764", "n01443537", "n01484850")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _backbones_are_options():
-    register_groups()
+pytestmark = pytest.mark.usefixtures("backbones_are_options")
 
 
 def folders(root):
@@ -64,7 +61,6 @@ KINDS = {
 
 
 def typed_for(kind, root):
-    """Return the command for a kind of data, with a small network at 32 pixels."""
     data, *chosen = kind.split()
     more = [option.format(root=root) for option in KINDS[kind][1]]
     if any(option.startswith("experiment=") for option in chosen):
@@ -92,14 +88,12 @@ def test_two_steps_and_a_test(kind, tmp_path, capsys):
     typed = [*typed_for(kind, tmp_path), f"data.root={place}", "trainer=cpu", "data.num_workers=0",
              "data.batch_size=2", "data.eval_batch_size=2", "trainer.max_steps=2",
              "trainer.limit_val_batches=2", f"output_dir={tmp_path}/out"]  # fmt: skip
-    ended = run_here(typed, capsys)
-    assert ended.status == 0, ended.err
+    completed(typed, capsys)
     (folder,) = tmp_path.glob("out/*/*/2*")
     assert "top1" in json.loads((folder / "summary.json").read_text())["metrics"]
     beside = ["trainer=cpu", f"output_dir={tmp_path}/out"]
     assert run_here(["mode=test", f"ckpt={folder}", *beside], capsys).status == 0
-    ended = run_here(["mode=predict", f"ckpt={folder}", *beside], capsys)
-    assert ended.status == 0, ended.err
+    completed(["mode=predict", f"ckpt={folder}", *beside], capsys)
     if kind.startswith("imagenet"):
         (predictions,) = tmp_path.glob("out/**/predictions.json")
         assert "tench" in predictions.read_text()  # the everyday name of n01440764

@@ -6,13 +6,12 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
-import lightning.pytorch as lightning
 import pytest
 import torch
 from lightning.pytorch import Callback
 
-from datamodules import SampleClassification
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
 from tasks.engine.checkpoint_callbacks import KeepLast
@@ -22,11 +21,9 @@ from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
 from tasks.engine.monitors import StopEarly, TopCheckpoints
 from tasks.engine.optim import SCHEDULE_FREE, build_optimizer
 from tasks.engine.signals import STOP, RunStopped
-from tests.families import rest_slow
-from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_task
+from tests.families import rest_slow, rest_slow_pairs
+from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_data, tiny_task
 from tests.runs import same
-from tools.config.lazy_groups import register_groups
-from tools.config.run_config import compose_config
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start
 
@@ -47,16 +44,12 @@ class Layered(Tiny):
 
 
 class Plain(Tiny):
-    """Without batch norm and dropout, so that a step's images could be one batch."""
-
     def __init__(self, classes=10):
         super().__init__(classes)
         self.net[1] = self.net[4] = torch.nn.Identity()
 
 
 class Steps(Callback):
-    """Records batches, weights and gradients of each optimiser step."""
-
     def __init__(self):
         self.batches, self.found = [], []
 
@@ -72,8 +65,6 @@ class Steps(Callback):
 
 
 class SignalAt(Callback):
-    """Sends a signal to this process at a step, or in an epoch's validation."""
-
     def __init__(self, *, step=None, validation=None, signum=signal.SIGTERM):
         self.step, self.validation, self.signum = step, validation, signum
 
@@ -86,30 +77,34 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.signum)
 
 
-@pytest.fixture(scope="module")
-def default_trainer():
-    register_groups()
-    return dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
-
-
 @pytest.mark.parametrize("cores", [1, 2])
 def test_processes_without_a_core_are_announced(
-    cores, default_trainer, tmp_path, monkeypatch, caplog
+    cores, trainer_options, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    with caplog.at_level("INFO"):
-        trainers.make_trainer(
-            default_trainer | {"devices": 2, "strategy": "ddp"},
-            tmp_path,
-            "val/x",
-            "max",
-            training=True,
-        )
+    caplog.set_level("INFO")
+    two = trainer_options | {"devices": 2, "strategy": "ddp"}
+    trainers.make_trainer(two, tmp_path, "val/x", "max", training=True)
     said = "trainer.devices=2 starts more processes than there are cores (1)"
     assert caplog.text.count(said) == (cores == 1)
 
 
 STOPS = [{"step": 8}, {"validation": 1}]
+# Where a run is stopped, the trainer's options, and the batches that it has seen then.
+RESUMED = [
+    ({"step": 8}, {}, 9),
+    ({"step": 8}, {"workers": 2}, 9),
+    ({"step": 5}, {}, 6),  # the last step of an epoch
+    ({"step": 6}, {"workers": 2}, 7),  # the first step of an epoch
+    ({"validation": 1}, {}, 12),
+    ({"validation": 1}, {"workers": 2}, 12),
+    ({"step": 17}, {}, 18),  # the last step of all
+    ({"step": 7}, {"val_check_interval": 0.5}, 8),
+    ({"step": 6}, {"accumulate_grad_batches": 2}, 8),
+    ({"step": 8}, {"check_val_every_n_epoch": 2}, 9),
+    ({"step": 5}, {"limit_train_batches": 4}, 6),
+    ({"step": 7}, {"max_steps": 14}, 8),
+]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -117,21 +112,16 @@ class TestTraining:
     """Runs of 3 epochs of 6 batches of a tiny model with dropout, mixup and batch norm."""
 
     @pytest.fixture
-    def train(self, sample_cache, default_trainer, tmp_path):
+    def train(self, sample_cache, trainer_options, tmp_path):
         def train(folder, resume=False, workers=0, extra=(), overfit=False, **options):
             folder = tmp_path / folder
             folder.mkdir(exist_ok=True)
-            lightning.seed_everything(0, verbose=False)
-            data = SampleClassification(
-                sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
-                num_workers=workers,
-            )  # fmt: skip
+            data = tiny_data(sample_cache, num_workers=workers)
             data.fixed_order = overfit
-            data.setup()
             usual = {"schedule": {"name": "cosine", "warmup": 0.5}, "mixup": {"mixup_alpha": 0.8}}
             own = {name: options.pop(name) for name in TASK & options.keys()}
             task = tiny_task(**usual | own)
-            options = {**default_trainer, "max_epochs": 3, "limit_val_batches": 2, **options}
+            options = {**trainer_options, "max_epochs": 3, "limit_val_batches": 2, **options}
             trainer = trainers.make_trainer(options, folder, task.monitor, task.mode, training=True)
             trainer.callbacks[:0] = extra
             with contextlib.suppress(RunStopped), STOP.listening():
@@ -176,60 +166,17 @@ class TestTraining:
         path = folder / "checkpoints" / f"{name}.ckpt"
         return torch.load(path, weights_only=True)[container]
 
+    def assert_same(self, folders, *containers, names=("last", "best")):
+        """Compare parts of the checkpoints of two runs."""
+        for name in names:
+            for container in containers:
+                expected, got = (self.weights(folder, name, container) for folder in folders)
+                assert same(expected, got), (name, container)
+
     @pytest.mark.parametrize(
         ("stop", "options", "seen_before"),
-        [
-            pytest.param({"step": 8}, {}, 9, id="mid epoch"),
-            pytest.param(
-                {"step": 8}, {"workers": 2}, 9, id="mid epoch, workers", marks=pytest.mark.slow
-            ),
-            pytest.param({"step": 5}, {}, 6, id="last step of an epoch"),
-            pytest.param(
-                {"step": 6},
-                {"workers": 2},
-                7,
-                id="first step of an epoch, workers",
-                marks=pytest.mark.slow,
-            ),
-            pytest.param({"validation": 1}, {}, 12, id="validation", marks=pytest.mark.slow),
-            pytest.param(
-                {"validation": 1},
-                {"workers": 2},
-                12,
-                id="validation, workers",
-                marks=pytest.mark.slow,
-            ),
-            pytest.param({"step": 17}, {}, 18, id="last step of all", marks=pytest.mark.slow),
-            pytest.param({"step": 7}, {"val_check_interval": 0.5}, 8, id="validation by steps"),
-            pytest.param(
-                {"step": 6},
-                {"accumulate_grad_batches": 2},
-                8,
-                id="accumulation",
-                marks=pytest.mark.slow,
-            ),
-            pytest.param(
-                {"step": 8},
-                {"check_val_every_n_epoch": 2},
-                9,
-                id="rare validation",
-                marks=pytest.mark.slow,
-            ),
-            pytest.param(
-                {"step": 5},
-                {"limit_train_batches": 4},
-                6,
-                id="part of the data",
-                marks=pytest.mark.slow,
-            ),
-            pytest.param(
-                {"step": 7},
-                {"max_steps": 14},
-                8,
-                id="an end by steps",
-                marks=pytest.mark.slow,
-            ),
-        ],
+        rest_slow_pairs(RESUMED, [RESUMED[i] for i in (0, 2, 7)]),
+        ids=str,
     )
     def test_a_resumed_run_equals_an_unbroken_one(self, train, stop, options, seen_before):
         seen, whole = train("whole", **options)
@@ -237,20 +184,14 @@ class TestTraining:
         assert len(first) == seen_before
         second, _ = train("broken", resume=True, **options)
         assert first + second == seen
-        for name in ("last", "best"):
-            expected, got = self.weights(whole, name), self.weights(broken, name)
-            assert all(value.equal(got[key]) for key, value in expected.items()), name
+        self.assert_same((whole, broken), "state_dict")
 
     @pytest.mark.parametrize("stop", rest_slow(STOPS, STOPS[:1]), ids=str)
     def test_an_average_resumes_exactly(self, train, stop):
         _, whole = train("whole", ema={"decay": 0.9})
         train("broken", ema={"decay": 0.9}, extra=[SignalAt(**stop)])
         _, broken = train("broken", ema={"decay": 0.9}, resume=True)
-        for name in ("last", "best"):
-            for container in ("state_dict", "state_dict_ema"):
-                expected, got = (self.weights(f, name, container) for f in (whole, broken))
-                assert expected.keys() == got.keys()
-                assert all(value.equal(got[key]) for key, value in expected.items()), container
+        self.assert_same((whole, broken), "state_dict", EMA)
 
     @pytest.mark.parametrize("name", rest_slow(list(SCHEDULE_FREE), list(SCHEDULE_FREE)[:1]))
     def test_a_schedule_free_average_resumes_exactly(self, train, name):
@@ -261,25 +202,20 @@ class TestTraining:
         train("broken", extra=[SignalAt(step=8)], **given)
         _, broken = train("broken", resume=True, **given)
         _, rarely = train("rarely", check_val_every_n_epoch=3, **given)
-        last = self.weights(whole, "last")
-        assert same(self.weights(rarely, "last"), last)
-        for file in ("last", "best"):
-            for container in ("state_dict", EMA):
-                expected, got = (self.weights(f, file, container) for f in (whole, broken))
-                assert same(expected, got), (file, container)
+        self.assert_same((whole, rarely), "state_dict", names=["last"])
+        self.assert_same((whole, broken), "state_dict", EMA)
+        last, average = (self.weights(whole, "last", part) for part in ("state_dict", EMA))
         task = tiny_task(**given)
         optimizer = build_optimizer(task.model, task._rules, **task.optimizer_options)
-        task.load_state_dict(
-            {k: v for k, v in last.items() if k.startswith("model.")}, strict=False
-        )
+        weights = {key: value for key, value in last.items() if key.startswith("model.")}
+        task.load_state_dict(weights, strict=False)
         optimizer.load_state_dict(self.weights(whole, "last", "optimizer_states")[0])
         optimizer.eval()
-        average = self.weights(whole, "last", EMA)
-        assert same({f"model.{k}": v for k, v in task.model.state_dict().items()}, average)
         assert not same(last, average)
         loaded = tiny_task()
         loaded.load_weights(whole / "checkpoints" / "last.ckpt")
-        assert same({f"model.{k}": v for k, v in loaded.model.state_dict().items()}, average)
+        for found in (task, loaded):
+            assert same({f"model.{k}": v for k, v in found.model.state_dict().items()}, average)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -310,23 +246,17 @@ class TestTraining:
         _, whole = train("whole", **given)
         train("broken", extra=[SignalAt(**stop)], **given)
         _, broken = train("broken", resume=True, **given)
-        for name in ("last", "best"):
-            expected, got = (
-                torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
-                for folder in (whole, broken)
-            )
+        for name in ("best", "last"):
+            files = [folder / "checkpoints" / f"{name}.ckpt" for folder in (whole, broken)]
+            expected, got = (torch.load(file, weights_only=True) for file in files)
             assert expected.keys() == got.keys()
             for container in {"state_dict", EMA, UNREPORTED} & expected.keys():
                 assert same(expected[container], got[container]), container
-            if name == "best":
-                continue  # holds weights only
-            states = [content["optimizer_states"][0] for content in (expected, got)]
-            assert states[0]["param_groups"] == states[1]["param_groups"]
-            scales = {group["lr_scale"] for group in states[0]["param_groups"]}
-            assert scales == {0.25, 0.5, 10.0}
-            for key, values in states[0]["state"].items():
-                assert all(torch.equal(value, states[1]["state"][key][k])
-                           for k, value in values.items() if torch.is_tensor(value))  # fmt: skip
+        states = [content["optimizer_states"][0] for content in (expected, got)]
+        assert states[0]["param_groups"] == states[1]["param_groups"]
+        scales = {group["lr_scale"] for group in states[0]["param_groups"]}
+        assert scales == {0.25, 0.5, 10.0}
+        torch.testing.assert_close(states[0]["state"], states[1]["state"], rtol=0, atol=0)
 
     @pytest.mark.parametrize(
         ("decay", "place"),
@@ -356,41 +286,35 @@ class TestTraining:
 
     def test_both_are_evaluated_by_their_own_predictions(self, train):
         """The average's figures equal those of a separate validation."""
+
+        def figures(folder, name):
+            return [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
+
         _, alone = train("alone", ema={"decay": 0.7})
         _, both = train("both", ema={"decay": 0.7, "report": "best"})
         _, plain = train("plain")
-        figures = [
-            [row[name] for row in read_rows(folder / "metrics.csv") if name in row]
-            for folder, name in (
-                (alone, "val/top1"), (both, "val/top1_ema"),
-                (plain, "val/top1"), (both, "val/top1_weights"),
-            )
-        ]  # fmt: skip
-        assert figures[0] == figures[1]
-        assert figures[2] == figures[3]
-        assert len(figures[0]) == 3
+        assert figures(alone, "val/top1") == figures(both, "val/top1_ema")
+        assert figures(plain, "val/top1") == figures(both, "val/top1_weights")
+        assert len(figures(alone, "val/top1")) == 3
 
     def test_a_slow_average_is_logged(self, train, caplog):
-        with caplog.at_level("INFO"):
-            train("run", ema={"decay": 0.99996}, max_epochs=1)
+        caplog.set_level("INFO")
+        train("run", ema={"decay": 0.99996}, max_epochs=1)
         assert caplog.text.count("task.ema.decay=0.99996 is slow for 6 steps") == 1
 
-    def test_the_average_is_evaluated_and_loaded_and_does_not_change_training(self, train):
+    def test_the_average_is_evaluated_and_loaded_and_leaves_training_unchanged(self, train):
         _, plain = train("plain", accumulate_grad_batches=2)
-        expected = self.weights(plain, "last")
         _, folder = train("average", ema={"decay": 0.9}, accumulate_grad_batches=2)
-        live, average = (self.weights(folder, "last", c) for c in ("state_dict", "state_dict_ema"))
-        assert all(value.equal(expected[key]) for key, value in live.items())
+        live, average = (self.weights(folder, "last", part) for part in ("state_dict", EMA))
+        assert same(live, self.weights(plain, "last"))
         assert not all(value.equal(average[key]) for key, value in live.items())
-        last = folder / "checkpoints" / "last.ckpt"
-        assert torch.load(last, weights_only=True)["ema_steps"] == 9  # 18 batches
+        assert self.weights(folder, "last", "ema_steps") == 9  # 18 batches
         # The run tests and draws with the best average.
-        best = self.weights(folder, "best", "state_dict_ema")
-        own = self.task.state_dict()
-        assert all(value.equal(own[key]) for key, value in best.items())
+        best = self.weights(folder, "best", EMA)
         fresh = tiny_task()
         fresh.load_weights(folder / "checkpoints" / "best.ckpt")
-        assert all(value.equal(fresh.state_dict()[key]) for key, value in best.items())
+        for state in (self.task.state_dict(), fresh.state_dict()):
+            assert all(value.equal(state[key]) for key, value in best.items())
 
     @pytest.mark.parametrize(
         ("options", "sizes"),
@@ -424,15 +348,10 @@ class TestTraining:
 
     def test_the_last_checkpoint_is_the_last_epochs_even_if_it_was_worse(self, train, monkeypatch):
         scores = iter((3.0, 2.0, 1.0, 0.0))
-        monkeypatch.setattr(
-            ClassificationTask, "compute_metrics", lambda _: {"top1": torch.tensor(next(scores))}
-        )
+        figures = lambda _: {"top1": torch.tensor(next(scores))}  # noqa: E731
+        monkeypatch.setattr(ClassificationTask, "compute_metrics", figures)
         _, folder = train("run")
-        steps = {
-            name: torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
-            for name in ("last", "best")
-        }
-        assert (steps["last"]["global_step"], steps["best"]["global_step"]) == (18, 6)
+        assert [self.weights(folder, n, "global_step") for n in ("last", "best")] == [18, 6]
 
     @pytest.mark.parametrize("figure", [{}, {"top1": torch.tensor(torch.nan)}])
     def test_a_metric_that_cannot_be_computed_warns(self, train, monkeypatch, figure):
@@ -466,7 +385,7 @@ class TestTraining:
         again, _ = train("usual", max_epochs=2)
         assert again[:6] == first[:6] != again[6:]
 
-    def test_nonfinite_weights_are_not_saved(self, train):
+    def test_nonfinite_weights_stop_the_run(self, train):
         class Spoil(Callback):
             def on_validation_end(self, trainer, pl_module):
                 if trainer.current_epoch == 1:
@@ -477,11 +396,9 @@ class TestTraining:
 
     def test_progress_lines_show_loss_and_main_metrics(self, train, caplog, monkeypatch):
         monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
-        with caplog.at_level("INFO"):
-            train("run", max_epochs=1)
-        lines = [
-            record.message for record in caplog.records if record.name == "tasks.engine.callbacks"
-        ]
+        caplog.set_level("INFO")
+        train("run", max_epochs=1)
+        lines = [one.message for one in caplog.records if one.name == "tasks.engine.callbacks"]
         assert lines[0].startswith("  step 1/6  train/loss ")
         assert len(lines) == 7
         assert "epoch 1/1  train/loss" in lines[-1]
@@ -500,12 +417,10 @@ class TestTraining:
 
 
 class TestLogs:
-    def test_a_full_disk_does_not_end_the_run(self, tmp_path, monkeypatch, caplog):
+    def test_a_run_survives_a_full_disk(self, tmp_path, monkeypatch, caplog):
         log = CsvLog(tmp_path / "a.csv")
         log.log_metrics({"loss": 1}, step=0)
-        monkeypatch.setattr(
-            "pathlib.Path.open", lambda *_, **__: (_ for _ in ()).throw(OSError(28))
-        )
+        monkeypatch.setattr("pathlib.Path.open", mock.Mock(side_effect=OSError(28)))
         log.save()
         assert "a.csv cannot be written" in caplog.text
         monkeypatch.undo()

@@ -1,8 +1,10 @@
 """A two-layer network and its task, for runs compared number by number."""
 
+import lightning.pytorch as lightning
 import torch.nn.functional as F
 from torch import nn
 
+from datamodules import SampleClassification
 from tasks.classification.task import ClassificationTask
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
@@ -33,3 +35,14 @@ def tiny_task(classes=10, model=Tiny, **options):
     names = [str(i) for i in range(classes)]
     options = {"optimizer": ADAMW, "schedule": CONSTANT} | options
     return ClassificationTask(model(classes), names, **options)
+
+
+def tiny_data(cache, digits=4, **options):
+    """Return six batches of six images of 32 pixels, and seed the process."""
+    lightning.seed_everything(0, verbose=False)
+    data = SampleClassification(
+        cache, digits_per_class=digits, train_copies=1, picture_size=32, batch_size=6,
+        **{"num_workers": 0, **options},
+    )  # fmt: skip
+    data.setup()
+    return data

@@ -1,4 +1,6 @@
-"""Writes the exports of this folder, by the tools' own packages where pip has them; without images.
+"""Write the exports of this folder, by the tools' own packages where pip has them; without images.
+
+usage: python -m tests.datamodules.exports.make [cvat|roboflow|label_studio|...]
 
 FiftyOne's and Roboflow's Darknet exports are written by hand in their documented format. The others
 need packages that the tests do without:
@@ -17,22 +19,16 @@ import supervision as sv
 from label_studio_sdk.converter import Converter
 from PIL import Image
 
+from tests.datamodules.exported import SIZES
+
 HERE = Path(__file__).parent
 NAMES = ("dog", "cat", "bird")  # neither sorted nor in the order in which they occur
-SIZES = {
-    "photo 1": (64, 48),
-    "b": (48, 64),
-    "c": (80, 40),
-    "d": (64, 64),
-    "e": (100, 50),
-    "f": (40, 40),
-}
 COLOURS = {
-    "background": [(0, 0, 0), [], []],
-    "dog": [(250, 50, 83), [], []],
-    "cat": [(51, 221, 255), [], []],
-    "bird": [(36, 179, 83), [], []],
-}
+    name: [colour, [], []]
+    for name, colour in {
+        "background": (0, 0, 0), "dog": (250, 50, 83), "cat": (51, 221, 255), "bird": (36, 179, 83)
+    }.items()
+}  # fmt: skip
 SPLITS = {"train": ("photo 1", "b", "c", "d"), "val": ("e", "f")}
 # Image, class, box and, for the sets with outlines, a polygon inside the box.
 OBJECTS = (
@@ -47,9 +43,23 @@ OBJECTS = (
 )
 
 
+def objects_of(name):
+    """Return class, box and polygon of each object in an image."""
+    return [one[1:] for one in OBJECTS if one[0] == name]
+
+
+def points(corners):
+    return list(zip(corners[::2], corners[1::2], strict=True))
+
+
 def shoelace(corners):
     x, y = np.array(corners[::2]), np.array(corners[1::2])
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+
+
+def write_blank(file, size):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", tuple(size)).save(file)
 
 
 def truth(outlines, split=None):
@@ -116,25 +126,23 @@ def write_cvat(folder):
     masks.export(str(folder / "cvat_masks"), "voc_segmentation", save_media=True, label_map=COLOURS)
 
 
-def supervision_set(split, outlines):
+def supervision_set(split):
     pixels, annotations = {}, {}
     for name in SPLITS[split]:
         width, height = SIZES[name]
-        own = [one for one in OBJECTS if one[0] == name]
-        file = f"{name}.jpg"
+        file, own = f"{name}.jpg", objects_of(name)
         pixels[file] = np.zeros((height, width, 3), np.uint8)
-        if not own:
-            annotations[file] = sv.Detections.empty()
-            continue
-        xyxy = np.array([[x, y, x + w, y + h] for _, _, (x, y, w, h), _ in own], np.float32)
-        labels = np.array([NAMES.index(one[1]) for one in own])
-        annotations[file] = sv.Detections(xyxy, class_id=labels)
+        annotations[file] = sv.Detections.empty()
+        if own:
+            xyxy = np.array([[x, y, x + w, y + h] for _, (x, y, w, h), _ in own], np.float32)
+            labels = np.array([NAMES.index(label) for label, *_ in own])
+            annotations[file] = sv.Detections(xyxy, class_id=labels)
     return sv.DetectionDataset(classes=list(NAMES), images=pixels, annotations=annotations)
 
 
 def write_roboflow(folder):
     for split, place in (("train", "train"), ("val", "valid")):
-        boxes = supervision_set(split, False)
+        boxes = supervision_set(split)
         coco, yolo, voc = (folder / f"roboflow_{kind}" for kind in ("coco", "yolo", "voc"))
         boxes.as_coco(str(coco / place), str(coco / place / "_annotations.coco.json"))
         add_supercategory(coco / place / "_annotations.coco.json")
@@ -181,69 +189,41 @@ def write_label_studio(folder):
             for kind in ("coco", "yolo", "voc"):
                 images = folder / f"label_studio_{kind}{end}" / "images"
                 images.mkdir(parents=True, exist_ok=True)
-        converter.convert_to_coco(
-            str(source), str(folder / f"label_studio_coco{end}"), is_dir=False
-        )
-        converter.convert_to_yolo(
-            str(source), str(folder / f"label_studio_yolo{end}"), is_dir=False
-        )
-        if not outlines:
-            converter.convert_to_voc(str(source), str(folder / "label_studio_voc"), is_dir=False)
-        converter.convert_to_json_min(
-            str(source), str(folder / f"label_studio_min{end}"), is_dir=False
-        )
+        for kind, convert in {
+            "coco": converter.convert_to_coco,
+            "yolo": converter.convert_to_yolo,
+            "voc": converter.convert_to_voc,
+            "min": converter.convert_to_json_min,
+        }.items():
+            if kind != "voc" or not outlines:
+                convert(str(source), str(folder / f"label_studio_{kind}{end}"), is_dir=False)
     shutil.rmtree(folder / "label_studio_voc_outlines")
 
 
 def task(number, name, outlines):
     width, height = SIZES[name]
+    kind = "polygonlabels" if outlines else "rectanglelabels"
     results = []
-    for image, label, (x, y, w, h), corners in OBJECTS:
-        if image != name:
-            continue
+    for label, (x, y, w, h), corners in objects_of(name):
         value = {
-            "x": 100 * x / width,
-            "y": 100 * y / height,
-            "width": 100 * w / width,
-            "height": 100 * h / height,
-            "rotation": 0,
-            "rectanglelabels": [label],
-        }
+            "x": 100 * x / width, "y": 100 * y / height,
+            "width": 100 * w / width, "height": 100 * h / height, "rotation": 0,
+        }  # fmt: skip
         if outlines:
-            points = [
-                [100 * a / width, 100 * b / height]
-                for a, b in zip(corners[::2], corners[1::2], strict=True)
-            ]
-            value = {"points": points, "closed": True, "polygonlabels": [label]}
-        kind = "polygonlabels" if outlines else "rectanglelabels"
-        results.append(
-            {
-                "id": f"r{len(results)}",
-                "type": kind,
-                "to_name": "image",
-                "origin": "manual",
-                "from_name": "outline" if outlines else "box",
-                "value": value,
-                "original_width": width,
-                "original_height": height,
-                "image_rotation": 0,
-            }
-        )
+            shares = [[100 * a / width, 100 * b / height] for a, b in points(corners)]
+            value = {"points": shares, "closed": True}
+        results.append({
+            "id": f"r{len(results)}", "type": kind, "to_name": "image", "origin": "manual",
+            "from_name": "outline" if outlines else "box", "value": {**value, kind: [label]},
+            "original_width": width, "original_height": height, "image_rotation": 0,
+        })  # fmt: skip
     annotation = {
-        "id": number,
-        "result": results,
-        "was_cancelled": False,
-        "ground_truth": False,
-        "created_at": "2026-11-25T10:00:00.000000Z",
-        "completed_by": 1,
-    }
-    return {
-        "id": number,
-        "annotations": [annotation],
-        "predictions": [],
-        "file_upload": f"0a1b2c3d-{name}.jpg",
-        "data": {"image": f"/data/upload/1/0a1b2c3d-{name}.jpg"},
-    }
+        "id": number, "result": results, "was_cancelled": False, "ground_truth": False,
+        "created_at": "2026-11-25T10:00:00.000000Z", "completed_by": 1,
+    }  # fmt: skip
+    file = f"0a1b2c3d-{name}.jpg"
+    return {"id": number, "annotations": [annotation], "predictions": [], "file_upload": file,
+            "data": {"image": f"/data/upload/1/{file}"}}  # fmt: skip
 
 
 def write_labelme(folder):
@@ -253,41 +233,28 @@ def write_labelme(folder):
         place = folder / f"labelme{'_outlines' * outlines}"
         place.mkdir()
         for name, (width, height) in SIZES.items():
-            shapes = []
-            for image, label, (x, y, w, h), corners in OBJECTS:
-                if image == name:
-                    pairs = [
-                        list(map(float, p)) for p in zip(corners[::2], corners[1::2], strict=True)
-                    ]
-                    shapes.append(
-                        {
-                            "label": label,
-                            "group_id": None,
-                            "description": "",
-                            "flags": {},
-                            "mask": None,
-                            "points": pairs if outlines else [[x, y], [x + w, y + h]],
-                            "shape_type": "polygon" if outlines else "rectangle",
-                        }
-                    )
+            shapes = [
+                {
+                    "label": label, "group_id": None, "description": "", "flags": {}, "mask": None,
+                    "points": [[float(a), float(b)] for a, b in points(corners)]
+                    if outlines else [[x, y], [x + w, y + h]],
+                    "shape_type": "polygon" if outlines else "rectangle",
+                }
+                for label, (x, y, w, h), corners in objects_of(name)
+            ]  # fmt: skip
             write_label_file(
-                str(place / f"{name}.json"),
-                shapes=shapes,
-                image_path=f"{name}.jpg",
-                image_height=height,
-                image_width=width,
-            )
+                str(place / f"{name}.json"), shapes=shapes, image_path=f"{name}.jpg",
+                image_height=height, image_width=width,
+            )  # fmt: skip
 
 
 def write_darknet(folder):
     """Write Roboflow's YOLO Darknet export: images, texts and a list of classes per split."""
     for split, place in (("train", "train"), ("val", "valid")):
         target = folder / "darknet_roboflow" / place
-        target.mkdir(parents=True)
-        (target / "_darknet.labels").write_text("".join(f"{name}\n" for name in NAMES))
         for name in SPLITS[split]:
             width, height = SIZES[name]
-            Image.new("RGB", SIZES[name]).save(target / f"{name}.jpg")
+            write_blank(target / f"{name}.jpg", SIZES[name])
             rows = [
                 (
                     NAMES.index(label),
@@ -296,11 +263,11 @@ def write_darknet(folder):
                     w / width,
                     h / height,
                 )
-                for image, label, (x, y, w, h), _ in OBJECTS
-                if image == name
+                for label, (x, y, w, h), _ in objects_of(name)
             ]
             text = "".join(f"{' '.join(f'{value:.10g}' for value in row)}\n" for row in rows)
             (target / f"{name}.txt").write_text(text)
+        (target / "_darknet.labels").write_text("".join(f"{name}\n" for name in NAMES))
 
 
 def write_fiftyone(folder):
@@ -317,9 +284,8 @@ def write_fiftyone(folder):
         content = truth(outlines, split)
         names = sorted(NAMES)  # FiftyOne numbers the sorted classes
         for image in content["images"]:
-            target = folder / place / "data" / image["file_name"]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (image["width"], image["height"])).save(target)
+            size = image["width"], image["height"]
+            write_blank(folder / place / "data" / image["file_name"], size)
             image.update(license=None, date_captured=None)
         for one in content["annotations"]:
             one["category_id"] = names.index(NAMES[one["category_id"]]) + 1
