@@ -69,8 +69,8 @@ class TokenRelation(nn.Module):
         Squared offsets of 28 tokens do not fit half precision.
         """
         device = u.device.type
-        off = torch.autocast(device, enabled=False) if is_autocast_available(device) else None
-        with off or contextlib.nullcontext():
+        known = is_autocast_available(device)
+        with torch.autocast(device, enabled=False) if known else contextlib.nullcontext():
             return self.matrix(rows, columns).to(u.dtype)
 
     def forward(self, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:
