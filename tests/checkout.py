@@ -1,7 +1,9 @@
 """A copy of the checkout for tests that add files to it."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,3 +20,21 @@ def copied(copy):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy / name)
     return copy
+
+
+def start(copy, *words):
+    """Start Python with these words in a copy."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy),
+                   "MIXERLAB_CACHE": str(copy / "cache")}  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=copy, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def output(copy, *words):
+    """Return what Python prints with these words in a copy."""
+    started = start(copy, *words)
+    out, err = started.communicate()
+    assert started.returncode == 0, (out + err)[-3000:]
+    return out

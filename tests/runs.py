@@ -14,12 +14,14 @@ from logging import StreamHandler, getLogger
 from pathlib import Path
 
 import torch
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from tools.cli.errors import one_line_errors
 from tools.cli.paths import CONFIGS, ROOT
 from tools.config import run_config as run_config
 from tools.config.config_checks import resolve_config
+from tools.config.lazy_groups import register_groups
 from tools.config.overrides import read_command
 from tools.run import run
 
@@ -39,6 +41,9 @@ TINY = {
 # One run of a sweep or search.
 SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",
             "trainer.limit_train_batches=1", "schedule.warmup=0", "logger=csv")  # fmt: skip
+# Options of a Trainer that only computes.
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+         "enable_progress_bar": False, "enable_model_summary": False}  # fmt: skip
 # What a task that is not trained needs.
 RECIPE = {"optimizer": {"name": "sgd", "lr": 0.1}, "schedule": {"name": "constant"}}
 
@@ -65,6 +70,9 @@ def arguments(task, output_dir, *more, backbone="deit_t", trainer="cpu", epochs=
 
 def options(group):
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+register_groups()
 
 
 def composed(*overrides):
@@ -165,6 +173,16 @@ def command(typed, timeout=240, **options) -> Ended:
     finally:
         process.kill()
     return Ended(process.returncode, out, err)
+
+
+def write_run(folder, config, content=None):
+    """Write a run folder with a config and a checkpoint, which is empty without content."""
+    (folder / "checkpoints").mkdir(parents=True)
+    text = config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False)
+    (folder / "config.yaml").write_text(text)
+    best = folder / "checkpoints" / "best.ckpt"
+    best.touch() if content is None else torch.save(content, best)
+    return folder
 
 
 def summary(folder):

@@ -195,7 +195,7 @@ def test_compiled_operators_take_precedence(compiled, package):
     if compiled:
         (package / "_ext.py").touch()
     path = f"import sys; sys.path[:0] = [{str(package.parent)!r}, {str(ROOT)!r}]"
-    find = f"import heads, importlib.util; print(importlib.util.find_spec('mmcv._ext').origin)"
+    find = "import heads, importlib.util; print(importlib.util.find_spec('mmcv._ext').origin)"
     assert output("-c", f"{path}; {find}") == [f"{package}/_ext.py" if compiled else OURS]
 
 

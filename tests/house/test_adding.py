@@ -1,16 +1,13 @@
 """Extensions from README and CONTRIBUTING, added to a copy of the checkout, pass all tests."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.checkout import ROOT, copied
+from tests.checkout import ROOT, copied, output
 
 # Tests that look at every name, file or config there is; the rest does not know what is new.
 OVER_ALL = (
@@ -62,52 +59,35 @@ def populated(tmp_path_factory):
     return copy
 
 
-def run(copy, *command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy)}
-    return subprocess.run(
-        [sys.executable, "-m", *command], cwd=copy, env=environment, capture_output=True, text=True
-    )
-
-
 @pytest.mark.slow
 def test_new_files_pass_the_linters(extended):
     names = [name for name in examples() if name.endswith(".py")]
     for command in (("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)):
-        ended = run(extended, *command, *names)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        output(extended, "-m", *command, *names)
+
+
+def passed(copy, *words):
+    """Return the number of tests that pass in a copy, all that were chosen."""
+    printed = output(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    return int(re.search(r"(\d+) passed", printed).group(1))
 
 
 @pytest.mark.slow
-def test_all_that_looks_at_everything_stays_green(extended):
-    quiet = ("-q", "-p", "no:cacheprovider", "-x")
-    ended = run(extended, "pytest", *quiet, *OVER_ALL)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-
-
-@pytest.mark.slow
-def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
+def test_all_that_looks_at_everything_stays_green_and_picks_the_new_parts_up(extended):
+    assert passed(extended, "-x", *OVER_ALL)
     chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_readme"
-    ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 30
+    assert passed(extended, "tests", "-k", chosen) > 30
 
 
 @pytest.mark.slow
 def test_every_correct_mixer_passes_the_tests_over_the_registries(populated):
     """A gated star and its sum, a filter bound to the grid, and attention over all tokens."""
-    quiet = ("-q", "-p", "no:cacheprovider")
-    files = (*OVER_ALL, "tests/house/test_tests.py", "tests/tools/test_catalogue.py")
-    ended = run(populated, "pytest", *quiet, *files)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    both = ("-m", "slow or not slow", "-k", " or ".join(NEWCOMERS))
-    rooms = (
-        "tests/backbones",
-        "tests/tasks/test_compilation.py",
-        "tests/tools/test_export_onnx.py",
+    assert passed(
+        populated, *OVER_ALL, "tests/house/test_tests.py", "tests/tools/test_catalogue.py"
     )
-    ended = run(populated, "pytest", *quiet, *both, *rooms)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 160
+    both = ("-m", "slow or not slow", "-k", " or ".join(NEWCOMERS))
+    rooms = "tests/backbones tests/tasks/test_compilation.py tests/tools/test_export_onnx.py"
+    assert passed(populated, *both, *rooms.split()) > 160
 
 
 @pytest.mark.slow
@@ -118,10 +98,9 @@ def test_all_of_it_trains_together(extended, tmp_path):
         for number in range(16):
             colour, name = (("red", "warm"), ("blue", "cold"))[number % 2]
             Image.new("RGB", (64, 64), colour).save(tmp_path / split / f"{name}_{number}.png")
-    ended = run(
-        extended, "tools.run", "task=classification", "backbone=tiny_pool_tanh_ffn",
+    output(
+        extended, "-m", "tools.run", "task=classification", "backbone=tiny_pool_tanh_ffn",
         "data=named_files", f"data.root={tmp_path}", "data.image_size=64", "data.batch_size=8",
         "data.num_workers=0", "trainer=cpu", "trainer.max_epochs=1", "schedule.warmup=0",
         f"output_dir={tmp_path}/out",
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]

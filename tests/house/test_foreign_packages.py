@@ -84,7 +84,6 @@ def test_pytest_finds_ours(environment):
     """Without conftest.py, which imports torch: the tests are imported in the same way."""
     environment = {**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     test = f"{__file__}::{test_ours_are_found.__name__}"
-    run = ended(
-        ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", test], environment, ROOT
-    )
+    command = ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", test]
+    run = ended(command, environment, ROOT)
     assert "1 passed" in run.stdout, run.stdout + run.stderr

@@ -40,38 +40,25 @@ def test_range_admits_the_tested_version(requirement):
     assert requirement.specifier.contains(pin), f"{requirement} does not admit {pin}"
 
 
-def test_any_recent_torch_will_do():
+def test_pins_are_exact_without_places_or_cuda_libraries():
     bounds = [r.specifier for r in REQUIREMENTS if r.name == "torch"]
     assert all(bound.contains("2.15.0") for bound in bounds)
-
-
-def test_constraints_are_exact_pins_without_places_or_cuda_libraries():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
     assert len(pins) == len(PINS), "a package is pinned twice"
     assert not [pin for pin in pins if pin.startswith("nvidia")]
-
-
-def test_both_opencv_flavours_are_pinned_to_one_version():
     assert PINS["opencv-python"] == PINS["opencv-python-headless"]
 
 
-def makefile_targets():
-    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-def test_makefile_has_the_promised_targets():
+def test_makefile_has_the_promised_targets_and_lists_them():
     promised = {"install", "demo", "test", "test-all", "lint", "doctor", "clean", "help"}
-    readme = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
-    code = re.findall(r"```.*?```|`[^`\n]+`", readme, re.DOTALL)
+    code = re.findall(r"```.*?```|`[^`\n]+`", (ROOT / "README.md").read_text(), re.DOTALL)
     promised.update(re.findall(r"^`?make ([a-z][a-z-]*)", "\n".join(code), re.MULTILINE))
-    assert promised <= makefile_targets()
-
-
-def test_make_without_target_lists_the_targets():
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert promised <= targets
     run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in makefile_targets():
+    for target in targets:
         assert f"make {target} " in run.stdout
 
 
@@ -131,13 +118,16 @@ class Machine:
 
     def install(self, **environment):
         self.calls.write_text("")
+        environment = {"PATH": str(self.bin), "HOME": str(self.root), **environment}
+        command = [str(self.bin / "bash"), "tools/install.sh"]
         return subprocess.run(
-            [str(self.bin / "bash"), "tools/install.sh"],
-            cwd=self.root,
-            env={"PATH": str(self.bin), "HOME": str(self.root), **environment},
-            capture_output=True,
-            text=True,
+            command, cwd=self.root, env=environment, capture_output=True, text=True
         )
+
+    def installs(self, **environment):
+        run = self.install(**environment)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
 
     def pip_calls(self):
         return [line for line in self.calls.read_text().splitlines() if " install " in line]
@@ -148,77 +138,54 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_install_script_parses():
-    subprocess.run(["bash", "-n", ROOT / "tools" / "install.sh"], check=True)
-    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
-
-
-def assert_stops(run, *words):
-    """It stopped with one line that holds the words, before it did anything."""
-    assert run.returncode == 1
-    assert run.stdout == ""
+@pytest.mark.parametrize(
+    ("name", "body", "python", "words"),
+    [
+        ("python3.11", None, {},
+         ["Python 3.11, 3.12 or 3.13 is missing", "apt-get install python3.11"]),
+        ("python3.14", "exit 1", {"PYTHON": "python3.14"},
+         ["PYTHON=python3.14 must be Python 3.11"]),
+        ("python3.11", '[[ "$*" != *ensurepip* ]]', {}, ["apt-get install python3-venv"]),
+        ("df", "echo header; echo disk 0 0 4000000 0% /", {},
+         ["has 3 GB free, but 9 GB are needed"]),
+    ],
+)  # fmt: skip
+def test_install_stops_in_one_line_before_it_does_anything(machine, name, body, python, words):
+    if body is None:
+        (machine.bin / name).unlink()
+    else:
+        machine.add(name, body)
+    run = machine.install(**python)
+    assert (run.returncode, run.stdout) == (1, "")
     (line,) = run.stderr.splitlines()
     assert line.startswith("make install: ")
-    for word in words:
-        assert word in line
-
-
-def test_install_stops_without_python(machine):
-    (machine.bin / "python3.11").unlink()
-    assert_stops(
-        machine.install(), "Python 3.11, 3.12 or 3.13 is missing", "apt-get install python3.11"
-    )
-
-
-def test_install_stops_at_another_python(machine):
-    machine.add("python3.14", "exit 1")
-    assert_stops(machine.install(PYTHON="python3.14"), "PYTHON=python3.14 must be Python 3.11")
+    assert all(word in line for word in words)
 
 
 def test_install_takes_the_python_it_is_given(machine):
     machine.add("python3.13", f"echo asked 3.13 >>{machine.calls}; . {machine.bin}/python3.11")
-    run = machine.install(PYTHON="python3.13")
-    assert run.returncode == 0, run.stderr
+    machine.installs(PYTHON="python3.13")
     assert "asked 3.13" in machine.calls.read_text()
 
 
-def test_install_stops_without_venv_module(machine):
-    machine.add("python3.11", '[[ "$*" != *ensurepip* ]]')
-    assert_stops(machine.install(), "apt-get install python3-venv")
-
-
-def test_install_stops_without_room(machine):
-    machine.add("df", "echo header; echo disk 0 0 4000000 0% /")
-    assert_stops(machine.install(), "has 3 GB free, but 9 GB are needed")
-
-
 def test_operators_that_cannot_be_compiled_stop_nothing(machine):
-    done = machine.install()
-    assert done.returncode == 0, done.stderr
-    assert "      operators: " in done.stdout
-    assert "Installed in" in done.stdout
+    printed = machine.installs()
+    assert "      operators: " in printed
+    assert "Installed in" in printed
     assert "fast.build --portable" not in machine.calls.read_text()
+    assert "up to date" in machine.installs()  # the second one does nothing
+    assert machine.calls.read_text() == ""
     source = next((machine.root / "backbones/fast/cpu/csrc").glob("*.cpp"))
     source.write_text("// changed")
-    assert machine.install(PORTABLE="1").returncode == 0
+    machine.installs(PORTABLE="1")
     assert "fast.build --portable" in machine.calls.read_text()
-
-
-def test_second_install_does_nothing(machine):
-    first = machine.install()
-    assert first.returncode == 0, first.stderr
-    assert "Installed in" in first.stdout
-    second = machine.install()
-    assert second.returncode == 0
-    assert "up to date" in second.stdout
-    assert machine.calls.read_text() == ""
 
 
 @pytest.mark.parametrize("change", ["nothing", "deleted", "replaced", "compiler", "CXX"])
 def test_install_compiles_operators_that_are_missing(machine, change):
     """It installs no package again, and compiles again only where something else may come of it."""
     (machine.root / "operators").write_text("library")
-    assert machine.install().returncode == 0
+    machine.installs()
     library = machine.root / "backbones/fast/cpu/compiled/a.so"
     environment = {"CXX": "other"} if change == "CXX" else {}
     if change in ("deleted", "replaced"):
@@ -227,14 +194,13 @@ def test_install_compiles_operators_that_are_missing(machine, change):
         os.mkfifo(library)
     if change == "compiler":
         machine.add("g++", "exit 0")
-    again = machine.install(**environment)
-    assert again.returncode == 0, again.stderr
-    assert "up to date" in again.stdout
+    printed = machine.installs(**environment)
+    assert "up to date" in printed
     assert ("fast.build" in machine.calls.read_text()) == (change != "nothing")
-    assert ("compiling the mixers' operators if needed" in again.stdout) == (change != "nothing")
+    assert ("compiling the mixers' operators if needed" in printed) == (change != "nothing")
     assert not machine.pip_calls()
     assert library.is_file()
-    assert machine.install(**environment).returncode == 0
+    machine.installs(**environment)
     assert machine.calls.read_text() == ""
 
 
@@ -246,49 +212,50 @@ def test_install_looks_again_after_a_change(machine, change):
     else:
         with (machine.root / change).open("a") as file:
             file.write("# changed\n")
-    assert machine.install().returncode == 0
+    machine.installs()
     assert machine.pip_calls()
 
 
-def test_install_goes_on_after_a_failure(machine):
+def test_install_continues_after_a_failure(machine):
     (machine.root / "fail").write_text("lots of output\nERROR: No space left on device\n")
     run = machine.install()
     assert run.returncode == 1
     assert "lots of output" in run.stderr
     assert "the disk is full" in run.stderr.splitlines()[-1]
     (machine.root / "fail").unlink()
-    run = machine.install()
-    assert run.returncode == 0, run.stderr
+    machine.installs()
     assert not any("-m venv" in call for call in machine.calls.read_text().splitlines())
 
 
 def test_a_compiled_mmcv_from_the_cache_that_does_not_load_is_replaced(machine):
     (machine.root / "stale").touch()
-    run = machine.install()
-    assert run.returncode == 0, run.stderr
-    assert "compiled for another torch" in run.stdout
+    assert "compiled for another torch" in machine.installs()
     (again,) = [call for call in machine.pip_calls() if "onedl-mmcv" in call]
     assert "--no-cache-dir" in again
 
 
-def test_install_never_names_an_index():
+def test_install_scripts_parse_and_never_name_an_index():
+    for script in ("tools/install.sh", ".ci/run"):
+        subprocess.run(["bash", "-n", ROOT / script], check=True)
     text = (ROOT / "tools" / "install.sh").read_text()
     assert not re.search(r"index-url|find-links|https?://", text)
 
 
-def test_doctor_tells_missing_from_untested():
+def test_doctor_describes_packages():
     missing = packages.describe("timm", "", "1.0.31", None)
     assert (missing.status, missing.feature) == ("missing", "backbones")
     assert missing.remedy
     assert packages.describe("timm", "", "1.0.31", "1.0.30").status == "untested version"
     fine = packages.describe("torch", "", "2.12.1", "2.12.1+cu130")
     assert (fine.status, fine.remedy) == ("ok", "")
-
-
-def test_doctor_lists_every_requirement_once():
     names = [row.name for row in packages.list_packages()]
     assert len(names) == len(set(names))
     assert set(names) == {packages.normalise(requirement.name) for requirement in REQUIREMENTS}
+    installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
+    found = checks.check_overwritten(installed)
+    assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
+    assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
+    assert checks.check_overwritten(versions(onedl_mmcv="2.3.6")) == []
 
 
 def test_doctor_finds_classification_usable_without_the_mm_packages():
@@ -297,9 +264,6 @@ def test_doctor_finds_classification_usable_without_the_mm_packages():
     assert doctor.core_is_fine(rows, found)
     text = doctor.format_report(rows, found)
     assert "Can run: classification, transfer. Need the above: detection, segmentation." in text
-
-
-def test_doctor_needs_the_core():
     rows = packages.list_packages(lambda name: None if name == "lightning" else PINS[name])
     assert not doctor.core_is_fine(rows, [])
 
@@ -312,19 +276,12 @@ def test_doctor_refuses_another_python(version):
 
 
 def test_doctor_refuses_a_torchvision_of_another_torch():
-    wrong = checks.check_torch_pair(versions(torch="2.13.0+cpu", torchvision="0.27.1"), "2.12.1")
-    assert wrong.level == "problem"
+    installed = [
+        versions(torch=f"{torch}+cpu", torchvision="0.27.1") for torch in ("2.13.0", "2.12.1")
+    ]
+    wrong, right = (checks.check_torch_pair(one, "2.12.1") for one in installed)
+    assert (wrong.level, right.level) == ("problem", "ok")
     assert "built for torch 2.12.1" in wrong.text
-    right = checks.check_torch_pair(versions(torch="2.12.1+cpu", torchvision="0.27.1"), "2.12.1")
-    assert right.level == "ok"
-
-
-def test_doctor_finds_the_original_packages():
-    installed = versions(mmcv="2.1.0", mmsegmentation="1.2.2", onedl_mmcv="2.3.6")
-    found = checks.check_overwritten(installed)
-    assert [check.name for check in found] == ["onedl-mmcv", "onedl-mmsegmentation"]
-    assert "pip uninstall -y mmcv onedl-mmcv" in found[0].remedy
-    assert checks.check_overwritten(versions(onedl_mmcv="2.3.6")) == []
 
 
 @pytest.mark.parametrize(
@@ -341,20 +298,19 @@ def test_doctor_finds_mixed_opencv(installed, headless, level):
     assert checks.check_opencv(versions(**installed), lambda: headless).level == level
 
 
-def test_doctor_reports_operators_that_do_not_load():
-    probed = {"gpus": [], "operators": None, "error": "ImportError: undefined symbol"}
-    check = checks.check_operators(probed, versions(onedl_mmcv="2.3.6", torch="2.15.0"))
-    assert check.level == "problem"
-    assert "torch 2.15.0" in check.text
-    assert "undefined symbol" in check.text
-
-
-def test_doctor_says_whose_operators_run():
-    installed = versions(onedl_mmcv="2.3.6", torch="2.12.1")
-    probed = {"gpus": ["GPU"], "operators": "torchvision's, not compiled", "error": None}
-    check = checks.check_operators(probed, installed)
-    assert check.level == "ok"
-    assert "torchvision" in check.text
+@pytest.mark.parametrize(
+    ("probed", "torch", "level", "words"),
+    [
+        ({"gpus": [], "operators": None, "error": "ImportError: undefined symbol"}, "2.15.0",
+         "problem", ["torch 2.15.0", "undefined symbol"]),
+        ({"gpus": ["GPU"], "operators": "torchvision's, not compiled", "error": None}, "2.12.1",
+         "ok", ["torchvision"]),
+    ],
+)  # fmt: skip
+def test_doctor_reports_the_operators_that_load(probed, torch, level, words):
+    check = checks.check_operators(probed, versions(onedl_mmcv="2.3.6", torch=torch))
+    assert check.level == level
+    assert all(word in check.text for word in words)
 
 
 @pytest.mark.slow
@@ -365,7 +321,7 @@ def test_doctor_finds_the_operators_of_this_installation():
     assert checks.check_files(found, versions(timm="1.0")).level == "ok"
 
 
-def test_doctor_tells_a_broken_file_from_a_broken_installation():
+def test_doctor_tells_a_broken_file_from_a_broken_installation(monkeypatch):
     probed = {**checks.EMPTY_PROBE, "broken": "backbones/mixers/mine.py:1: NameError: name 'y'"}
     rows = packages.list_packages(PINS.get)
     check = checks.check_files(probed, versions(timm="1.0"))
@@ -374,24 +330,19 @@ def test_doctor_tells_a_broken_file_from_a_broken_installation():
     assert checks.check_files(probed, versions()).level == "note"
     check = checks.check_files(checks.EMPTY_PROBE, versions(timm="1.0"))
     assert (check.level, check.text) == ("note", "not checked: torch is missing")
-
-
-def test_doctor_survives_a_crash_of_the_compiled_code(monkeypatch):
     monkeypatch.setattr(checks, "PROBE", "import os; os.abort()")
     assert checks.probe()["error"]
 
 
-@pytest.mark.parametrize("compiler", [None, "/usr/bin/g++"])
-def test_doctor_names_the_compiler_only_where_it_is_missing(compiler, monkeypatch):
+@pytest.mark.parametrize(
+    ("compiler", "remedy"),
+    [(None, "apt-get install g++, then make install"), ("/usr/bin/g++", "make install")],
+)
+def test_doctor_names_the_compiler_only_where_it_is_missing(compiler, remedy, monkeypatch):
     monkeypatch.setattr(checks.shutil, "which", lambda name: compiler)
     check = checks.check_kernels({"kernels": "torch's own operations (not compiled)"})
-    assert check.remedy == (
-        "make install" if compiler else "apt-get install g++, then make install"
-    )
+    assert check.remedy == remedy
     assert checks.check_kernels({"kernels": "compiled operators"}).level == "ok"
-
-
-def test_doctor_notes_a_full_disk():
     assert checks.check_disk(2**30).level == "note"
     assert checks.check_disk(2**40).level == "ok"
 
@@ -410,9 +361,7 @@ def test_doctor_command_prints_json():
 def test_doctor_command_needs_nothing_but_python(tmp_path):
     """An interpreter without site packages gets the table, and status 1."""
     command = [sys.executable, "-I", "-S", ROOT / "tools" / "doctor.py"]
-    run = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ)
-    )
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     assert "missing" in run.stdout
     assert "Traceback" not in run.stderr
@@ -424,16 +373,12 @@ def test_ci_prints_the_closing_line_of_pytest_last(tmp_path, status):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     (tmp_path / "Makefile").write_text(f"test:\n\t@echo '{closing}'\n\t@exit {status}\n")
-    command = ["bash", ".ci/run"]
+    # An apt-get that does nothing, so that no test installs packages.
+    (tmp_path / "apt-get").write_text("#!/bin/sh\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     run = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=machine_env(tmp_path)
+        ["bash", ".ci/run"], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
     assert (run.returncode == 0) == (status == 0)
     assert run.stdout.splitlines()[-1] == closing
-
-
-def machine_env(folder):
-    """The environment with an apt-get that does nothing, so that no test installs packages."""
-    (folder / "apt-get").write_text("#!/bin/sh\n")
-    (folder / "apt-get").chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}

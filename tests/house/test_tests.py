@@ -47,14 +47,11 @@ def test_turns_cover_hosts_mixers_and_targets(targets):
         assert {target for target, name in cases if look_up(name)[0].name == host} == {*targets}
 
 
-def test_each_mixer_appears_once():
+def test_draws_of_mixers_cover_all():
     pairs = [look_up(name) for name in each_mixer("deit_t")]
     mixers = [mixer for _, mixer in pairs]
     assert sorted(mixers) == sorted({mixer for _, mixer in map(look_up, list_backbones())} - {None})
     assert all(host.name == "deit_t" for host, mixer in pairs if mixer.startswith("afbo"))
-
-
-def test_a_sparse_draw_covers_mixers_and_host_files():
     pairs = [look_up(name) for name in sparse(3)]
     assert {host.name for host, _ in pairs} >= set(SMALLEST)
     assert {mixer for _, mixer in pairs} == {look_up(name)[1] for name in drawn(3)}

@@ -2,18 +2,15 @@
 
 import csv
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.checkout import ROOT, copied
+from tests.checkout import ROOT, copied, output, start
 
 pytestmark = pytest.mark.slow
 TOY = ROOT / "tests/newcomers/toy"
@@ -33,24 +30,6 @@ def checkout(tmp_path_factory):
     return copy
 
 
-def command(checkout, *words):
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout),
-        "MIXERLAB_CACHE": str(checkout / "cache"),
-    }  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, *words], cwd=checkout, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def ended(checkout, *words):
-    started = command(checkout, *words)
-    out, err = started.communicate()
-    assert started.returncode == 0, err[-3000:]
-    return out
-
-
 def folder_of(out, checkout):
     return checkout / out.strip().splitlines()[-1].removeprefix("Run folder: ")
 
@@ -67,7 +46,7 @@ def validated(folder):
 @pytest.fixture(scope="module")
 def trained(checkout):
     """The folder of a run."""
-    return folder_of(ended(checkout, *RUN, "output_dir=outputs"), checkout)
+    return folder_of(output(checkout, *RUN, "output_dir=outputs"), checkout)
 
 
 def test_the_lowest_error_is_the_best_checkpoint(trained):
@@ -82,7 +61,7 @@ def test_the_lowest_error_is_the_best_checkpoint(trained):
 
 def test_a_killed_run_goes_on(checkout, tmp_path):
     words = (*RUN, f"output_dir={tmp_path}", "data.num_train=2048", "trainer.max_epochs=3")
-    started = command(checkout, *words)
+    started = start(checkout, *words)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("toy/*/2*/checkpoints/last.ckpt")):
         assert started.poll() is None
@@ -90,7 +69,7 @@ def test_a_killed_run_goes_on(checkout, tmp_path):
         time.sleep(0.05)
     started.send_signal(signal.SIGKILL)
     started.communicate()
-    out = ended(checkout, *words, "resume=true")
+    out = output(checkout, *words, "resume=true")
     assert "Going on after step" in out
     folder = folder_of(out, checkout)
     assert summary(folder)["metrics"]["mae"] == pytest.approx(min(validated(folder)), rel=1e-4)
@@ -98,42 +77,42 @@ def test_a_killed_run_goes_on(checkout, tmp_path):
 
 
 def test_it_is_tested_and_predicts(checkout, trained, tmp_path):
-    out = ended(checkout, "tools/run.py", "mode=test", f"ckpt={trained}")
+    out = output(checkout, "tools/run.py", "mode=test", f"ckpt={trained}")
     assert summary(folder_of(out, checkout))["metrics"] == summary(trained)["metrics"]
     np.save(tmp_path / "one.npy", np.zeros(64))
-    out = ended(checkout, "tools/run.py", "mode=predict", f"ckpt={trained}", f"input={tmp_path}")
+    out = output(checkout, "tools/run.py", "mode=predict", f"ckpt={trained}", f"input={tmp_path}")
     (row,) = json.loads((folder_of(out, checkout) / "predictions.json").read_text())
     assert row.keys() == {"image", "number"}
     assert f"one.npy: {row['number']:.3f}" in out
     code = "import tasks, sys; print(tasks.load(sys.argv[1]).predict(sys.argv[2]))"
-    assert str(row["number"]) in ended(checkout, "-c", code, str(trained), str(tmp_path))
+    assert str(row["number"]) in output(checkout, "-c", code, str(trained), str(tmp_path))
 
 
 def test_the_lowest_error_leads_tables_plots_and_searches(checkout, trained):
-    ended(checkout, *RUN, "output_dir=outputs", "seed=1", "optimizer.lr=1e-5")
+    output(checkout, *RUN, "output_dir=outputs", "seed=1", "optimizer.lr=1e-5")
     typed = ("tools/results.py", "outputs", "plot=params", "out=plot.png", "format=json")
-    rows = json.loads(ended(checkout, *typed))
+    rows = json.loads(output(checkout, *typed))
     assert {"mae", "params"} & rows[0].keys() == {"mae"}
     assert (checkout / "plot.png").stat().st_size
     code = (
         "from tools.comparing.table import metric_direction, pareto\n"
         "print(pareto([(1, 0.5), (1, 0.3), (2, 0.4)], metric_direction('toy', 'mae')))"
     )
-    assert ended(checkout, "-c", code).strip() == "[1]"
-    out = ended(checkout, "tools/search.py", *RUN[1:], "optimizer.lr=1e-2,1e-5", "trials=2",
+    assert output(checkout, "-c", code).strip() == "[1]"
+    out = output(checkout, "tools/search.py", *RUN[1:], "optimizer.lr=1e-2,1e-5", "trials=2",
                 "sampler=random", "output_dir=searched")  # fmt: skip
     first, second = (float(line.split()[1]) for line in out.splitlines()[-4:-2])
     assert first <= second
 
 
 def test_commands_accept_it(checkout):
-    out = ended(checkout, "tools/complexity.py", "task=toy", "format=json")
+    out = output(checkout, "tools/complexity.py", "task=toy", "format=json")
     (counted,) = json.loads(out)
     assert (counted["backbone"], counted["params"]) == ("tiny_conv", 1665)
     typed = ("loop", "task=toy", "backbone=tiny_conv", "rounds=2", "format=json")
-    timed = json.loads(ended(checkout, "tools/benchmark.py", *typed))
+    timed = json.loads(output(checkout, "tools/benchmark.py", *typed))
     assert [row["task"] for row in timed] == ["toy", "toy"]
-    assert "toy" in ended(checkout, "tools/doctor.py").splitlines()[-1]
+    assert "toy" in output(checkout, "tools/doctor.py").splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +135,7 @@ def test_commands_accept_it(checkout):
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_one_line(checkout, trained, words, said):
     name, *typed = (word.replace("RUN", str(trained)) for word in words)
-    started = command(checkout, f"tools/{name}", *typed)
+    started = start(checkout, f"tools/{name}", *typed)
     _, err = started.communicate()
     lines = [line for line in err.splitlines() if line]
     assert started.returncode == 2, err
@@ -167,5 +146,5 @@ def test_what_does_not_fit_is_refused_in_one_line(checkout, trained, words, said
 def test_the_toys_files_pass_the_linters(checkout):
     names = [str(path.relative_to(TOY)) for path in sorted(TOY.rglob("*.py"))]
     for words in (("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)):
-        assert ended(checkout, "-m", *words, *names)
+        assert output(checkout, "-m", *words, *names)
     assert Path(checkout / "tasks/toy/family.py").is_file()

@@ -1,11 +1,15 @@
 """A two-layer network and its task, for runs compared number by number."""
 
 import lightning.pytorch as lightning
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from datamodules import SampleClassification
 from tasks.classification.task import ClassificationTask
+from tools.config.run_config import compose_config
+from tools.runs import trainer as trainers
+from tools.runs.resume import find_start
 
 ADAMW = {"name": "adamw", "lr": 1e-2}
 CONSTANT = {"name": "constant"}
@@ -46,3 +50,18 @@ def tiny_data(cache, digits=4, **options):
     )  # fmt: skip
     data.setup()
     return data
+
+
+def train_on_digits(folder, cache, make_task, *, resume=False, first=(), **options):
+    """Train on images of 32 pixels, with ``first`` before other callbacks; return last.ckpt."""
+    folder.mkdir(exist_ok=True)
+    data = tiny_data(cache)
+    task, usual = make_task(), dict(compose_config(["trainer=cpu"]).trainer)
+    options = {**usual, "max_epochs": 2, "limit_val_batches": 1, **options}
+    trainer = trainers.make_trainer(
+        options, folder, task.monitor, task.mode, training=True, checkpoint_every=None
+    )
+    trainer.callbacks[:0] = first
+    start = find_start(folder, None, task, options) if resume else None
+    trainers.fit(trainer, task, data, start=start)
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

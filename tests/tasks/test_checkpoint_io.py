@@ -14,6 +14,9 @@ from tasks.engine.exact_resume import random_state, set_random_state
 
 
 def test_checkpoint_round_trip(tmp_path):
+    (tmp_path / "epoch=1.ckpt.partial").write_bytes(b"half a file")
+    AtomicCheckpointIO().save_checkpoint({"epoch": 2}, tmp_path / "last.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
     target = tmp_path / "new" / "last.ckpt"
     content = {"state_dict": {"w": torch.arange(3.0)}, "epoch": 2, "notes": ["a", None]}
     AtomicCheckpointIO().save_checkpoint(content, target)
@@ -21,12 +24,8 @@ def test_checkpoint_round_trip(tmp_path):
     assert loaded["state_dict"]["w"].equal(content["state_dict"]["w"])
     assert (loaded["epoch"], loaded["notes"]) == (2, ["a", None])
     assert [path.name for path in target.parent.iterdir()] == ["last.ckpt"]
-
-
-def test_leftovers_of_a_kill_are_removed(tmp_path):
-    (tmp_path / "epoch=1.ckpt.partial").write_bytes(b"half a file")
-    AtomicCheckpointIO().save_checkpoint({"epoch": 2}, tmp_path / "last.ckpt")
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    with pytest.raises(ValueError, match="there is no checkpoint at"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "absent.ckpt")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("short")])
@@ -72,11 +71,6 @@ def test_truncated_checkpoint(tmp_path, share):
         AtomicCheckpointIO().load_checkpoint(target)
 
 
-def test_absent_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint at"):
-        AtomicCheckpointIO().load_checkpoint(tmp_path / "absent.ckpt")
-
-
 def flips(raw, count):
     """Yield the bytes with one bit flipped, at evenly spread places."""
     for place in range(0, 8 * len(raw), 8 * len(raw) // count + 1):
@@ -106,7 +100,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path):
         assert "pass another checkpoint of the run" in text
 
 
-def test_evaluation_and_loading_refuse_a_flipped_bit_too(tmp_path):
+def test_damaged_newer_and_foreign_checkpoints_are_named(tmp_path):
     target = tmp_path / "a.ckpt"
     AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": torch.zeros(5000)}}, target)
     raw = bytearray(target.read_bytes())
@@ -114,16 +108,10 @@ def test_evaluation_and_loading_refuse_a_flipped_bit_too(tmp_path):
     target.write_bytes(raw)
     with pytest.raises(ValueError, match="is damaged: its checksum differs from its content"):
         open_checkpoint(target)
-
-
-def test_a_newer_format_names_the_remedy(tmp_path):
     target = tmp_path / "a.ckpt"
     torch.save(seal({"w": torch.zeros(2)}) | {"mixerlab": {"format": 9, "version": "7.0"}}, target)
     with pytest.raises(ValueError, match=r"MixerLab 7\.0 in a newer format .*update MixerLab"):
         AtomicCheckpointIO().load_checkpoint(target)
-
-
-def test_a_checkpoint_without_a_checksum_and_one_that_is_text(tmp_path):
     torch.save({"epoch": 1}, tmp_path / "old.ckpt")
     assert AtomicCheckpointIO().load_checkpoint(tmp_path / "old.ckpt") == {"epoch": 1}
     (tmp_path / "text.ckpt").write_text("version https://git-lfs.github.com/spec/v1\n")
@@ -146,16 +134,9 @@ def test_the_previous_checkpoint_stays(tmp_path):
     assert loaded == {"last.ckpt": 2, "last.previous.ckpt": 1}
 
 
-# Random state
-
-
 def draw():
-    return [
-        random.random(),
-        random.gauss(0, 1),
-        np.random.randn(3).tolist(),
-        torch.rand(3).tolist(),
-    ]
+    numbers = np.random.randn(3).tolist(), torch.rand(3).tolist()
+    return [random.random(), random.gauss(0, 1), *numbers]
 
 
 def test_random_state_goes_through_a_safe_checkpoint(tmp_path):

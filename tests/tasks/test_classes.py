@@ -29,32 +29,31 @@ def test_compared_classes():
         check_classes({"class_names": ["a", "b"]}, ("b", "a"), "x")
     with pytest.raises(ValueError, match=r"on 3 classes, and the data have 2 different ones"):
         check_classes({"class_names": ["a", "b", "c"]}, ("a", "b"), "x")
-
-
-def test_the_fitting_order_is_named():
     others = {"natural": ("1", "2", "10")}
     with pytest.raises(ValueError, match=r"in another order .*; pass data\.class_order=natural$"):
         check_classes({"class_names": ["1", "2", "10"]}, ("1", "10", "2"), "x", others)
     with pytest.raises(ValueError, match="; pass data with the classes of the checkpoint"):
         check_classes({"class_names": ["2", "1", "10"]}, ("1", "10", "2"), "x", others)
+    names = [f"n{i:04}" for i in range(1000)]
+    moved = [*names[:990], *names[991:], names[990]]
+    with pytest.raises(ValueError, match="the same 1000 classes in another order") as error:
+        check_classes({"class_names": names}, moved, "x")
+    said = "10 of 1000 labels differ, checkpoint against data: 990: 'n0990' there, 'n0991' here"
+    assert said in str(error.value)
+    assert len(str(error.value)) < 500
+    with pytest.raises(ValueError, match="999: 'n0999' there, none here"):
+        check_classes({"class_names": names}, names[:-1], "x")
 
 
 def test_synsets_are_read_as_words(tmp_path):
-    assert readable("n01440764") == "tench"
-    assert readable("n02085620") == "Chihuahua"
-    assert readable("n00000000") == "n00000000"
-    assert readable("tench") == "tench"
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def predict(self, batch):
-            return torch.tensor([[0.0, 2.0, 1.0]])
+    words = {"n01440764": "tench", "n02085620": "Chihuahua", "n00000000": "n00000000",
+             "tench": "tench"}  # fmt: skip
+    assert {name: readable(name) for name in words} == words
+    model = torch.nn.Linear(1, 1)
+    model.predict = lambda batch: torch.tensor([[0.0, 2.0, 1.0]])
 
     def described(names):
-        task = ClassificationTask(Model(), names, **RECIPE)
+        task = ClassificationTask(model, names, **RECIPE)
         data = SimpleNamespace(predict_name=lambda index: "fish.jpg")
         (row,) = task.describe({"sample_id": torch.tensor([0])}, data)
         task.write_results(tmp_path, [row])
@@ -72,24 +71,9 @@ def test_synsets_are_read_as_words(tmp_path):
     assert table[0][:3] == ["image", "class_1", "probability_1"]
 
 
-def test_long_lists_are_shown_where_they_differ():
-    names = [f"n{i:04}" for i in range(1000)]
-    moved = [*names[:990], *names[991:], names[990]]
-    with pytest.raises(ValueError, match="the same 1000 classes in another order") as error:
-        check_classes({"class_names": names}, moved, "x")
-    assert (
-        "10 of 1000 labels differ, checkpoint against data: 990: 'n0990' there, 'n0991' here"
-        in (str(error.value))
-    )
-    assert len(str(error.value)) < 500
-    with pytest.raises(ValueError, match="999: 'n0999' there, none here"):
-        check_classes({"class_names": names}, names[:-1], "x")
-
-
 def test_checkpoints_of_all_tasks_name_their_classes(trained):
-    classes = classes_of(
-        open_checkpoint(trained("detection").folder() / "checkpoints" / "last.ckpt")
-    )
+    last = trained("detection").folder() / "checkpoints" / "last.ckpt"
+    classes = classes_of(open_checkpoint(last))
     assert classes.names == tuple("0123456789")
     assert classes.category_ids == tuple(range(1, 11))
     best = trained("segmentation").folder() / "checkpoints" / "best.ckpt"
@@ -101,10 +85,8 @@ def test_values_are_read_without_the_tensors(tmp_path):
     for name, zipped in (("new", True), ("old", False)):
         path = tmp_path / f"{name}.ckpt"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        assert open_checkpoint(path, values_only=True).values == {
-            "class_names": ["x"],
-            "global_step": 3,
-        }
+        values = open_checkpoint(path, values_only=True).values
+        assert values == {"class_names": ["x"], "global_step": 3}
         path.write_bytes(path.read_bytes()[:-300])
         with pytest.raises(ValueError, match=f"{name}.ckpt"):
             open_checkpoint(path, values_only=True)

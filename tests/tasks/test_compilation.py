@@ -14,8 +14,7 @@ from tasks.engine import compilation
 from tasks.engine.compilation import MAX_SHAPES, check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
 from tests.forms import FORMS
-from tests.runs import arguments, composed, run_here
-from tools.config.lazy_groups import register_groups
+from tests.runs import arguments, completed, composed
 from tools.runs import components as parts
 
 TRACED = {"fullgraph": True, "backend": "aot_eager"}  # everything except inductor's code generation
@@ -55,9 +54,8 @@ def test_every_block_of_a_host_is_one_graph(name):
     mixers = (*compiled.token_mixers(), *compiled.channel_mixers())
     assert all(mixer.startswith(inside) for mixer in mixers)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
-    assert (
-        copy.deepcopy(compiled).get_submodule(compiled.block_names()[0])._compiled_call_impl is None
-    )
+    first = copy.deepcopy(compiled).get_submodule(compiled.block_names()[0])
+    assert first._compiled_call_impl is None
 
 
 @pytest.mark.parametrize(("name", "form"), rest_slow_pairs(FORMS, [("afbo", fast)]))
@@ -104,63 +102,55 @@ def test_recomputed_blocks_are_not_compiled():
     assert compile_blocks(network, **TRACED) > 0
 
 
-@pytest.mark.slow
-def test_a_compiled_student_equals_an_eager_one(outputs, sample_cache, capsys, monkeypatch):
-    """The student's blocks are compiled; losses from the teacher stay equal."""
+@pytest.fixture
+def train(outputs, sample_cache, capsys, monkeypatch):
+    """Train shortly with traced blocks; return the run folder."""
     monkeypatch.setattr(parts, "compile_blocks", functools.partial(compile_blocks, **TRACED))
     monkeypatch.setattr(parts, "check_compiler", lambda device: None)
     torch._dynamo.reset()
-    few = "trainer.limit_train_batches=2"
-    taught = run_here(arguments("classification", outputs / "teacher", few), capsys)
-    assert taught.status == 0, taught
-    teacher = [f"task.distillation.checkpoint={taught.folder()}", "task.distillation.type=soft"]
-    states = []
-    for word in ("true", "false"):
-        more = [few, f"trainer.compile={word}", *teacher]
-        ended = run_here(arguments("classification", outputs / f"student_{word}", *more), capsys)
-        assert ended.status == 0, ended
-        last = ended.folder() / "checkpoints" / "last.ckpt"
-        states.append(open_checkpoint(last).content["state_dict"])
-    assert_same(*states)
+
+    def run(folder, *more, **options):
+        typed = ("trainer.limit_train_batches=2", *more)
+        ended = completed(arguments("classification", outputs / folder, *typed, **options), capsys)
+        return ended.folder()
+
+    return run
+
+
+def assert_same_checkpoints(folders, *keys):
+    contents = [open_checkpoint(path / "checkpoints" / "last.ckpt").content for path in folders]
+    for key in keys:
+        assert_same(*(content[key] for content in contents))
 
 
 @pytest.mark.slow
-def test_a_compiled_run_equals_an_eager_one(outputs, sample_cache, capsys, monkeypatch):
+def test_a_compiled_student_equals_an_eager_one(train):
+    """The student's blocks are compiled; losses from the teacher stay equal."""
+    teacher = [f"task.distillation.checkpoint={train('teacher')}", "task.distillation.type=soft"]
+    folders = [train(f"student_{word}", f"trainer.compile={word}", *teacher)
+               for word in ("true", "false")]  # fmt: skip
+    assert_same_checkpoints(folders, "state_dict")
+
+
+@pytest.mark.slow
+def test_a_compiled_run_equals_an_eager_one(train, outputs, capsys):
     """Keys lack a prefix; tests, resuming, averages and weights equal those of an eager run."""
-    traced = functools.partial(compile_blocks, **TRACED)
-    monkeypatch.setattr(parts, "compile_blocks", traced)
-    monkeypatch.setattr(parts, "check_compiler", lambda device: None)
-    torch._dynamo.reset()
-    trained = {}
-    for word in ("true", "false"):
-        more = [f"trainer.compile={word}", "++task.ema.decay=0.5", "trainer.limit_train_batches=2"]
-        ended = run_here(arguments("classification", outputs / f"compile_{word}", *more), capsys)
-        assert ended.status == 0, ended
-        trained[word] = ended.folder() / "checkpoints" / "last.ckpt"
-    states = [open_checkpoint(path).content for path in trained.values()]
-    for part in ("state_dict", "state_dict_ema"):
-        assert_same(*(state[part] for state in states))
-    again = [f"ckpt={trained['true'].parent.parent}", f"output_dir={outputs}/compile_again"]
-    ended = run_here(["mode=test", *again], capsys)
-    assert ended.status == 0, ended
-    folder = outputs / "compile_true"
-    more = ["resume=true", "trainer.compile=true", "++task.ema.decay=0.5"]
-    longer = arguments("classification", folder, *more, "trainer.limit_train_batches=2", epochs=2)
-    ended = run_here(longer, capsys)
-    assert ended.status == 0, ended
+    average = "++task.ema.decay=0.5"
+    folders = [train(f"compile_{word}", f"trainer.compile={word}", average)
+               for word in ("true", "false")]  # fmt: skip
+    assert_same_checkpoints(folders, "state_dict", "state_dict_ema")
+    again = ["mode=test", f"ckpt={folders[0]}", f"output_dir={outputs}/compile_again"]
+    completed(again, capsys)
+    train("compile_true", "resume=true", "trainer.compile=true", average, epochs=2)
 
 
-def test_a_missing_compiler_is_named(monkeypatch):
+def test_a_missing_compiler_is_named_and_runs_need_none(monkeypatch):
     def broken(function):
         raise RuntimeError("No working C++ compiler found in config.cpp.cxx\nstack")
 
     monkeypatch.setattr(compilation.torch, "compile", broken)
     with pytest.raises(ValueError, match=r"No working C\+\+ compiler found.*trainer.compile=false"):
         check_compiler(torch.device("cpu"))
-
-
-def test_runs_are_not_compiled_by_default():
-    register_groups()
     assert composed()["trainer"]["compile"] is False
 
 

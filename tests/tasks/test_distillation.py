@@ -1,32 +1,27 @@
 """Distillation: the student learns from the teacher, which stays outside the student."""
 
 import copy
+import functools
 from types import SimpleNamespace
 
-import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-import yaml
 from lightning.pytorch import Callback
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from backbones import create_backbone
 from backbones.base import Backbone, FeatureInfo
-from datamodules import SampleClassification
 from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
 from tasks.engine.optim import build_optimizer
-from tests.runs import RECIPE, arguments, composed, refused, same
-from tools.config.lazy_groups import register_groups
-from tools.config.run_config import compose_config
-from tools.runs import trainer as trainers
-from tools.runs.resume import find_start
+from tests.running.tiny import ADAMW, train_on_digits
+from tests.runs import RECIPE, arguments, composed, refused, same, write_run
 
 NAMES = [str(number) for number in range(10)]
 IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -102,7 +97,7 @@ def test_the_loss_is_the_papers_formula(type, mixed):
     assert losses.keys() == {"loss_cls", "loss_teacher"}
 
 
-def test_teacher_and_student_see_the_same_mixed_images():
+def test_teacher_and_student_see_the_same_images_each_as_trained():
     mixup = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0}
     task, teacher = taught_task(Distillation("hard"), mixup=mixup, random_erasing=0.5)
     given = batch()
@@ -110,31 +105,6 @@ def test_teacher_and_student_see_the_same_mixed_images():
     (seen,) = teacher.network.seen
     assert torch.equal(seen, prepared["image"])
     assert not torch.equal(seen, given["image"])
-
-
-def test_no_gradient_reaches_the_teacher_and_its_statistics_stay():
-    task, teacher = taught_task(Distillation("soft"))
-    before = copy.deepcopy(teacher.network.state_dict())
-    task.train()
-    loss = sum(task.model.loss(task.prepare_batch(batch())).values())
-    loss.backward()
-    assert all(p.grad is None and not p.requires_grad for p in teacher.network.parameters())
-    assert all(p.grad is not None for p in task.parameters())
-    assert same(teacher.network.state_dict(), before)
-
-
-def test_the_teacher_stays_outside_the_task():
-    task, teacher = taught_task(Distillation("hard"))
-    plain = student()
-    assert task.state_dict().keys() == plain.state_dict().keys()
-    assert len(list(task.modules())) == len(list(plain.modules()))
-    optimised = build_optimizer(task.model, None, 8, **RECIPE["optimizer"]).param_groups
-    count = sum(len(group["params"]) for group in optimised)
-    assert count == len(list(plain.model.parameters()))
-    assert not set(map(id, task.parameters())) & set(map(id, teacher.network.parameters()))
-
-
-def test_images_are_normalised_and_resized_as_the_teachers_were():
     own = (0.5, 0.4, 0.3), (0.2, 0.5, 0.1)
     task, teacher = taught_task(Distillation("hard"), own, 48)
     pixels = torch.rand(2, 3, 32, 32, dtype=torch.float64)
@@ -146,6 +116,23 @@ def test_images_are_normalised_and_resized_as_the_teachers_were():
     task.prepare_batch({"image": normalised(pixels, IMAGENET), "label": torch.arange(2)})
     larger = F.interpolate(pixels, (48, 48), mode="bicubic", antialias=True)
     torch.testing.assert_close(teacher.network.seen[0], normalised(larger, own))
+
+
+def test_a_taught_task_keeps_its_teacher_outside():
+    task, teacher = taught_task(Distillation("soft"))
+    before = copy.deepcopy(teacher.network.state_dict())
+    task.train()
+    sum(task.model.loss(task.prepare_batch(batch())).values()).backward()
+    assert all(p.grad is None and not p.requires_grad for p in teacher.network.parameters())
+    assert all(p.grad is not None for p in task.parameters())
+    assert same(teacher.network.state_dict(), before)
+    plain = student()
+    assert task.state_dict().keys() == plain.state_dict().keys()
+    assert len(list(task.modules())) == len(list(plain.modules()))
+    optimised = build_optimizer(task.model, None, 8, **RECIPE["optimizer"]).param_groups
+    count = sum(len(group["params"]) for group in optimised)
+    assert count == len(list(plain.model.parameters()))
+    assert not set(map(id, task.parameters())) & set(map(id, teacher.network.parameters()))
 
 
 def test_the_teacher_follows_the_precision_of_the_images():
@@ -167,7 +154,9 @@ def test_all_classification_heads_learn_from_a_teacher(head):
     assert losses["loss_teacher"].requires_grad
 
 
-# Found and loaded
+def saved(model, path):
+    torch.save(model.state_dict(), path)
+    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +164,7 @@ def file(tmp_path_factory):
     """Save weights of timm's smallest network for the ten classes."""
     torch.manual_seed(3)
     path = tmp_path_factory.mktemp("teacher") / "small.pth"
-    torch.save(timm.create_model(SMALL, num_classes=10).state_dict(), path)
-    return path
+    return saved(timm.create_model(SMALL, num_classes=10), path)
 
 
 def loaded(names=NAMES, **options):
@@ -184,71 +172,56 @@ def loaded(names=NAMES, **options):
     return teachers.load_teacher(options, names, IMAGENET)
 
 
-def test_a_network_of_timm_from_a_file(file):
+@torch.no_grad()
+def assert_logits(teacher, model, normalise=True):
+    images = torch.randn(2, 3, 64, 64)
+    given = teacher.convert_images(images, IMAGENET) if normalise else images
+    torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, model(given))
+
+
+def test_teachers_from_files_of_timm_and_ours(file, tmp_path):
     state = torch.get_rng_state()
-    teacher = loaded(teacher=SMALL, checkpoint=str(file))
+    teacher = loaded(teacher=SMALL, checkpoint=file)
     assert torch.equal(torch.get_rng_state(), state)
     reference = timm.create_model(SMALL, num_classes=10).eval()
     reference.load_state_dict(torch.load(file))
-    images = torch.randn(2, 3, 64, 64)
     # timm's default normalisation for it differs.
     theirs = reference.pretrained_cfg
-    own = tuple(theirs["mean"]), tuple(theirs["std"])
-    assert teacher.normalisation == own
-    with torch.no_grad():
-        expected = reference(teacher.convert_images(images, IMAGENET))
-    torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
+    assert teacher.normalisation == (tuple(theirs["mean"]), tuple(theirs["std"]))
+    assert_logits(teacher, reference)
     assert not teacher.network.training
-
-
-def test_a_network_of_one_size_gets_that_size(file, tmp_path):
     model = timm.create_model("test_vit", num_classes=10)
-    torch.save(model.state_dict(), tmp_path / "vit.pth")
-    teacher = loaded(teacher="test_vit", checkpoint=str(tmp_path / "vit.pth"))
+    teacher = loaded(teacher="test_vit", checkpoint=saved(model, tmp_path / "vit.pth"))
     assert teacher.image_size == model.pretrained_cfg["input_size"][-1]
     assert teacher.teacher_logits(torch.randn(1, 3, 64, 64), IMAGENET).logits.shape == (1, 10)
-
-
-def test_a_backbone_of_ours_from_a_file(tmp_path):
-    model = LinearClassifier(create_backbone("lvt_r1"), 10)
-    torch.save(model.state_dict(), tmp_path / "lvt.pth")
-    teacher = loaded(teacher="lvt_r1", checkpoint=str(tmp_path / "lvt.pth"))
-    images = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        logits = teacher.teacher_logits(images, IMAGENET).logits
-        torch.testing.assert_close(logits, model.eval()(images))
+    model = LinearClassifier(create_backbone("lvt_r1"), 10).eval()
+    teacher = loaded(teacher="lvt_r1", checkpoint=saved(model, tmp_path / "lvt.pth"))
+    assert_logits(teacher, model, normalise=False)
 
 
 @pytest.fixture
 def run(tmp_path, sample_cache):
     """Create a finished run folder of the host that builds fastest."""
-    register_groups()
     config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
     config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
-    folder = tmp_path / "run"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     model = LinearClassifier(create_backbone("lvt_r1", img_size=64), 10)
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     content = {"state_dict": tensors, "class_names": NAMES}
-    torch.save(content, folder / "checkpoints" / "best.ckpt")
-    return folder, model.eval()
+    return write_run(tmp_path / "run", config, content), model.eval()
 
 
 def test_a_teacher_from_our_run_folder(run):
     folder, model = run
     teacher = loaded(checkpoint=str(folder))
     assert teacher.normalisation == ([0.5] * 3, [0.25] * 3)
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        expected = model(teacher.convert_images(images, IMAGENET))
-    torch.testing.assert_close(teacher.teacher_logits(images, IMAGENET).logits, expected)
-    with pytest.raises(ValueError, match="to a run of lvt_r1, not of lvt_r2; leave"):
-        loaded(teacher="lvt_r2", checkpoint=str(folder))
-    with pytest.raises(ValueError, match="has 10 classes, the data have 3"):
-        loaded(NAMES[:3], checkpoint=str(folder))
-    with pytest.raises(ValueError, match=r"teacher .* 10 classes in another order \(.*data: 9, "):
-        loaded(NAMES[::-1], checkpoint=str(folder))
+    assert_logits(teacher, model)
+    for names, options, said in (
+        (NAMES, {"teacher": "lvt_r2"}, "to a run of lvt_r1, not of lvt_r2; leave"),
+        (NAMES[:3], {}, "has 10 classes, the data have 3"),
+        (NAMES[::-1], {}, r"teacher .* 10 classes in another order \(.*data: 9, "),
+    ):
+        with pytest.raises(ValueError, match=said):
+            loaded(names, checkpoint=str(folder), **options)
 
 
 @pytest.mark.parametrize(
@@ -271,27 +244,28 @@ def test_invalid_options_are_refused_at_once(options, said):
         student(distillation={"type": "hard", **options})
 
 
-def test_weights_that_do_not_fit_are_refused(file, tmp_path):
-    with pytest.raises(ValueError, match=r"small\.pth has 10 classes, the data have 3"):
-        loaded(NAMES[:3], teacher=SMALL, checkpoint=str(file))
+@pytest.mark.parametrize(
+    ("classes", "teacher", "said"),
+    [
+        (3, SMALL, r"small\.pth has 10 classes, the data have 3"),
+        (10, "test_vit", r"small\.pth contains another network than test_vit"),
+        (10, "lvt_r1", r"small\.pth does not fit lvt_r1: \d+ keys differ"),
+        (10, None, r"small\.pth lies outside a run folder.*pass .*teacher="),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(classes, teacher, said, file):
+    with pytest.raises(ValueError, match=said):
+        loaded(NAMES[:classes], teacher=teacher, checkpoint=file)
+
+
+def test_missing_weights_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="regnety_160 has 1000 classes, the data have 10"):
         loaded(teacher="regnety_160")
-    with pytest.raises(ValueError, match=r"small\.pth contains another network than test_vit"):
-        loaded(teacher="test_vit", checkpoint=str(file))
     with pytest.raises(ValueError, match="there is no checkpoint"):
         loaded(teacher=SMALL, checkpoint=str(tmp_path / "none.pth"))
-    with pytest.raises(ValueError, match=r"small\.pth does not fit lvt_r1: \d+ keys differ"):
-        loaded(teacher="lvt_r1", checkpoint=str(file))
-    with pytest.raises(ValueError, match=r"small\.pth lies outside a run folder.*pass .*teacher="):
-        loaded(checkpoint=str(file))
+    monkeypatch.setattr(teachers.timm, "get_pretrained_cfg", lambda name: None)
     with pytest.raises(ValueError, match=r"timm lacks weights of test_resnet.*checkpoint="):
-        _without_weights(loaded)
-
-
-def _without_weights(load):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teachers.timm, "get_pretrained_cfg", lambda name: None)
-        load(teacher=SMALL)
+        loaded(teacher=SMALL)
 
 
 def test_a_download_that_fails_names_the_file(monkeypatch):
@@ -299,9 +273,7 @@ def test_a_download_that_fails_names_the_file(monkeypatch):
         raise OSError("no route")
 
     monkeypatch.setattr(teachers.timm, "create_model", offline)
-    with pytest.raises(
-        ValueError, match=r"OSError\); download model\.safetensors from .*checkpoint"
-    ):
+    with pytest.raises(ValueError, match=r"OSError\); download model\.safetensors from .*checkp"):
         loaded([str(n) for n in range(1000)], teacher="regnety_160.deit_in1k")
 
 
@@ -314,7 +286,6 @@ def test_a_command_is_refused_before_files_are_written(sample_cache, file, tmp_p
 
 def test_an_evaluation_needs_no_teacher(tmp_path):
     """The teacher's options are in the run's config, and its file may be missing."""
-    register_groups()
     weights = tmp_path / "student.pth"
     weights.write_bytes(b"")
     gone = str(tmp_path / "gone.pth")
@@ -324,9 +295,6 @@ def test_an_evaluation_needs_no_teacher(tmp_path):
     assert config["task"]["distillation"]["checkpoint"] == gone
     task = student(distillation=config["task"]["distillation"])
     assert task._teacher is None
-
-
-# Trained
 
 
 class Stop(Callback):
@@ -339,54 +307,33 @@ class Stop(Callback):
 
 
 class Killed(BaseException):
-    pass
+    """Ends a training at once."""
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_resumed_run_equals_an_unbroken_one_and_saves_no_teacher(sample_cache, file, tmp_path):
-    register_groups()
-    options = dict(compose_config(["trainer=cpu"]).trainer) | {"log_every_n_steps": 1}
-    options |= {"max_epochs": 2, "limit_val_batches": 1}
-
-    def train(folder, stop=None, resume=False):
-        folder = tmp_path / folder
-        folder.mkdir(exist_ok=True)
-        lightning.seed_everything(0, verbose=False)
-        data = SampleClassification(
-            sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
-            num_workers=0,
+    def train(folder, **options):
+        task = functools.partial(
+            student, optimizer=ADAMW, mixup={"mixup_alpha": 0.8}, ema={"decay": 0.9},
+            distillation={"type": "hard", "teacher": SMALL, "checkpoint": file},
         )  # fmt: skip
-        data.setup()
-        task = student(
-            optimizer={"name": "adamw", "lr": 1e-2}, mixup={"mixup_alpha": 0.8},
-            ema={"decay": 0.9},
-            distillation={"type": "hard", "teacher": SMALL, "checkpoint": str(file)},
-        )  # fmt: skip
-        trainer = trainers.make_trainer(
-            options, folder, task.monitor, task.mode, training=True, checkpoint_every=None
-        )
-        if stop is not None:
-            trainer.callbacks.insert(0, Stop(stop))
-        start = find_start(folder, None, task, options) if resume else None
-        try:
-            trainers.fit(trainer, task, data, start=start)
-        except Killed:
-            assert stop is not None
-        return folder / "checkpoints" / "last.ckpt"
+        options = {"log_every_n_steps": 1, **options}
+        return train_on_digits(tmp_path / folder, sample_cache, task, **options)
 
-    whole = torch.load(train("whole"), weights_only=True)
-    train("broken", stop=8)
-    again = torch.load(train("broken", resume=True), weights_only=True)
+    whole = train("whole")
+    with pytest.raises(Killed):
+        train("broken", first=[Stop(8)])
+    again = train("broken", resume=True)
     assert same(again["state_dict"], whole["state_dict"])
     keys = {"model.backbone.stem", "model.classifier"}
     for name in ("state_dict", "state_dict_ema"):
         assert {key.rpartition(".")[0] for key in whole[name]} == keys
 
 
-def test_the_teacher_counts_in_training(sample_cache, file, tmp_path):
+def test_the_teacher_counts_in_training(file):
     """A student of random labels approaches its teacher."""
     task = student(optimizer={"name": "sgd", "lr": 1.0})
-    teacher = loaded(teacher=SMALL, checkpoint=str(file))
+    teacher = loaded(teacher=SMALL, checkpoint=file)
     task._teacher = teacher, IMAGENET
     images = torch.randn(16, 3, 32, 32)
     teacher.how = Distillation("hard", alpha=1.0)
@@ -402,9 +349,8 @@ def test_the_teacher_counts_in_training(sample_cache, file, tmp_path):
 
 
 def test_a_trainer_alone_loads_the_teacher(file):
-    task = student(
-        distillation={"type": "soft", "teacher": SMALL, "checkpoint": str(file), "alpha": 0.1}
-    )
+    options = {"type": "soft", "teacher": SMALL, "checkpoint": file, "alpha": 0.1}
+    task = student(distillation=options)
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(normalisation=IMAGENET))
     task.setup("test")
     assert task._teacher is None

@@ -38,9 +38,17 @@ def test_a_family_is_complete(family):
     assert family_of_task([family.task]).task == family.task
 
 
-def test_an_unknown_task_is_named_with_the_known_ones():
+def test_families_and_the_toy_of_contributing():
     with pytest.raises(ValueError, match="unknown task 'x'; known: classification, detection"):
         find_family("x")
+    assert FAMILY.is_better(2, 1)
+    assert FAMILY.is_better(1, 1)
+    assert not FAMILY.is_better(1, 2)
+    assert LOWER.is_better(1, 2)
+    assert LOWER.is_better(1, 1)
+    assert not LOWER.is_better(2, 1)
+    shown = (ROOT / "tests/newcomers/toy/tasks/toy/family.py").read_text()
+    assert f"```python\n{shown}```" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -50,15 +58,6 @@ def test_an_unknown_task_is_named_with_the_known_ones():
 )  # fmt: skip
 def test_the_direction_of_a_metric(family, name, direction):
     assert family.direction(name) == direction
-
-
-def test_better_figures():
-    assert FAMILY.is_better(2, 1)
-    assert FAMILY.is_better(1, 1)
-    assert not FAMILY.is_better(1, 2)
-    assert LOWER.is_better(1, 2)
-    assert LOWER.is_better(1, 1)
-    assert not LOWER.is_better(2, 1)
 
 
 @pytest.mark.parametrize(("mode", "real"), [("max", -50.0), ("min", 50.0)])
@@ -83,8 +82,3 @@ def test_early_stopping_follows_the_metric(metric, mode, expected):
     (stop,) = stop_early("val/mae", known, patience=1, metric=metric, mode=mode)
     assert stop.mode == expected
     assert torch.isinf(stop.best_score)
-
-
-def test_contributing_shows_the_toy_that_a_test_adds():
-    shown = (ROOT / "tests/newcomers/toy/tasks/toy/family.py").read_text()
-    assert f"```python\n{shown}```" in (ROOT / "CONTRIBUTING.md").read_text()

@@ -10,11 +10,10 @@ import tasks
 from backbones import create_backbone
 from heads.linear import LinearClassifier, LinearProbe
 from tasks import ClassificationTask, SegmentationTask
+from tests.runs import QUIET
 
 NAMES = ["a", "b", "c", "d"]
 SAMPLES = [{"image": torch.randn(3, 64, 64), "label": i % 4} for i in range(8)]
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-         "accelerator": "cpu"}  # fmt: skip
 
 
 class Own(torch.nn.Module):
@@ -37,7 +36,7 @@ def network(head=LinearClassifier):
 
 
 def trained(task, folder):
-    trainer = Trainer(max_epochs=1, default_root_dir=folder, enable_checkpointing=False, **QUIET)
+    trainer = Trainer(max_epochs=1, default_root_dir=folder, **QUIET)
     loader = DataLoader(SAMPLES, batch_size=4)
     trainer.fit(task, loader, loader)
     trainer.save_checkpoint(folder / "task.ckpt")
@@ -73,6 +72,9 @@ def test_predict_takes_images_in_every_usual_form(example, form):
 def test_batches_are_several_images(example):
     rows = example[0].predict([torch.stack([FLOAT, FLOAT]), np.stack([RGB] * 3)])
     assert [row["image"] for row in rows] == [f"image {index}" for index in range(5)]
+    task, trainer, _ = example
+    rows = trainer.predict(task, DataLoader(SAMPLES, batch_size=4))
+    assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
 
 
 @pytest.mark.parametrize("image", [FLOAT * 255, FLOAT - 0.5, FLOAT * float("nan")])
@@ -95,12 +97,11 @@ def test_a_plain_checkpoint_opens_without_a_run_folder(example):
         SegmentationTask.load_from_checkpoint(path)
     with pytest.raises(ValueError, match="pass the model and all other arguments of the class"):
         ClassificationTask.load_from_checkpoint(path, ema=None)
-
-
-def test_batches_of_a_loader_are_predicted(example):
-    task, trainer, _ = example
-    rows = trainer.predict(task, DataLoader(SAMPLES, batch_size=4))
-    assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
+    path = example[2]
+    loaded = ClassificationTask.load_from_checkpoint(path, strict=True, weights_only=True)
+    assert list(loaded.class_names) == NAMES
+    with pytest.raises(ValueError, match="strict=False is refused"):
+        ClassificationTask.load_from_checkpoint(path, strict=False)
 
 
 def test_a_checkpoint_builds_only_listed_targets(example, tmp_path):
@@ -155,14 +156,6 @@ def test_a_detector_needs_a_datamodule(tmp_path):
 def test_a_batch_of_another_form_is_refused_with_the_form(batch, said):
     with pytest.raises(ValueError, match=f"{said}; a batch for classification is a dictionary "):
         ClassificationTask(Own(), NAMES).on_before_batch_transfer(batch, 0)
-
-
-def test_lightnings_own_options_of_loading_are_accepted(example):
-    path = example[2]
-    loaded = ClassificationTask.load_from_checkpoint(path, strict=True, weights_only=True)
-    assert list(loaded.class_names) == NAMES
-    with pytest.raises(ValueError, match="strict=False is refused"):
-        ClassificationTask.load_from_checkpoint(path, strict=False)
 
 
 @pytest.mark.parametrize("backbone", [{}, {"a": 1}, {1: 2}, {"name": 3}, {"name": "../x"}])

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tasks.engine import lightning_private
 from tasks.engine.lightning_private import LIGHTNING, loop_state, use_exact_loops
 from tasks.engine.position import Position
-from tests.runs import ROOT
+from tests.runs import QUIET, ROOT
 
 BATCHES = 3
 PACKAGES = ("backbones", "heads", "datamodules", "tasks", "tools")
@@ -65,9 +65,7 @@ class Spy(Callback):
 
 
 def make_trainer(folder, *callbacks, exact=False, **options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-             "enable_model_summary": False, "num_sanity_val_steps": 0}  # fmt: skip
-    options = {"accelerator": "cpu", "max_epochs": 1, **quiet, **options}
+    options = {**QUIET, "num_sanity_val_steps": 0, "max_epochs": 1, **options}
     trainer = Trainer(default_root_dir=folder, callbacks=list(callbacks), **options)
     if exact:
         use_exact_loops(trainer)
@@ -135,55 +133,43 @@ def test_training_step_divides_by_the_batches_of_the_step(exact, last, tmp_path)
     assert task.layer.weight.item() == -(1.0 + last)
 
 
-def test_closure_result_divides_the_loss():
+def test_closure_result_and_call_strategy_hook(tmp_path):
     result = ClosureResult.from_training_step_output(torch.tensor(6.0), 3)
     assert float(result.closure_loss) == 2.0
 
+    def step(trainer):
+        return _call_strategy_hook(trainer, "training_step", torch.ones(1, 1), 0).shape
 
-def test_call_strategy_hook_calls_the_training_step(tmp_path):
-    found = seen(
-        tmp_path,
-        lambda trainer: _call_strategy_hook(trainer, "training_step", torch.ones(1, 1), 0).shape,
-    )
-    assert found == [()] * BATCHES
+    assert seen(tmp_path, step) == [()] * BATCHES
 
 
 @pytest.mark.parametrize(
-    ("look", "expected"),
+    ("look", "expected", "options"),
     [
-        (lambda loop: loop._should_accumulate(), [True, False, False]),
-        (lambda loop: loop._should_check_val_epoch(), [True, True, True]),
-        (lambda loop: loop._num_ready_batches_reached(), [False, False, True]),
-        (lambda loop: loop._is_training_done, [False, False, True]),
-        (lambda loop: loop._batches_that_stepped, [0, 0, 1]),
-        (lambda loop: loop.batch_progress.total.ready, [1, 2, 3]),
+        (lambda loop: loop.epoch_loop._should_accumulate(), [True, False, False], {}),
+        (lambda loop: loop.epoch_loop._should_check_val_epoch(), [True, True, True], {}),
+        (lambda loop: loop.epoch_loop._num_ready_batches_reached(), [False, False, True], {}),
+        (lambda loop: loop.epoch_loop._is_training_done, [False, False, True], {}),
+        (lambda loop: loop.epoch_loop._batches_that_stepped, [0, 0, 1], {}),
+        (lambda loop: loop.epoch_loop.batch_progress.total.ready, [1, 2, 3], {}),
+        (lambda loop: loop._data_fetcher.done, [False, False, True], {}),
+        (lambda loop: loop._can_stop_early, [False, True, True],
+         {"min_epochs": 0, "min_steps": 2, "accumulate_grad_batches": 1}),
     ],
-    ids=lambda look: "" if isinstance(look, list) else look.__code__.co_names[0],
-)
-def test_the_epoch_loop_knows(look, expected, tmp_path):
-    found = seen(
-        tmp_path, lambda trainer: look(trainer.fit_loop.epoch_loop), accumulate_grad_batches=2
-    )
-    assert found == expected
+    ids=lambda look: look.__code__.co_names[-1] if callable(look) else "",
+)  # fmt: skip
+def test_the_loops_know(look, expected, options, tmp_path):
+    options = {"accumulate_grad_batches": 2, **options}
+    assert seen(tmp_path, lambda trainer: look(trainer.fit_loop), **options) == expected
 
 
-def test_can_stop_early_waits_for_the_least_number_of_steps(tmp_path):
-    found = seen(
-        tmp_path, lambda trainer: trainer.fit_loop._can_stop_early, min_epochs=0, min_steps=2
-    )
-    assert found == [False, True, True]
-
-
-def test_data_fetcher_knows_the_last_batch(tmp_path):
-    found = seen(tmp_path, lambda trainer: trainer.fit_loop._data_fetcher.done)
-    assert found == [False, False, True]
-
-
-def test_signal_connector_is_the_one_that_registers_handlers(tmp_path):
+def test_connectors_of_signals_and_accelerators(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer._signal_connector = used = _Registering(trainer)
     trainer.fit(Line())
     assert used.signals == {signal.SIGTERM}
+    environment = trainer._accelerator_connector.cluster_environment
+    assert isinstance(environment, LightningEnvironment)
 
 
 class _Registering(_SignalConnector):
@@ -196,11 +182,6 @@ class _Registering(_SignalConnector):
         super().register_signal_handlers()
         if signal.getsignal(signal.SIGTERM) != before:
             self.signals.add(signal.SIGTERM)
-
-
-def test_accelerator_connector_has_the_cluster_environment(tmp_path):
-    connector = make_trainer(tmp_path)._accelerator_connector
-    assert isinstance(connector.cluster_environment, LightningEnvironment)
 
 
 def test_loop_state_has_the_keys_of_the_loops(tmp_path):
@@ -218,18 +199,13 @@ def _keys(value):
     return {key: _keys(one) for key, one in value.items()} if isinstance(value, dict) else None
 
 
-def _sources():
-    files = [file for name in PACKAGES for file in sorted((ROOT / name).rglob("*.py"))]
-    return [file for file in files if file.name != "lightning_private.py"]
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_other_files_use_public_interfaces_only(package):
     found = []
-    for file in _sources():
+    for file in (ROOT / package).rglob("*.py"):
         text = file.read_text()
         suspect = re.search(r"lightning|unittest|(trainer|loop|strategy|launcher)\._[a-z]", text)
-        if not file.is_relative_to(ROOT / package) or not suspect:
+        if file.name == "lightning_private.py" or not suspect:
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning"):

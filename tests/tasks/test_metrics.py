@@ -13,11 +13,9 @@ from torch import nn
 from tasks.classification.task import ClassificationTask
 from tasks.detection.coco_metric import STATS, CocoMetric
 from tasks.segmentation.task import IGNORED, SegmentationTask
+from tests.coco_reference import evaluate_coco
 from tests.runs import RECIPE
 from tools.analyses.coco_errors import precision_curves
-
-# COCO's average precision
-
 
 CATEGORIES = (3, 7)
 
@@ -45,20 +43,13 @@ def coco_case(folder, num_images=8, size=(200, 240)):
         for box, label in zip(boxes[:4], labels[:4], strict=True):
             mask = np.asfortranarray(box_mask(box, size), dtype=np.uint8)
             encoded = coco_mask.encode(mask)
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": image,
-                    "category_id": CATEGORIES[label],
-                    "bbox": [*box[:2].tolist(), *(box[2:] - box[:2]).tolist()],
-                    "area": float(mask.sum()),
-                    "iscrowd": int(len(annotations) % 9 == 8),
-                    "segmentation": {
-                        "size": list(encoded["size"]),
-                        "counts": encoded["counts"].decode(),
-                    },
-                }
-            )
+            region = {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": image, "category_id": CATEGORIES[label],
+                "bbox": [*box[:2].tolist(), *(box[2:] - box[:2]).tolist()],
+                "area": float(mask.sum()), "iscrowd": int(len(annotations) % 9 == 8),
+                "segmentation": region,
+            })  # fmt: skip
         found = np.clip(boxes + generator.normal(0, 2, boxes.shape), 0, 200)
         keep = 0 if image == 2 else 6  # nothing found in the second image
         instances = InstanceData(
@@ -68,15 +59,10 @@ def coco_case(folder, num_images=8, size=(200, 240)):
             masks=torch.from_numpy(np.stack([box_mask(box, size) for box in found])[:keep]),
         )
         samples.append(SimpleNamespace(img_id=image, pred_instances=instances))
-    content = {
-        "info": {},
-        "images": [
-            {"id": i, "width": size[1], "height": size[0], "file_name": f"{i}.jpg"}
-            for i in range(1, num_images + 1)
-        ],
-        "annotations": annotations,
-        "categories": [{"id": i, "name": str(i)} for i in CATEGORIES],
-    }
+    images = [{"id": i, "width": size[1], "height": size[0], "file_name": f"{i}.jpg"}
+              for i in range(1, num_images + 1)]  # fmt: skip
+    categories = [{"id": i, "name": str(i)} for i in CATEGORIES]
+    content = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
     path = folder / "annotations.json"
     path.write_text(json.dumps(content))
     return str(path), samples
@@ -85,8 +71,6 @@ def coco_case(folder, num_images=8, size=(200, 240)):
 def reference_figures(path, samples, kind, categories=None, ids=CATEGORIES):
     """Evaluate with pycocotools, from separately built rows."""
     from pycocotools import mask as coco_mask
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
 
     rows = []
     for sample in samples:
@@ -94,46 +78,35 @@ def reference_figures(path, samples, kind, categories=None, ids=CATEGORIES):
         for i in range(len(found)):
             x1, y1, x2, y2 = found.bboxes[i].double().tolist()
             mask = np.asfortranarray(found.masks[i].numpy(), dtype=np.uint8)
-            region = (
-                {"bbox": [x1, y1, x2 - x1, y2 - y1]}
-                if kind == "bbox"
-                else {"segmentation": coco_mask.encode(mask)}
-            )
-            label, score = found.labels[i].item(), found.scores[i].item()
-            rows.append(
-                {
-                    "image_id": sample.img_id,
-                    "category_id": ids[label],
-                    "score": score,
-                    **region,
-                }
-            )
-    truth = COCO(str(path))
-    evaluation = COCOeval(truth, truth.loadRes(rows), kind)
-    evaluation.params.imgIds = [sample.img_id for sample in samples]
-    evaluation.params.catIds = list(categories or ids)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    return evaluation.stats[:6]
+            box, mask = [x1, y1, x2 - x1, y2 - y1], coco_mask.encode(mask)
+            region = {"bbox": box} if kind == "bbox" else {"segmentation": mask}
+            row = {"image_id": sample.img_id, "category_id": ids[found.labels[i].item()]}
+            rows.append({**row, "score": found.scores[i].item(), **region})
+    images = [sample.img_id for sample in samples]
+    return evaluate_coco(path, rows, kind, images, list(categories or ids))
 
 
 @pytest.fixture
 def coco(tmp_path):
+    """Return the path of annotations, their content, and detections."""
     for package in ("mmengine", "pycocotools", "faster_coco_eval"):
         pytest.importorskip(package)
-    return coco_case(tmp_path)
+    path, samples = coco_case(tmp_path)
+    return path, json.loads(Path(path).read_text()), samples
 
 
-def content_of(path):
-    return json.loads(Path(path).read_text())
+def scored(content, samples, categories=CATEGORIES, **options):
+    """Return a metric that has seen samples, and its figures."""
+    metric = CocoMetric(content, categories, **{"with_masks": False, **options})
+    metric.update(samples)
+    return metric, metric.compute()
 
 
 @pytest.mark.parametrize("seen", [8, 5])
 def test_coco_metric_equals_pycocotools(coco, seen):
-    path, samples = coco
+    path, content, samples = coco
     samples = samples[:seen]
-    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=True)
+    metric = CocoMetric(content, CATEGORIES, with_masks=True)
     metric.update(samples[:3])
     metric.update(samples[2:])  # the third image comes twice, as from a padded sampler
     figures = metric.compute()
@@ -146,10 +119,8 @@ def test_coco_metric_equals_pycocotools(coco, seen):
 
 
 def test_precisions_of_a_class_equal_those_of_a_set_of_this_class_alone(coco):
-    path, samples = coco
-    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=True)
-    metric.update(samples)
-    whole = metric.compute()
+    path, content, samples = coco
+    metric, whole = scored(content, samples, with_masks=True)
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
         for category in CATEGORIES:
             expected = reference_figures(path, samples, kind, [category])
@@ -160,25 +131,18 @@ def test_precisions_of_a_class_equal_those_of_a_set_of_this_class_alone(coco):
         assert mean == pytest.approx(whole[f"{prefix}AP"].item())
 
 
-def test_a_set_restricted_to_some_classes_is_scored_on_these(coco):
-    path, samples = coco
-    found = [copy.deepcopy(sample) for sample in samples]
+def test_restricted_sets_and_classes_without_detections_or_ground_truth(coco):
+    path, content, samples = coco
+    found = copy.deepcopy(samples)
     for sample in found:
         sample.pred_instances = sample.pred_instances[sample.pred_instances.labels == 1]
         sample.pred_instances.labels[:] = 0
-    metric = CocoMetric(content_of(path), CATEGORIES[1:], with_masks=False)
-    metric.update(found)
+    _, figures = scored(content, found, CATEGORIES[1:])
     expected = reference_figures(path, samples, "bbox", CATEGORIES[1:])
-    assert metric.compute()["AP"].item() == pytest.approx(expected[0])
-
-
-def test_classes_without_detections_or_ground_truth(coco):
-    path, samples = coco
-    content = content_of(path)
+    assert figures["AP"].item() == pytest.approx(expected[0])
+    _, content, samples = coco
     content["annotations"] = [a for a in content["annotations"] if a["category_id"] == 7]
-    metric = CocoMetric(content, CATEGORIES, with_masks=False)
-    metric.update(samples[1:2])  # without detections
-    metric.compute()
+    metric, _ = scored(content, samples[1:2])  # without detections
     assert metric.class_figures == {3: {"AP": None, "AP50": None}, 7: {"AP": 0.0, "AP50": 0.0}}
     metric.update(samples)
     metric.compute()
@@ -189,18 +153,15 @@ def test_classes_without_detections_or_ground_truth(coco):
 @pytest.mark.parametrize("seen", [[0], [1]])
 def test_images_without_ground_truth_have_no_average_precision(coco, seen):
     """With and without detections; the second image has none."""
-    path, samples = coco
-    content = content_of(path)
+    _, content, samples = coco
     content["annotations"] = [a for a in content["annotations"] if a["image_id"] > 2]
-    metric = CocoMetric(content, CATEGORIES, with_masks=False)
-    metric.update([samples[place] for place in seen])
     with pytest.raises(ValueError, match=r"the 1 evaluated images .*limit_val_batches"):
-        metric.compute()
+        scored(content, [samples[place] for place in seen])
 
 
 def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
-    path, samples = coco
-    metrics = [CocoMetric(content_of(path), CATEGORIES, with_masks=True) for _ in range(3)]
+    _, content, samples = coco
+    metrics = [CocoMetric(content, CATEGORIES, with_masks=True) for _ in range(3)]
     for metric, part in zip(metrics, (samples, samples[::2], samples[1::2]), strict=True):
         metric.update(part)
     whole, *parts = metrics
@@ -211,17 +172,19 @@ def test_detections_of_several_processes_are_one_set(coco, monkeypatch):
     assert parts[0].compute() == expected
 
 
-def test_coco_metric_without_masks_or_detections(coco):
-    path, samples = coco
-    metric = CocoMetric(content_of(path), CATEGORIES, with_masks=False)
-    metric.update(samples[1:2])
+def test_coco_metric_without_masks_detections_or_sizes(coco):
+    _, content, samples = coco
+    metric, figures = scored(content, samples[1:2])
     # Small objects are missing.
-    assert metric.compute() == {f"AP{name}": 0 for name in STATS if name != "_small"}
+    assert figures == {f"AP{name}": 0 for name in STATS if name != "_small"}
     metric.reset()
     metric.update(samples)
     assert metric.compute().keys() == {f"AP{name}" for name in STATS}
     metric.reset()
     assert not metric.detections
+    for row in content["annotations"]:
+        row["area"] = 50.0
+    assert scored(content, samples)[1].keys() == {"AP", "AP50", "AP75", "AP_small"}
 
 
 HUGE = 2**63
@@ -248,17 +211,12 @@ def with_ids(content, samples, images, annotations, categories):
          "category_id": categories[row["category_id"]]}
         for row, number in zip(content["annotations"], annotations, strict=True)
     ]  # fmt: skip
-    changed = {
-        **content,
-        "images": [{**one, "id": images[one["id"]]} for one in content["images"]],
-        "annotations": rows,
-        "categories": [{**one, "id": categories[one["id"]]} for one in content["categories"]],
-    }
-    found = [
-        SimpleNamespace(img_id=images[one.img_id], pred_instances=one.pred_instances)
-        for one in samples
-    ]
-    return changed, found
+    changed = {key: [{**one, "id": ids[one["id"]]} for one in content[key]]
+               for key, ids in (("images", images), ("categories", categories))}  # fmt: skip
+    found = [copy.copy(sample) for sample in samples]
+    for sample in found:
+        sample.img_id = images[sample.img_id]
+    return {**content, **changed, "annotations": rows}, found
 
 
 def ranks(numbers):
@@ -276,23 +234,20 @@ def tied(samples):
 @pytest.mark.parametrize("kind", ODD_IDS)
 def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
     """The reference has ids 1, 2, 3, ... in the order of the unusual ids."""
-    path, samples = coco
+    _, whole, samples = coco
     images, annotations, categories = ODD_IDS[kind]
     samples = tied(samples)
-    clean, found = with_ids(
-        content_of(path), samples, ranks(images), ranks(annotations), ranks(categories)
-    )
+    clean, found = with_ids(whole, samples, *map(ranks, (images, annotations, categories)))
     reference = tmp_path / "clean.json"
     reference.write_text(json.dumps(clean))
-    content, odd = with_ids(content_of(path), samples, images, annotations, categories)
+    content, odd = with_ids(whole, samples, images, annotations, categories)
     before = copy.deepcopy(content)
     metric = CocoMetric(content, categories, with_masks=True)
     metric.update(odd[4:])
     metric.update(odd[:4])
     figures = metric.compute()
-    curves = precision_curves(
-        content, [row for rows in metric.detections.values() for row in rows], images
-    )
+    rows = [row for rows in metric.detections.values() for row in rows]
+    curves = precision_curves(content, rows, images)
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
         expected = reference_figures(reference, found, kind, ids=ranks(categories))
         ours = [figures[f"{prefix}AP{name}"].item() for name in STATS]
@@ -306,13 +261,12 @@ def test_ids_do_not_decide_average_precision(coco, tmp_path, kind):
                 at_75, at_50 = curves[category][:2].mean(1)
                 assert [at_50, at_75] == pytest.approx(alone[1:3], abs=1e-6)
     assert content == before
-    assert {row["image_id"] for rows in metric.detections.values() for row in rows} <= {*images}
+    assert {row["image_id"] for row in rows} <= {*images}
 
 
 def test_boxes_that_training_leaves_out_count_as_in_pycocotools(coco, tmp_path):
     """Boxes without area or width, outside the image or marked ignore; and a crowd."""
-    path, samples = coco
-    content = content_of(path)
+    path, content, samples = coco
     whole = reference_figures(path, samples, "bbox")
     first = content["annotations"][0]
     for number, change in enumerate(
@@ -323,10 +277,8 @@ def test_boxes_that_training_leaves_out_count_as_in_pycocotools(coco, tmp_path):
         content["annotations"].append({**first, "id": number, **change})
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(content))
-    metric = CocoMetric(content, CATEGORIES, with_masks=False)
-    metric.update(samples)
     expected = reference_figures(changed, samples, "bbox")
-    figures = metric.compute()
+    _, figures = scored(content, samples)
     assert [figures[f"AP{name}"].item() for name in STATS] == pytest.approx(expected, abs=1e-6)
     assert expected[0] < whole[0] - 0.02
 
@@ -340,29 +292,12 @@ def test_one_box_with_id_zero_is_found(coco):
                          "area": 2500}],
         "categories": [{"id": 0, "name": "cat"}],
     }  # fmt: skip
-    found = InstanceData(
-        bboxes=torch.tensor([[10.0, 10.0, 60.0, 56.0]]),  # an IoU of 0.92
-        labels=torch.tensor([0]),
-        scores=torch.tensor([0.9]),
-    )
-    metric = CocoMetric(truth, [0], with_masks=False)
-    metric.update([SimpleNamespace(img_id=0, pred_instances=found)])
-    assert metric.compute()["AP"].item() == pytest.approx(0.9)
+    box = torch.tensor([[10.0, 10.0, 60.0, 56.0]])  # an IoU of 0.92
+    found = InstanceData(bboxes=box, labels=torch.tensor([0]), scores=torch.tensor([0.9]))
+    metric, figures = scored(truth, [SimpleNamespace(img_id=0, pred_instances=found)], [0])
+    assert figures["AP"].item() == pytest.approx(0.9)
     rows = metric.detections[0]
     assert precision_curves(truth, rows, [0])[0][:3].mean() == pytest.approx(1)
-
-
-def test_size_range_without_objects_is_left_out(coco):
-    path, samples = coco
-    content = content_of(path)
-    for row in content["annotations"]:
-        row["area"] = 50.0
-    metric = CocoMetric(content, CATEGORIES, with_masks=False)
-    metric.update(samples)
-    assert metric.compute().keys() == {"AP", "AP50", "AP75", "AP_small"}
-
-
-# Segmentation and classification
 
 
 def segmented(predicted, truth):
@@ -421,15 +356,9 @@ def test_top1_and_top5():
     expected = {f"top{k}": 100 * (ranks < k).double().mean().item() for k in (1, 5)}
     figures = task.compute_metrics()
     assert {name: value.item() for name, value in figures.items()} == pytest.approx(expected)
-
-
-def test_no_top5_of_few_classes():
-    task = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
-    task.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
-    assert task.compute_metrics() == {"top1": 100}
-
-
-# The loss of validation
+    few = ClassificationTask(nn.Linear(1, 1), "abcde", **RECIPE)
+    few.update_metrics({"label": torch.tensor([2])}, torch.eye(5)[2:3])
+    assert few.compute_metrics() == {"top1": 100}
 
 
 def test_loss_of_validation_is_the_plain_cross_entropy_over_all_images():
@@ -456,26 +385,20 @@ def test_loss_of_validation_is_the_plain_cross_entropy_over_all_images():
     assert not [key for key in task.state_dict() if "loss" in key]
 
 
-def test_loss_of_segmentation_counts_the_pixels_that_count():
+def test_loss_of_segmentation_counts_the_pixels_that_count_and_detectors_have_none():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 4, 5, generator=generator)
     truth = torch.randint(3, (2, 4, 5), generator=generator)
     truth[0, :2], truth[1] = IGNORED, IGNORED
-    samples = [
-        SimpleNamespace(
-            seg_logits=SimpleNamespace(data=one), gt_sem_seg=SimpleNamespace(data=labels[None])
-        )
-        for one, labels in zip(logits, truth, strict=True)
-    ]
+    given = [[SimpleNamespace(data=one) for one in part] for part in (logits, truth[:, None])]
+    samples = [SimpleNamespace(seg_logits=one, gt_sem_seg=labels)
+               for one, labels in zip(*given, strict=True)]  # fmt: skip
     task = SegmentationTask(nn.Linear(1, 1), "abc", **RECIPE)
     loss, count = task.evaluation_loss({}, samples)
     assert count == 10
     picked = logits[0].log_softmax(0).permute(1, 2, 0)[2:].reshape(10, 3)
     expected = -picked[torch.arange(10), truth[0, 2:].flatten()].sum()
     torch.testing.assert_close(loss, expected)
-
-
-def test_detectors_explain_their_missing_validation_loss():
     from tasks.detection.task import DetectionTask
 
     assert "at random" in DetectionTask.why_no_loss

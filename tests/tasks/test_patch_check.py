@@ -4,7 +4,6 @@ import copy
 import random
 from types import SimpleNamespace
 
-import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
@@ -14,19 +13,14 @@ from torch import nn
 from backbones import Backbone, Mixer, list_mixers, register_mixer
 from backbones.base import FeatureInfo
 from backbones.layers.axes import to_nchw, to_nhwc
-from datamodules import SampleClassification
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification.patch_check import unseen_patches
 from tasks.classification.task import ClassificationTask
 from tasks.engine.compilation import compile_blocks
 from tasks.engine.exact_resume import random_state
 from tests.families import build_short
-from tests.running.tiny import ADAMW, CONSTANT
+from tests.running.tiny import ADAMW, CONSTANT, train_on_digits
 from tests.runs import arguments, run_here
-from tools.config.lazy_groups import register_groups
-from tools.config.run_config import compose_config
-from tools.runs import trainer as trainers
-from tools.runs.resume import find_start
 
 LIKE = torch.empty(0)
 
@@ -47,31 +41,20 @@ class Linear(Mixer):
         return self.mix(x), self.read(x, prefix)
 
 
-class Dead(Linear):
-    def read(self, x, prefix):
-        return prefix
+def reading(name, read):
+    return type(name, (Linear,), {"read": read})
 
 
-class Pointwise(Linear):
-    def read(self, x, prefix):
-        return self.linear(prefix)
-
-
-class Detached(Linear):
-    def read(self, x, prefix):
-        return prefix + x.detach().mean((1, 2))[:, None]
-
-
-class TopRows(Linear):
-    def read(self, x, prefix):
-        return prefix + x[:, :1].mean((1, 2))[:, None]
-
-
-class Maximum(Linear):
-    """Reads the maximum per channel: a few patches, which differ between images."""
-
-    def read(self, x, prefix):
-        return prefix + x.amax((1, 2))[:, None, :]
+Dead = reading("Dead", lambda self, x, prefix: prefix)
+Pointwise = reading("Pointwise", lambda self, x, prefix: self.linear(prefix))
+Detached = reading("Detached", lambda _, x, prefix: prefix + x.detach().mean((1, 2))[:, None])
+TopRows = reading("TopRows", lambda _, x, prefix: prefix + x[:, :1].mean((1, 2))[:, None])
+# Reads the maximum per channel: a few patches, which differ between images.
+Maximum = reading("Maximum", lambda _, x, prefix: prefix + x.amax((1, 2))[:, None, :])
+# Reads the image into the first of two tokens only.
+First = reading("First", lambda _, x, prefix: torch.cat(
+    [prefix[:, :1] + x.mean((1, 2))[:, None], prefix[:, 1:]], dim=1
+))  # fmt: skip
 
 
 class Gated(Linear):
@@ -131,11 +114,8 @@ class Fourier(Mixer):
         self.weight = nn.Parameter(0.02 * torch.randn(dim, grid[0], grid[1] // 2 + 1, 2))
 
     def mix(self, x):
-        size = x.shape[1:3]
-        spectrum = torch.fft.rfft2(to_nchw(x), norm="ortho")
-        return to_nhwc(
-            torch.fft.irfft2(spectrum * torch.view_as_complex(self.weight), s=size, norm="ortho")
-        )
+        spectrum = torch.fft.rfft2(to_nchw(x), norm="ortho") * torch.view_as_complex(self.weight)
+        return to_nhwc(torch.fft.irfft2(spectrum, s=x.shape[1:3], norm="ortho"))
 
 
 class PooledLinear(Linear):
@@ -180,10 +160,6 @@ def test_correct_mixers_pass(deit, mixer, size):
 
 
 def test_each_token_of_a_distilled_network_must_see_the_image(deit):
-    class First(Linear):
-        def read(self, x, prefix):
-            return torch.cat([prefix[:, :1] + x.mean((1, 2))[:, None], prefix[:, 1:]], dim=1)
-
     assert "in all 16 patches" in unseen_patches(deit(First, distilled=True), (64, 64), LIKE)
 
 
@@ -205,11 +181,15 @@ class Stub(Backbone):
         return self.head(x.mean((2, 3)) if self.pool is None else self.pool(x))
 
 
-def test_pixels_beyond_the_last_complete_patch_may_be_cropped():
+def test_cropped_pixels_and_small_gradients_pass():
     assert unseen_patches(Stub(), (30, 29), LIKE) is None
     cropped = Stub(lambda x: x[:, :, 1:].mean((2, 3)))
     assert "3 of 9 patches of 8 x 8" in unseen_patches(cropped, (30, 29), LIKE)
     assert "Look at how tokens are mixed in Stub" in unseen_patches(cropped, (30, 29), LIKE)
+    network = Stub(gain=1e-5)
+    with torch.autocast("cpu", torch.float16):
+        assert unseen_patches(network, (24, 24), LIKE) is None
+    assert unseen_patches(network.bfloat16(), (24, 24), LIKE.bfloat16()) is None
 
 
 def test_frozen_parts_may_compute_without_gradient():
@@ -224,13 +204,6 @@ def test_frozen_parts_may_compute_without_gradient():
         network = NoGradient(gain=gain)
         network.stem.requires_grad_(False)
         assert (unseen_patches(network, (24, 24), LIKE) is None) == passes
-
-
-def test_gradients_too_small_for_half_precision_count_as_nonzero():
-    network = Stub(gain=1e-5)
-    with torch.autocast("cpu", torch.float16):
-        assert unseen_patches(network, (24, 24), LIKE) is None
-    assert unseen_patches(network.bfloat16(), (24, 24), LIKE.bfloat16()) is None
 
 
 ZEROS = {
@@ -249,9 +222,8 @@ def zeroed(deit):
             if case == "gate":
                 nn.init.zeros_(block.attn.gates[0])
             elif case == "scale":
-                block.ls1 = type(
-                    "LayerScale", (nn.Module,), {"forward": lambda s, x: s.gamma * x}
-                )()
+                forward = {"forward": lambda s, x: s.gamma * x}
+                block.ls1 = type("LayerScale", (nn.Module,), forward)()
                 block.ls1.gamma = nn.Parameter(torch.zeros(192))
             elif case == "some of the gates":
                 nn.init.zeros_(block.attn.gates[1])
@@ -265,12 +237,12 @@ def zeroed(deit):
 @pytest.mark.parametrize("case", ZEROS)
 def test_zero_initialised_parameters_are_named_and_accepted(zeroed, case, caplog):
     network = zeroed(case)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    before = copy.deepcopy(network.state_dict())
     with torch.no_grad():
         assert unseen_patches(network, (64, 64), LIKE) is None
     (line,) = caplog.messages
     assert line.endswith(f"as they are at the start: {ZEROS[case][1]}")
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
     network.requires_grad_(False)
     problem = unseen_patches(network, (64, 64), LIKE)
     assert problem.endswith(f"are 0 and frozen: {ZEROS[case][1]}; unfreeze them")
@@ -322,8 +294,7 @@ def test_the_state_stays_unchanged(deit):
         unseen_patches(network, (64, 64), LIKE)
         same_state(random_state(), state)
         assert [module.training for module in network.modules()] == modes
-        for name, value in network.state_dict().items():
-            assert torch.equal(value, values[name]), name
+        torch.testing.assert_close(network.state_dict(), values, rtol=0, atol=0)
         assert all(p is parameters[name] for name, p in network.named_parameters())
         assert all(b is buffers[name] for name, b in network.named_buffers())
         assert all((p.grad == 1).all() for p in network.parameters())
@@ -349,43 +320,25 @@ def test_compiled_blocks_run_eagerly_in_the_check(deit):
     assert all(call.shapes == {} for call in calls)
 
 
-# In a training
-
-
 @pytest.fixture
 def train(sample_cache, tmp_path, deit, one_thread):
-    """Train two epochs of two batches at 32 pixels."""
-    register_groups()
-    options = dict(compose_config(["trainer=cpu"]).trainer)
+    """Train two epochs of two batches."""
 
-    def train(folder, mixer=LinearAttention, *, resume=False, head=LinearClassifier, check=True,
-              **given):  # fmt: skip
-        folder = tmp_path / folder
-        folder.mkdir(exist_ok=True)
-        lightning.seed_everything(0, verbose=False)
-        data = SampleClassification(
-            sample_cache, digits_per_class=4, train_copies=1, picture_size=32, batch_size=6,
-            num_workers=0,
-        )  # fmt: skip
-        data.setup()
-        backbone = deit(mixer, size=32, patch_size=8, drop_path_rate=0.2).float()
-        task = ClassificationTask(
-            head(backbone, 10), [str(i) for i in range(10)], optimizer=ADAMW, schedule=CONSTANT,
-            check_patches=check,
-        )  # fmt: skip
-        chosen = {**options, "max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
-        chosen |= given
-        trainer = trainers.make_trainer(chosen, folder, task.monitor, task.mode, training=True)
-        start = find_start(folder, None, task, chosen) if resume else None
-        trainers.fit(trainer, task, data, start=start)
-        return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    def train(folder, mixer=LinearAttention, *, head=LinearClassifier, check=True, **given):
+        def task():
+            backbone = deit(mixer, size=32, patch_size=8, drop_path_rate=0.2).float()
+            options = {"optimizer": ADAMW, "schedule": CONSTANT, "check_patches": check}
+            return ClassificationTask(head(backbone, 10), "0123456789", **options)
+
+        given = {"limit_train_batches": 2, **given}
+        return train_on_digits(tmp_path / folder, sample_cache, task, **given)
 
     return train
 
 
-@pytest.mark.parametrize("mixer", [Fourier, PooledLinear])
-def test_correct_mixers_train(train, mixer):
-    assert train("run", mixer, max_epochs=1)["global_step"] == 2
+@pytest.mark.parametrize(("mixer", "check"), [(Fourier, True), (PooledLinear, True), (Dead, False)])
+def test_correct_mixers_train_and_others_without_the_check(train, mixer, check):
+    assert train("run", mixer, check=check, max_epochs=1)["global_step"] == 2
 
 
 @pytest.mark.parametrize(
@@ -411,18 +364,13 @@ def test_sharded_weights_are_checked_before_they_are_sharded(deit):
     task.setup("test")
 
 
-def test_the_check_can_be_left_out(train):
-    assert train("run", Dead, check=False, max_epochs=1)["global_step"] == 2
-
-
 @pytest.mark.slow
 def test_a_training_and_its_continuation_are_bit_equal_without_the_check(train):
     without, checked = train("without", Restful, check=False), train("checked", Restful)
     train("resumed", Restful, max_epochs=1)
     resumed = train("resumed", Restful, resume=True)
     for other in (checked, resumed):
-        for name, value in without["state_dict"].items():
-            assert torch.equal(value, other["state_dict"][name]), name
+        torch.testing.assert_close(other["state_dict"], without["state_dict"], rtol=0, atol=0)
         for ours, theirs in zip(without["random_state"], other["random_state"], strict=True):
             same_state(ours, theirs)
 

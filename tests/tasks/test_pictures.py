@@ -26,7 +26,6 @@ from tasks.engine.drawing import (
     inmost,
     shorten,
     side_by_side,
-    to_image,
 )
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
@@ -43,9 +42,15 @@ class Guess(nn.Linear):
         return self.predictions
 
 
-def test_pictures_without_a_label_are_neither_right_nor_wrong(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(classification, "contact_sheet", drawn.extend)
+@pytest.fixture
+def drawn(monkeypatch):
+    """The tiles of contact sheets."""
+    tiles = []
+    monkeypatch.setattr(classification, "contact_sheet", tiles.extend)
+    return tiles
+
+
+def test_pictures_without_a_label_are_neither_right_nor_wrong(drawn):
     task = ClassificationTask(Guess(torch.eye(3)), "abc", **RECIPE)
     batch = {"image": torch.zeros(3, 3, 8, 8), "label": torch.tensor([-1, 1, 0])}
     task.preview(batch, ImageFolderDataModule())
@@ -56,9 +61,7 @@ def test_pictures_without_a_label_are_neither_right_nor_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("augmentation", [PaperAugmentation, LightAugmentation])
-def test_pictures_keep_the_colours_of_the_files(augmentation, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(classification, "contact_sheet", drawn.extend)
+def test_pictures_keep_the_colours_of_the_files(augmentation, drawn):
     data = ImageFolderDataModule(augmentation=augmentation(mean=[0.5, 0.4, 0.3], std=[0.5] * 3))
     image = data.augmentation.eval(8)(Image.new("RGB", (8, 8), (10, 130, 250)))
     task = ClassificationTask(Guess(torch.eye(2)[:1]), "ab", **RECIPE)
@@ -66,11 +69,20 @@ def test_pictures_keep_the_colours_of_the_files(augmentation, monkeypatch):
     assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
 
 
-def test_the_colour_of_a_caption_shows_if_it_is_right():
+def test_captions_have_a_colour_and_long_names_are_shortened_in_the_middle():
     for right, colour in CAPTION_COLOURS.items():
         sheet = contact_sheet([Tile(Image.new("RGB", (8, 8)), "HHHH", 0.5, right)])
         found = {pixel for _, pixel in sheet.getcolors(1 << 16)}
         assert found & set(CAPTION_COLOURS.values()) == {colour}
+    font = ImageFont.load_default(13)
+    assert shorten("tabby cat", 128, font) == "tabby cat"
+    short = shorten(LONG, 128, font)
+    assert font.getlength(short) <= 128 < font.getlength(short.replace("...", "....."))
+    head, tail = short.split("...")
+    assert LONG.startswith(head)
+    assert LONG.endswith(tail)
+    assert min(len(head), len(tail)) >= 6
+    assert shorten(LONG, 1, font) == "..."
 
 
 @pytest.fixture
@@ -102,17 +114,23 @@ def test_boxes_lie_on_a_turned_photograph(turned):
         assert max(pair.getpixel((left + 20 * 8, 20 + 20 * 8))) < 15
 
 
-def test_masks_lie_on_a_turned_photograph(turned):
+def segmented(photo, labels, data, classes):
+    """Return the picture of labels on a photograph, which are prediction and truth."""
     pytest.importorskip("mmseg")
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
+    sample = SegDataSample(metainfo={"img_path": str(photo)})
+    sample.gt_sem_seg = sample.pred_sem_seg = PixelData(data=labels)
+    task = SegmentationTask(Guess([sample]), classes, **RECIPE)
+    (picture,) = task.preview({"data_samples": [sample]}, data)
+    return picture
+
+
+def test_masks_lie_on_a_turned_photograph(turned):
     labels = torch.full((1, 60, 40), 255)
     labels[:, 40:55, 10:30] = 0
-    sample = SegDataSample(metainfo={"img_path": str(turned)})
-    sample.gt_sem_seg = sample.pred_sem_seg = PixelData(data=labels)
-    task = SegmentationTask(Guess([sample]), ["", "other"], **RECIPE)
-    (pair,) = task.preview({"data_samples": [sample]}, ADE20KDataModule())
+    pair = segmented(turned, labels, ADE20KDataModule(), ["", "other"])
     assert pair.size == (320 + 320 + 6, 480 + 20)
     tinted = np.array(PALETTE[0]) * 130 / 255 + 125
     for left in (0, 326):
@@ -123,19 +141,13 @@ def test_masks_lie_on_a_turned_photograph(turned):
 
 @pytest.mark.parametrize("kind", [ADE20KDataModule, SampleSegmentation])
 def test_the_datamodule_defines_the_untinted_class(kind, turned):
-    pytest.importorskip("mmseg")
-    from mmengine.structures import PixelData
-    from mmseg.structures import SegDataSample
-
-    sample = SegDataSample(metainfo={"img_path": str(turned)})
-    sample.pred_sem_seg = PixelData(data=torch.zeros(1, 60, 40, dtype=torch.long))
-    task = SegmentationTask(Guess([sample]), ["photo", "0"], **RECIPE)
-    (picture,) = task.preview({"data_samples": [sample]}, kind())
+    labels = torch.zeros(1, 60, 40, dtype=torch.long)
+    picture = segmented(turned, labels, kind(), ["photo", "0"])
     assert (max(picture.getpixel((20 * 8, 20 * 8))) < 15) == (kind is SampleSegmentation)
 
 
 def test_pictures():
-    photo = to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    photo = drawing.to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     assert (photo.mode, photo.size) == ("RGB", (80, 60))
     assert photo.getpixel((0, 0)) == (124, 116, 104)  # ImageNet's mean
     grey = photo.convert("L")
@@ -158,7 +170,7 @@ def test_pictures():
     assert (pair.mode, pair.size) == ("RGB", (320 + 100 + 6, 300 + 20))
 
 
-def test_positions_of_boxes_and_masks():
+def test_positions_of_boxes_masks_and_the_untinted_background():
     mask = np.zeros((1, 40, 80), bool)
     mask[0, 10:20, 30:50] = True
     drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], mask)
@@ -166,51 +178,27 @@ def test_positions_of_boxes_and_masks():
     assert drawn.getpixel((120, 60)) == drawn.getpixel((200, 80)) == PALETTE[0]
     assert drawn.getpixel((160, 60)) == tuple(c // 2 for c in PALETTE[0])
     assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
-
-
-def test_only_the_background_stays_untinted():
     photo, labels = Image.new("RGB", (80, 40)), np.zeros((40, 80), int)
     drawn = draw_segments(photo, labels, ["photo"], background="photo")
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
     assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) != (0, 0, 0)
 
 
-# Sizes of captions, positions of names
-
-
 LONG = "American Staffordshire terrier, Staffordshire terrier"
-
-
-def test_long_names_are_shortened_in_the_middle():
-    font = ImageFont.load_default(13)
-    assert shorten("tabby cat", 128, font) == "tabby cat"
-    short = shorten(LONG, 128, font)
-    assert font.getlength(short) <= 128 < font.getlength(short.replace("...", "....."))
-    head, tail = short.split("...")
-    assert LONG.startswith(head)
-    assert LONG.endswith(tail)
-    assert min(len(head), len(tail)) >= 6
-    assert shorten(LONG, 1, font) == "..."
-
-
-def colours_below(sheet, left, side=128):
-    """Return the colours of the two lines below a tile, and the end of the first."""
-    strip = np.array(sheet)[6 + side :, left : left + side]
-    return [{tuple(int(v) for v in pixel) for row in part for pixel in row} for part in
-            (strip[:17], strip[17:34])]  # fmt: skip
 
 
 def test_a_tile_shows_probability_and_truth_within_its_width():
     grey = Image.new("RGB", (8, 8), (128, 128, 128))
-    sheet = contact_sheet([Tile(grey, LONG, 0.87, False, LONG), Tile(grey, "a", 1.0, True)])
-    first, second = colours_below(sheet, 6)
-    assert CAPTION_COLOURS[False] in first
-    assert TRUTH_COLOUR in second
+    sheet, other = (
+        np.array(contact_sheet([Tile(grey, LONG, share, False, LONG), Tile(grey, "a", 1.0, True)]))
+        for share in (0.87, 0.13)
+    )
+    # Two lines below the first tile.
+    for top, colour in ((6 + 128, CAPTION_COLOURS[False]), (6 + 128 + 17, TRUTH_COLOUR)):
+        assert (sheet[top : top + 17, 6 : 6 + 128] == colour).all(-1).any()
     # The gap between tiles stays empty.
-    gap = np.array(sheet)[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134]
-    assert (gap == 255).all()
-    other = contact_sheet([Tile(grey, LONG, 0.13, False, LONG), Tile(grey, "a", 1.0, True)])
-    assert np.array(other).tolist() != np.array(sheet).tolist()
+    assert (sheet[6 + 128 : 6 + 128 + 34, 6 + 128 : 6 + 134] == 255).all()
+    assert not np.array_equal(other, sheet)
 
 
 def test_names_of_segments_stand_inside_their_largest_part():
@@ -244,8 +232,9 @@ def test_captions_are_separate_and_within_the_picture():
         assert len(rows) >= 8, f"caption {label} is covered"
 
 
+@pytest.fixture
 def boxes_of_texts(monkeypatch):
-    """Record the boxes of drawn texts."""
+    """Record the boxes of drawn texts, which must be apart."""
     noted, text = [], ImageDraw.ImageDraw.text
 
     def draw(self, place, words, **options):
@@ -254,30 +243,23 @@ def boxes_of_texts(monkeypatch):
         text(self, place, words, **options)
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
-    return noted
-
-
-def apart(boxes):
-    return not any(drawing._meet(a, b) for a, b in itertools.combinations(boxes, 2))
+    yield noted
+    assert not any(drawing._meet(a, b) for a, b in itertools.combinations(noted, 2))
 
 
 @pytest.mark.parametrize("count", [3, 12, 400])
-def test_captions_of_a_crowd_are_separate_or_left_out(count, monkeypatch):
-    noted = boxes_of_texts(monkeypatch)
+def test_captions_of_a_crowd_are_separate_or_left_out(count, boxes_of_texts):
     boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
     draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count)
-    assert min(count, 12) <= len(noted) <= count
-    assert apart(noted)
+    assert min(count, 12) <= len(boxes_of_texts) <= count
 
 
-def test_names_of_small_parts_are_separate(monkeypatch):
-    noted = boxes_of_texts(monkeypatch)
+def test_names_of_small_parts_are_separate(boxes_of_texts):
     rows, columns = np.indices((240, 320))
     labels = (rows // 12 % 4) * 4 + columns // 8 % 4
     labels[:100] = labels[160:] = 16
     draw_segments(Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)])
-    assert len(noted) > 3
-    assert apart(noted)
+    assert len(boxes_of_texts) > 3
 
 
 def test_only_the_surest_of_overlapping_detections_is_drawn():

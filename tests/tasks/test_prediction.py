@@ -17,20 +17,15 @@ from tasks.classification.task import ClassificationTask
 from tasks.detection.task import DetectionTask
 from tasks.segmentation.task import SegmentationTask
 from tests.dense_heads import CLASSES, pictures, serving_data, small_model
-from tests.families import rest_slow, short
-from tests.runs import RECIPE
+from tests.families import rest_slow, rest_slow_pairs, short
+from tests.runs import QUIET, RECIPE
 from tests.threads import in_threads
 
 VIEWS = {"test_scales": [0.75, 1.0], "test_flip": True}
 CASES = {
-    "classification": {},
-    "mask_rcnn": {},
-    "retinanet": VIEWS,
-    "dino": {},
-    "upernet": VIEWS,
-    "semantic_fpn": {},
-    "mask2former": {},
-}
+    "classification": {}, "mask_rcnn": {}, "retinanet": VIEWS, "dino": {}, "upernet": VIEWS,
+    "semantic_fpn": {}, "mask2former": {},
+}  # fmt: skip
 
 
 def loaded(case):
@@ -63,6 +58,10 @@ def plain(rows):
     return json.dumps(rows, default=lambda labels: labels.tolist())
 
 
+def generators():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
 @pytest.mark.parametrize("case", rest_slow(CASES, ("classification", "semantic_fpn")))
 def test_several_threads_predict_like_one(case, files, one_thread):
     """The threads pass lists of different lengths, orders and sizes."""
@@ -71,11 +70,10 @@ def test_several_threads_predict_like_one(case, files, one_thread):
     expected = {given: plain(task.predict(list(given))) for given in lists}
     assert len(set(expected.values())) == len(lists)
     task = loaded(case)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    before = generators()
     for given, found in in_threads(lambda given: plain(task.predict(list(given))), lists):
         assert found == expected[given]
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert after == before
+    assert generators() == before
 
 
 @pytest.mark.parametrize("case", rest_slow(CASES, ("classification",)))
@@ -90,13 +88,11 @@ def test_predictions_of_a_list_equal_those_of_single_images(case, files, one_thr
 
 def check_boxes(found, expected):
     assert len(found) == len(expected) > 9
-    for one, other in zip(found, expected, strict=True):
-        numbers = [[row.pop("score"), *row.pop("bbox")] for row in (dict(one), dict(other))]
+    for pair in zip(found, expected, strict=True):
+        one, other = map(dict, pair)
+        numbers = [[row.pop("score"), *row.pop("bbox")] for row in (one, other)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
-        kept = [
-            {k: v for k, v in row.items() if k not in ("score", "bbox")} for row in (one, other)
-        ]
-        assert kept[0] == kept[1]
+        assert one == other
 
 
 def check_close(row, alone):
@@ -159,55 +155,37 @@ SETS = {"retinanet": (coco_of_several_sizes, Noting), "dino": (coco_of_several_s
         "mask2former": (masks_of_several_sizes, SegmentationTask)}  # fmt: skip
 
 
-def quiet_trainer(folder):
-    return Trainer(accelerator="cpu", logger=False, enable_checkpointing=False,
-                   default_root_dir=folder, enable_progress_bar=False,
-                   enable_model_summary=False)  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "views"),
+    rest_slow_pairs([("retinanet", {}), *((case, VIEWS) for case in SETS)], [("retinanet", {})]),
+)
+def test_figures_do_not_depend_on_the_size_of_batches(case, views, tmp_path, one_thread):
+    """The last batch is short, and images of different sizes are padded together.
 
-
-def test_figures_of_validation_do_not_depend_on_the_size_of_batches(tmp_path, one_thread):
-    """The last batch is short, and images of different sizes are padded together."""
-    build = coco_of_several_sizes(tmp_path)
-    model, figures, rows = small_model("retinanet", "resnet18"), [], []
-    for size in (1, 3):
-        task, data = Noting(model, CLASSES, **RECIPE), build(size)
-        data.setup()
-        task.category_ids = data.category_ids
-        figures += quiet_trainer(tmp_path).validate(task, datamodule=data, verbose=False)
-        rows.append(task.found)
-    assert figures[0] == pytest.approx(figures[1], rel=1e-4)
-    assert list(rows[0]) == list(rows[1]) == [97, 98, 99, 100]
-    for image in rows[0]:
-        check_boxes(rows[0][image], rows[1][image])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SETS)
-def test_figures_do_not_depend_on_the_size_of_batches(case, tmp_path, one_thread):
-    """Covers validation, tests with several views, and mode=predict; the last batch is short."""
+    With several views, tests and mode=predict as well.
+    """
     make, kind = SETS[case]
-    build = make(tmp_path, **VIEWS)
-    found = {}
+    build, found = make(tmp_path, **views), {}
     for size in (1, 3):
         task, data = kind(small_model(case, "resnet18"), CLASSES, **RECIPE), build(size)
-        trainer = quiet_trainer(tmp_path)
+        trainer = Trainer(default_root_dir=tmp_path, **QUIET)
         data.setup()
         task.category_ids = data.category_ids
-        figures = [trainer.validate(task, datamodule=data, verbose=False)[0]]
-        rows = [getattr(task, "found", None)]
-        figures.append(trainer.test(task, datamodule=data, verbose=False)[0])
-        rows.append(getattr(task, "found", None))
-        rows.append([row for batch in trainer.predict(task, datamodule=data) for row in batch])
-        found[size] = figures, rows
-    (figures, rows), (other_figures, other_rows) = found[1], found[3]
-    for one, other in zip(figures, other_figures, strict=True):
+        figures, boxes = [], []
+        for evaluate in (trainer.validate, trainer.test)[: 1 + bool(views)]:
+            figures += evaluate(task, datamodule=data, verbose=False)
+            boxes.append(getattr(task, "found", {}))
+        batches = trainer.predict(task, datamodule=data) if views else []
+        found[size] = figures, boxes, [row for batch in batches for row in batch]
+    for one, other in zip(found[1][0], found[3][0], strict=True):
         assert one == pytest.approx(other, rel=1e-4)
         assert len(one) > 2
-    if kind is Noting:
-        for one, other in zip(rows[:2], other_rows[:2], strict=True):
-            assert list(one) == list(other) == [97, 98, 99, 100]
-            for image in one:
-                check_boxes(one[image], other[image])
-    for one, other in zip(rows[2], other_rows[2], strict=True):
+    if kind is not Noting:
+        return
+    for one, other in zip(found[1][1], found[3][1], strict=True):
+        assert list(one) == list(other) == [97, 98, 99, 100]
+        for image in one:
+            check_boxes(one[image], other[image])
+    for one, other in zip(found[1][2], found[3][2], strict=True):
         assert one["image"] == other["image"]
-        check_close(one, other) if kind is Noting else None
+        check_close(one, other)

@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader
 
 pytest.importorskip("mmdet")
-pytest.importorskip(
-    "datamodules.dense.toolkit_data"
-)  # provides mmcv's operators before a toolkit needs them
+pytest.importorskip("datamodules.dense.toolkit_data")  # mmcv's operators, before a toolkit
 pytest.importorskip("mmseg")
 
 from mmdet.evaluation import CocoMetric as TheirCocoMetric
@@ -32,13 +29,12 @@ from heads.toolkits.segmentors import build_segmentor
 from heads.toolkits.toolkit import ToolkitModel
 from tasks.detection.task import DetectionTask
 from tasks.segmentation.task import SegmentationTask
+from tests.coco_reference import evaluate_coco
 from tests.families import short
 from tests.near_truth import near_the_truth
-from tests.runs import RECIPE
+from tests.runs import QUIET, RECIPE
 
 NETWORK = "resnet18"
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-         "enable_progress_bar": False, "enable_model_summary": False}  # fmt: skip
 RATE = 1e-3
 
 
@@ -75,20 +71,12 @@ def runner(model, tmp_path, scope, **parts):
 
 
 def figures_of_runner(model, tmp_path, scope, dataset, metric):
-    loader = {
-        "batch_size": 1,
-        "num_workers": 0,
-        "dataset": dataset,
-        "sampler": {"type": "DefaultSampler", "shuffle": False},
-    }
-    engine = runner(
+    sampler = {"type": "DefaultSampler", "shuffle": False}
+    loader = {"batch_size": 1, "num_workers": 0, "dataset": dataset, "sampler": sampler}
+    return runner(
         model, tmp_path, scope,
         test_dataloader=loader, test_cfg={"type": "TestLoop"}, test_evaluator=[metric],
-    )  # fmt: skip
-    return engine.test()
-
-
-# Segmentation
+    ).test()  # fmt: skip
 
 
 class ExactIoU(IoUMetric):
@@ -97,11 +85,8 @@ class ExactIoU(IoUMetric):
     def compute_metrics(self, results):
         areas = [sum(parts) for parts in zip(*results, strict=True)]
         figures = self.total_area_to_metrics(*areas, self.metrics, self.nan_to_num)
-        self.exact = {
-            "mIoU": 100 * np.nanmean(figures["IoU"]),
-            "mAcc": 100 * np.nanmean(figures["Acc"]),
-            "aAcc": 100 * figures["aAcc"],
-        }
+        names = {"mIoU": "IoU", "mAcc": "Acc", "aAcc": "aAcc"}
+        self.exact = {name: 100 * np.nanmean(figures[key]) for name, key in names.items()}
         return super().compute_metrics(results)
 
 
@@ -142,29 +127,18 @@ def test_iou_equals_that_of_mmsegs_runner(protocol, cache, tmp_path):
     theirs = copy.deepcopy(model.model)
     ours = our_figures(SegmentationTask(model, data.class_names, **RECIPE), data, tmp_path)
     metric = ExactIoU()
-    folder = Path(data.folder)
     flips = [False, True] if data.test_flip else [False]
     dataset = {
-        "type": "BaseSegDataset",
-        "metainfo": data.metainfo,
-        "reduce_zero_label": True,
-        "data_prefix": {
-            "img_path": str(folder / "images/validation"),
-            "seg_map_path": str(folder / "annotations/validation"),
-        },
-        "img_suffix": ".jpg",
-        "seg_map_suffix": ".png",
+        "type": "BaseSegDataset", "metainfo": data.metainfo, "reduce_zero_label": True,
+        "data_prefix": {"img_path": f"{data.folder}/images/validation",
+                        "seg_map_path": f"{data.folder}/annotations/validation"},
+        "img_suffix": ".jpg", "seg_map_suffix": ".png", "test_mode": True,
         "pipeline": mmsegs_pipeline(data.scale, data.test_scales, flips),
-        "test_mode": True,
-    }
-    figures_of_runner(
-        SegTTAModel(module=theirs) if views else theirs, tmp_path, "mmseg", dataset, metric
-    )
+    }  # fmt: skip
+    theirs = SegTTAModel(module=theirs) if views else theirs
+    figures_of_runner(theirs, tmp_path, "mmseg", dataset, metric)
     assert 0.5 < metric.exact["mIoU"] < 99
     assert {name: ours[name] for name in metric.exact} == pytest.approx(metric.exact, abs=1e-5)
-
-
-# Detection
 
 
 class NearTheTruth(BaseModel):
@@ -207,41 +181,24 @@ def coco(cache, tmp_path_factory):
 
 
 def mmdets_dataset(root, scale):
+    keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
     return {
-        "type": "CocoDataset",
-        "data_root": str(root),
-        "ann_file": "annotations/instances_val2017.json",
-        "data_prefix": {"img": "val2017"},
+        "type": "CocoDataset", "data_root": str(root), "test_mode": True,
+        "ann_file": "annotations/instances_val2017.json", "data_prefix": {"img": "val2017"},
         "metainfo": {"classes": tuple("0123456789")},
-        "test_mode": True,
         "pipeline": [
             {"type": "LoadImageFromFile"},
             {"type": "Resize", "scale": scale, "keep_ratio": True},
             {"type": "LoadAnnotations", "with_bbox": True, "with_mask": True},
-            {
-                "type": "PackDetInputs",
-                "meta_keys": ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor"),
-            },
+            {"type": "PackDetInputs", "meta_keys": keys},
         ],
-    }
+    }  # fmt: skip
 
 
 def coco_data(root, **options):
     data = CocoDataModule(root, scale=96, num_workers=0, eval_batch_size=2, flip=0.0, **options)
     data.setup()
     return data
-
-
-def stats_of(annotations, results, kind):
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    truth = COCO(str(annotations))
-    evaluation = COCOeval(truth, truth.loadRes(str(results)), kind)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    return evaluation.stats[:3].tolist()
 
 
 def test_average_precision_equals_that_of_mmdets_runner_and_pycocotools(coco, tmp_path):
@@ -251,11 +208,10 @@ def test_average_precision_equals_that_of_mmdets_runner_and_pycocotools(coco, tm
     metric = TheirCocoMetric(
         ann_file=str(annotations), metric=["bbox", "segm"], outfile_prefix=str(tmp_path / "found")
     )
-    theirs = figures_of_runner(
-        NearTheTruth(), tmp_path, "mmdet", mmdets_dataset(coco, data.scale), metric
-    )
+    dataset = mmdets_dataset(coco, data.scale)
+    theirs = figures_of_runner(NearTheTruth(), tmp_path, "mmdet", dataset, metric)
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
-        expected = stats_of(annotations, tmp_path / f"found.{kind}.json", kind)
+        expected = evaluate_coco(annotations, str(tmp_path / f"found.{kind}.json"), kind)[:3]
         assert 0.05 < expected[0] < 0.95
         found = [ours[f"{prefix}{name}"] for name in ("AP", "AP50", "AP75")]
         assert found == pytest.approx(expected, abs=1e-6)
@@ -282,9 +238,8 @@ def test_detections_equal_those_of_mmdets_runner(coco, tmp_path):
     data, model = coco_data(coco), detector("retinanet")
     model.model.bbox_head.retina_cls.bias.data.fill_(-1.0)  # else detections are empty
     metric = Kept(ann_file=str(coco / "annotations/instances_val2017.json"), metric="bbox")
-    figures_of_runner(
-        copy.deepcopy(model.model), tmp_path, "mmdet", mmdets_dataset(coco, data.scale), metric
-    )
+    dataset = mmdets_dataset(coco, data.scale)
+    figures_of_runner(copy.deepcopy(model.model), tmp_path, "mmdet", dataset, metric)
     model.eval()
     with torch.no_grad():
         ours = [s for batch in data.val_dataloader() for s in model.predict(batch)]
@@ -293,12 +248,8 @@ def test_detections_equal_those_of_mmdets_runner(coco, tmp_path):
         theirs = metric.kept[sample.img_id]["pred_instances"]
         assert len(sample.pred_instances) > 10
         for key in ("bboxes", "scores", "labels"):
-            torch.testing.assert_close(
-                sample.pred_instances[key], theirs[key], rtol=1e-4, atol=1e-4
-            )
-
-
-# Training
+            found = sample.pred_instances[key]
+            torch.testing.assert_close(found, theirs[key], rtol=1e-4, atol=1e-4)
 
 
 class Noted(Hook, Callback):
@@ -323,7 +274,18 @@ class Noted(Hook, Callback):
         )
 
 
-def check_same_losses(model, task, data, tmp_path, scope, steps):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["retinanet", "mask_rcnn", "upernet"])
+def test_ten_steps_have_the_losses_of_the_toolkits_runner(name, cache, tmp_path):
+    steps = 10
+    if name == "upernet":
+        data, model = scenes(SampleSegmentation, cache, crop_size=96), segmentor()
+        kind, scope = SegmentationTask, "mmseg"
+    else:
+        data, model = scenes(SampleDetection, cache), detector(name)
+        kind, scope = DetectionTask, "mmdet"
+    optimizer = {"name": "sgd", "lr": RATE, "weight_decay": 0.0}
+    task = kind(model, data.class_names, optimizer=optimizer, schedule={"name": "constant"})
     samples = [data.dataset("train")[0, index] for index in range(2 * steps)]
     theirs, ours = Noted(), Noted()
     engine = runner(
@@ -347,25 +309,3 @@ def check_same_losses(model, task, data, tmp_path, scope, steps):
     assert ours.losses[0] == pytest.approx(theirs.losses[0], rel=1e-6)
     total = [losses["loss"] for losses in ours.losses]
     assert max(total) - min(total) > 0.01 * total[0]  # the loss falls
-
-
-def options():
-    return {
-        "optimizer": {"name": "sgd", "lr": RATE, "weight_decay": 0.0},
-        "schedule": {"name": "constant"},
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["retinanet", "mask_rcnn"])
-def test_ten_steps_of_a_detector_have_the_losses_of_mmdets_runner(name, cache, tmp_path):
-    data, model = scenes(SampleDetection, cache), detector(name)
-    task = DetectionTask(model, data.class_names, **options())
-    check_same_losses(model, task, data, tmp_path, "mmdet", 10)
-
-
-@pytest.mark.slow
-def test_ten_steps_of_a_segmentor_have_the_losses_of_mmsegs_runner(cache, tmp_path):
-    data, model = scenes(SampleSegmentation, cache, crop_size=96), segmentor()
-    task = SegmentationTask(model, data.class_names, **options())
-    check_same_losses(model, task, data, tmp_path, "mmseg", 10)

@@ -19,9 +19,6 @@ def test_a_file_is_replaced_when_complete(tmp_path):
     assert path.read_bytes() == b"before \xff"
     write_whole(path, b"after")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.txt", "after")]
-
-
-def test_a_full_disk_is_named_with_the_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("before")
     with pytest.raises(OSError, match=r"a\.txt could not be written \(No space left on .*; what"):
@@ -47,6 +44,9 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
     (tmp_path / "a.txt").mkdir()
     with pytest.raises(OSError, match=r"a\.txt could not be written \(Is a directory\)"):
         write_whole(tmp_path / "a.txt", "text")
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(DamagedFile, match=r"metrics\.csv cannot be read \(it is a folder"):
+        CsvLog(tmp_path / "metrics.csv").resume_at(2)
 
 
 def test_a_folder_is_made_unless_the_path_is_taken(tmp_path):
@@ -87,9 +87,3 @@ def test_metrics_are_not_written_through_a_link(tmp_path, caplog):
     resumed.save()
     assert read_rows(path) == [{"step": 2, "loss": 3.0}]
     assert foreign.read_text() == before
-
-
-def test_a_folder_at_the_path_of_the_metrics_ends_a_resumed_run(tmp_path):
-    (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(DamagedFile, match=r"metrics\.csv cannot be read \(it is a folder"):
-        CsvLog(tmp_path / "metrics.csv").resume_at(2)

@@ -34,13 +34,28 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_a_heat_map_is_blended_with_its_picture():
+def test_figures_of_maps():
     figure, ((axis,),) = new_figure(1, 1, 1.0, 1.0)
     picture, heat = np.full((2, 3, 3), 0.6), np.arange(6.0).reshape(2, 3)
     draw_overlay(axis, picture, heat, 5.0, share=0.25)
     drawn = axis.images[0].get_array()
     jet = matplotlib.colormaps["jet"](heat / 5)[..., :3]
     assert np.allclose(drawn, 0.75 * picture + 0.25 * jet, atol=1e-6)
+    matplotlib.pyplot.close(figure)
+    map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    drawn = figure_tools.resize_map(map_, (64, 96))
+    assert (drawn[:32, :48] == 0).all()
+    assert (drawn[32:, 48:] == 3).all()
+    assert len(np.unique(drawn)) == 4
+    smooth = figure_tools.resize_map(torch.rand(7, 7), (64, 64))
+    assert len(np.unique(smooth)) > 1000
+    assert figure_tools.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
+    panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
+    figure = figure_tools.panel_grid({"net": panels, "other": panels})
+    assert len(figure.axes) == 2 * 4 + 2
+    first, second = figure.axes[-2:]
+    assert first.get_ylim() == (-1, 1)
+    assert second.get_ylim()[0] <= 1 <= second.get_ylim()[1]
     matplotlib.pyplot.close(figure)
 
 
@@ -85,19 +100,19 @@ def test_help_lists_every_analysis(capsys):
 
 
 def test_wrong_arguments(capsys, pictures, released):
-    assert "did you mean" in error_text(["entrpy"], capsys)
-    assert "backbone=NAME is missing" in error_text(["cam"], capsys)
-    assert "cannot use 'bims=3'" in error_text(["entropy", "backbone=deit_t", "bims=3"], capsys)
-    assert "is not in a run folder" in error_text(["cam", f"ckpt={released}"], capsys)
-    alone = error_text(["entropy", "backbone=deit_t"], capsys)
-    assert "pass its images" in alone
-    typed = ["backbone=resnet18", f"input={pictures}"]
-    assert "lacks an image classifier" in error_text(["cam", *typed], capsys)
-    for name in ("activations", "relations", "mappings", "attention"):
-        assert "resnet18" in error_text([name, *typed], capsys) or name == "activations"
-    assert "labelled images" in error_text(
-        ["errors", f"ckpt={released}", "backbone=deit_t", f"input={pictures}"], capsys
-    )
+    shown, checkpoint, host = f"input={pictures}", f"ckpt={released}", "backbone=resnet18"
+    for typed, said in (
+        (["entrpy"], "did you mean"),
+        (["cam"], "backbone=NAME is missing"),
+        (["entropy", "backbone=deit_t", "bims=3"], "cannot use 'bims=3'"),
+        (["cam", checkpoint], "is not in a run folder"),
+        (["entropy", "backbone=deit_t"], "pass its images"),
+        (["cam", host, shown], "lacks an image classifier"),
+        (["activations", host, shown], ""),
+        *(([name, host, shown], "resnet18") for name in ("relations", "mappings", "attention")),
+        (["errors", checkpoint, "backbone=deit_t", shown], "labelled images"),
+    ):
+        assert said in error_text(typed, capsys)
 
 
 def test_images_of_any_size_and_networks_side_by_side(tmp_path, capsys, pictures):
@@ -126,12 +141,10 @@ def test_class_maps_of_a_released_checkpoint(tmp_path, pictures, released):
 
 
 def test_empty_maps_have_no_peak(tmp_path, pictures, released, monkeypatch, capsys):
-    def empty(model, backbone, images, classes, **options):
-        maps = torch.zeros(len(images), 4, 4)
-        maps[1, 2, 3] = 1
-        return maps, classes
-
-    monkeypatch.setattr("backbones.analysis.class_activation.class_activation", empty)
+    maps = torch.zeros(3, 4, 4)
+    maps[1, 2, 3] = 1
+    place = "backbones.analysis.class_activation.class_activation"
+    monkeypatch.setattr(place, lambda model, backbone, images, classes, **_: (maps, classes))
     typed = [f"ckpt={released}", "backbone=deit_t", f"input={pictures}", "image_size=64"]
     assert analyse.main(["cam", *typed, f"out={tmp_path / 'out'}"]) == 0
     found = rows(tmp_path / "out" / "cam.csv")
@@ -155,17 +168,11 @@ def test_relations_of_any_token():
     relation = backbone.get_submodule("stages.2.blocks.0.mixer.gate.relation")
     options = {**relations.OPTIONS, "token": "150", "layers": "2"}
     found = relations.analyse([subject], options)
-    values = {
-        title: [
-            row["value"]
-            for row in found.rows
-            if (row["layer"], row["map"]) == ("stages.2.blocks.0.mixer.gate.relation", title)
-        ]
-        for title in ("group 1", "free", "offsets")
-    }
     matrix, _ = relation.token_matrix()
-    assert values["group 1"] == pytest.approx(matrix[0, 150].tolist())
-    assert values["free"] == pytest.approx(relation.weight[150].tolist())
+    for title, expected in (("group 1", matrix[0, 150]), ("free", relation.weight[150])):
+        own = ("stages.2.blocks.0.mixer.gate.relation", title)
+        values = [row["value"] for row in found.rows if (row["layer"], row["map"]) == own]
+        assert values == pytest.approx(expected.tolist())
     assert {"relations", "matrices", "bias", "distance"} == set(found.figures)
     images = [axis.images[0].get_array() for axis in found.figures["matrices"].axes if axis.images]
     assert [image.shape for image in images] == 6 * [(196, 196)]
@@ -178,7 +185,7 @@ def test_relations_of_any_token():
         relations.analyse([subject], {**options, "singular": "all"})
 
 
-def test_reliability_by_hand():
+def test_reliability_and_confusions_by_hand():
     shares = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.65, 0.35], [0.22, 0.78], [0.0, 1.0]])
     labels = torch.tensor([0, 1, 0, 1, 1])
     found = reliability(shares, labels, bins=5)
@@ -187,9 +194,6 @@ def test_reliability_by_hand():
     assert found.confidence[3].item() == pytest.approx((0.7 + 0.65 + 0.78) / 3)
     expected = (abs(0.7 + 0.65 + 0.78 - 2) + abs(0.9 + 1.0 - 2)) / 5
     assert found.error == pytest.approx(expected)
-
-
-def test_confusions_by_hand():
     labels, guesses = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 1, 0, 0, 2])
     counts = confusion(guesses, labels, 3)
     assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [2, 0, 1]]
@@ -237,10 +241,8 @@ def test_breakdown_of_detection_errors_by_hand():
         before = 0.0 if kind in ("Loc", "FN") else 0.5
         for place, name in enumerate(KINDS):
             forgiven = place >= KINDS.index(kind)
-            assert curve[name].tolist() == pytest.approx([1.0 if forgiven else before] * 101), (
-                kind,
-                name,
-            )
+            expected = [1.0 if forgiven else before] * 101
+            assert curve[name].tolist() == pytest.approx(expected), (kind, name)
     assert set(precision_curves(coco((1, own)), [], [5])) == {1}
     # A dataset restricted to one class ignores other objects.
     found = detections((0.9, 1, near), right)
@@ -271,9 +273,8 @@ def test_a_classifier_without_class_names_on_numbered_folders_warns(tmp_path):
 
 def confusions(classes, images):
     """Return a subject, its confusion matrix and its calibration."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, classes, (images,), generator=generator)
-    logits = torch.randn(images, classes, generator=generator)
+    torch.manual_seed(0)
+    labels, logits = torch.randint(0, classes, (images,)), torch.randn(images, classes)
     logits[range(images), labels] += 2
     shares = logits.softmax(1)
     subject = types.SimpleNamespace(label="net", class_name=lambda label: f"class {label}")
@@ -303,24 +304,3 @@ def test_the_confusion_file_is_complete():
     assert [line[0] for line in lines] == heading[1:-1]
     assert [[int(cell) for cell in line[1:-1]] for line in lines] == counts.tolist()
     assert [int(line[-1]) for line in lines] == counts.sum(1).tolist()
-
-
-def test_resizing_a_coarse_map_keeps_its_cells():
-    map_ = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
-    drawn = figure_tools.resize_map(map_, (64, 96))
-    assert (drawn[:32, :48] == 0).all()
-    assert (drawn[32:, 48:] == 3).all()
-    assert len(np.unique(drawn)) == 4
-    smooth = figure_tools.resize_map(torch.rand(7, 7), (64, 64))
-    assert len(np.unique(smooth)) > 1000
-    assert figure_tools.resize_map(torch.ones(1, 1), (8, 8)).shape == (8, 8)
-
-
-def test_each_row_of_maps_has_a_colour_bar():
-    panels = {"a": [("one", np.eye(4)), ("two", -np.eye(4))], "b": [("one", np.ones((4, 4)))]}
-    figure = figure_tools.panel_grid({"net": panels, "other": panels})
-    assert len(figure.axes) == 2 * 4 + 2
-    first, second = figure.axes[-2:]
-    assert first.get_ylim() == (-1, 1)
-    assert second.get_ylim()[0] <= 1 <= second.get_ylim()[1]
-    matplotlib.pyplot.close(figure)

@@ -85,8 +85,3 @@ def test_each_epoch_has_other_random_numbers(small):
     first, *_, again = (batch["image"] for batch in batches)
     assert not torch.equal(first, again)
     assert torch.equal(first, next(iter(pipelines.repeat_batches(loader)))["image"])
-
-
-def test_a_task_without_an_image_pipeline_is_rejected(capsys):
-    assert benchmark.main(["data", "task=transfer"]) == 2
-    assert "task must be one of classification, detection" in capsys.readouterr().err

@@ -51,17 +51,3 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
         torch.testing.assert_close(other[name], weight, rtol=0, atol=0)
     assert len(turns.bare) == len(turns.ours) == 3
     assert all(seconds > 0 for seconds in (*turns.bare, *turns.ours))
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["task=detektion"], "unknown task"),
-        (["roundz=3"], "roundz"),
-        (["clock=sun"], "clock must be one of wall, process"),
-        (["rounds=1"], "rounds must be a whole number from 2 up"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, typed, said):
-    assert benchmark.main(["loop", *typed]) == 2
-    assert said in capsys.readouterr().err

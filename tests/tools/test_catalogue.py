@@ -55,6 +55,8 @@ def test_the_catalogue_equals_the_registry(read):
         assert read.schema(name) == plain(backbone_schema(name)), name
         assert list(read.schema(name)) == list(backbone_schema(name)), name
         assert read.host_of(name) == look_up(name)[0].name, name
+    with pytest.raises(ValueError, match="did you mean afbo"):
+        read.mixer("afbbo")
 
 
 def plain(options):
@@ -70,15 +72,13 @@ def test_unknown_names_have_the_registrys_message(read, name):
     assert str(ours.value) == str(of_registry.value)
 
 
-def test_an_unknown_mixer_is_rejected(read):
-    with pytest.raises(ValueError, match="did you mean afbo"):
-        read.mixer("afbbo")
-
-
-def test_registrations_in_this_process_are_included(registering):
+def test_registrations_are_included_and_the_cache_is_optional(registering, tmp_path, monkeypatch):
     assert "swin_t_unheard_of" not in catalogue.catalogue().backbones
     register_mixer("unheard_of", kind="channel", source="A test.")(find_mixer("ffn").build)
     assert catalogue.catalogue().schema("swin_t_unheard_of")["mixer"]["hidden_ratio"] is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "file"))
+    assert catalogue.load_catalogue().list_backbones() == list_backbones()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"fingerprint": 1}', '{"catalogue": {}}'])
@@ -89,12 +89,6 @@ def test_a_damaged_cache_is_rebuilt(cache, content):
     catalogue.load_catalogue()
     assert cache.read_text() == whole
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
-
-
-def test_without_a_writable_cache_the_registry_is_read(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path / "file"))
-    assert catalogue.load_catalogue().list_backbones() == list_backbones()
 
 
 def test_the_fingerprint_changes_with_every_file(tmp_path, monkeypatch):

@@ -15,14 +15,12 @@ from tools.config import overrides
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
 
-def test_bugs_keep_their_traceback(capsys):
+def test_errors_are_one_line_and_bugs_keep_their_traceback(capsys, tmp_path):
     with pytest.raises(ZeroDivisionError), one_line_errors():
         1 / 0  # noqa: B018
     with pytest.raises(ValueError, match="not ours"), one_line_errors():
         raise ValueError("not ours")
 
-
-def test_our_message_is_found_below_errors_of_libraries(tmp_path, capsys):
     def library():
         try:
             checkpoint_file(tmp_path / "nowhere")
@@ -32,13 +30,8 @@ def test_our_message_is_found_below_errors_of_libraries(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended, one_line_errors():
         library()
     assert ended.value.code == 2
-    assert (
-        f"{tmp_path}/nowhere does not exist; pass a checkpoint or run folder"
-        in capsys.readouterr().err
-    )
-
-
-def test_full_disk_is_one_line(capsys):
+    said = f"{tmp_path}/nowhere does not exist; pass a checkpoint or run folder"
+    assert said in capsys.readouterr().err
     with pytest.raises(SystemExit), one_line_errors():
         raise OSError(28, "No space left on device", "/data/x")
     err = capsys.readouterr().err
@@ -58,6 +51,12 @@ def test_help_fits_a_screen():
                  "afbo_t2_deit_t_afbo"):  # fmt: skip
         assert word in words
     assert f"all {len(list_backbones())} names" in text
+    names = [f"name_{letter}" for letter in "abcdefgh"] + [f"other{n}" for n in range(20)]
+    whole = run_help._fit_lines("list ", names, 9, "data")
+    assert "more" not in whole
+    cut = run_help._fit_lines("list ", names, 1, "data")
+    assert cut == ("list name_{a,b,c,d,e,f,g,h}, other0, other1, other2, other3, other4, "
+                   "... and 15 more: --help data")  # fmt: skip
 
 
 def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
@@ -75,21 +74,8 @@ def test_help_fits_a_screen_whatever_is_registered(monkeypatch):
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     said = re.findall(r"\.\.\. and (\d+)\s+more:\s+--help\s+(\w+)", "\n".join(lines))
-    assert [subject for _, subject in said] == [
-        *run_help.list_groups(),
-        "backbone",
-        "mixer",
-        "mixer",
-    ]
-
-
-def test_names_left_out_of_a_line_are_counted():
-    names = [f"name_{letter}" for letter in "abcdefgh"] + [f"other{n}" for n in range(20)]
-    whole = run_help._fit_lines("list ", names, 9, "data")
-    assert "more" not in whole
-    cut = run_help._fit_lines("list ", names, 1, "data")
-    assert cut == ("list name_{a,b,c,d,e,f,g,h}, other0, other1, other2, other3, other4, "
-                   "... and 15 more: --help data")  # fmt: skip
+    subjects = [*run_help.list_groups(), "backbone", "mixer", "mixer"]
+    assert [subject for _, subject in said] == subjects
 
 
 def test_help_on_a_subject_is_complete():
@@ -103,10 +89,8 @@ def test_help_on_a_subject_is_complete():
     config = run_help.help_text(["config", "task=detection", "backbone=swin_t_afbo", "seed=7"])
     assert "seed: 7" in config
     assert "task_name: detection" in config
-    with pytest.raises(
-        ValueError,
-        match="unknown subject 'optimizr' of --help; known: backbone, mixer, experiment, task",
-    ):
+    said = "unknown subject 'optimizr' of --help; known: backbone, mixer, experiment, task"
+    with pytest.raises(ValueError, match=said):
         run_help.help_text(["optimizr"])
     assert run_help.help_words(["task=detection", "seed=1"]) is None
     assert run_help.help_words(["task=detection", "-h"]) == ["task=detection"]
@@ -133,13 +117,10 @@ def test_a_sweep_has_a_folder_per_run_and_continues_after_a_failure(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"classification", "multirun.yaml"}
 
 
-def test_names_in_a_sweep_are_checked_before_its_first_run(tmp_path):
+def test_sweeps_check_their_names_and_list_each_run(tmp_path):
     typed = arguments("classification", tmp_path, backbone="deit_t,poolformer_s21")
     with pytest.raises(ValueError, match="did you mean poolformer_s24 or poolformer_s12"):
         overrides.process_arguments(["-m", *typed])
-
-
-def test_sweep_of_several_values_names_each_run():
     jobs = overrides._expand_jobs(["backbone=a,b", "seed=range(0,2)", "x=1", "backbone.y=glob(*)"])
     assert [sorted(job) for job in jobs] == [
         ["backbone=a", "seed=0", "x=1"], ["backbone=a", "seed=1", "x=1"],

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from tests.runs import composed
+from tests.runs import composed, write_run
 from tools import run as command
 
 
@@ -44,10 +44,7 @@ def run_command_line(monkeypatch, *arguments):
 def run_folder(tmp_path):
     """The part of a run folder that an evaluation needs."""
     config = composed("task=detection", "backbone=swin_t_afbo", "head=retinanet")
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "best.ckpt").touch()
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    return tmp_path
+    return write_run(tmp_path, config)
 
 
 def test_a_fit_is_composed_once(monkeypatch, compositions, runs):

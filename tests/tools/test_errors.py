@@ -29,7 +29,7 @@ def test_errors_of_libraries_become_one_sentence(text, capsys):
     assert SAID[text] in capsys.readouterr().err
 
 
-def test_a_worker_that_ends_during_a_checkpoint_is_reported(tmp_path, capsys):
+def test_workers_and_disks_that_fail_are_reported(tmp_path, capsys):
     class Killed:
         def __reduce__(self):
             raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
@@ -38,6 +38,12 @@ def test_a_worker_that_ends_during_a_checkpoint_is_reported(tmp_path, capsys):
         AtomicCheckpointIO().save_checkpoint({"a": Killed()}, tmp_path / "last.ckpt")
     assert capsys.readouterr().err.startswith("error: DataLoader worker (pid 7) is killed")
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match=r"could not be written .*; there is none before it"):
+        AtomicCheckpointIO().save_checkpoint({"a": FullDisk()}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="is broken"), recording_failure(tmp_path):
+        raise ValueError("/data/\udcff.jpg is broken")
+    assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"
 
 
 @pytest.mark.parametrize("what", [ConnectionResetError, EOFError, FileNotFoundError])
@@ -61,12 +67,6 @@ def test_a_pipe_is_rejected_as_an_image(read, tmp_path):
         read(tmp_path / "a.jpg")
 
 
-def test_the_first_checkpoint_that_fails_has_none_before_it(tmp_path):
-    with pytest.raises(OSError, match=r"could not be written .*; there is none before it"):
-        AtomicCheckpointIO().save_checkpoint({"a": FullDisk()}, tmp_path / "last.ckpt")
-    assert list(tmp_path.iterdir()) == []
-
-
 class FullDisk:
     def __reduce__(self):
         raise OSError(28, "No space left on device")
@@ -80,9 +80,3 @@ def test_a_broken_config_is_reported_when_a_run_is_resumed_or_listed(content, tm
     with pytest.raises(ValueError, match=r"config\.yaml (cannot be read|is damaged).*; restore it"):
         differences(tmp_path, {})
     assert read_run(tmp_path).status == "unreadable"
-
-
-def test_a_failure_with_a_file_name_that_is_not_utf_8_is_noted(tmp_path):
-    with pytest.raises(ValueError, match="is broken"), recording_failure(tmp_path):
-        raise ValueError("/data/\udcff.jpg is broken")
-    assert read_failure(tmp_path) == "/data/\\udcff.jpg is broken"

@@ -7,7 +7,7 @@ import torch
 
 from backbones.analysis.class_activation import class_activation
 from tests.families import short
-from tests.runs import arguments, run_here
+from tests.runs import arguments, completed
 from tests.tensors import images, tokens
 from tools import analyse
 from tools.analyses.evidence import _detector_evidence, _segmentor_evidence
@@ -112,13 +112,11 @@ def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
     assert (scores <= counts).all()
     backwards = _detector_evidence(model, x.flip(0), sizes[::-1], 4)[0].flip(0)
     torch.testing.assert_close(scores, backwards, rtol=1e-3, atol=1e-4)
-    found, _ = class_activation(
-        lambda pictures: _detector_evidence(model, pictures, sizes, 4)[0],
-        backbone,
-        x,
-        scores.argmax(1),
-    )
-    assert found.isfinite().all()
+
+    def evidence(pictures):
+        return _detector_evidence(model, pictures, sizes, 4)[0]
+
+    assert class_activation(evidence, backbone, x, scores.argmax(1))[0].isfinite().all()
     raw = x.clone().requires_grad_()
     (slopes,) = torch.autograd.grad(_detector_evidence(model, raw, sizes, 4)[0][0].max(), raw)
     assert slopes[0].any()
@@ -131,8 +129,7 @@ def test_the_evidence_of_a_detector_is_the_sum_of_its_boxes_scores(name):
 @pytest.mark.parametrize("task", ["segmentation", "detection"])
 def test_class_maps_of_a_dense_run(task, tmp_path, capsys):
     pytest.importorskip("mmdet")
-    ended = run_here(arguments(task, tmp_path, backbone="edgevit_xxs"), capsys)
-    assert ended.status == 0, ended.err
+    ended = completed(arguments(task, tmp_path, backbone="edgevit_xxs"), capsys)
     run = f"ckpt={ended.folder()}"
     assert analyse.main(["cam", run, "images=2", f"out={tmp_path / 'out'}"]) == 0
     printed = capsys.readouterr().out

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from torch import nn
@@ -22,9 +23,9 @@ from backbones.registry import look_up
 from datamodules import LightAugmentation
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, by_turns, drawn, rest_slow
+from tests.families import SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
 from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
-from tests.runs import arguments, run_here
+from tests.runs import arguments, completed
 from tools import export
 
 pytest.importorskip("mmdet")
@@ -45,13 +46,8 @@ from tools.exports.standalone import check_standalone
 ROOT = Path(__file__).resolve().parents[2]
 TOOLKITS = ("mmdet", "mmseg", "mmpretrain")
 # The smallest of each family, each with another mixer.
-SMALL = rest_slow(
-    (
-        "deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu", "ffnet_1", "sbm_t_convglu", "posmlp_t",
-        "gmlp_ti_ggqpe",
-    ),
-    quick=("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu"),
-)  # fmt: skip
+QUICK = ("deit_t_iffn", "swin_t_afbo", "poolformer_s12_glu")
+SMALL = rest_slow((*QUICK, "ffnet_1", "sbm_t_convglu", "posmlp_t", "gmlp_ti_ggqpe"), QUICK)
 SIZE = "image_size=64"
 TRAINED = "poolformer_s12_afbo"
 
@@ -76,9 +72,6 @@ def run_export(tmp_path, *typed):
     """Run the command and return its folder."""
     assert export.main([*typed, f"out={tmp_path / 'out'}"]) == 0
     return tmp_path / "out"
-
-
-# ---- the registries
 
 
 @pytest.mark.slow
@@ -106,19 +99,14 @@ def test_taken_names_are_rejected():
         backbones.mm.register(["taken_by_others"])
 
 
-# ---- backbones in a toolkit
-
-
 @pytest.mark.parametrize("name", SMALL)
+@torch.no_grad()
 def test_maps_equal_those_of_the_backbone(name):
     ours = create_backbone(name, dense=True).eval()
     theirs = build(name, out_indices=[3, 1]).eval()
     theirs.load_state_dict(ours.state_dict())
-    with torch.no_grad():
-        before, after = ours(images()), theirs(images())
-    assert len(after) == 2
-    torch.testing.assert_close(after[0], before[3], rtol=0, atol=0)
-    torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+    expected = tuple(ours(images())[index] for index in (3, 1))
+    torch.testing.assert_close(theirs(images()), expected, rtol=0, atol=0)
 
 
 def test_a_copy_or_pickle_is_a_toolkits_backbone_too():
@@ -164,8 +152,6 @@ def test_frozen_stages_and_norms_stay_in_evaluation():
     assert not any(m.training for m in norms)
     assert not any(m.training for m in backbone.stages[0].modules() if m is not backbone.stages[0])
     assert all(m.training for m in backbone.stages[1][1].modules())
-    with pytest.raises(ValueError, match=r"frozen_stages=5 must be from -1 to 4"):
-        build("sbm_t", frozen_stages=5)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +161,7 @@ def test_frozen_stages_and_norms_stay_in_evaluation():
         ({"pretrained": "x.pth"}, "use init_cfg"),
         ({"dense": False}, "use out_type"),
         ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
+        ({"frozen_stages": 5}, "frozen_stages=5 must be from -1 to 4"),
     ],
 )
 def test_misplaced_options_are_rejected(options, said):
@@ -183,37 +170,32 @@ def test_misplaced_options_are_rejected(options, said):
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("prefix", [None, "backbone."])
+@pytest.mark.parametrize("prefix", [{}, {"prefix": "backbone."}])
 def test_init_cfg_loads_and_reports(tmp_path, capfd, suffix, prefix):
-    import safetensors.torch
-
     source = create_backbone("poolformer_s12", dense=True)
     tensors = {f"backbone.{k}": v for k, v in source.state_dict().items()}
     path = tmp_path / f"weights.{suffix}"
     (safetensors.torch.save_file if suffix == "safetensors" else torch.save)(tensors, path)
-    init = {"type": "Pretrained", "checkpoint": str(path)}
-    backbone = build(
-        "poolformer_s12", init_cfg=init if prefix is None else init | {"prefix": prefix}
-    )
+    init = {"type": "Pretrained", "checkpoint": str(path), **prefix}
+    backbone = build("poolformer_s12", init_cfg=init)
     backbone.init_weights()
     said = "".join(capfd.readouterr())  # mmengine's logger prints it; its file has it too
     assert f"{len(tensors)} tensors loaded, of these 0 resized" in said
-    assert all(value.equal(tensors[f"backbone.{k}"]) for k, value in backbone.state_dict().items())
+    torch.testing.assert_close(backbone.state_dict(), source.state_dict(), rtol=0, atol=0)
 
 
 def test_init_cfg_of_another_model_is_rejected(tmp_path):
     torch.save(create_backbone("deit_t", dense=True).state_dict(), tmp_path / "deit.pth")
     init = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth")}
-    for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit):
-        with pytest.raises(ValueError, match=r"does not fit sbm_t: \d+ keys differ \(missing "):
-            build("sbm_t", init_cfg=init | {"type": kind}).init_weights()
-    with pytest.raises(ValueError, match=r"no keys behind init_cfg.prefix='neck'; it has blocks"):
-        build("deit_t", init_cfg=init | {"prefix": "neck"}).init_weights()
-    zoo = "torchvision://resnet18"
-    with pytest.raises(
-        ValueError, match=f"checkpoint={zoo} has an unsupported address; download it"
-    ):
-        build("resnet18", init_cfg=init | {"checkpoint": zoo}).init_weights()
+    zoo, differ = "torchvision://resnet18", r"does not fit sbm_t: \d+ keys differ \(missing "
+    for name, change, said in (
+        *(("sbm_t", {"type": kind}, differ)
+          for kind in ("Pretrained", "mmengine.Pretrained", PretrainedInit)),
+        ("deit_t", {"prefix": "neck"}, "no keys behind init_cfg.prefix='neck'; it has blocks"),
+        ("resnet18", {"checkpoint": zoo}, f"={zoo} has an unsupported address; download it"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            build(name, init_cfg=init | change).init_weights()
 
 
 @pytest.mark.slow
@@ -244,32 +226,24 @@ def test_other_initialisations_are_mmengines():
     assert (linear.bias == 0.5).all()
 
 
-# ---- depth and layer decay
-
-
-@pytest.mark.parametrize("dense", rest_slow((False, True), (True,)))
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
-def test_every_parameter_has_a_layer(host, dense):
-    check_layers(host, dense)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", drawn(0, 1, 2, 3))
-def test_every_parameter_of_hosts_with_mixers_has_a_layer(name):
-    check_layers(name, dense=True)
-
-
-def check_layers(name, dense):
+@pytest.mark.parametrize(
+    ("name", "dense"),
+    rest_slow_pairs(
+        [*((host, dense) for host in list_hosts() for dense in (False, True)),
+         *((name, True) for name in drawn(0, 1, 2, 3) if name not in list_hosts())],
+        [(host, True) for host in SMALLEST],
+    ),
+)  # fmt: skip
+def test_every_parameter_has_a_layer(name, dense):
     with torch.device("meta"):
         backbone = create_backbone(name, dense=dense)
-    names = [n for n, _ in backbone.named_parameters()]
-    layers = {n: backbone.layer_id(n) for n in names}
+    layers = {n: backbone.layer_id(n) for n, _ in backbone.named_parameters()}
     inner = range(backbone.num_layers - 1)  # dense FFNet_seg ends with its blocks
     assert set(inner) <= set(layers.values()) <= {*inner, backbone.num_layers - 1}
     last = {n for n, layer in layers.items() if layer == backbone.num_layers - 1}
     ends = ("norm", "head.", "pyramid.", *backbone.classification_keys)
     assert all(n.startswith(ends) for n in last)
-    stages = {backbone.layer_ids.stage(n) for n in names}
+    stages = {backbone.layer_ids.stage(n) for n in layers}
     assert set(range(len(backbone.layer_ids.depths) + 1)) <= stages
 
 
@@ -328,43 +302,27 @@ def test_layer_decay_of_another_depth_is_rejected_and_convnext_is_left_to_the_to
     assert {g["lr"] for g in groups(ConvNeXt(), decay_rate=0.5, num_layers=6)} == {0.5**6}
 
 
-# ---- exports
-
-
 @pytest.mark.parametrize(
-    ("name", "to"),
-    [
-        ("poolformer_s12_glu", "mmseg"),
-        pytest.param("swin_t_afbo", "mmdet", marks=pytest.mark.slow),
-        pytest.param("deit_t_iffn", "mmpretrain", marks=pytest.mark.slow),
-    ],
-)
-def test_small_backbones_go_to_every_toolkit(tmp_path, capsys, name, to):
-    check_export(tmp_path, name, to)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("to", "name"), by_turns(*TOOLKITS))
-def test_every_host_and_mixer_go_to_every_toolkit_and_back(tmp_path, name, to):
-    check_export(tmp_path, name, to)
-
-
-def check_export(tmp_path, name, to):
+    ("to", "name"),
+    rest_slow_pairs(
+        [("mmseg", "poolformer_s12_glu"), ("mmdet", "swin_t_afbo"), ("mmpretrain", "deit_t_iffn"),
+         *by_turns(*TOOLKITS)],
+        [("mmseg", "poolformer_s12_glu")],
+    ),
+)  # fmt: skip
+@torch.no_grad()
+def test_backbones_go_to_every_toolkit_and_back(tmp_path, name, to):
     """The command itself compares the outputs; this checks its files."""
     folder = run_export(tmp_path, f"backbone={name}", f"to={to}", SIZE)
     dense = to != "mmpretrain"
-    back = [
-        create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
-        for suffix in ("pth", "safetensors")
-    ]
     config = Config.fromfile(folder / "config.py")
     theirs = build(**config.model.backbone, name=config.model.backbone.pop("type"), scope=to).eval()
     theirs.init_weights()
-    with torch.no_grad():
-        outputs = [b(images()) if dense else (b.embed(images()),) for b in (*back,)]
-        outputs.append(theirs(images()))
-    for one in outputs[1:]:
-        torch.testing.assert_close(one, outputs[0], rtol=1e-5, atol=1e-5)
+    expected = theirs(images())
+    for suffix in ("pth", "safetensors"):
+        back = create_backbone(name, dense=dense, pretrained=folder / f"{name}.{suffix}").eval()
+        found = back(images()) if dense else (back.embed(images()),)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert f"{to}" in (folder / "README.md").read_text()
 
 
@@ -396,7 +354,9 @@ def test_the_readme_of_a_backbone_builds_its_model(tmp_path, capsys):
     assert run_readme(folder) == "MaskRCNN"
 
 
-def test_the_folder_is_whole_or_absent(tmp_path, capsys):
+def test_the_folder_is_whole_or_absent_and_only_an_exports_is_replaced(
+    tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "out"
     typed = ["backbone=deit_t", "to=mmdet", f"ckpt={tmp_path / 'x.pth'}", f"out={out}"]
     torch.save({"a": torch.zeros(1)}, tmp_path / "x.pth")
@@ -409,10 +369,7 @@ def test_the_folder_is_whole_or_absent(tmp_path, capsys):
         assert export.main([*typed, f"overwrite={overwrite}"]) == 2
         assert "was not made by an export; pass another out=" in capsys.readouterr().err
         assert (out / "mine").exists()
-
-
-def test_only_an_exports_folder_is_replaced(tmp_path, monkeypatch):
-    out, link = tmp_path / "out", tmp_path / "link"
+    out, link = tmp_path / "made", tmp_path / "link"
     with new_folder(out, overwrite=False) as folder:
         (folder / "first").touch()
     with pytest.raises(ValueError, match="exists; pass overwrite=true"):
@@ -443,19 +400,12 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
     typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
+    code = {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
     for text, said in (
-        (
-            yaml.safe_dump(config),
-            "data._target_=datamodules.dense.voc.require_package is refused",
-        ),
+        (yaml.safe_dump(config), "data._target_=datamodules.dense.voc.require_package is refused"),
         ("x: !!python/object/apply:os.system [echo]", "config.yaml cannot be read"),
         ("a: [", "config.yaml cannot be read"),
-        (
-            yaml.safe_dump(
-                {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
-            ),
-            "has an option named",
-        ),
+        (yaml.safe_dump(code), "has an option named"),
     ):
         (tmp_path / "config.yaml").write_text(text)
         assert export.main(typed) == 2
@@ -466,24 +416,18 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["backbone=deit_t"], "to= is missing: pass to=mmdet|mmseg"),
-        (["to=timm"], "backbone=NAME is missing"),
-        (["backbone=deit_t", "to=mmdt"], "did you mean mmdet"),
-        (["backbone=dei_t", "to=mmdet"], "did you mean deit_t"),
-        (["backbone=deit_t", "to=mmdet", "standalon=true"], "did you mean standalone=?"),
-        (["backbone=deit_t", "backbone.pretrained=x.pth", "to=onnx"], "pass the file as ckpt="),
-        (
-            ["backbone=deit_t", "backbone.dense=true", "to=timm"],
-            "is not an export option: each target takes the form",
-        ),
-        (
-            ["backbone=deit_t", "to=mmdet", "ckpt=nowhere"],
-            "nowhere does not exist; pass a checkpoint",
-        ),
+        ("backbone=deit_t", "to= is missing: pass to=mmdet|mmseg"),
+        ("to=timm", "backbone=NAME is missing"),
+        ("backbone=deit_t to=mmdt", "did you mean mmdet"),
+        ("backbone=dei_t to=mmdet", "did you mean deit_t"),
+        ("backbone=deit_t to=mmdet standalon=true", "did you mean standalone=?"),
+        ("backbone=deit_t backbone.pretrained=x.pth to=onnx", "pass the file as ckpt="),
+        ("backbone=deit_t backbone.dense=true to=timm", "not an export option: each target takes"),
+        ("backbone=deit_t to=mmdet ckpt=nowhere", "nowhere does not exist; pass a checkpoint"),
     ],
 )
 def test_wrong_arguments_name_the_valid_ones(capsys, typed, said):
-    assert export.main(typed) == 2
+    assert export.main(typed.split()) == 2
     assert said in capsys.readouterr().err
 
 
@@ -507,7 +451,7 @@ def test_a_config_inherits_and_names_its_data_once(tmp_path, capsys):
     (folder / "config.py").write_text(text)
     config = Config.fromfile(folder / "config.py")
     shipped = Path(mmdet.__file__).parent / ".mim" / "configs" / "_base_"
-    copies = [path for path in (folder / "_base_").rglob("*.py")]
+    copies = list((folder / "_base_").rglob("*.py"))
     assert len(copies) == 4
     for path in copies:
         assert path.read_text() == (shipped / path.relative_to(folder / "_base_")).read_text()
@@ -533,8 +477,7 @@ def test_a_config_merged_into_its_base_gives_the_wanted_one():
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6])
-def test_mmpretrain_evaluates_few_classes(tmp_path, num_classes):
-    from mmengine.registry import DefaultScope
+def test_mmpretrain_evaluates_few_classes(num_classes):
     from mmpretrain.registry import METRICS
     from mmpretrain.structures import DataSample
 
@@ -563,13 +506,12 @@ def test_label_0_of_an_exported_segmentor_equals_that_of_its_data(data, zero):
     assert {item["reduce_zero_label"] for item in found} == {zero}
 
 
-# ---- the copied package
-
-
 @pytest.mark.slow
-def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path):
-    folder = run_export(tmp_path, "backbone=deit_t_afbo", "to=mmdet", "standalone=true", SIZE)
-    copied = folder / "backbones"
+def test_a_standalone_export_opens_in_a_fresh_interpreter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # `out` becomes relative for another folder
+    typed = ["backbone=deit_t_afbo", "to=mmdet", "standalone=true", "out=alone", SIZE]
+    assert export.main(typed) == 0
+    folder, copied = tmp_path / "alone", tmp_path / "alone" / "backbones"
     assert (copied / "mixers/afbo").is_dir()
     assert not [*copied.rglob("__pycache__"), *copied.rglob("compiled")]
     # The check imports the folder's own copy.
@@ -587,17 +529,6 @@ def test_a_mixer_outside_the_package_is_rejected(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"needs the module mine\.mixers; move that into"):
         standalone.write_standalone(name, {}, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_standalone_export_runs_without_mixerlab(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # `out` becomes relative for another folder
-    typed = ["backbone=deit_t", "to=mmdet", "standalone=true", "out=alone", SIZE]
-    assert export.main(typed) == 0
-    assert Path("alone", "backbones", "mm.py").is_file()
-
-
-# ---- whole models, there and back
 
 
 def test_a_folder_may_be_named_from_where_one_is(tmp_path, monkeypatch):
@@ -688,15 +619,12 @@ def test_segmentor_opens_in_mmseg_and_predicts_the_same(tmp_path, capsys, sample
 
 def train_and_export(task, to, tmp_path, capsys, *more):
     """Train shortly and export; return folder, model, a batch of one image, and its file."""
-    import yaml
-
     from backbones.checkpoints.adoption import adopt
     from backbones.checkpoints.opening import in_memory
     from tasks.engine.instantiate import build as build_part
 
     typed = arguments(task, tmp_path / "runs", *more, backbone=TRAINED)
-    ended = run_here(typed, capsys)
-    assert ended.status == 0, ended.err
+    ended = completed(typed, capsys)
     run = ended.folder()
     folder = run_export(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -720,8 +648,7 @@ def test_segmentors_of_other_heads_are_opened_by_the_toolkit(head, tmp_path, cap
     """Their parts come from elsewhere: our decode head, or MMDetection's pixel decoder."""
     more = [f"head={head}", "trainer.max_steps=1", "trainer.limit_val_batches=1"]
     typed = arguments("segmentation", tmp_path, *more, backbone=TRAINED)
-    ended = run_here(typed, capsys)
-    assert ended.status == 0, ended.err
+    ended = completed(typed, capsys)
     folder = run_export(tmp_path, f"ckpt={ended.folder()}", "to=mmseg", SIZE)
     imports = Config.fromfile(folder / "config.py").custom_imports["imports"]
     assert imports == ["backbones.mm", {"ffnet_seg": "heads.mm"}.get(head, "mmdet.models")]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-import yaml
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tasks.engine.instantiate import build
+from tests.runs import write_run
 from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
 from tools.exports.preprocessing import Preprocessing, read_preprocessing
@@ -25,10 +25,8 @@ def run(request, tmp_path):
     """A run folder, an image, and the image as the run's validation sees it."""
     config = run_config(AUGMENTATIONS[request.param])
     network = LinearClassifier(create_backbone("deit_t", img_size=64), 10)
-    (tmp_path / "checkpoints").mkdir()
     state_dict = {f"model.{key}": value for key, value in network.state_dict().items()}
-    torch.save({"state_dict": state_dict}, tmp_path / "checkpoints" / "best.ckpt")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    write_run(tmp_path, config, {"state_dict": state_dict})
     pixels = np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8)
     picture = tmp_path / "picture.jpg"
     Image.fromarray(pixels).save(picture)
@@ -42,14 +40,11 @@ def run_export(folder, to):
     return folder / to
 
 
-def test_timm_prepares_images_as_the_run_did(run):
+def test_timm_and_mmpretrain_prepare_images_as_the_run_did(run):
     folder, picture, expected = run
     model = timm.create_model(f"local-dir:{run_export(folder, 'timm')}", pretrained=True)
     transform = create_transform(**resolve_data_config(model=model), is_training=False)
     torch.testing.assert_close(transform(Image.open(picture)), expected, rtol=0, atol=1e-6)
-
-
-def test_mmpretrain_prepares_images_as_the_run_did(run):
     pytest.importorskip("mmpretrain")
     from mmengine import Config
     from mmengine.dataset import Compose
@@ -73,9 +68,8 @@ def test_mmpretrain_resizes_as_the_run_did(squash):
     from tools.exports.mm_configs import dataset_config
 
     prepared = Preprocessing(48, 0.75, squash, "bilinear", (0.5,) * 3, (0.2,) * 3)
-    steps = dataset_config("mmpretrain", None, prepared=prepared)["test_dataloader"]["dataset"][
-        "pipeline"
-    ]
+    config = dataset_config("mmpretrain", None, prepared=prepared)
+    steps = config["test_dataloader"]["dataset"]["pipeline"]
     resize = next(step for step in steps if step["type"].startswith("Resize"))
     given = {"backend": "pillow", "interpolation": "bilinear"}
     if squash:
@@ -100,13 +94,8 @@ def test_a_run_goes_out_with_its_preprocessing_and_gives_its_numbers(to, run):
     assert export.main([f"ckpt={folder}", f"to={to}", "what=classifier", f"out={out}"]) == 0
     values = json.loads((out / "preprocessing.json").read_text())
     assert values["size"] == [64, 64]  # the run's size, without a typed image_size=
-    network = LinearClassifier(create_backbone("deit_t", img_size=64), 10).eval()
-    network.load_state_dict(
-        {
-            key.removeprefix("model."): value
-            for key, value in torch.load(folder / "checkpoints/best.ckpt")["state_dict"].items()
-        }
-    )
+    best = folder / "checkpoints/best.ckpt"
+    network = LinearClassifier.from_pretrained("deit_t", best, img_size=64).eval()
     with torch.no_grad():
         shares = network(prepared[None])[0].softmax(0)
     best = shares.argsort(descending=True)[:5]

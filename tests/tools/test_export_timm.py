@@ -16,7 +16,7 @@ from backbones.mixers.ffn import FFN
 from backbones.timm_models import TimmModel, timm_name
 from datamodules import LightAugmentation
 from heads.linear import LinearClassifier
-from tests.families import drawn
+from tests.families import drawn, rest_slow
 from tests.numbered import BACKBONE, TEXT, classifier, save_foreign, save_ours, write_folders
 from tools import export
 from tools.exports.class_lists import write_class_map
@@ -29,21 +29,37 @@ def images():
     return torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
 
 
-def checkpoint(path, name=SMALL, num_classes=10):
+def checkpoint(path, name=SMALL, num_classes=10, **options):
     """Write a checkpoint as a training run does, and return it with its network."""
-    network = LinearClassifier(create_backbone(name), num_classes).eval()
+    network = LinearClassifier(create_backbone(name, **options), num_classes).eval()
     torch.save({"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}, path)
     return network
 
 
+def from_file(path, name=SMALL, num_classes=10):
+    """Create a model of timm with the weights of a file of ten classes."""
+    file = {"file": str(path), "num_classes": 10}
+    options = {"num_classes": num_classes, "pretrained_cfg_overlay": file}
+    return timm.create_model(name, pretrained=True, **options).eval()
+
+
+def run_export(folder, name, *typed, to="timm", status=0):
+    """Export a checkpoint; return the folder."""
+    words = [f"backbone={SMALL}", f"to={to}", f"ckpt={folder / name}", f"out={folder / 'out'}"]
+    assert export.main([*words, *typed]) == status
+    return folder / "out"
+
+
+def opened(folder, **options):
+    return timm.create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
+
+
 # Plain hosts that timm has under the same name.
-TIMM_OWN = {
-    *("poolformer_s12", "poolformer_s24", "poolformer_s36", "poolformer_m36", "poolformer_m48"),
-    *("pvt_v2_b1", "pvt_v2_b2", "pvt_v2_b3", "pvt_v2_b4", "pvt_v2_b5", "resnet18", "resnet50"),
-}
+TIMM_OWN = {f"poolformer_{size}" for size in ("s12", "s24", "s36", "m36", "m48")}
+TIMM_OWN |= {*(f"pvt_v2_b{size}" for size in range(1, 6)), "resnet18", "resnet50"}
 
 
-def test_timm_lists_every_backbone_and_keeps_its_own():
+def test_timm_lists_every_backbone_and_those_of_a_user(registering):
     names = {timm_name(name): name for name in list_backbones()}
     assert set(names) <= set(timm.list_models(module="timm_models"))
     assert names["swin_t_afbo"] == "swin_t_afbo"
@@ -53,9 +69,6 @@ def test_timm_lists_every_backbone_and_keeps_its_own():
         assert type(timm.create_model("poolformer_s12")).__module__ == "timm.models.metaformer"
         assert timm.create_model("mixerlab_poolformer_s12").backbone.name == "poolformer_s12"
     assert backbones.timm_models.register() == []
-
-
-def test_mixers_of_a_user_are_registered_on_demand(registering):
     register_mixer("mine", kind="channel", source="this test")(FFN)
     added = backbones.timm_models.register()
     assert "swin_t_mine" in added
@@ -74,10 +87,6 @@ def test_a_model_is_the_classifier_of_the_tasks(images, tmp_path):
     assert torch.equal(features, network.backbone.embed(images))
     assert torch.equal(model.forward_head(features, pre_logits=True), features)
     assert torch.equal(model.forward_head(features), network(images))
-
-
-@torch.no_grad()
-def test_classifiers_come_and_go(images):
     model = timm.create_model(SMALL, num_classes=0, drop_path_rate=0.1).eval()
     assert model(images).shape == (2, model.num_features)
     assert isinstance(model.get_classifier(), torch.nn.Identity)
@@ -94,8 +103,7 @@ def test_features_are_the_maps(images, name):
     net = timm.create_model(name, features_only=True).eval()
     backbone = net.model.backbone
     maps = backbone(images)
-    for found, expected in zip(net(images), maps, strict=True):
-        assert torch.equal(found, expected)
+    torch.testing.assert_close(tuple(net(images)), maps, rtol=0, atol=0)
     assert net.feature_info.channels() == [info.channels for info in backbone.feature_info]
     assert net.feature_info.reduction() == [info.stride for info in backbone.feature_info]
     unused = [] if name == "deit_t_afbo" else ["norm"]  # DeiT normalises its map
@@ -104,35 +112,25 @@ def test_features_are_the_maps(images, name):
 
 
 @torch.no_grad()
-def test_some_features_of_a_dense_backbone(images):
+def test_some_features_and_intermediates(images):
     net = timm.create_model(SMALL, features_only=True, dense=True, out_indices=(1, -1)).eval()
     assert [tuple(x.shape) for x in net(images)] == [(2, 256, 8, 12), (2, 256, 2, 3)]
     assert net.feature_info.reduction() == [8, 32]
-
-
-@torch.no_grad()
-def test_intermediates_with_and_without_the_features(images):
     model = timm.create_model("mixerlab_poolformer_s12", num_classes=10).eval()
     features, maps = model.forward_intermediates(images, indices=2)
     assert torch.equal(model.forward_head(features), model(images))
     only = model.forward_intermediates(images, indices=[2, 3], intermediates_only=True)
-    for found, expected in zip(only, maps, strict=True):
-        assert torch.equal(found, expected)
+    torch.testing.assert_close(only, maps, rtol=0, atol=0)
 
 
-def test_the_input_is_described_as_evaluation_prepares_it():
+def test_the_input_and_the_decay_of_weights_and_layers():
     with torch.device("meta"):
-        model = timm.create_model(SMALL)
+        model = timm.create_model(SMALL, num_classes=10)
     config = resolve_model_data_config(model)
     assert config["input_size"] == (3, 224, 224)
     assert (config["crop_pct"], config["interpolation"]) == (0.9, "bicubic")
     assert config["mean"] == timm.data.IMAGENET_DEFAULT_MEAN
     assert model.default_cfg["classifier"] == "classifier"
-
-
-def test_decay_of_weights_and_of_layers():
-    with torch.device("meta"):
-        model = timm.create_model(SMALL, num_classes=10)
     assert model.no_weight_decay() == {"backbone.pos_embed", "backbone.cls_token"}
     assert model.no_weight_decay() <= dict(model.named_parameters()).keys()
     groups = create_optimizer_v2(model, opt="adamw", lr=1.0, layer_decay=0.5).param_groups
@@ -143,29 +141,19 @@ def test_decay_of_weights_and_of_layers():
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_weights_of_a_file(images, tmp_path):
-    network = checkpoint(tmp_path / "last.ckpt")
-    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
-    model = timm.create_model(SMALL, pretrained=True, num_classes=10, pretrained_cfg_overlay=file)
-    assert torch.equal(model.eval()(images), network(images))
-    other = timm.create_model(SMALL, pretrained=True, num_classes=3, pretrained_cfg_overlay=file)
-    assert torch.equal(other.eval().forward_features(images), network.backbone.embed(images))
-    # A plain host's weights may surround a new mixer, as in create_backbone.
+def test_weights_of_a_plain_host_may_surround_a_new_mixer(tmp_path):
     plain = checkpoint(tmp_path / "plain.pth", "deit_t").backbone
-    file["file"] = str(tmp_path / "plain.pth")
-    around = timm.create_model(SMALL, pretrained=True, num_classes=10, pretrained_cfg_overlay=file)
+    around = from_file(tmp_path / "plain.pth")
     assert torch.equal(around.backbone.pos_embed, plain.pos_embed)
 
 
 @torch.no_grad()
-def test_a_classifier_of_two_layers_is_taken_or_left_as_a_whole(images, tmp_path):
-    network = checkpoint(tmp_path / "last.ckpt", "lvt_r1")
-    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
+@pytest.mark.parametrize("name", rest_slow((SMALL, "lvt_r1"), ["lvt_r1"]))  # of one or two layers
+def test_a_classifier_is_taken_or_left_as_a_whole(name, images, tmp_path):
+    network = checkpoint(tmp_path / "last.ckpt", name)
     for classes in (10, 3, 0):
-        model = timm.create_model(
-            "lvt_r1", pretrained=True, num_classes=classes, pretrained_cfg_overlay=file
-        ).eval()
-        assert model(images).shape == (2, classes or 256)
+        model = from_file(tmp_path / "last.ckpt", name, classes)
+        assert model(images).shape == (2, classes or network.backbone.num_features)
         assert torch.equal(model.backbone.embed(images), network.backbone.embed(images))
         assert classes != 10 or torch.equal(model(images), network(images))
 
@@ -177,22 +165,18 @@ class Payload:
 
 def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
     checkpoint(tmp_path / "last.ckpt", "deit_t_glu")
-    file = {"file": str(tmp_path / "last.ckpt"), "num_classes": 10}
-    with pytest.raises(ValueError, match=r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"):
-        timm.create_model("deit_s_glu", pretrained=True, pretrained_cfg_overlay=file)
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
-    file["file"] = str(tmp_path / "empty.pth")
-    with pytest.raises(ValueError, match=r"empty.pth does not fit deit_t_glu.*\(missing cls_token"):
-        timm.create_model("deit_t_glu", pretrained=True, pretrained_cfg_overlay=file)
-    with pytest.raises(
-        ValueError, match="no pretrained weights of deit_t_glu exist for timm; pass"
-    ):
-        timm.create_model("deit_t_glu", pretrained=True)
     (tmp_path / "evil.pth").write_bytes(pickle.dumps({"state_dict": Payload()}))
-    file["file"] = str(tmp_path / "evil.pth")
-    with pytest.raises(RuntimeError, match="weights_only"):
-        timm.create_model("deit_t_glu", pretrained=True, pretrained_cfg_overlay=file)
+    for name, file, said in (
+        ("deit_s_glu", "last.ckpt", r"last.ckpt does not fit deit_s_glu.*\d+ keys differ"),
+        ("deit_t_glu", "empty.pth", r"empty.pth does not fit deit_t_glu.*\(missing cls_token"),
+        ("deit_t_glu", "evil.pth", "weights_only"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=said):
+            from_file(tmp_path / file, name)
     assert "code ran" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no pretrained weights of deit_t_glu exist for timm; pa"):
+        timm.create_model("deit_t_glu", pretrained=True)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +185,7 @@ def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
         ({"in_chans": 1}, "in_chans of deit_t_afbo must be 3, got 1"),
         ({"global_pool": "avg"}, "has its own pooling, got global_pool='avg'"),
         ({"global_pool": ""}, "pass global_pool='' with num_classes=0"),
-        (
-            {"clas_token": False},
-            "no option of deit_t called 'clas_token'; did you mean class_token",
-        ),
+        ({"clas_token": False}, "of deit_t called 'clas_token'; did you mean class_token"),
         ({"mixer": {"g9": 1}}, "no option of mixer afbo called 'g9'"),
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
@@ -226,23 +207,14 @@ def test_unsupported_requests_are_rejected(images):
         dense.reset_classifier(10)
 
 
-# The folders of tools/export.py
-
-
 @torch.no_grad()
 def test_a_folder_opens_in_timm(images, tmp_path):
-    network, out = checkpoint(tmp_path / "last.ckpt"), tmp_path / "out"
-    arguments = [f"backbone={SMALL}", "to=timm", f"ckpt={tmp_path / 'last.ckpt'}", f"out={out}"]
-    assert export.main([*arguments, "image_size=64x96"]) == 0
-    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
-    assert torch.equal(model(images), network(images))
+    network = checkpoint(tmp_path / "last.ckpt")
+    out = run_export(tmp_path, "last.ckpt", "image_size=64x96")
+    assert torch.equal(opened(out)(images), network(images))
     assert json.loads((out / "config.json").read_text())["architecture"] == SMALL
-    assert {path.name for path in out.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "README.md",
-        ".mixerlab-export",
-    }
+    names = {"config.json", "model.safetensors", "README.md", ".mixerlab-export"}
+    assert {path.name for path in out.iterdir()} == names
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
     # The tasks can read it back.
     again = LinearClassifier.from_pretrained(SMALL, out / "model.safetensors").eval()
@@ -252,27 +224,23 @@ def test_a_folder_opens_in_timm(images, tmp_path):
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_folder_of_a_backbone_for_dense_prediction(images, tmp_path):
-    backbone, out = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval(), tmp_path / "out"
+    backbone = create_backbone(SMALL, dense=True, mixer={"g2": 6}).eval()
     state = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
     torch.save({"state_dict": state | {"roi_head.weight": torch.ones(1)}}, tmp_path / "det.pth")
-    arguments = [
-        f"backbone={SMALL}",
-        "backbone.mixer.g2=6",
-        "to=timm",
-        f"ckpt={tmp_path / 'det.pth'}",
-    ]
-    assert export.main([*arguments, f"out={out}", "image_size=64x96"]) == 0
-    model = timm.create_model(f"local-dir:{out}", pretrained=True, features_only=True).eval()
-    for found, expected in zip(model(images), backbone(images), strict=True):
-        assert torch.equal(found, expected)
+    out = run_export(tmp_path, "det.pth", "backbone.mixer.g2=6", "image_size=64x96")
+    found = tuple(opened(out, features_only=True)(images))
+    torch.testing.assert_close(found, tuple(backbone(images)), rtol=0, atol=0)
 
 
-def test_weights_of_another_model_are_not_exported(tmp_path, capsys):
-    checkpoint(tmp_path / "last.ckpt", "deit_s")
-    arguments = [f"backbone={SMALL}", "to=timm", f"ckpt={tmp_path / 'last.ckpt'}"]
-    assert export.main([*arguments, f"out={tmp_path / 'out'}"]) == 2
-    assert "keys differ" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("to", ["timm", "torch_export", "mmdet"])
+def test_weights_of_another_model_and_without_the_mixers_are_rejected(to, tmp_path, capsys):
+    lacking = "lacks the weights of the mixers of deit_t_afbo (blocks.0.mlp, "
+    for name, said in (("deit_s", "keys differ"), ("deit_t", lacking)):
+        checkpoint(tmp_path / f"{name}.pth", name)
+        assert not run_export(tmp_path, f"{name}.pth", to=to, status=2).exists()
+        assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match="lacks the weights of the mixers"):
+        LinearClassifier.from_pretrained(SMALL, tmp_path / "deit_t.pth")
 
 
 @pytest.mark.slow
@@ -288,50 +256,28 @@ def test_every_host_and_mixer_keep_their_outputs_in_timm(name, images):
     net = timm.create_model(timm_name(name), features_only=True).eval()
     kept = net.model.state_dict().keys()
     net.model.load_state_dict({k: v for k, v in network.state_dict().items() if k in kept})
-    for found, expected in zip(net(images), network.backbone(images), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_checkpoint_without_the_mixers_is_rejected(tmp_path, capsys):
-    checkpoint(tmp_path / "plain.pth", "deit_t")
-    for to in ("timm", "torch_export", "mmdet"):
-        typed = [f"backbone={SMALL}", f"ckpt={tmp_path / 'plain.pth'}", f"to={to}"]
-        assert export.main([*typed, f"out={tmp_path / to}"]) == 2
-        assert (
-            f"lacks the weights of the mixers of {SMALL} (blocks.0.mlp, " in capsys.readouterr().err
-        )
-        assert not (tmp_path / to).exists()
-    with pytest.raises(ValueError, match="lacks the weights of the mixers"):
-        LinearClassifier.from_pretrained(SMALL, tmp_path / "plain.pth")
+    expected = tuple(network.backbone(images))
+    torch.testing.assert_close(tuple(net(images)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_labels_of_a_checkpoint_of_ours_go_along(tmp_path):
-    network = LinearClassifier(create_backbone(SMALL, img_size=64), 3)
-    content = {"state_dict": {f"model.{k}": v for k, v in network.state_dict().items()}}
-    names = ["ant", "bee", "cat"]
+    checkpoint(tmp_path / "last.ckpt", num_classes=3, img_size=64)
+    content, names = torch.load(tmp_path / "last.ckpt"), ["ant", "bee", "cat"]
     torch.save(content | {"class_names": names}, tmp_path / "last.ckpt")
-    typed = [
-        f"backbone={SMALL}",
-        "backbone.img_size=64",
-        "to=timm",
-        "image_size=64",
-        f"out={tmp_path / 'out'}",
-    ]
-    assert export.main([*typed, f"ckpt={tmp_path / 'last.ckpt'}"]) == 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["label_names"] == names
-    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
-    assert list(model.pretrained_cfg["label_names"]) == names
+    out = run_export(tmp_path, "last.ckpt", "backbone.img_size=64", "image_size=64")
+    assert json.loads((out / "config.json").read_text())["label_names"] == names
+    assert list(opened(out).pretrained_cfg["label_names"]) == names
 
 
 @torch.no_grad()
 def test_numbered_folders_score_in_timm(tmp_path):
     """Follows timm's validate.py: its dataset, with the class map that the README names."""
-    root, out = write_folders(tmp_path / "data"), tmp_path / "out"
+    root = write_folders(tmp_path / "data")
     save_ours(classifier(root, "text"), tmp_path / "last.ckpt", TEXT)
-    typed = [f"backbone={BACKBONE}", "backbone.img_size=64", "image_size=64", "to=timm"]
-    assert export.main([*typed, f"ckpt={tmp_path / 'last.ckpt'}", f"out={out}"]) == 0
+    typed = [f"backbone={BACKBONE}", "backbone.img_size=64", "image_size=64"]
+    out = run_export(tmp_path, "last.ckpt", *typed)
     assert "--class-map <this folder>/class_map.txt" in (out / "README.md").read_text()
-    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+    model = opened(out)
 
     def top1(**options):
         data = create_dataset("", str(root), split="validation", **options)
@@ -343,16 +289,11 @@ def test_numbered_folders_score_in_timm(tmp_path):
     assert top1(class_map=str(out / "class_map.txt")) == 100
 
 
-def test_names_that_a_text_cannot_hold_are_in_a_pickled_map(tmp_path):
+def test_class_maps_hold_all_names_or_are_left_out(tmp_path):
     names = (" ant", "bee\nwasp", "cat")
     (file,) = write_class_map(tmp_path, names)
     assert load_class_map(str(file)) == {" ant": 0, "bee\nwasp": 1, "cat": 2}
-
-
-def test_classes_without_names_have_no_map(tmp_path):
     save_foreign(LinearClassifier(create_backbone(SMALL, img_size=64), 3), tmp_path / "timm.pth")
-    typed = [f"backbone={SMALL}", "backbone.img_size=64", "to=timm", "image_size=64"]
-    out = tmp_path / "out"
-    assert export.main([*typed, f"ckpt={tmp_path / 'timm.pth'}", f"out={out}"]) == 0
+    out = run_export(tmp_path, "timm.pth", "backbone.img_size=64", "image_size=64")
     assert "does not name its classes" in (out / "README.md").read_text()
     assert not list(out.glob("class_map*"))

@@ -18,7 +18,6 @@ from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
-from tools.config.lazy_groups import register_groups
 from tools.exports import networks, preprocessing, usage
 from tools.exports.preprocessing import describe_preprocessing
 from tools.exports.tracing import AXES, Graph
@@ -75,10 +74,9 @@ def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind,
     classes = ["a", "b", "c", "ü\x1b"]
     metadata = {"preprocessing": json.dumps(prepared), "class_names": json.dumps(classes)}
     save_means_as_logits(tmp_path / "classifier.onnx", metadata)
-    graph = usage.Described(
-        "classifier.onnx", Graph(None, tuple(AXES.values()), ""), ["logits"], prepared
-    )
-    usage.write_usage(request, [graph], classes)
+    graph = Graph(None, tuple(AXES.values()), "")
+    described = usage.Described("classifier.onnx", graph, ["logits"], prepared)
+    usage.write_usage(request, [described], classes)
 
     options = {k: v for k, v in AUGMENTATIONS[kind].items() if k != "_target_"}
     made = (PaperAugmentation if kind == "paper" else LightAugmentation)(**options)
@@ -109,16 +107,11 @@ def test_every_script_is_short_python(target, outputs, fixed, named, tmp_path):
 
 
 def test_what_selects_graphs_and_network_is_its_older_name(capsys):
-    assert (
-        networks._requested_part({})
-        == networks._requested_part({"what": "both", "network": "all"})
-        == "all"
-    )
-    assert (
-        networks._requested_part({"what": "maps"})
-        == networks._requested_part({"network": "maps"})
-        == "maps"
-    )
+    for settings, part in (
+        ({}, "all"), ({"what": "both", "network": "all"}, "all"),
+        ({"what": "maps"}, "maps"), ({"network": "maps"}, "maps"),
+    ):  # fmt: skip
+        assert networks._requested_part(settings) == part
     with pytest.raises(ValueError, match="what=both and network=maps contradict"):
         networks._requested_part({"what": "both", "network": "maps"})
     assert export.main(["backbone=deit_t", "to=onnx", "what=map"]) == 2
@@ -129,21 +122,17 @@ def test_what_selects_graphs_and_network_is_its_older_name(capsys):
 def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channels, monkeypatch):
     mean = torch.tensor([[[103.53]], [[116.28]], [[123.675]]])
     processor = types.SimpleNamespace(mean=mean, std=torch.ones(3, 1, 1), _channel_conversion=turns)
-    parts = {
-        "data": types.SimpleNamespace(scale=(1333, 800)),
-        "head": types.SimpleNamespace(model=types.SimpleNamespace(data_preprocessor=processor)),
-    }
+    model = types.SimpleNamespace(data_preprocessor=processor)
+    parts = {"data": types.SimpleNamespace(scale=(1333, 800)),
+             "head": types.SimpleNamespace(model=model)}  # fmt: skip
     monkeypatch.setattr(preprocessing, "build", lambda run, group, **options: parts[group])
     run = {"task_name": "detection", "seed": 0, "head": {}}
     prepared = describe_preprocessing(run, None, (64, 96), fixed=False)
     assert prepared["resize"] == {"longest_side_at_most": 1333, "shortest_side_at_most": 800}
     assert (prepared["channels"], prepared["upright"]) == (channels, True)
     assert prepared["mean"] == [0.406, 0.456, 0.485]
-    script = usage._script(
-        usage.FORMATS["onnx"],
-        usage.Described("dense.onnx", Graph(None, (), ""), ["map_4"], prepared),
-        (),
-    )
+    described = usage.Described("dense.onnx", Graph(None, (), ""), ["map_4"], prepared)
+    script = usage._script(usage.FORMATS["onnx"], described, ())
     assert ("[..., ::-1]" in script) == (channels == "BGR")
     assert "exif_transpose" in script
 
@@ -152,7 +141,6 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
 @pytest.mark.parametrize(("task", "head"), [("detection", "retinanet"), ("segmentation", None)])
 def test_preprocessing_of_dense_runs_equals_that_of_the_toolkits_model(task, head):
     pytest.importorskip("mmdet")
-    register_groups()
     config = composed(f"task={task}", "backbone=resnet18", *([f"head={head}"] if head else []))
     backbone = create_backbone("resnet18", dense=True)
     free = describe_preprocessing(config, backbone, (64, 96), fixed=False)
@@ -164,14 +152,12 @@ def test_preprocessing_of_dense_runs_equals_that_of_the_toolkits_model(task, hea
     assert fixed["resize"] == {"height": 64, "width": 96}
 
 
-@pytest.mark.parametrize("kind", ["fixed", "free"])
-def test_preprocessing_of_a_typed_size(kind):
-    prepared = describe_preprocessing(None, None, (64, 96), fixed=kind == "fixed")
-    assert prepared["resize"] == {"height": 64, "width": 96}
-    assert prepared["crop"] is None
+@pytest.mark.parametrize(("fixed", "side"), [(True, 96), (False, 64)])
+def test_preprocessing_of_a_typed_size(fixed, side):
+    prepared = describe_preprocessing(None, None, (64, 96), fixed=fixed)
+    assert (prepared["resize"], prepared["crop"]) == ({"height": 64, "width": 96}, None)
     run = run_config(AUGMENTATIONS["paper"])
-    prepared = describe_preprocessing(run, None, (96, 96), fixed=kind == "fixed")
-    side = 96 if kind == "fixed" else 64
+    prepared = describe_preprocessing(run, None, (96, 96), fixed=fixed)
     assert prepared["crop"] == [side, side]
     assert prepared["resize"] == {"shorter_side": int(side / 0.8)}
     assert prepared["source"] == "the run's validation"

@@ -2,14 +2,16 @@
 
 import logging
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from tasks.engine.loggers import read_rows
+from tasks.engine.monitors import GradientNorm
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import arguments, composed, run_here, summary
-from tools.config.lazy_groups import register_groups
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
@@ -18,15 +20,11 @@ METRICS = {"top1": "max", "top5": "max", "loss": "min"}
 NO_STOP = {"early_stopping": {"patience": None}}
 
 
-def test_a_plain_run_has_none(tmp_path):
+def test_a_plain_run_has_none_and_its_profiler_passes_errors_on(tmp_path):
     assert make_callbacks(tmp_path, "val/top1", METRICS, **NO_STOP) == []
     assert make_profiler(None, tmp_path) == (None, [])
-
-
-def test_profilers_measure_nested_actions_and_errors(tmp_path):
-    """Lightning profiles nested actions, and errors must propagate."""
     profiler = Unprofiled()
-    outer, inner = profiler.profile("step"), profiler.profile("backward")
+    outer, inner = profiler.profile("step"), profiler.profile("backward")  # Lightning nests them
     assert outer is inner
     with pytest.raises(KeyError), outer, inner:
         raise KeyError
@@ -50,13 +48,19 @@ def test_wrong_callbacks_are_one_sentence(options, message, tmp_path):
         make_callbacks(tmp_path, "val/top1", METRICS, **{**NO_STOP, **options})
 
 
-def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path):
+def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="did you mean simple"):
         make_profiler("simpel", tmp_path)
-    with pytest.raises(ValueError, match="did you mean wandb"):
-        loggers.make_loggers({"wandbb": {}}, tmp_path, {})
-    with pytest.raises(ValueError, match=r"logger\.wandb\.modus; did you mean mode"):
-        loggers.make_loggers({"wandb": {"modus": "x"}}, tmp_path, {})
+    for given, said in (
+        ({"wandbb": {}}, "did you mean wandb"),
+        ({"wandb": {"modus": "x"}}, r"logger\.wandb\.modus; did you mean mode"),
+        ({"wandb": {}}, r"pip install .*'\.\[wandb\]'"),
+        ({"mlflow": {}}, r"pip install .*'\.\[mlflow\]'"),
+    ):
+        if "pip" in said:
+            monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ValueError, match=said):
+            loggers.make_loggers(given, tmp_path, {})
 
 
 def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
@@ -66,13 +70,6 @@ def test_a_profile_is_kept_whole_and_its_top_printed(tmp_path, caplog):
     assert (tmp_path / PROFILE).read_text().splitlines() == lines
     assert lines[SHOWN_LINES - 1] in caplog.text
     assert lines[SHOWN_LINES] not in caplog.text
-
-
-def test_a_logger_without_its_package_names_the_install_command(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name in ("wandb", "mlflow"):
-        with pytest.raises(ValueError, match=rf"pip install .*'\.\[{name}\]'"):
-            loggers.make_loggers({name: {}}, tmp_path, {})
 
 
 @pytest.mark.slow
@@ -93,14 +90,11 @@ def test_a_run_with_everything(tmp_path, capsys, caplog):
     assert "run_test_evaluation" not in caplog.text
     assert not (folder / "tensorboard").exists()
     names = sorted(path.name for path in (folder / "checkpoints").glob("top_*"))
-    assert [re.sub(r"[\d.]+ckpt", "", name) for name in names] == [
-        "top_epoch_000_top1_", "top_epoch_001_top1_",
-    ]  # fmt: skip
+    shown = [re.sub(r"[\d.]+ckpt", "", name) for name in names]
+    assert shown == ["top_epoch_000_top1_", "top_epoch_001_top1_"]
     rows = read_rows(folder / "metrics.csv")
-    norms = {row["step"]: row["train/gradient_norm"] for row in rows
-             if "train/gradient_norm" in row}  # fmt: skip
-    assert list(norms) == [0, 2, 4, 6, 8]
-    assert all(norm > 0 for norm in norms.values())
+    norms = {row["step"]: row.get("train/gradient_norm", 0) for row in rows}
+    assert [step for step, norm in norms.items() if norm > 0] == [0, 2, 4, 6, 8]
     columns = {key for row in rows for key in row}
     assert any(key.startswith("lr-AdamW") for key in columns)
     assert any("cpu_percent" in key for key in columns)
@@ -111,21 +105,12 @@ def test_a_run_with_everything(tmp_path, capsys, caplog):
 
 
 def test_the_norm_equals_that_of_all_gradients():
-    from tasks.engine.monitors import GradientNorm
-
-    model = torch.nn.Linear(3, 2)
+    model, logged = torch.nn.Linear(3, 2), []
     model(torch.ones(1, 3)).sum().backward()
-    logged = []
-
-    class Log:
-        def log_metrics(self, metrics, step):
-            logged.append((metrics, step))
-
-    class Trainer:
-        global_step, strategy, loggers = 4, None, (Log(),)
-
+    log = SimpleNamespace(log_metrics=lambda metrics, step: logged.append((metrics, step)))
+    trainer = SimpleNamespace(global_step=4, strategy=None, loggers=[log])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    GradientNorm(1).on_before_optimizer_step(Trainer(), model, optimizer)
+    GradientNorm(1).on_before_optimizer_step(trainer, model, optimizer)
     # 6 weights and 2 biases, each with a gradient of 1
     assert logged == [({"train/gradient_norm": pytest.approx(8**0.5)}, 4)]
 
@@ -171,21 +156,18 @@ def log_twice(folder, name, **options):
 @pytest.mark.slow
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    register_groups()
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)  # online mode, but without a server
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log_twice(tmp_path, "wandb", project="p", tags=["x"])
     runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
-    assert {name.rpartition("-")[2] for name in runs} == {
-        (tmp_path / "wandb_run.txt").read_text().strip()
-    }
+    own = (tmp_path / "wandb_run.txt").read_text().strip()
+    assert {name.rpartition("-")[2] for name in runs} == {own}
 
 
 @pytest.mark.slow
 def test_mlflow_offline(tmp_path):
     pytest.importorskip("mlflow")
-    register_groups()
     log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
     from mlflow import MlflowClient
 
@@ -197,14 +179,10 @@ def test_mlflow_offline(tmp_path):
 
 
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
-    import yaml
-
-    register_groups()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
     other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
                      "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip
     check_same_config(tmp_path, other)
+    stopping = composed("backbone=deit_t", "callbacks.early_stopping.patience=3")
     with pytest.raises(ValueError, match=r"callbacks\.early_stopping\.patience"):
-        check_same_config(
-            tmp_path, composed("backbone=deit_t", "callbacks.early_stopping.patience=3")
-        )
+        check_same_config(tmp_path, stopping)

@@ -7,6 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.runs import ROOT
+from tools import benchmark, complexity, results
 from tools.cli import catalogue
 from tools.config.help import help_text
 
@@ -28,7 +29,7 @@ ANSWERED = (
 )
 
 
-def test_help_of_commands_with_tables_does_not_import_torch():
+def test_help_of_commands_with_tables_names_their_keys_without_torch():
     code = (
         "import importlib, sys\n"
         f"for name in {COMMANDS}:\n"
@@ -37,7 +38,18 @@ def test_help_of_commands_with_tables_does_not_import_torch():
     )
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert all(f"usage: python tools/{name}.py" in run.stdout for name in COMMANDS)
+    texts = run.stdout.split("usage: python tools/")[1:]
+    said = {text.partition(".py")[0]: text for text in texts}
+    assert list(said) == [*COMMANDS]
+    timed = {key for options in benchmark.DEFAULTS.values() for key in options}
+    counted = {*complexity.DEFAULTS, *complexity.CHOICES["rule"], "json", "csv", "afbo"}
+    for name, words in (
+        ("results", results.DEFAULTS),
+        ("benchmark", timed),
+        ("complexity", counted),
+    ):
+        assert all(word in said[name] for word in words), name
+    assert benchmark.main([]) == 2
 
 
 def test_run_answers_from_the_catalogue_without_torch():

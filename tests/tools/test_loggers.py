@@ -30,11 +30,8 @@ def test_a_step_that_is_written_already_still_has_one_row(tmp_path):
     log.save()
     log.log_metrics({"train/loss": 0.5}, 2)
     log.save()
-    rows = [
-        {"step": 0, "train/loss": 2.0},
-        {"step": 1, "train/loss": 1.0, "val/top1": 50.0},
-        {"step": 2, "train/loss": 0.5},
-    ]
+    rows = [{"step": step, "train/loss": loss} for step, loss in enumerate((2.0, 1.0, 0.5))]
+    rows[1]["val/top1"] = 50.0
     assert read_rows(path) == rows
     log = CsvLog(path)
     log.resume_at(2, validates=True)
@@ -59,12 +56,9 @@ def test_resumed_log_keeps_the_rows_before(tmp_path):
     log.save()
     log.log_metrics({"loss": 8.5, "other": 1.5}, 3)
     log.save()
-    assert read_rows(path) == [
-        {"step": 0, "loss": 0.0},
-        {"step": 1, "loss": 0.5},
-        {"step": 2, "loss": 9.5},
-        {"step": 3, "loss": 8.5, "other": 1.5},
-    ]
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate((0.0, 0.5, 9.5, 8.5))]
+    rows[3]["other"] = 1.5
+    assert read_rows(path) == rows
     assert read_rows(tmp_path / "absent.csv") == []
 
 

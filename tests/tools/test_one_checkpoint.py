@@ -20,7 +20,7 @@ from backbones.checkpoints.seal import seal
 from backbones.hosts.deit import DeiT
 from heads.linear import LinearClassifier
 from tasks import load
-from tests.runs import TINY, run_here
+from tests.runs import TINY, completed
 from tools import export, lipschitz
 from tools.exports import TARGETS, ExportRequest
 from tools.exports.networks import build_parts
@@ -36,24 +36,11 @@ class Counts:
     conversions: Counter = field(default_factory=Counter)
     networks: list = field(default_factory=list)
 
-    def reset(self):
-        self.reads.clear()
-        self.conversions.clear()
-        self.networks.clear()
-
     def check(self, path, *, networks, conversions):
         assert self.reads[path.resolve()] == 1, self.reads
         assert len(self.networks) == networks
         assert self.conversions.total() == conversions
         assert not conversions or max(self.conversions.values()) == 1
-
-
-def count_calls(function, count):
-    def call(first, *args, **kwargs):
-        count(first)
-        return function(first, *args, **kwargs)
-
-    return call
 
 
 @pytest.fixture
@@ -64,16 +51,23 @@ def counts(monkeypatch):
         if isinstance(path, str | Path):
             counts.reads[Path(path).resolve()] += 1
 
-    monkeypatch.setattr(torch, "load", count_calls(torch.load, read))
-    load_file = count_calls(safetensors.torch.load_file, read)
-    monkeypatch.setattr(safetensors.torch, "load_file", load_file)
-
     def convert(network):
         counts.conversions[id(network)] += 1
 
     # ``networks`` keeps all of them alive, so that every id is unique.
-    monkeypatch.setattr(DeiT, "__init__", count_calls(DeiT.__init__, counts.networks.append))
-    monkeypatch.setattr(DeiT, "convert_state_dict", count_calls(DeiT.convert_state_dict, convert))
+    def counting(owner, name, count):
+        function = getattr(owner, name)
+
+        def call(first, *args, **kwargs):
+            count(first)
+            return function(first, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counting(torch, "load", read)
+    counting(safetensors.torch, "load_file", read)
+    counting(DeiT, "__init__", counts.networks.append)
+    counting(DeiT, "convert_state_dict", convert)
     return counts
 
 
@@ -100,8 +94,7 @@ def test_a_run_loads_a_checkpoint_once(mode, name, conversions, files, counts, t
     typed = ["task=classification", "backbone=deit_t", "backbone.img_size=64", f"mode={mode}",
              f"ckpt={files / name}", "trainer=cpu", f"output_dir={tmp_path}", "data.num_workers=0",
              *TINY["classification"]]  # fmt: skip
-    ended = run_here(typed, capsys)
-    assert ended.status == 0, ended.err
+    completed(typed, capsys)
     counts.check(files / name, networks=1, conversions=conversions)
 
 
@@ -146,7 +139,8 @@ def test_an_export_loads_a_checkpoint_once(to, files, counts, tmp_path):
 @pytest.mark.parametrize(("task", "to"), [("detection", "mmdet"), ("segmentation", "mmseg")])
 def test_an_export_of_a_whole_model_loads_a_checkpoint_once(task, to, trained, counts, tmp_path):
     run = trained(task).folder()
-    counts.reset()  # a run reads its own checkpoint at its end
+    for noted in (counts.reads, counts.conversions, counts.networks):
+        noted.clear()  # a run reads its own checkpoint at its end
     assert export.main([f"ckpt={run}", f"to={to}", "image_size=64", f"out={tmp_path / to}"]) == 0
     counts.check(run / "checkpoints" / "best.ckpt", networks=2, conversions=0)
 

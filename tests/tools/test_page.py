@@ -170,7 +170,7 @@ def read_page(folder):
     return page.page(subject, {"images": "16"}, lambda line: None)
 
 
-def test_content_of_the_page(written):
+def test_content_of_the_page_of_a_finished_and_an_unfinished_run(written):
     text = read_page(written)
     found = parse_page(text)
     assert found.headings == ["Results", "Curves", "Predictions", "Wide tables",
@@ -192,9 +192,6 @@ def test_content_of_the_page(written):
     assert "<p>a &lt;note&gt;</p>" in text
     assert "python tools/run.py task=classification &#x27;x=" in text
     assert "two three" in text
-
-
-def test_a_run_that_has_not_ended_has_a_page(written):
     (written / "summary.json").unlink()
     (written / "curves.png").unlink()
     text = read_page(written)

@@ -26,12 +26,8 @@ def test_a_closed_pipe_ends_a_command_silently(command):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        run = subprocess.run(
-            [sys.executable, TOOLS / f"{command}.py", "--help"],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        typed = [sys.executable, TOOLS / f"{command}.py", "--help"]
+        run = subprocess.run(typed, stdout=writing, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writing)
     assert run.stderr == ""

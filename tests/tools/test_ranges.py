@@ -26,6 +26,10 @@ def test_numbers_without_a_range_fit_into_64_bits():
             check_ranges({"a": {"b": value}})
     with pytest.raises(ValueError, match=r"image_size=16385 is out of range; .* 1 to 16,384$"):
         check_ranges({"data": {"image_size": 16_385}})
+    with pytest.raises(ValueError, match=r"backbone\.patch_size=100000000 is out of range"):
+        read_networks("deit_t", ["backbone.patch_size=100000000"])
+    with pytest.raises(ValueError, match="too many"):
+        read_networks("deit_t", ["backbone.patch_size=range(1,inf)"])
 
 
 @pytest.mark.parametrize("text", ["100000000", "1" * 30, "9" * 5000])
@@ -65,10 +69,3 @@ def test_a_sweep_prints_its_number_of_runs(capsys):
     overrides.read_command(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
     overrides.read_command(["-m", "backbone=deit_t"])
     assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"
-
-
-def test_options_of_networks():
-    with pytest.raises(ValueError, match=r"backbone\.patch_size=100000000 is out of range"):
-        read_networks("deit_t", ["backbone.patch_size=100000000"])
-    with pytest.raises(ValueError, match="too many"):
-        read_networks("deit_t", ["backbone.patch_size=range(1,inf)"])

@@ -22,44 +22,31 @@ from heads.linear import LinearClassifier
 from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
 from tests.families import rest_slow, rest_slow_pairs
-from tests.runs import CONFIGS, composed
-from tools.config.lazy_groups import register_groups
+from tests.runs import CONFIGS, composed, options
 
 STATED = yaml.safe_load((Path(__file__).parent / "recipes.yaml").read_text())
 USUAL = STATED.pop("usual")
 DENSE = ("_coco", "_ade20k", "_cityscapes")
 DENSE_STATED = yaml.safe_load((Path(__file__).parent / "dense_recipes.yaml").read_text())
 FAMILIES = sorted(STATED)
+FIRST = {family: next(iter(STATED[family]["hosts"])) for family in FAMILIES}
 CASES = [(family, host) for family in FAMILIES for host in STATED[family]["hosts"]]
 # Updates per epoch: as on ImageNet if the scripts differ by one update, a tenth of that if the
 # rate changes in each update, few if it changes in each epoch.
 UPDATES = {"convnext": 1251, "swin": 125, "gcvit": 125, "deit": 7, "timm": 7}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _backbones_are_options():
-    register_groups()
-
-
-def read_stated(family):
-    return USUAL | STATED[family]
-
-
 @cache
-def compose_recipe(family, host):
-    recipe, said = family.partition(" ")[0], read_stated(family)
+def compose_recipe(family, host=None):
+    """Return what a family's authors state, and the config of its recipe."""
+    said = USUAL | STATED[family]
     chosen = [f"{group}={said[group]}" for group in ("task", "data")]
-    typed = [*chosen, f"recipe={recipe}", f"backbone={host}"]
-    return composed(*typed, "trainer=ddp")
+    typed = [*chosen, f"recipe={family.partition(' ')[0]}", f"backbone={host or FIRST[family]}"]
+    return said, composed(*typed, "trainer=ddp")
 
 
-def first_host(family):
-    return next(iter(STATED[family]["hosts"]))
-
-
-def script_rates(family, updates):
-    """Yield the rate of every update, with the loop and the scheduler of the authors' script."""
-    said = read_stated(family)
+def script_rates(said, updates):
+    """Return the rate of every update, with the loop and the scheduler of the authors' script."""
     length, cooldown, warmup = (said[name] * updates for name in ("epochs", "cooldown", "warmup"))
     top, first, last = said["rate"], said["warmup_rate"], said["lowest_rate"]
     if said["script"] == "convnext":
@@ -71,14 +58,9 @@ def script_rates(family, updates):
     unit = updates if by_update else 1
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=top)
     scheduler = CosineLRScheduler(
-        optimizer,
-        t_initial=said["epochs"] * unit,
-        lr_min=last,
-        warmup_t=said["warmup"] * unit,
-        warmup_lr_init=first,
-        cycle_limit=1,
-        t_in_epochs=not by_update,
-    )
+        optimizer, t_initial=said["epochs"] * unit, lr_min=last, warmup_t=said["warmup"] * unit,
+        warmup_lr_init=first, cycle_limit=1, t_in_epochs=not by_update,
+    )  # fmt: skip
     advance = scheduler.step_update if by_update else scheduler.step
     rates, group = [], optimizer.param_groups[0]
     for epoch in range(said["epochs"] + said["cooldown"]):
@@ -92,28 +74,40 @@ def script_rates(family, updates):
     return rates
 
 
-@pytest.mark.parametrize("family", rest_slow(list(FAMILIES), list(FAMILIES)[::3]))
+# ConvNeXt's script has a rate per update.
+QUICK = [f for f in FAMILIES if (USUAL | STATED[f])["script"] != "convnext"] + FAMILIES[::3]
+
+
+@pytest.mark.parametrize("family", rest_slow(FAMILIES, QUICK))
 def test_the_rate_of_every_step_equals_that_of_the_authors_script(family):
-    said, config = read_stated(family), compose_recipe(family, first_host(family))
+    said, config = compose_recipe(family)
     updates = UPDATES[said["script"]]
-    options, schedule = config["optimizer"], config["schedule"]
-    top = scaled_lr(options["lr"], options["reference_batch"], said["batch"])
+    optimizer, schedule = config["optimizer"], config["schedule"]
+    top = scaled_lr(optimizer["lr"], optimizer["reference_batch"], said["batch"])
     assert top == pytest.approx(said["rate"])
-    twice = scaled_lr(options["lr"], options["reference_batch"], 2 * said["batch"])
+    twice = scaled_lr(optimizer["lr"], optimizer["reference_batch"], 2 * said["batch"])
     assert twice == pytest.approx(said["rate"] * (1 if said["fixed"] else 2))
     epochs = config["trainer"]["max_epochs"]
     assert epochs == said["epochs"] + said["cooldown"]
     factor = learning_rate_factor(epochs * updates, updates, top, **schedule)
     ours = torch.tensor([top * factor(step) for step in range(epochs * updates)]).double()
-    theirs = torch.tensor(script_rates(family, updates)).double()
+    theirs = torch.tensor(script_rates(said, updates)).double()
     # ConvNeXt's warm-up ends one update early.
     tolerance = 2e-4 if said["script"] == "convnext" else 1e-7
     assert (ours - theirs).abs().max() <= tolerance * said["rate"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clipping_averaging_and_sync_equal_the_authors(family):
+    said, config = compose_recipe(family)
+    assert config["trainer"]["gradient_clip_val"] == said["clip"]
+    assert config["trainer"]["sync_batchnorm"] is False
+    assert config["task"]["ema"] == said["average"]
+
+
 @pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
 def test_weight_decay_equals_the_authors(family):
-    said, config = read_stated(family), compose_recipe(family, first_host(family))
+    said, config = compose_recipe(family)
     with torch.device("meta"):
         model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
     optimizer = build_optimizer(model, None, said["batch"], **config["optimizer"])
@@ -134,12 +128,9 @@ def test_weight_decay_equals_the_authors(family):
         assert group["lr"] == pytest.approx(said["rate"])
 
 
-@pytest.mark.parametrize(
-    ("family", "host"),
-    rest_slow_pairs(CASES, [(family, next(iter(STATED[family]["hosts"]))) for family in FAMILIES]),
-)
+@pytest.mark.parametrize(("family", "host"), rest_slow_pairs(CASES, FIRST.items()))
 def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
-    said, config = read_stated(family), compose_recipe(family, host)
+    said, config = compose_recipe(family, host)
     drop_path, crop_pct = said["hosts"][host]
     assert config["backbone"]["drop_path_rate"] == drop_path
     data, task = config["data"], config["task"]
@@ -172,8 +163,7 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
 
 def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     """Flip and policy, then the crop, whose rows and columns are swapped in the map."""
-    config = compose_recipe("lvt", "lvt_r2")
-    data = config["data"]
+    data = compose_recipe("lvt", "lvt_r2")[1]["data"]
     assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
     augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
     made = LabelledTransform(augmentation, 224, "maps", data["token_boxes"])
@@ -186,14 +176,6 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     assert rest == ["ToNormalised", "RandomErasing"]
     assert create_backbone("lvt_r2").mix_token
     assert AUX_WEIGHT == 0.5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_clipping_averaging_and_sync_equal_the_authors(family):
-    said, config = read_stated(family), compose_recipe(family, first_host(family))
-    assert config["trainer"]["gradient_clip_val"] == said["clip"]
-    assert config["trainer"]["sync_batchnorm"] is False
-    assert config["task"]["ema"] == said["average"]
 
 
 def describe_transform(transform):
@@ -230,22 +212,21 @@ def _plain(value):
     return getattr(value, "__name__", None) or repr(value)
 
 
-def test_every_recipe_of_classification_is_stated():
-    recipes = {
-        path.stem
-        for path in (CONFIGS / "recipe").glob("*.yaml")
-        if not path.stem.endswith((*DENSE, "_cifar100", "_cifar100_sgd"))
-        and path.stem != "sample_long"
-    }
-    assert recipes == {family.partition(" ")[0] for family in FAMILIES}
+def test_every_recipe_is_stated():
+    recipes = set(options("recipe"))
+    dense = {name for name in recipes if name.endswith(DENSE)}
+    assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}
+    tuned = {name for name in recipes if name.endswith(("_cifar100", "_cifar100_sgd"))}
+    stated = {family.partition(" ")[0] for family in FAMILIES}
+    assert recipes - dense - tuned == {*stated, "sample_long"}
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)
-def test_recipes_give_values_only_for_what_exists(path):
+@pytest.mark.parametrize("recipe", options("recipe"))
+def test_recipes_give_values_only_for_what_exists(recipe):
     """Their tables have patterns of hosts, or heads or tasks."""
-    names = list_hosts()
-    names += [file.stem for group in ("head", "task") for file in (CONFIGS / group).glob("*.yaml")]
-    tables = yaml.safe_load(path.read_text()).get("recipe", {})
+    names = [*list_hosts(), *options("head"), *options("task")]
+    text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
+    tables = yaml.safe_load(text).get("recipe", {})
     for option, table in tables.items():
         for pattern in table if isinstance(table, dict) else ():
             assert fnmatch.filter(names, pattern), f"{option}: nothing is called {pattern}"
@@ -300,8 +281,6 @@ def test_cifar100_is_probed_as_mae_probes():
     assert [type(part).__name__ for part in rest] == ["ToNormalised"]
 
 
-# Dense prediction
-
 STEPS = {"coco": 7330, "ade20k": 1263}
 
 
@@ -342,23 +321,14 @@ def test_dense_recipes_are_what_the_authors_state(recipe, host):
         assert config["head"]["pad_to"] == config["data"]["crop_size"] == 512
 
 
-def test_every_dense_recipe_is_stated():
-    recipes = {path.stem for path in (CONFIGS / "recipe").glob("*.yaml")}
-    dense = {name for name in recipes if name.endswith(DENSE)}
-    assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}
-
-
 @pytest.mark.parametrize(
-    ("typed", "per_epoch", "steps"),
-    [
-        (["data=cityscapes"], 371, 160_000),  # 8 images per batch of 2,975
-        (["data=cityscapes", "recipe=ffnet_seg_cityscapes", "backbone=ffnet_seg",
-          "head=ffnet_seg"], 185, 160_000),
-    ],
-)  # fmt: skip
-def test_schedules_have_the_stated_steps(typed, per_epoch, steps):
-    config = composed("task=segmentation", *typed, "data.root=/data")
-    assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(steps, abs=per_epoch)
+    ("typed", "per_epoch"),  # 8 images per batch of 2,975
+    [("", 371), ("recipe=ffnet_seg_cityscapes backbone=ffnet_seg head=ffnet_seg", 185)],
+)
+def test_schedules_have_the_stated_steps(typed, per_epoch):
+    own = ["task=segmentation", "data=cityscapes", "data.root=/data"]
+    config = composed(*own, *typed.split())
+    assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(160_000, abs=per_epoch)
     assert config["schedule"]["warmup"] * per_epoch == pytest.approx(1500, abs=5)
 
 

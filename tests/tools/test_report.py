@@ -63,19 +63,20 @@ def draw_curves(monkeypatch, rows, why=""):
 TRAINED = [{"step": step, "train/loss": 3.0 - step, "train/lr": 0.1} for step in range(3)]
 
 
-def test_losses_of_training_and_validation_stand_together(monkeypatch):
+def test_losses_and_equal_curves(monkeypatch):
     rows = [*TRAINED, *({"step": s, "val/loss": 2.0, "val/top1": 9.0} for s in (1, 2))]
     left, right = draw_curves(monkeypatch, rows)
     assert list(left.lines) == ["train/loss", "val/loss"]
     assert list(right.lines) == ["top1"]
     assert left.lines["val/loss"][0] == [2.0, 2.0]
-
-
-def test_a_tasks_only_loss_is_drawn_once(monkeypatch):
     rows = [row | {"train/loss_cls": row["train/loss"]} for row in TRAINED]
     assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss"]
     rows[0]["train/loss_cls"] = 9.0
     assert list(draw_curves(monkeypatch, rows)[0].lines) == ["train/loss", "loss_cls"]
+    names = ("a", "b", "c", "d", "e")
+    rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
+    _, right = draw_curves(monkeypatch, rows)
+    assert len({style for _, style in right.lines.values()}) == len(names)
 
 
 def test_measurements_are_drawn_as_they_are(monkeypatch):
@@ -93,7 +94,7 @@ def test_measurements_are_drawn_as_they_are(monkeypatch):
     assert np.allclose(lines["train/loss, mean of 5 points"][4:], expected)
 
 
-def test_the_plot_has_the_measured_values(tmp_path, monkeypatch):
+def test_the_plot_is_a_picture_of_the_measured_values(tmp_path, monkeypatch):
     """Compares the lines' data in matplotlib's own figure."""
     import matplotlib.pyplot as plt
 
@@ -105,13 +106,10 @@ def test_the_plot_has_the_measured_values(tmp_path, monkeypatch):
     monkeypatch.undo()
     plt.close("all")
     assert line.get_ydata().tolist() == measured
-
-
-def test_equal_curves_are_drawn_differently(monkeypatch):
-    names = ("a", "b", "c", "d", "e")
-    rows = [{"step": s, **{f"val/{name}": float(s) for name in names}} for s in (1, 2, 3)]
-    _, right = draw_curves(monkeypatch, rows)
-    assert len({style for _, style in right.lines.values()}) == len(names)
+    curves.plot_curves(tmp_path, [*TRAINED, {"step": 2, "val/top1": 9.0}])
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert picture.width > 1000
+    curves.plot_curves(tmp_path, [])
 
 
 @pytest.fixture
@@ -130,33 +128,20 @@ def figure_of(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_single_measurements_are_bars(figure_of):
+def test_bars_numbers_and_legends(figure_of):
     left, right = figure_of([*TRAINED, {"step": 2, "val/AP": 0.2, "val/AP50": 0.5}], "why").axes
     assert [bar.get_height() for bar in right.patches] == [0.2, 0.5]
     assert not right.lines
     assert [text.get_text() for text in left.texts] == ["no loss of validation: why"]
     assert [text.get_text() for text in right.texts] == ["0.2", "0.5"]
-
-
-MANY = [f"{kind}AP{end}" for kind in ("", "mask_") for end in ("", "50", "75", "_small", "_large")]
-
-
-def test_numbers_above_many_bars_do_not_overlap(figure_of):
     _, axis = figure_of([*TRAINED, {"step": 2, **{f"val/{name}": 0.01234 for name in MANY}}]).axes
     assert len(axis.texts) == len(MANY)
     assert not labels.texts_overlap(axis.texts)
     top = axis.get_window_extent().y1
     assert all(text.get_window_extent().y1 <= top for text in axis.texts)
-
-
-def test_a_legend_of_many_curves_stands_beside_them(figure_of):
     rows = [{"step": s, **{f"val/{name}": s for name in MANY}} for s in (1, 2)]
     _, axis = figure_of(rows).axes
     assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1
 
 
-def test_curves_are_a_picture(tmp_path):
-    curves.plot_curves(tmp_path, [*TRAINED, {"step": 2, "val/top1": 9.0}])
-    with Image.open(tmp_path / "curves.png") as picture:
-        assert picture.width > 1000
-    curves.plot_curves(tmp_path, [])
+MANY = [f"{kind}AP{end}" for kind in ("", "mask_") for end in ("", "50", "75", "_small", "_large")]

@@ -28,7 +28,6 @@ from tools import results
 from tools.cli.network_names import network_name
 from tools.comparing import paper_figures
 from tools.comparing.table import pareto
-from tools.config.lazy_groups import register_groups
 from tools.papers.published import load_rows
 from tools.runs.fingerprints import fingerprints
 from tools.runs.folder import differences, open_run_folder
@@ -39,25 +38,12 @@ TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
         "detection": DetectionTask, "segmentation": SegmentationTask}  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _backbones_are_options():
-    register_groups()
-
-
 @pytest.fixture
 def run(tmp_path):
     """Write a run folder with the settings of a real config."""
 
-    def write(
-        *overrides,
-        seed=0,
-        metrics=None,
-        parameters=5e6,
-        macs=1e9,
-        finished=True,
-        data=None,
-        network=None,
-    ):
+    def write(*overrides, seed=0, metrics=None, parameters=5e6, macs=1e9, finished=True, data=None,
+              network=None):  # fmt: skip
         config = composed(*overrides, f"seed={seed}")
         name = config["backbone"]["name"]
         parent = tmp_path / "outputs" / config["task_name"] / name
@@ -84,6 +70,17 @@ def shown(tmp_path, capsys):
         status = results.main([str(tmp_path / "outputs"), "format=json", *typed])
         out, err = capsys.readouterr()
         return (json.loads(out) if status == 0 else status), err
+
+    return show
+
+
+@pytest.fixture
+def printed(tmp_path, capsys):
+    """Return what the command prints, and its standard error."""
+
+    def show(*typed):
+        assert results.main([str(tmp_path / "outputs"), *typed]) == 0
+        return capsys.readouterr()
 
     return show
 
@@ -128,23 +125,18 @@ def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=
 @pytest.mark.parametrize(
     ("typed", "data", "said"),
     [
-        (["data.image_size=32"], data_summary(), "data.image_size=32"),
-        (["data=sample_transfer"], data_summary(), "data=sample_transfer"),
-        (
-            ["+data.augmentation.interpolation=bilinear"],
-            data_summary(),
-            "data.augmentation.interpolation=bilinear",
-        ),
-        (["data.sample_seed=1"], data_summary(), "data.sample_seed=1"),
-        (["trainer.limit_val_batches=2"], data_summary(), "trainer.limit_val_batches=2"),
+        *(([typed], data_summary(), typed.lstrip("+")) for typed in (
+            "data.image_size=32", "data=sample_transfer", "data.sample_seed=1",
+            "+data.augmentation.interpolation=bilinear", "trainer.limit_val_batches=2",
+        )),
         ([], data_summary(classes="beef00"), "classes 10 (beef00)"),
         ([], data_summary(number=8, classes="beef00"), "classes 8 (beef00)"),
         ([], data_summary(val="fade00"), "validation images 100 (fade00)"),
         ([], data_summary(images=50, val="fade00"), "validation images 50 (fade00)"),
         ([], None, "classes unknown"),
     ],
-)
-def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown, capsys, tmp_path):
+)  # fmt: skip
+def test_each_kind_of_evaluation_has_its_own_table(typed, data, said, run, shown, printed):
     run("backbone=deit_t", data=data_summary())
     run("backbone=deit_t", *typed, seed=1, data=data)
     run("backbone=deit_t_afbo", *typed, data=data)
@@ -155,10 +147,7 @@ def test_runs_of_other_evaluations_share_no_table(typed, data, said, run, shown,
     assert headings[0] not in headings[1:]
     assert headings[1] == headings[2]
     assert said in headings[1]
-    assert results.main([str(tmp_path / "outputs")]) == 0
-    text = capsys.readouterr().out
-    assert text.count("task=classification, ") == 2
-    one, other = text.split("task=classification, ")[1:]
+    one, other = printed().out.split("task=classification, ")[1:]
     assert (one.count("deit_t "), other.count("deit_t ")) >= (1, 1)
     assert "deit_t_afbo" not in one
 
@@ -182,23 +171,32 @@ def network_summary(backbone, **options):
         return describe_network(create_backbone(backbone, **options))
 
 
-def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, capsys, tmp_path):
-    """IFFN builds DeiT without its class token, whatever the other rows have."""
-    typed = {"deit_t": [], "deit_t_afbo": [], "deit_t_iffn": []}
-    for name, more in typed.items():
-        run(f"backbone={name}", *more, network=network_summary(name), data=data_summary())
+@pytest.fixture
+def described(run):
+    """Write a run folder that describes data and network."""
+
+    def write(name, *typed, network=None, **more):
+        network = network_summary(name) if network is None else network
+        return run(
+            f"backbone={name}", *typed, **{"network": network, "data": data_summary(), **more}
+        )
+
+    return write
+
+
+def test_iffn_shares_equal_terms_with_hosts_without_class_tokens(described, shown, printed):
+    """IFFN builds DeiT without its class token."""
+    for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
+        described(name)
     for name in ("deit_t", "deit_t_afbo"):
-        run(f"backbone={name}", "backbone.class_token=false", data=data_summary(),
-            network=network_summary(name, class_token=False))  # fmt: skip
-    assert results.main([str(tmp_path / "outputs"), "format=json"]) == 0
-    out, _ = capsys.readouterr()
-    terms = {f"{r['backbone']} {r['settings']}".strip(): r["terms"] for r in json.loads(out)}
+        network = network_summary(name, class_token=False)
+        described(name, "backbone.class_token=false", network=network)
+    terms = {f"{r['backbone']} {r['settings']}".strip(): r["terms"] for r in shown()[0]}
     without, token = (f"backbone.class_token={value}" for value in ("false", "true"))
     assert terms["deit_t_iffn"] == terms[f"deit_t {without}"] == terms[f"deit_t_afbo {without}"]
     assert terms[f"deit_t {token}"] == terms[f"deit_t_afbo {token}"]
     assert {terms["deit_t_iffn"], terms[f"deit_t {token}"]} == {"a", "b"}
-    assert results.main([str(tmp_path / "outputs")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed().out.splitlines()
     assert any("on equal terms apart from the mixer: a: " in line for line in lines)
     (line,) = (line for line in lines if "pooling mean of the map" in line)
     assert "class tokens 0, pooling mean of the map, backbone.class_token=false: " in line
@@ -207,51 +205,42 @@ def test_iffn_is_not_on_equal_terms_with_hosts_that_have_a_class_token(run, caps
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("backbone.drop_path_rate=0.2", "backbone.drop_path_rate=0.2"),
-        ("optimizer.lr=0.01", "optimizer.lr=0.01"),
-        ("trainer.max_epochs=9", "trainer.max_epochs=9"),
-        ("data.augmentation.shift=0.1", "data.augmentation.shift=0.1"),
-        ("trainer.limit_train_batches=7", "trainer.limit_train_batches=7"),
-        ("task.ema={decay: 0.9}", "task.ema.decay=0.9"),
-    ],
-)
-def test_differences_besides_the_mixer_are_listed(typed, said, run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
-    run("backbone=swin_t_afbo", typed, network=network_summary("swin_t_afbo"), data=data_summary())
-    assert results.main([str(tmp_path / "outputs")]) == 0
-    out = capsys.readouterr().out
+    "typed",
+    ["backbone.drop_path_rate=0.2", "optimizer.lr=0.01", "trainer.max_epochs=9",
+     "data.augmentation.shift=0.1", "trainer.limit_train_batches=7", "task.ema={decay: 0.9}"],
+)  # fmt: skip
+def test_differences_besides_the_mixer_are_listed(typed, described, printed):
+    described("swin_t")
+    described("swin_t_afbo", typed)
+    out, said = printed().out, typed.replace("={decay: 0.9}", ".decay=0.9")
     assert "besides the mixer these differ:" in out
     assert f"{said}: swin_t_afbo" in out
     assert "on equal terms" not in out
 
 
-def test_other_weights_of_the_same_mixer_and_hosts_are_named(run, capsys, tmp_path):
-    run("backbone=swin_t", network=network_summary("swin_t"), data=data_summary())
-    run("backbone=swin_t_afbo", network=network_summary("swin_t_afbo"), data=data_summary())
-    run("backbone=swin_t_afbo", "backbone.mixer.g2=6", network=network_summary("swin_t_afbo"),
-        data=data_summary())  # fmt: skip
-    run("backbone=deit_t", network=network_summary("deit_t"), data=data_summary(train=500))
+def test_other_weights_of_the_same_mixer_and_hosts_are_named(described, run, printed):
+    described("swin_t")
+    described("swin_t_afbo")
+    described("swin_t_afbo", "backbone.mixer.g2=6")
+    described("deit_t", data=data_summary(train=500))
     run("backbone=deit_t_afbo", data=data_summary(), seed=3)
-    assert results.main([str(tmp_path / "outputs")]) == 0
-    out = capsys.readouterr().out
-    assert "a: swin_t, swin_t_afbo backbone.mixer.g2=3, swin_t_afbo backbone.mixer.g2=6" in out
-    assert "host swin_t" in out
-    assert "host deit_t" in out
-    assert "training images 500: deit_t" in out
-    assert "not known to be on equal terms: deit_t_afbo (summary.json lacks the network)" in out
+    out = printed().out
+    for said in (
+        "a: swin_t, swin_t_afbo backbone.mixer.g2=3, swin_t_afbo backbone.mixer.g2=6",
+        "host swin_t", "host deit_t", "training images 500: deit_t",
+        "not known to be on equal terms: deit_t_afbo (summary.json lacks the network)",
+    ):  # fmt: skip
+        assert said in out
 
 
-def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
+def test_each_kind_of_evaluation_has_its_own_plot(run, printed, tmp_path):
     run("backbone=deit_t", data=data_summary())
     run("backbone=deit_t_afbo", data=data_summary(), macs=2e9)
     run("backbone=deit_t", "data.image_size=32", data=data_summary())
     path = tmp_path / "plot.svg"
-    assert results.main([str(tmp_path / "outputs"), "plot=macs", f"out={path}"]) == 0
+    err = printed("plot=macs", f"out={path}").err
     assert not path.exists()
     first, second = (path.with_stem(f"plot_{number}") for number in (1, 2))
-    err = capsys.readouterr().err
     assert f"plot: {first}\n" in err
     assert f"plot: {second}\n" in err
     assert "deit_t_afbo" in first.read_text()
@@ -259,15 +248,14 @@ def test_plots_of_other_evaluations_are_other_pictures(run, capsys, tmp_path):
     assert "data.image_size=32" in second.read_text()
 
 
-def test_a_plot_lists_differences(run, capsys, tmp_path):
+def test_a_plot_lists_differences(described, printed, tmp_path):
     for name in ("deit_t", "deit_t_afbo", "deit_t_iffn"):
-        run(f"backbone={name}", network=network_summary(name), data=data_summary())
+        described(name)
     path = tmp_path / "plot.svg"
-    assert results.main([str(tmp_path / "outputs"), "plot=params", f"out={path}"]) == 0
+    printed("plot=params", f"out={path}")
     drawn = path.read_text()
-    assert "pooling mean of the map" in drawn
-    assert "<!-- deit_t_afbo (a) -->" in drawn
-    assert "<!-- deit_t_iffn -->" in drawn
+    for said in ("pooling mean of the map", "<!-- deit_t_afbo (a) -->", "<!-- deit_t_iffn -->"):
+        assert said in drawn
 
 
 def test_rows_name_settings_that_change_the_metric(run, shown):
@@ -301,18 +289,15 @@ def test_the_row_of_robustness_sets_is_one_that_reports_them(monkeypatch):
     assert paper_figures._find_robustness_row(SimpleNamespace(task="classification")) is robust
 
 
-def test_settings_without_effect_do_not_separate_runs(run, shown):
+def test_runs_are_separated_by_settings_with_an_effect(run, shown):
     run("backbone=deit_t", seed=0)
     run("backbone=deit_t", "data.num_workers=2", "logger=csv", "callbacks.top_k=3",
         "trainer.log_every_n_steps=1", "data.root=/elsewhere", seed=1)  # fmt: skip
     assert [record["runs"] for record in shown()[0]] == [2]
-
-
-def test_the_folder_of_real_data_separates_runs_unless_it_is_free(run, shown):
     for seed, root in enumerate(("/data/imagenet", "/data/other")):
-        run("backbone=deit_t", "data=imagenet", f"data.root={root}", seed=seed)
-    assert [record["runs"] for record in shown()[0]] == [1, 1]
-    assert [record["runs"] for record in shown("free=data.root")[0]] == [2]
+        run("backbone=deit_s", "data=imagenet", f"data.root={root}", seed=seed)
+    for typed, runs in ((), [1, 1]), (("free=data.root",), [2]):
+        assert [one["runs"] for one in shown(*typed)[0] if one["backbone"] == "deit_s"] == runs
 
 
 def test_a_seed_that_was_run_twice_counts_once(run, shown):
@@ -325,33 +310,29 @@ def test_a_seed_that_was_run_twice_counts_once(run, shown):
 
 def test_unfinished_failed_and_broken_runs_are_named(run, shown):
     run("backbone=deit_t")
-    cut = run("backbone=deit_t", seed=1, finished=False)
+    cut, failed, odd = (run("backbone=deit_t", seed=s, finished=False) for s in (1, 2, 7))
     (cut / "metrics.csv").write_text("step,epoch,train/loss\n4,0,1.5\n9,1,1.2\n14,1")
-    failed = run("backbone=deit_t", seed=2, finished=False)
     with pytest.raises(ValueError, match="the loss"), recording_failure(failed):
         raise ValueError("the loss is nan\nat once")
-    half = run("backbone=deit_t", seed=3)
+    (odd / "metrics.csv").write_bytes(b"\xff\xfe\x00")
+    half, yaml_broken, lacking = (run("backbone=deit_t", seed=seed) for seed in (3, 4, 6))
     (half / "summary.json").write_text('{"metrics": {"top1": 1')
-    yaml_broken = run("backbone=deit_t", seed=4)
     (yaml_broken / "config.yaml").write_text("a: [1")
     nan = run("backbone=deit_t", seed=5, metrics={"top1": float("nan")})
-    lacking = run("backbone=deit_t", seed=6)
     (lacking / "summary.json").write_text('{"metrics": {"top1": 1}}')
-    odd = run("backbone=deit_t", seed=7, finished=False)
-    (odd / "metrics.csv").write_bytes(b"\xff\xfe\x00")
     run("backbone=deit_t", "mode=test", f"ckpt={__file__}")
     records, err = shown()
     assert [record["runs"] for record in records] == [1]
-    lines = err.splitlines()
-    said = {folder: next(line for line in lines if str(folder) in line)
-            for folder in (cut, failed, half, yaml_broken, nan, lacking, odd)}  # fmt: skip
-    assert "not finished: logged last at step 9, epoch 2 of" in said[cut]
-    assert said[failed].endswith("failed: the loss is nan")
-    assert "summary.json cannot be read" in said[half]
-    assert "config.yaml cannot be read" in said[yaml_broken]
-    assert said[nan].endswith("failed: top1 must be a finite number")
-    assert "summary.json is damaged: the entry parameters is missing" in said[lacking]
-    assert "metrics.csv lacks a complete line" in said[odd]
+    for folder, said in {
+        cut: "not finished: logged last at step 9, epoch 2 of",
+        failed: "failed: the loss is nan\n",
+        half: "summary.json cannot be read",
+        yaml_broken: "config.yaml cannot be read",
+        nan: "failed: top1 must be a finite number\n",
+        lacking: "summary.json is damaged: the entry parameters is missing",
+        odd: "metrics.csv lacks a complete line",
+    }.items():
+        assert said in next(line for line in err.splitlines(True) if str(folder) in line)
     assert "1 evaluations (mode=validate, test or predict) are left out" in err
 
 
@@ -379,14 +360,11 @@ def published(run):
                              data=data)  # fmt: skip
 
 
-def test_a_published_row_is_compared_with_the_paper(published, shown):
+def test_published_rows_alone_are_compared_with_the_paper(published, shown, run):
     records, err = shown()
     assert err == ""
     assert (records[0]["top1_paper"], records[0]["paper"]) == (74.6, "AFBO Table 2")
     assert records[0]["top1_difference"] == pytest.approx(-0.3)
-
-
-def test_another_run_than_the_published_one_is_not_compared(published, run, shown):
     published("trainer.max_epochs=10")
     run("backbone=deit_t_afbo", "paper={name: afbo, table: 2}", seed=6)
     run("experiment=afbo_t2_swin_t_afbo", "data.root=/data/imagenet", parameters=28000000)
@@ -396,28 +374,29 @@ def test_another_run_than_the_published_one_is_not_compared(published, run, show
     assert "28000000 parameters instead of 27940450, so the model or classes differ" in err
 
 
-@pytest.mark.parametrize("form", ["markdown", "latex", "csv", "table"])
-def test_formats(form, run, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [("markdown", "| deit_t | 1 | 61.25 | - |"), ("latex", r"deit\_t & 1 & 61.25 & - &"),
+     ("csv", "classification,deit_t,,1,61.25,,"), ("table", "task=segmentation\n")],
+)  # fmt: skip
+def test_formats(form, part, run, printed, tmp_path):
     run("backbone=deit_t", metrics={"top1": 61.25})
     run("backbone=swin_t", "task=segmentation", metrics={"mIoU": 41.5})
     out = tmp_path / "table.txt"
-    assert results.main([str(tmp_path / "outputs"), f"format={form}", f"out={out}"]) == 0
-    text, printed = out.read_text(), capsys.readouterr().out
-    assert printed == ""
-    for word in ("61.25", "41.5", "mIoU"):
-        assert word in text
-    parts = {"markdown": "| deit_t | 1 | 61.25 | - |", "latex": r"deit\_t & 1 & 61.25 & - &",
-             "csv": "classification,deit_t,,1,61.25,,", "table": "task=segmentation\n"}  # fmt: skip
-    assert parts[form] in text
+    assert printed(f"format={form}", f"out={out}").out == ""
+    text = out.read_text()
+    assert all(word in text for word in ("61.25", "41.5", "mIoU", part))
+
+
+IMAGENET = ("data=imagenet", "data.root=/x", CROP)
 
 
 @pytest.mark.parametrize("cost", ["params", "macs"])
-def test_plot(cost, published, run, tmp_path, capsys):
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
+def test_plot(cost, published, run, printed, tmp_path):
+    run("backbone=deit_t", *IMAGENET, metrics={"top1": 72.0}, macs=2e8,
+        data=data_summary(images=50000, number=1000))  # fmt: skip
     path = tmp_path / "plot.png"
-    assert results.main([str(tmp_path / "outputs"), f"plot={cost}", f"out={path}"]) == 0
-    err = capsys.readouterr().err
+    err = printed(f"plot={cost}", f"out={path}").err
     assert f"plot: {path}" in err
     assert "only has points of runs" not in err
     assert matplotlib.image.imread(path).std() > 0.02
@@ -431,78 +410,56 @@ def gone():
 
 
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
-def test_a_removed_backbone_keeps_its_own_point(cost, published, run, gone, tmp_path, capsys):
+def test_a_removed_backbone_keeps_its_own_point(cost, published, run, gone, printed, tmp_path):
     published()
-    run("backbone=deit_t_afbo", "data=imagenet", "data.root=/x", CROP,
-        "paper={name: afbo, table: 2}", data=data_summary(images=50000, number=1000))  # fmt: skip
-    run("backbone=deit_t", "data=imagenet", "data.root=/x", CROP, metrics={"top1": 72.0},
-        macs=2e8, data=data_summary(images=50000, number=1000))  # fmt: skip
+    data = data_summary(images=50000, number=1000)
+    run("backbone=deit_t_afbo", *IMAGENET, "paper={name: afbo, table: 2}", data=data)
+    run("backbone=deit_t", *IMAGENET, metrics={"top1": 72.0}, macs=2e8, data=data)
     gone("afbo")
     path = tmp_path / "plot.svg"
-    options = [f"plot={cost}", f"out={path}", "by=backbone,data.root"]
-    assert results.main([str(tmp_path / "outputs"), *options]) == 0
-    out, err = capsys.readouterr()
+    out, err = printed(f"plot={cost}", f"out={path}", "by=backbone,data.root")
     assert "deit_t_afbo" in out
     missing = "backbone deit_t_afbo is not in this checkout"
     assert err.count(f"not compared with afbo, Table 2: {missing}\n") == 2
     assert err.count(f"{missing}, so papers' points are missing\n") == 1
     drawn = path.read_text()
-    for name in ("deit_t", "deit_t_afbo"):  # in the legend
-        assert drawn.count(f"<!-- {name} -->") == 1
-    for name in ("deit_t /x", "deit_t_afbo /x", "deit_t_afbo /data/imagenet"):  # at their points
+    for name in ("deit_t", "deit_t_afbo",  # in the legend, then at their points
+                 "deit_t /x", "deit_t_afbo /x", "deit_t_afbo /data/imagenet"):  # fmt: skip
         assert drawn.count(f"<!-- {name} -->") == 1
 
 
-def test_a_removed_backbone_is_not_timed(run, gone, tmp_path, capsys):
+def test_latency_is_measured_here_without_removed_backbones(run, gone, printed, tmp_path, capsys):
     folder = run("backbone=deit_t_afbo", "backbone.img_size=64")
     run("backbone=deit_t", "backbone.img_size=64")
     gone("afbo")
-    options = ["plot=latency", f"out={tmp_path / 'plot.png'}"]
-    assert results.main([str(tmp_path / "outputs"), *options]) == 0
     text = "deit_t_afbo is left out of the plot, because timing failed: there is no backbone called"
-    assert text in capsys.readouterr().err
-    assert (tmp_path / "plot.png").is_file()
-    assert results.main([str(folder), *options]) == 2
+    err = printed("plot=latency").err
+    assert text in err
+    assert "timed with" in err
+    assert results.main([str(folder), "plot=latency", f"out={tmp_path / 'plot.png'}"]) == 2
     assert "pass plot=params or plot=macs" in capsys.readouterr().err
-
-
-def test_latency_is_measured_here(run, tmp_path, capsys):
-    run("backbone=deit_t", "backbone.img_size=64")
-    assert results.main([str(tmp_path / "outputs"), "plot=latency"]) == 0
-    path = tmp_path / "outputs/classification/deit_t/results_classification_latency.png"
-    assert path.is_file()
-    assert "timed with" in capsys.readouterr().err
-
-
-def test_pareto_line():
-    assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)], "max") == [1, 0, 4]
-    assert pareto([(2, 5), (1, 3), (3, 4), (4, 1)], "min") == [1, 3]
+    drawn = (tmp_path / "outputs/classification").rglob("results_classification_latency.png")
+    assert len(list(drawn)) == 1
 
 
 def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
     run("backbone=deit_t", finished=False)
-    assert shown()[1].splitlines()[-1] == (
-        "results.py: none of 1 runs is a finished training run"
-    )  # fmt: skip
+    last = shown()[1].splitlines()[-1]
+    assert last == "results.py: none of 1 runs is a finished training run"
     run("backbone=deit_t")
     assert "did you mean optimizer.lr" in shown("by=optimizer.lrr")[1]
     assert "did you mean metric=?" in shown("metrix=top1")[1]
-    assert results.main([str(tmp_path / "nowhere")]) == 2
-    assert results.main([str(tmp_path)]) == 0
     (tmp_path / "empty").mkdir()
-    assert results.main([str(tmp_path / "empty")]) == 2
+    for folder, status in (("nowhere", 2), ("", 0), ("empty", 2)):
+        assert results.main([str(tmp_path / folder)]) == status
     assert "no run folder found" in capsys.readouterr().err
 
 
-def test_headlines_equal_those_of_the_tasks():
+def test_headlines_and_pareto_lines():
     known = {name: family.table_metric for name, family in families().items()}
     assert {task: cls.headline[0] for task, cls in TASK.items()} == known
-
-
-def test_help_lists_all_keys(capsys):
-    assert results.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(f"{key}=" in text for key in results.DEFAULTS)
+    assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)], "max") == [1, 0, 4]
+    assert pareto([(2, 5), (1, 3), (3, 4), (4, 1)], "min") == [1, 3]
 
 
 @pytest.mark.slow
@@ -564,55 +521,44 @@ def test_fingerprints_of_detection_include_the_annotations(tmp_path):
 
 
 TOKENS = "backbone.token_mixer="
-WITH_DEFAULTS = [
-    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe}}"]),
-    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe, sigma: gamma_gammaT, groups: [8,16,32,64]}}"]),
-    ([f"{TOKENS}sbm"], [f"{TOKENS}{{name: sbm, rank: 64, use_gate: true}}"]),
-    ([], ["+optimizer.eps=1e-8"]),
-    ([], ["+optimizer.reference_batch=null"]),
-    (["optimizer.name=sgd"], ["optimizer.name=sgd", "+optimizer.momentum=0"]),
-    ([], ["+schedule.power=1.0"]),
-    ([], ["+schedule.by_epoch=false"]),
-    ([], ["++head.drop=0.0"]),
-    ([], ["++head.label_smoothing=0.0"]),
-    ([], ["++task.check_patches=true"]),
-    ([], ["++data.token_boxes=image"]),
-    (["backbone=deit_t"], ["backbone=deit_t", "backbone.mixer.drop=0.0"]),
-]
-CHANGED = [
-    ([f"{TOKENS}ggqpe"], [f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "sigma"),
+GGQPE = f"{TOKENS}ggqpe"
+# Options of two runs, and the option by which they differ, if any.
+SAME_OR_OTHER = [
+    ([GGQPE], [f"{TOKENS}{{name: ggqpe}}"], None),
+    ([GGQPE], [f"{TOKENS}{{name: ggqpe, sigma: gamma_gammaT, groups: [8,16,32,64]}}"], None),
+    ([f"{TOKENS}sbm"], [f"{TOKENS}{{name: sbm, rank: 64, use_gate: true}}"], None),
+    ([], ["+optimizer.eps=1e-8"], None),
+    ([], ["+optimizer.reference_batch=null"], None),
+    (["optimizer.name=sgd"], ["optimizer.name=sgd", "+optimizer.momentum=0"], None),
+    ([], ["+schedule.power=1.0"], None),
+    ([], ["+schedule.by_epoch=false"], None),
+    ([], ["++head.drop=0.0"], None),
+    ([], ["++head.label_smoothing=0.0"], None),
+    ([], ["++task.check_patches=true"], None),
+    ([], ["++data.token_boxes=image"], None),
+    (["backbone=deit_t"], ["backbone=deit_t", "backbone.mixer.drop=0.0"], None),
+    ([GGQPE], [f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "sigma"),
     ([], ["+optimizer.eps=1e-6"], "optimizer.eps"),
     ([], ["+schedule.power=2.0"], "schedule.power"),
     ([], ["++head.drop=0.1"], "head.drop"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    rest_slow_pairs(WITH_DEFAULTS, WITH_DEFAULTS[1:4]),
-    ids=lambda words: " ".join(words),
+    ("one", "other", "named"),
+    rest_slow_pairs(SAME_OR_OTHER, [*SAME_OR_OTHER[1:4], SAME_OR_OTHER[13]]),
+    ids=str,
 )
-def test_an_option_with_its_default_makes_no_other_row(one, other, run, shown):
-    run(*one, seed=0)
-    folder = run(*other, seed=1)
-    assert [record["runs"] for record in shown()[0]] == [2]
-    same = composed(*one, "seed=1")
-    assert differences(folder, same) == []  # and the run can still be resumed
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "named"), rest_slow_pairs(CHANGED, CHANGED[:1]), ids=lambda words: str(words)
-)
-def test_an_option_with_another_value_makes_a_row(one, other, named, run, shown):
+def test_only_another_value_than_the_default_makes_a_row(one, other, named, run, shown):
     run(*one, seed=0)
     folder = run(*other, seed=1)
     records, _ = shown()
-    assert [record["runs"] for record in records] == [1, 1]
-    assert named in " ".join(record["settings"] for record in records)
-    assert differences(folder, composed(*one, "seed=1"))
+    assert [record["runs"] for record in records] == ([1, 1] if named else [2])
+    assert (named or "") in " ".join(record["settings"] for record in records)
+    assert bool(differences(folder, composed(*one, "seed=1"))) == bool(named)  # may not be resumed
 
 
-def test_token_mixers_are_named_in_tables_and_plots(run, shown, tmp_path):
+def test_token_mixers_are_named_in_tables_plots_and_folders(run, shown, tmp_path):
     run("backbone=deit_t")
     run("backbone=deit_t", f"{TOKENS}sbm", macs=2e9)
     run("backbone=deit_t", f"{TOKENS}{{name: ggqpe, sigma: alpha}}", macs=3e9)
@@ -622,9 +568,6 @@ def test_token_mixers_are_named_in_tables_and_plots(run, shown, tmp_path):
     names = ["deit_t", "deit_t+ggqpe", "deit_t+sbm", "posmlp_t_lrpe"]
     assert sorted(record["backbone"] for record in records) == names
     assert all(f"<!-- {name} -->" in path.read_text() for name in names)
-
-
-def test_folders_carry_the_token_mixer(tmp_path):
     for words, name in (([], "deit_t"), ([f"{TOKENS}sbm"], "deit_t+sbm"),
                         ([f"{TOKENS}{{name: ggqpe, sigma: alpha}}"], "deit_t+ggqpe")):  # fmt: skip
         config = composed("backbone=deit_t", *words, f"output_dir={tmp_path}")

@@ -9,12 +9,11 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from tests.families import rest_slow
-from tests.runs import composed, run_here
+from tests.runs import completed, composed, run_here, write_run
 from tools.cli.errors import one_line_errors
 from tools.config import overrides
 from tools.config import run_config as run_config
 from tools.config.config_checks import resolve_config
-from tools.config.lazy_groups import register_groups
 
 
 @functools.cache
@@ -25,31 +24,29 @@ def config_text(*overrides):
 @pytest.fixture
 def run_folder(tmp_path):
     """Run folder of a command, with a dummy checkpoint."""
-    register_groups()
 
-    def make(*overrides, name="run"):
-        folder = tmp_path / name
-        (folder / "checkpoints").mkdir(parents=True)
-        (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
-        (folder / "config.yaml").write_text(config_text(*overrides))
-        return folder
-
-    return make
+    return lambda *typed, name="run": write_run(tmp_path / name, config_text(*typed))
 
 
 def evaluated(folder, *typed, mode="test"):
     """Compose the config of an evaluation."""
-    overrides = [f"mode={mode}", f"ckpt={folder}", *typed]
-    return resolve_config(run_config.job_config(overrides))
+    return resolve_config(run_config.job_config([f"mode={mode}", f"ckpt={folder}", *typed]))
+
+
+def saved(folder):
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def save(folder, config):
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 def differences_from_run(folder, *typed):
     """Return the differences between an evaluation and its run, by name."""
-    before = yaml.safe_load((folder / "config.yaml").read_text())
-    now = evaluated(folder, *typed)
-    flat = [run_config.flatten({g: c[g] for g in run_config.IDENTITY}) for c in (before, now)]
-    return {key: flat[1].get(key) for key in {**flat[0], **flat[1]}
-            if flat[0].get(key) != flat[1].get(key) and key != "backbone.pretrained"}  # fmt: skip
+    before, now = (run_config.flatten({g: config[g] for g in run_config.IDENTITY})
+                   for config in (saved(folder), evaluated(folder, *typed)))  # fmt: skip
+    return {key: now.get(key) for key in {**before, **now}
+            if before.get(key) != now.get(key) and key != "backbone.pretrained"}  # fmt: skip
 
 
 RUNS = {
@@ -72,18 +69,22 @@ def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
     assert differences_from_run(folder, *RUNS[name]) == {}  # the same command again
 
 
-def test_a_checkpoint_finds_its_folder(run_folder):
-    file = run_folder(*RUNS["detection"]) / "checkpoints" / "best.ckpt"
-    assert evaluated(file)["head"]["anchor_scale"] == 4
+def test_a_checkpoint_and_latest_find_their_folder(run_folder, tmp_path):
+    folder = run_folder(*RUNS["detection"])
+    best = folder / "checkpoints" / "best.ckpt"
+    assert evaluated(best)["head"]["anchor_scale"] == 4
+    (tmp_path / "latest").symlink_to(folder.name)
+    config = evaluated(tmp_path / "latest")
+    assert (config["head"]["anchor_scale"], config["ckpt"]) == (4, str(best))
 
 
 def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
     folder = run_folder("backbone=swin_t")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = saved(folder)
     config["data"]["augmentation"]["mean"] = [0.5, 0.5, 0.5]
     config["data"]["image_size"] = 96
     del config["data"]["train_copies"]
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    save(folder, config)
     assert differences_from_run(folder) == {}
     assert differences_from_run(folder, "data.train_copies=2") == {"data.train_copies": 2}
 
@@ -137,9 +138,9 @@ def test_typed_options_win(run, typed, expected, run_folder):
 
 def test_initial_weights_are_not_read_again(run_folder):
     folder = run_folder("task=transfer")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = saved(folder)
     config["backbone"]["pretrained"] = "/gone"
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    save(folder, config)
     assert evaluated(folder)["backbone"]["pretrained"] is None
     assert evaluated(folder, "backbone.pretrained=/gone")["backbone"]["pretrained"] is None
 
@@ -163,7 +164,6 @@ def test_differences_are_named_in_one_line(run_folder, caplog):
 
 
 def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplog):
-    register_groups()
     (tmp_path / "config.yaml").write_text("of: something else")
     (tmp_path / "weights").mkdir()
     lone = tmp_path / "weights" / "best.ckpt"
@@ -172,14 +172,6 @@ def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplo
     assert config["backbone"]["name"] == "swin_t"
     assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
     assert f"{lone} is not in a run folder" in logged_text(config, caplog)
-
-
-def test_latest_is_followed_and_the_run_itself_is_kept(run_folder, tmp_path):
-    folder = run_folder("backbone=swin_t")
-    (tmp_path / "latest").symlink_to(folder.name)
-    config = evaluated(tmp_path / "latest")
-    assert config["backbone"]["name"] == "swin_t"
-    assert config["ckpt"] == str(folder / "checkpoints" / "best.ckpt")
 
 
 def error_text(capsys, folder, *typed, mode="test"):
@@ -223,15 +215,12 @@ def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsy
         ("_target_: os.system", "the entry backbone is missing"),
         ("{task_name: detection, backbone: {name: deit_t}}", "the entry head is missing"),
         ("{task_name: detection, backbone: deit_t}", "backbone must be a dictionary, got 'deit_t'"),
-        (
-            "{task_name: classification, backbone: {name: deit_t, img_size: '${oc.env:HOME}'}, "
-            "head: {_target_: heads.linear.LinearClassifier}, data: {_target_: x}, "
-            "task: {_target_: y}}",
-            "refers in backbone to other values",
-        ),
+        ("{task_name: classification, backbone: {name: deit_t, img_size: '${oc.env:HOME}'}, head: "
+         "{_target_: heads.linear.LinearClassifier}, data: {_target_: x}, task: {_target_: y}}",
+         "refers in backbone to other values"),
         (b"\xff\xfe\x00", "byte 0 is not UTF-8"),
     ],
-)
+)  # fmt: skip
 def test_a_foreign_config_is_rejected(content, message, run_folder, capsys):
     folder = run_folder()
     content = content if isinstance(content, bytes) else content.encode()
@@ -245,11 +234,10 @@ def test_a_foreign_config_is_rejected(content, message, run_folder, capsys):
 @pytest.mark.slow
 def test_a_config_of_an_unknown_task_or_backbone(run_folder, capsys):
     folder = run_folder()
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "task_name": "depth"}))
+    config = saved(folder)
+    save(folder, {**config, "task_name": "depth"})
     assert "has the unknown task 'depth'; known: classification" in error_text(capsys, folder)
-    backbone = {**config["backbone"], "name": "deit_tt"}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "backbone": backbone}))
+    save(folder, {**config, "backbone": {**config["backbone"], "name": "deit_tt"}})
     assert "did you mean deit_t" in error_text(capsys, folder)
 
 
@@ -257,8 +245,8 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     folder = run_folder()
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
-    config = evaluated(folder)
-    (evaluation / "config.yaml").write_text(yaml.safe_dump(config))
+    save(evaluation, evaluated(folder))
+    assert not HydraConfig.initialized()  # composing leaves none behind
     text = error_text(capsys, evaluation)
     assert "belongs to an evaluation (mode=test), which saves no weights" in text
     assert f"ckpt={folder / 'checkpoints' / 'best.ckpt'}" in text
@@ -273,9 +261,8 @@ def test_hydra_can_compose_the_command_from_the_files(run_folder):
     given = overrides.process_arguments(typed)
     assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
                      "trainer=cpu", "task=detection"]  # fmt: skip
-    assert (
-        overrides.process_arguments(given) == given
-    )  # processes of a run start with the result again
+    # Processes of a run start with the result again.
+    assert overrides.process_arguments(given) == given
     assert run_config.compose_config(given).head.name == "retinanet"
     assert run_config.job_config(given)["overrides"][:3] == typed[:3]
     for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
@@ -306,12 +293,6 @@ def test_a_swin_is_tested_at_the_size_that_it_was_trained_at(tmp_path, capsys, c
     tested = json.loads((ended.folder() / "summary.json").read_text())
     assert (tested["metrics"], tested["macs_at"]) == (summary["metrics"], [96, 96])
     caplog.set_level("INFO")
-    ended = run_here([*base, "data.image_size=64"], capsys)
-    assert ended.status == 0, ended.err
+    ended = completed([*base, "data.image_size=64"], capsys)
     assert "differs from the run: " in caplog.text
     assert "backbone.img_size 64 (run: 96)" in caplog.text
-
-
-def test_no_config_of_hydra_is_left_behind(run_folder):
-    evaluated(run_folder())
-    assert not HydraConfig.initialized()

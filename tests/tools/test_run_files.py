@@ -30,14 +30,14 @@ def test_wrong_kinds_of_files_are_named(name, kind, folder):
     if name in ("metrics.csv", "error.txt"):
         (folder / "summary.json").unlink()
     (folder / name).unlink(missing_ok=True)
-    path = folder / name
-    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path),
-     "link to a device": lambda: path.symlink_to("/dev/zero")}[kind]()  # fmt: skip
+    path, reason = folder / name, "cannot be read (it is a folder, pipe or device)"
+    if kind == "link to a device":
+        path.symlink_to("/dev/zero")
+        reason = "is a link, which is not followed"
+    else:
+        (os.mkdir if kind == "folder" else os.mkfifo)(path)
     found = read_run(folder)
-    expected = {
-        "link to a device": "is a link, which is not followed",
-    }.get(kind, "cannot be read (it is a folder, pipe or device)")
-    assert (found.status, found.reason) == ("unreadable", f"{name} {expected}")
+    assert (found.status, found.reason) == ("unreadable", f"{name} {reason}")
 
 
 BOMB = "a: &a [x]\n" + "".join(
@@ -45,25 +45,24 @@ BOMB = "a: &a [x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [BOMB, "a: &a [*a]", "[" * 10**5, "{a: " * 10**4, "a: 2020-01-01", "a: !!set {b}",
-     "a: &a {b: 1}\nc: {<<: *a}", f"a: {10**30}", "a: [1", "a: !!python/object:os.system {}",
-     "a" * (2**24 + 1)],
-    ids=lambda text: text[:12],
+YAMLS = (
+    BOMB, "a: &a [*a]", "[" * 10**5, "{a: " * 10**4, "a: 2020-01-01", "a: !!set {b}",
+    "a: &a {b: 1}\nc: {<<: *a}", f"a: {10**30}", "a: [1", "a: !!python/object:os.system {}",
+    "a" * (2**24 + 1),
 )  # fmt: skip
-def test_yaml_without_end_is_named(text, tmp_path):
-    (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(DamagedFile, match=r"a\.yaml cannot be read \(") as refused:
-        read_yaml(tmp_path / "a.yaml")
+JSONS = ("[" * 10**5, "{", "9" * 5000, "1" * 30, "\x00")
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [*((read_yaml, text) for text in YAMLS), *((read_json, text) for text in JSONS)],
+    ids=lambda value: value[:12] if isinstance(value, str) else value.__name__,
+)
+def test_files_without_end_are_named(read, text, tmp_path):
+    (tmp_path / "a.x").write_text(text)
+    with pytest.raises(DamagedFile, match=r"a\.x cannot be read \(") as refused:
+        read(tmp_path / "a.x")
     assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("text", ["[" * 10**5, "{", "9" * 5000, "1" * 30, "\x00"])
-def test_json_without_end_is_named(text, tmp_path):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(DamagedFile, match=r"a\.json cannot be read \("):
-        read_json(tmp_path / "a.json")
 
 
 def change_value(content, path, value):
@@ -76,33 +75,35 @@ def change_value(content, path, value):
     return content
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [("task_name", 3), ("task_name", "a/b"), ("backbone", None), ("backbone.name", "../x"),
-     ("head", []), ("data._target_", 1), ("seed", "x"), ("seed", -1), ("mode", "train"),
-     ("overrides", 3), ("overrides", [1]), ("paper", "afbo"), ("paper", {"table": []}),
-     ("protocol", ["x"]), ("trainer", 3), ("data.a b", 1), ("head.x", "${oc.env:HOME}")],
-)  # fmt: skip
-def test_a_config_of_other_types_is_named(path, value, folder):
-    (folder / "config.yaml").write_text(yaml.safe_dump(change_value(CONFIG, path, value)))
-    with pytest.raises(DamagedFile, match=r"config\.yaml is damaged: "):
-        read_run_config(folder / "config.yaml")
-    assert read_run(folder).reason.startswith("config.yaml is damaged: ")
+CHANGES = {
+    "config": [
+        ("task_name", 3), ("task_name", "a/b"), ("backbone", None), ("backbone.name", "../x"),
+        ("head", []), ("data._target_", 1), ("seed", "x"), ("seed", -1), ("mode", "train"),
+        ("overrides", 3), ("overrides", [1]), ("paper", "afbo"), ("paper", {"table": []}),
+        ("protocol", ["x"]), ("trainer", 3), ("data.a b", 1), ("head.x", "${oc.env:HOME}"),
+    ],
+    "summary": [
+        ("metrics", None), ("metrics", []), ("metrics.top1", "x"), ("metrics.top1", [1]),
+        ("parameters", "x"), ("seconds", None), ("backbone_macs", {}), ("macs_at", []),
+        ("macs_at", 64), ("network", []), ("data", 3), ("data", {"images": {"val": "x"}}),
+        ("data", {"fingerprints": {"val": 3}}), ("paper", {"row": 1}), ("overrides", "x"),
+        ("images_per_second", 3.0), ("num_workers", "x"),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [("metrics", None), ("metrics", []), ("metrics.top1", "x"), ("metrics.top1", [1]),
-     ("parameters", "x"), ("seconds", None), ("backbone_macs", {}), ("macs_at", []),
-     ("macs_at", 64), ("network", []), ("data", 3), ("data", {"images": {"val": "x"}}),
-     ("data", {"fingerprints": {"val": 3}}), ("paper", {"row": 1}), ("overrides", "x"),
-     ("images_per_second", 3.0), ("num_workers", "x")],
-)  # fmt: skip
-def test_a_summary_of_other_types_is_named(path, value, folder):
-    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, path, value)))
-    with pytest.raises(DamagedFile, match=r"summary\.json is damaged: "):
-        read_summary(folder / "summary.json")
-    assert read_run(folder).reason.startswith("summary.json is damaged: ")
+    ("kind", "path", "value"), [(kind, *one) for kind in CHANGES for one in CHANGES[kind]]
+)
+def test_a_config_or_summary_of_other_types_is_named(kind, path, value, folder):
+    content, name, read = {
+        "config": (CONFIG, "config.yaml", read_run_config),
+        "summary": (SUMMARY, "summary.json", read_summary),
+    }[kind]
+    (folder / name).write_text(json.dumps(change_value(content, path, value)))
+    with pytest.raises(DamagedFile, match=rf"{name} is damaged: "):
+        read(folder / name)
+    assert read_run(folder).reason.startswith(f"{name} is damaged: ")
 
 
 @pytest.mark.parametrize(
@@ -117,27 +118,21 @@ def test_classes_of_other_cells_are_named_or_left_out(text, tmp_path):
         read_classes(tmp_path / "classes.csv")
 
 
-def test_an_endless_cell_only_loses_its_line(tmp_path):
+def test_endless_cells_and_unreadable_texts(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n1,2\n2," + "9" * 140_000 + "\n3,4\n")
     assert read_rows(tmp_path / "metrics.csv") == [{"step": 1, "loss": 2}, {"step": 3, "loss": 4}]
     assert list(read_csv(tmp_path / "metrics.csv"))[2] == []
-
-
-def test_a_summary_is_valid_json():
-    content = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
-    assert json.dumps(_valid_json(content), allow_nan=False) == (
-        '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
-    )
-
-
-def test_null_in_a_summary_is_nan(folder):
-    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
-    assert read_run(folder).reason == "top1 must be a finite number"
-
-
-def test_read_text_names_unreadable_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "none")
     (tmp_path / "a").write_bytes(b"ab\xff")
     with pytest.raises(DamagedFile, match="byte 2 is not UTF-8"):
         read_text(tmp_path / "a")
+
+
+def test_a_summary_is_valid_json_and_null_is_nan(folder):
+    content = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
+    assert json.dumps(_valid_json(content), allow_nan=False) == (
+        '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+    )
+    (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
+    assert read_run(folder).reason == "top1 must be a finite number"

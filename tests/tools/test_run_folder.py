@@ -14,18 +14,15 @@ from tools.runs import folder as run_folder
 from tools.runs import lock as run_lock
 
 
-def test_two_runs_within_a_second_have_their_own_folders(tmp_path):
-    folders = {run_folder.new_run_folder(tmp_path, "fit") for _ in range(5)}
-    assert len(folders) == 5
-    assert all(folder.is_dir() for folder in folders)
-
-
-def test_latest_points_to_the_newest_run(tmp_path):
+def test_new_folders_of_runs_and_the_latest(tmp_path):
     for _ in range(2):
         folder = run_folder.new_run_folder(tmp_path, "fit")
         run_folder.mark_latest(folder)
         assert (tmp_path / "latest").resolve() == folder
     assert len(list(tmp_path.iterdir())) == 3
+    folders = {run_folder.new_run_folder(tmp_path, "fit") for _ in range(5)}
+    assert len(folders) == 5
+    assert all(folder.is_dir() for folder in folders)
 
 
 def folder_config(output_dir):
@@ -59,6 +56,22 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
+    swept = ["seed=1", "optimizer.lr=1e-4", "+data.classes=[a,b c]"]
+    folder = run_folder.new_run_folder(tmp_path, "fit", swept)
+    assert folder.name.endswith("_seed-1_optimizer.lr-1e-4_data.classes-a-b-c")
+    parsed = OverridesParser.create().parse_overrides([f"ckpt={folder}"])
+    assert parsed[0].value() == str(folder)
+
+
+find = run_folder.find_run_to_resume
+
+
+def refused(said, config, **change):
+    with pytest.raises(ValueError, match=said):
+        find({**config, **change})
+
+
 class TestResume:
     """Choice of the run to resume; runs here are folders with a config and a checkpoint."""
 
@@ -71,8 +84,8 @@ class TestResume:
 
     @pytest.fixture
     def run(self, config):
-        def run(name, begun=True, **different):
-            folder = run_folder._parent(config) / name
+        def run(day=1, name="", begun=True, **different):
+            folder = run_folder._parent(config) / f"2026-01-{day:02}_00-00-00{name}"
             (folder / "checkpoints").mkdir(parents=True)
             (folder / "config.yaml").write_text(yaml.safe_dump({**config, **different}))
             if begun:
@@ -82,49 +95,44 @@ class TestResume:
         return run
 
     def test_the_newest_run_with_the_same_settings_is_found(self, config, run):
-        run("2026-01-01_00-00-00")
-        own = run("2026-01-02_00-00-00_seed-0")
-        other = run("2026-01-03_00-00-00_seed-1", seed=1)
-        run("2026-01-04_00-00-00_test", mode="test")
+        run()
+        own, other = run(2, "_seed-0"), run(3, "_seed-1", seed=1)
+        run(4, "_test", mode="test")
         run_folder.mark_latest(other)
-        assert run_folder.find_run_to_resume({**config, "resume": True}) == own
-        assert run_folder.find_run_to_resume({**config, "seed": 1}, sweep=True) == other
+        assert find({**config, "resume": True}) == own
+        assert find({**config, "seed": 1}, sweep=True) == other
 
     def test_a_folder_named_without_the_token_mixer_is_found(self, config, run):
         named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
-        old = run("2026-01-01_00-00-00", backbone=named["backbone"])
+        old = run(backbone=named["backbone"])
         old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
         assert run_folder._parent(named).name == "deit_t+sbm"
-        assert run_folder.find_run_to_resume(named) == old
-        with pytest.raises(ValueError, match=r"deit_t\+sbm has no run to resume"):
-            run_folder.find_run_to_resume({**named, "seed": 5})
+        assert find(named) == old
+        refused(r"deit_t\+sbm has no run to resume", named, seed=5)
 
     def test_loading_logging_and_length_may_change(self, config, run):
-        own = run("2026-01-01_00-00-00")
-        free = {"trainer": {"max_epochs": 20}, "checkpoint_every": 1, "logger": {"name": "csv"},
-                "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
-        assert run_folder.find_run_to_resume({**config, **free}) == own
-        message = run_folder.describe_new_length(own, {**config, **free})
-        assert message == "trainer.max_epochs=20, before 2"
-        run_folder.update_config(own, {**config, **free, "resume": True})
-        assert run_folder.describe_new_length(own, {**config, **free}) is None
+        own = run()
+        now = {**config, "trainer": {"max_epochs": 20}, "checkpoint_every": 1,
+               "logger": {"name": "csv"},
+               "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
+        assert find(now) == own
+        assert run_folder.describe_new_length(own, now) == "trainer.max_epochs=20, before 2"
+        run_folder.update_config(own, {**now, "resume": True})
+        assert run_folder.describe_new_length(own, now) is None
         kept = yaml.safe_load((own / "config.yaml").read_text())
         assert (kept["trainer"], kept["resume"]) == ({"max_epochs": 20}, False)
 
     def test_the_error_names_different_settings(self, config, run):
-        own = run("2026-01-01_00-00-00")
+        own = run()
         for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
-            with pytest.raises(ValueError, match=r"other settings .seed: 0 then, 5 now"):
-                run_folder.find_run_to_resume({**config, "seed": 5, "ckpt": ckpt})
+            refused(r"other settings .seed: 0 then, 5 now", config, seed=5, ckpt=ckpt)
 
     def test_a_new_option_at_its_default_counts_as_equal(self, config, run):
         data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
-        own = run("2026-01-01_00-00-00", data=data)
-        newer = {**config, "data": {**data, "skip_unusable_boxes": False}}
-        assert run_folder.find_run_to_resume(newer) == own
-        newer["data"]["skip_unusable_boxes"] = True
-        with pytest.raises(ValueError, match="skip_unusable_boxes: None then, True now"):
-            run_folder.find_run_to_resume(newer)
+        own = run(data=data)
+        assert find({**config, "data": {**data, "skip_unusable_boxes": False}}) == own
+        newer = {**data, "skip_unusable_boxes": True}
+        refused("skip_unusable_boxes: None then, True now", config, data=newer)
 
     def test_a_run_older_than_auto_keeps_its_values(self, config, run):
         """Older data configs have numbers where current ones have auto."""
@@ -134,9 +142,9 @@ class TestResume:
         now = {"optimizer": {"lr": "auto", "reference_batch": None}, "schedule": {"warmup": "auto"},
                "data": {**config["data"], "batch_size": "auto"},
                "trainer": {"max_epochs": "auto", "check_val_every_n_epoch": "auto"}}  # fmt: skip
-        own = run("2026-01-01_00-00-00", **then, overrides=["data=folder", "data.root=/data"])
+        own = run(**then, overrides=["data=folder", "data.root=/data"])
         resumed = {**config, **now}
-        assert run_folder.find_run_to_resume(resumed) == own
+        assert find(resumed) == own
         automatic.reuse_choices(resumed, own)
         assert {key: resumed[key] for key in then} == then
         assert run_folder.describe_new_length(own, resumed) is None
@@ -145,66 +153,48 @@ class TestResume:
         "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
     )
     def test_a_typed_value_is_not_automatic(self, config, run, typed):
-        run("2026-01-01_00-00-00", optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
-        with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.001 then, auto now"):
-            run_folder.find_run_to_resume({**config, "optimizer": {"lr": "auto"}})
+        run(optimizer={"lr": 1e-3}, overrides=["data=folder", typed])
+        refused(r"optimizer\.lr: 0\.001 then, auto now", config, optimizer={"lr": "auto"})
 
-    def test_initial_weights_may_have_moved(self, config, run, tmp_path):
+    def test_initial_weights_and_teachers_may_have_moved(self, config, run, tmp_path):
         there, other = tmp_path / "there.ckpt", str(tmp_path / "other.ckpt")
         there.touch()
         begun = {"name": "b", "pretrained": str(there)}
-        own = run("2026-01-01_00-00-00", backbone=begun)
+        own = run(backbone=begun)
         now = {**config, "backbone": {"name": "b", "pretrained": other}}
-        with pytest.raises(ValueError, match=r"backbone\.pretrained: .*there\.ckpt then"):
-            run_folder.find_run_to_resume(now)
+        refused(r"backbone\.pretrained: .*there\.ckpt then", now)
         there.unlink()
-        assert run_folder.find_run_to_resume(now) == own
+        assert find(now) == own
         for start in (None, False, True):
             now["backbone"] = {"name": "b", "pretrained": start}
-            with pytest.raises(ValueError, match=r"backbone\.pretrained: "):
-                run_folder.find_run_to_resume(now)
+            refused(r"backbone\.pretrained: ", now)
             named = {**now, "ckpt": str(own)}
-            assert run_folder.find_run_to_resume(named) == own
+            assert find(named) == own
             run_folder.restore_start(named, own)
             assert named["backbone"] == begun
-
-    def test_a_teacher_may_have_moved(self, config, run, tmp_path):
-        there = tmp_path / "there.ckpt"
         task = {"_target_": "t", "distillation": {"checkpoint": str(there)}}
-        own = run("2026-01-01_00-00-00", task=task)
+        own = run(2, task=task)
         now = {**config, "task": {**task, "distillation": {"checkpoint": "other.ckpt"}}}
-        assert run_folder.find_run_to_resume(now) == own
+        assert find(now) == own
         there.touch()
         for ckpt in (None, str(own)):
-            with pytest.raises(ValueError, match=r"task\.distillation\.checkpoint: "):
-                run_folder.find_run_to_resume({**now, "ckpt": ckpt})
+            refused(r"task\.distillation\.checkpoint: ", now, ckpt=ckpt)
 
     def test_an_unstarted_job_of_a_sweep_starts(self, config, run, caplog):
-        with pytest.raises(ValueError, match="has no run to resume"):
-            run_folder.find_run_to_resume(config)
-        run("2026-01-01_00-00-00", seed=1)
-        run("2026-01-02_00-00-00", begun=False)
+        refused("has no run to resume", config)
+        run(seed=1)
+        run(2, begun=False)
         with caplog.at_level("INFO"):
-            assert run_folder.find_run_to_resume(config, sweep=True) is None
+            assert find(config, sweep=True) is None
         assert "a new one starts" in caplog.text
-        with pytest.raises(ValueError, match="ended before its first checkpoint"):
-            run_folder.find_run_to_resume(config)
+        refused("ended before its first checkpoint", config)
 
     def test_a_running_run_is_rejected(self, config, run):
-        own = run("2026-01-01_00-00-00")
+        own = run()
         with run_lock.acquire(own):
             for ckpt in (None, str(own)):
-                with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on .*since"):
-                    run_folder.find_run_to_resume({**config, "ckpt": ckpt})
-        assert run_folder.find_run_to_resume(config) == own
-
-
-def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
-    swept = ["seed=1", "optimizer.lr=1e-4", "+data.classes=[a,b c]"]
-    folder = run_folder.new_run_folder(tmp_path, "fit", swept)
-    assert folder.name.endswith("_seed-1_optimizer.lr-1e-4_data.classes-a-b-c")
-    parsed = OverridesParser.create().parse_overrides([f"ckpt={folder}"])
-    assert parsed[0].value() == str(folder)
+                refused(f"in use by process {os.getpid()} on .*since", config, ckpt=ckpt)
+        assert find(config) == own
 
 
 class TestLock:

@@ -114,9 +114,6 @@ def test_wrong_names_are_rejected_before_any_run(searched):
     assert "unknown head " in go("head=linear,linea", "trials=1")[2]
     assert "did you mean trials=?" in go("optimizer.lr=0.1,0.2", "trials=")[2] or not ran
     assert not ran
-
-
-def test_an_unknown_metric_lists_the_known_ones(searched):
     go, _ = searched
     status, _, err = go("optimizer.lr=0.1,0.2", "metric=top7", "trials=1")
     assert status == 2

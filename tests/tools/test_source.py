@@ -3,10 +3,10 @@
 import subprocess
 
 import pytest
-import yaml
 
 from tasks.engine.saved_config import open_saved
 from tasks.engine.sources import check_sources
+from tests.runs import write_run
 from tools.config.name_checks import compose_checked
 from tools.runs.source import Source, keep_source, read_source
 
@@ -31,12 +31,7 @@ def checkout(tmp_path, monkeypatch):
 def test_a_clean_checkout_has_a_commit_and_nothing_is_kept(checkout, tmp_path):
     source = read_source(checkout)
     assert len(source.commit) == 12
-    for name in (
-        "notes.txt",
-        "backbones/notes.txt",
-        "outputs/x.py",
-        "x.py",
-    ):  # not our source files
+    for name in ("notes.txt", "backbones/notes.txt", "outputs/x.py", "x.py"):  # of other kinds
         (checkout / name).parent.mkdir(exist_ok=True)
         (checkout / name).write_text("x")
     assert read_source(checkout) == source
@@ -44,10 +39,12 @@ def test_a_clean_checkout_has_a_commit_and_nothing_is_kept(checkout, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_untracked_source_files_are_a_change_and_kept(checkout, tmp_path):
+def test_untracked_source_files_are_a_change_and_kept(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "absent"))  # as of a hook's repository
     clean = read_source(checkout).commit
     (checkout / MINE).write_text("mine = 1\n")
     source = read_source(checkout)
+    assert clean
     assert source == Source(f"{clean}-dirty", (MINE,))
     keep_source(tmp_path, source, checkout)
     assert (tmp_path / "source" / MINE).read_text() == "mine = 1\n"
@@ -91,11 +88,6 @@ def test_other_folders_have_no_commit(checkout, tmp_path, monkeypatch, kind):
     assert read_source(checkout) == Source(None)
 
 
-def test_git_reads_the_checkout_not_the_repository_of_a_hook(checkout, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    assert read_source(checkout).commit
-
-
 @pytest.mark.parametrize(
     "backbone",
     [{"name": "deit_t_mine"}, {"name": "deit_t", "token_mixer": "mine"},
@@ -103,11 +95,9 @@ def test_git_reads_the_checkout_not_the_repository_of_a_hook(checkout, monkeypat
 )  # fmt: skip
 def test_a_run_with_a_missing_mixer_names_its_file(backbone, tmp_path):
     """All readers of run folders name it: tests, predictions, exports, analyses and tasks.load."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "best.ckpt").touch()
-    config = {"task_name": "t", "backbone": backbone, "head": {"_target_": "h"},
-              "data": {"_target_": "d"}, "task": {"_target_": "t"}}  # fmt: skip
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    parts = {part: {"_target_": "x"} for part in ("head", "data", "task")}
+    config = {"task_name": "t", "backbone": backbone, **parts}
+    write_run(tmp_path, config)
     assert open_saved(tmp_path).run.config == config  # without the file the registry raises
     kept = tmp_path / "source" / MINE
     kept.parent.mkdir(parents=True)

@@ -26,16 +26,16 @@ def test_a_pattern_stands_for_the_names_that_it_matches():
     assert len(overrides._expand_jobs(prepared[1:])) == 5 * len(names)
 
 
-def test_a_pattern_of_a_group_takes_what_fits_the_task():
+def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
     heads = overrides.process_arguments(["-m", "task=detection", "head=*"])[2]
     assert heads == "head=cascade_mask_rcnn,cascade_mask_rcnn_4conv,dino,mask_rcnn,retinanet"
     data = overrides.process_arguments(["-m", "task=detection", "data=sample_*"])[2]
     assert data == "data=sample_detection"
-
-
-def test_the_flag_of_a_sweep_stands_anywhere():
     typed = ["backbone=deit_t", "-m", "seed=1,2"]
     assert overrides.process_arguments(typed) == ["-m", "backbone=deit_t", "seed=1,2"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
+        overrides.process_arguments(["hydra/launcher=joblib"])
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,6 @@ def test_the_flag_of_a_sweep_stands_anywhere():
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
         overrides.process_arguments(typed)
-
-
-def test_a_missing_launcher_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
-        overrides.process_arguments(["hydra/launcher=joblib"])
 
 
 def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
@@ -146,9 +140,8 @@ def _swept(arguments):
 
 
 def test_removals_of_a_sweep_are_removed_from_each_run():
-    given = overrides.process_arguments(
-        ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
-    )
+    typed = ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
+    given = overrides.process_arguments(typed)
     jobs = overrides._expand_jobs(given[1:])
     assert len(jobs) == 10
     for job in (jobs[0], jobs[-1]):
@@ -159,14 +152,9 @@ def test_removals_of_a_sweep_are_removed_from_each_run():
 
 @pytest.mark.slow
 def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
-    typed = [
-        *SHORTEST,
-        "experiment=afbo_t2_deit_t,afbo_t2_deit_t_afbo",
-        "schedule.min_lr=0",
-        "data=sample_classification",
-        "schedule.warmup=0",
-        f"output_dir={tmp_path}",
-    ]
+    names = "experiment=afbo_t2_deit_t,afbo_t2_deit_t_afbo"
+    typed = [*SHORTEST, names, "schedule.min_lr=0", "data=sample_classification",
+             "schedule.warmup=0", f"output_dir={tmp_path}"]  # fmt: skip
     ended = command(["-m", *typed], cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert list(tmp_path.rglob("results_classification_experiment.png"))

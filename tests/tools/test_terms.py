@@ -76,39 +76,32 @@ def test_changes_of_the_host_by_a_mixer_are_named(name, options, said):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_single_network_gets_the_note_of_run_py(capsys, monkeypatch):
+def test_lines_name_networks_that_differ(capsys, monkeypatch):
+    line = describe_unequal_networks([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
+    assert line == (
+        "not on equal terms apart from the mixer: deit_t with class tokens 1, pooling class token "
+        "(deit_t, deit_t_afbo), with class tokens 0, pooling mean of the map (deit_t_iffn)"
+    )
+    for equal in ([("swin_t", {}), ("swin_t_iffn", {}), ("deit_t_iffn", {})],
+                  [("ffnet_1", {}), ("ffnet_1", {"fused": True})]):  # fmt: skip
+        assert describe_unequal_networks(equal) is None
+    assert complexity.main(["backbone=deit_t,deit_t_iffn"]) == 0
+    unequal = "not on equal terms apart from the mixer"
+    assert f"complexity.py: {unequal}: deit_t" in capsys.readouterr().err
+    typed = ["backbones", "backbone=deit_t_iffn", "baseline=deit_t", "image_size=64", "batch=1",
+             "rounds=2", "threads=1"]  # fmt: skip
+    assert benchmark.main(typed) == 0
+    assert f"benchmark.py: {unequal}" in capsys.readouterr().err
     said = "deit_t_iffn is built without a class token (mean pooling), unlike deit_t"
     assert describe_differences([("deit_t_iffn", {}), ("deit_t_iffn", {})]) == [said]
     assert describe_differences([("deit_t_afbo", {})]) == []
     (line,) = describe_differences([("deit_t", {"token_mixer": {"name": "pooling"}})])
     assert line.startswith("deit_t with token_mixer=pooling is built without a class token")
-    assert (
-        len(describe_differences([("deit_t", {}), ("deit_t_iffn", {})])) == 1
-    )  # in the table's line
+    # In the table's line.
+    assert len(describe_differences([("deit_t", {}), ("deit_t_iffn", {})])) == 1
     monkeypatch.setattr(hosts, "MOST", 1)
     assert describe_differences([("deit_t_iffn", {}), ("deit_s_iffn", {})]) == [
         said, "and 1 more differ from their hosts"
     ]  # fmt: skip
     assert complexity.main(["backbone=deit_t_iffn"]) == 0
     assert capsys.readouterr().err == f"complexity.py: {said}\n"
-
-
-def test_one_line_names_the_networks_of_a_table(capsys):
-    line = describe_unequal_networks([("deit_t", {}), ("deit_t_afbo", {}), ("deit_t_iffn", {})])
-    assert line == (
-        "not on equal terms apart from the mixer: deit_t with class tokens 1, pooling class token "
-        "(deit_t, deit_t_afbo), with class tokens 0, pooling mean of the map (deit_t_iffn)"
-    )
-    assert (
-        describe_unequal_networks([("swin_t", {}), ("swin_t_iffn", {}), ("deit_t_iffn", {})])
-        is None
-    )
-    assert describe_unequal_networks([("ffnet_1", {}), ("ffnet_1", {"fused": True})]) is None
-    assert complexity.main(["backbone=deit_t,deit_t_iffn"]) == 0
-    assert (
-        "complexity.py: not on equal terms apart from the mixer: deit_t" in capsys.readouterr().err
-    )
-    typed = ["backbones", "backbone=deit_t_iffn", "baseline=deit_t", "image_size=64", "batch=1",
-             "rounds=2", "threads=1"]  # fmt: skip
-    assert benchmark.main(typed) == 0
-    assert "benchmark.py: not on equal terms apart from the mixer" in capsys.readouterr().err

@@ -7,15 +7,8 @@ import pytest
 
 from tasks.engine.callbacks import ProgressLines
 from tests.runs import composed, options
-from tools.config.lazy_groups import register_groups
 from tools.config.training_length import LIMITS, fill_lengths
 from tools.runs.trainer import make_trainer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _backbones_are_options():
-    register_groups()
-
 
 CUDA = {
     "torch.cuda.is_available": True,
@@ -60,16 +53,18 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
     assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
 
 
-def test_channels_last_is_a_switch(tmp_path):
+def test_switches_of_trainers(tmp_path):
     config = composed("trainer=cpu", "trainer.channels_last=always")
     with pytest.raises(ValueError, match=r"trainer\.channels_last"):
         make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
-
-
-def test_sharded_gradients_cannot_be_clipped(tmp_path):
     config = composed("trainer=fsdp", "trainer.accelerator=cpu", "trainer.gradient_clip_val=1.0")
     with pytest.raises(ValueError, match=r"trainer\.gradient_clip_val=null"):
         make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
+    config = composed("trainer=cpu", "+trainer.enable_progress_bar=false")
+    made = make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
+    assert not [one for one in made.callbacks if isinstance(one, ProgressLines)]
+    endless = {**OPTIONS, "max_epochs": -1}
+    assert fill_lengths(endless, training=False) == endless
 
 
 OPTIONS = {"limit_train_batches": 1.0, "limit_val_batches": 0.5, "max_epochs": 3, "max_steps": -1}
@@ -110,11 +105,6 @@ def test_an_endless_or_empty_training_is_rejected(given, said):
         fill_lengths({**OPTIONS, **given}, training=True)
 
 
-def test_an_evaluation_needs_no_end():
-    endless = {**OPTIONS, "max_epochs": -1}
-    assert fill_lengths(endless, training=False) == endless
-
-
 @pytest.mark.parametrize("typed", [[], ["backbone=swin_t", "recipe=swin"]])
 def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
     """The warmup keeps its share of the training length."""
@@ -127,9 +117,3 @@ def test_a_run_shorter_than_its_warmup_has_a_shorter_one(typed, caplog):
     with pytest.raises(ValueError, match=r"schedule\.warmup=5 epochs are the whole of"):
         composed("data=imagenet", "data.root=/x", *typed, "trainer.max_epochs=2",
                  "schedule.warmup=5")  # fmt: skip
-
-
-def test_progress_can_be_switched_off(tmp_path):
-    config = composed("trainer=cpu", "+trainer.enable_progress_bar=false")
-    made = make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
-    assert not [one for one in made.callbacks if isinstance(one, ProgressLines)]

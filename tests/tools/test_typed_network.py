@@ -72,15 +72,21 @@ def test_values_and_names_with_commas_make_a_network_each():
         )
         for rate in (0, 0.1)
     ]
+    merged = {"token_mixer": {"name": "sbm", "rank": 8}}
+    assert merge_options(SBM, {"token_mixer": {"rank": 8}}) == merged
+    other = {"token_mixer": {"name": "pooling"}}
+    assert merge_options(SBM, other) == other
+    typed = ["-m", "backbone=swin_t", "backbone.token_mixer=sbm,pooling", "seed=1"]
+    assert join_token_mixer(typed) == typed
+    typed = ["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]
+    joined = ["++backbone.token_mixer.name=a,b", "++backbone.token_mixer.rank=1"]
+    assert join_token_mixer(typed) == joined
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["backbone.drop_pth_rate=1"],
-            r"of deit_t called .*; did you mean backbone.drop_path_rate",
-        ),
+        (["backbone.drop_pth_rate=1"], "of deit_t called .*; did you mean backbone.drop_path_rate"),
         (["backbone.mixer.drp=1"], r"did you mean backbone.mixer.drop"),
         (["backbone.token_mixer.rnk=1"], r"did you mean backbone.token_mixer.rank"),
         (["backbone.name=swin_t"], r"backbone.name=swin_t is not an option; pass backbone=NAME"),
@@ -94,20 +100,3 @@ def test_mistakes_are_one_sentence(words, message):
     with pytest.raises(ValueError, match=message) as refused:
         read_network("deit_t", words)
     assert "\n" not in str(refused.value)
-
-
-def test_another_token_mixer_leaves_the_options_of_the_first():
-    assert merge_options(SBM, {"token_mixer": {"rank": 8}}) == {
-        "token_mixer": {"name": "sbm", "rank": 8}
-    }
-    other = {"token_mixer": {"name": "pooling"}}
-    assert merge_options(SBM, other) == other
-
-
-def test_other_arguments_are_kept():
-    typed = ["-m", "backbone=swin_t", "backbone.token_mixer=sbm,pooling", "seed=1"]
-    assert join_token_mixer(typed) == typed
-    assert join_token_mixer(["backbone.token_mixer=a,b", "backbone.token_mixer.rank=1"]) == [
-        "++backbone.token_mixer.name=a,b",
-        "++backbone.token_mixer.rank=1",
-    ]

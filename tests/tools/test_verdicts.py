@@ -28,13 +28,8 @@ def rounds_to_digits(exact, unit, printed, change):
 
 
 # Numbers of rows that agree, rows with explained differences only, and other rows.
-VERDICTS = {
-    "afbo": (41, 20, 72),
-    "ffnet": (10, 3, 0),
-    "iffn": (33, 1, 10),
-    "posmlp": (6, 12, 7),
-    "sbm": (8, 9, 11),
-}
+VERDICTS = {"afbo": (41, 20, 72), "ffnet": (10, 3, 0), "iffn": (33, 1, 10), "posmlp": (6, 12, 7),
+            "sbm": (8, 9, 11)}  # fmt: skip
 
 
 @pytest.mark.parametrize("paper", list_papers())
@@ -66,29 +61,19 @@ def test_verdicts_depend_on_the_printed_digits_only(paper):
 
 @pytest.mark.parametrize(
     ("printed", "exact", "change", "agrees"),
-    [
-        ("5.70", "5.699", False, True),
-        ("5.70", "5.69", False, False),
-        ("5.7", "5.69", False, True),
-        ("5.7", "5.799", False, True),
-        ("5.7", "5.8", False, False),
-        ("5.7", "5.65", False, True),
-        ("5.7", "5.6499", False, False),
-        ("60", "59.5", False, True),
-        ("60.0", "59.5", False, False),
-        ("-0.2", "-0.29", True, False),
-        ("-0.3", "-0.29", True, True),
-        ("+0.0", "-0.04", True, True),
-        ("+0.1", "0.05", True, True),
-    ],
-)
+    [("5.70", "5.699", False, True), ("5.70", "5.69", False, False), ("5.7", "5.69", False, True),
+     ("5.7", "5.799", False, True), ("5.7", "5.8", False, False), ("5.7", "5.65", False, True),
+     ("5.7", "5.6499", False, False), ("60", "59.5", False, True), ("60.0", "59.5", False, False),
+     ("-0.2", "-0.29", True, False), ("-0.3", "-0.29", True, True), ("+0.0", "-0.04", True, True),
+     ("+0.1", "0.05", True, True)],
+)  # fmt: skip
 def test_printed_digits(printed, exact, change, agrees):
     assert Printed(printed).is_printed_for(Decimal(exact), change=change) is agrees
     number = round(Decimal(exact) * 10**6)
     assert rounds_to_digits(int(number), 10**6, printed, change) is agrees
 
 
-def test_table_7_differs_by_one_step():
+def test_verdicts_of_published_and_other_counts():
     """From g2=3 to g2=2 the printed count falls by 0.2 M and ours by 0.29 M."""
     rows = [row for row in load_rows("afbo") if row.table == 7]
     three, two = (row for row in rows if row.options["mixer"]["g2"] in (2, 3))
@@ -96,6 +81,16 @@ def test_table_7_differs_by_one_step():
     assert two.params - three.params == -294912
     assert two.verdict(two.residuals(two.params, two.exact_macs)) == "DIFFERS by -0.13 M"
     assert "ours by 0.29 M" in two.note
+    rows = {(row.table, str(row)): row for row in load_rows("posmlp", "classification")}
+    row = rows[2, "posmlp_t backbone.img_size=384 image_size=384"]
+    assert row.reported["flops"] == 17.7
+    ours = row.residuals(row.params, row.exact_macs)
+    assert row.verdict(ours) == "DIFFERS by -1.64 G"
+    assert row.verdict({"params": Decimal(0), "flops": Decimal(0)}) == "agrees"
+    known = rows[2, "gmlp_b"]
+    ours = known.residuals(known.params, known.exact_macs)
+    assert known.verdict(ours) == "differs by -0.08 G: counting by fvcore"
+    assert known.verdict(ours, as_published=False) == "DIFFERS by -0.08 G"
 
 
 def test_rounding_explains_counts_with_this_cause():
@@ -137,14 +132,12 @@ def test_counting_rules_named_as_causes_give_the_printed_digits():
         rule = row.cause.get("flops", "").partition(" by ")[2]
         if rule:
             found += 1
-            macs = count_model(row.backbone, json.dumps(row.options), (row.image_size,) * 2, rule)[
-                1
-            ]
+            size = (row.image_size, row.image_size)
+            _, macs = count_model(row.backbone, json.dumps(row.options), size, rule)
             assert row.printed("flops").is_printed_for(Decimal(macs) / 10**9), row
-    (pool,) = (
-        row for row in load_rows("afbo") if (row.backbone, row.table) == ("poolformer_m48", 2)
-    )
-    macs = count_model("poolformer_m48", "{}", (224, 224), "torchprofile")[1]
+    own = ("poolformer_m48", 2)
+    (pool,) = (row for row in load_rows("afbo") if (row.backbone, row.table) == own)
+    _, macs = count_model("poolformer_m48", "{}", (224, 224), "torchprofile")
     assert pool.cause == {"flops": "counting by torchprofile"}
     assert pool.printed("flops").is_printed_for(Decimal(macs) / 10**9)
     assert found == 12
@@ -201,41 +194,20 @@ def test_counting_weights_once_is_a_cause_if_it_gives_the_printed_digits(row):
         assert f"{off:+.2f} G" in row.note
 
 
-def test_verdicts_of_published_and_other_counts():
-    rows = {(row.table, str(row)): row for row in load_rows("posmlp", "classification")}
-    row = rows[2, "posmlp_t backbone.img_size=384 image_size=384"]
-    assert row.reported["flops"] == 17.7
-    ours = row.residuals(row.params, row.exact_macs)
-    assert row.verdict(ours) == "DIFFERS by -1.64 G"
-    assert row.verdict({"params": Decimal(0), "flops": Decimal(0)}) == "agrees"
-    known = rows[2, "gmlp_b"]
-    ours = known.residuals(known.params, known.exact_macs)
-    assert known.verdict(ours) == "differs by -0.08 G: counting by fvcore"
-    assert known.verdict(ours, as_published=False) == "DIFFERS by -0.08 G"
-
-
-def test_published_counts_must_be_text(tmp_path, monkeypatch):
-    row = "backbone: x, table: 1, task: classification, reported: {params: 5.70}, params: 1"
-    (tmp_path / "some.yaml").write_text(f"rows:\n  - {{{row}}}\n")
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("table: 1, task: classification, reported: {params: 5.70}, params: 1",
+         r'row 1: reported.params must be text .* "5.70"; got 5.7'),
+        ("table: 1, task: classification, reported: {}, params: 1, cause: {params: weather}",
+         r"row 1: cause must be one of misprint, .*'weather'"),
+        ("tabel: 2", r"some\.yaml, row 1: got an unexpected .*'tabel'"),
+    ],
+)  # fmt: skip
+def test_wrong_rows_are_rejected(row, said, tmp_path, monkeypatch):
+    (tmp_path / "some.yaml").write_text(f"rows:\n  - {{backbone: x, {row}}}\n")
     monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
-    with pytest.raises(ValueError, match=r'row 1: reported.params must be text .* "5.70"; got 5.7'):
-        load_rows("some")
-
-
-def test_an_unknown_cause_is_rejected(tmp_path, monkeypatch):
-    row = "backbone: x, table: 1, task: classification, reported: {}, params: 1"
-    text = f"rows:\n  - {{{row}, cause: {{params: weather}}}}\n"
-    (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
-    with pytest.raises(ValueError, match=r"row 1: cause must be one of misprint, .*'weather'"):
-        load_rows("some")
-
-
-def test_an_unknown_field_is_rejected(tmp_path, monkeypatch):
-    text = "rows:\n  - {backbone: x, tabel: 2}\n"
-    (tmp_path / "some.yaml").write_text(text)
-    monkeypatch.setattr("tools.papers.published.PUBLISHED", tmp_path)
-    with pytest.raises(ValueError, match=r"some\.yaml, row 1: got an unexpected .*'tabel'"):
+    with pytest.raises(ValueError, match=said):
         load_rows("some")
     with pytest.raises(ValueError, match="paper must be one of some; got 'other'"):
         load_rows("other")
