@@ -99,6 +99,7 @@ def data_of_run(ckpt: str) -> dict[str, str]:
         ValueError: The path is outside a run folder, or the run's family does not take images.
     """
     from tasks.engine.family import find_family
+    from tasks.engine.run_files import read_summary
     from tasks.engine.saved_config import open_saved
 
     run = open_saved(ckpt).run
@@ -110,10 +111,10 @@ def data_of_run(ckpt: str) -> dict[str, str]:
             f"corruptions apply to images, but {ckpt} is a run of task={family.name}, which takes "
             f"{family.modality}s"
         )
-    data = run.config["data"]
-    return {
-        key: str(data.get(name) or "") for key, name in (("root", "root"), ("size", "image_size"))
-    }
+    data, summary = run.config["data"], run.folder / "summary.json"
+    facts = (summary.is_file() and read_summary(summary).get("data")) or {}
+    found = {"root": data.get("root") or facts.get("root"), "size": data.get("image_size")}
+    return {key: str(value or "") for key, value in found.items()}
 
 
 def show_progress(done: int, total: int) -> None:

@@ -19,7 +19,7 @@ from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine.batch_norm import share_statistics
-from tasks.engine.batches import UNREADABLE, Batch, Row, batch_size, check_batch, is_spare
+from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
 from tasks.engine.checkpoint_entries import (
     built_config,
     load_average,
@@ -28,7 +28,6 @@ from tasks.engine.checkpoint_entries import (
 )
 from tasks.engine.ema import WeightEMA, reported
 from tasks.engine.ema_metrics import SecondMetrics, log_better
-from tasks.engine.evaluation_loss import Summed
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
