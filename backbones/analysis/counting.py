@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from backbones.analysis.operators import operator_macs, spectral_macs
+from backbones.base import class_name
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
@@ -293,7 +294,7 @@ class _Counter(TorchDispatchMode):
         """Return name and class of the running module, or of the last one."""
         if self.last is None:
             return "the model"
-        return f"{self.names.get(self.last) or 'the model'} ({type(self.last).__name__})"
+        return f"{self.names.get(self.last) or 'the model'} ({class_name(self.last)})"
 
     def _enter_module(self, module: nn.Module, given: object) -> None:
         if module not in self.names:  # within a function

@@ -18,7 +18,7 @@ from backbones.analysis.patch_reach import reached_patches
 from backbones.base import fill
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.layers.axes import mix_nchw, mix_tokens
+from backbones.mixing import mix_nchw, mix_tokens
 from backbones.options import variant_of
 from tests.families import TOKEN_SLOTS, build_short, rest_slow
 from tests.references.names import AUTHORS

@@ -136,7 +136,7 @@ def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
 
 @compiled
 def test_feed_forward_networks_with_gelu_keep_torchs_products(tiles):
-    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
+    assert type(fast(FFN(6))) is FFN
 
 
 @compiled

@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from backbones import create_mixer, list_mixers, mixer_options
-from backbones.mixers.afbo import SCFBO, DenseMapping
+from backbones.mixers.afbo import SCFBO
 from backbones.mixers.afbo.spatial_models import create_spatial_model
 from tests.families import rest_slow, rest_slow_pairs
 from tests.references import afbo as reference
@@ -321,9 +321,3 @@ def test_group_numbers_follow_the_host(name):
 def test_refused_options_name_the_valid_ones(options, message):
     with pytest.raises(ValueError, match=message):
         create_mixer("afbo", 24, **options)
-
-
-@pytest.mark.parametrize("option", ["sm", "order", "act", "act_on", "init"])
-def test_the_class_itself_refuses_unknown_switches(option):
-    with pytest.raises(ValueError, match=f"{option}=x is not one of "):
-        SCFBO(DenseMapping(4, 8), None, **{option: "x"})

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.options import check_value
-
 Pairing = Literal["anti", "cyclic"]
 
 
@@ -102,7 +100,7 @@ class GroupedCrossMapping(ChannelMapping):
     Shape: (..., C) -> (..., h).
 
     Raises:
-        ValueError: Widths that G does not divide, an unknown pairing, more rounds than it has.
+        ValueError: Widths that G does not divide, or more rounds than the pairing has.
 
     Source: AFBO, Eq. 6, Fig. 2c.
     """
@@ -111,7 +109,6 @@ class GroupedCrossMapping(ChannelMapping):
         self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: Pairing = "anti"
     ) -> None:
         super().__init__()
-        check_value("pairing", pairing, Pairing)
         if not 1 <= rounds <= (2 if pairing == "anti" else groups):
             raise ValueError(
                 f"rounds must be 1 or 2 with pairing anti and from 1 to g1 = {groups} with "
