@@ -33,6 +33,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from datamodules.loading.memory import check_images_fit
 from tasks.engine.family import ANY, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
@@ -40,6 +41,7 @@ from tools.cli.network_names import network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
 from tools.exports import (
+    COMPARED,
     TARGETS,
     ExportRequest,
     Target,
@@ -102,6 +104,8 @@ def export(arguments: Sequence[str]) -> list[Path]:
         if option in typed:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
+    size = parse_image_size(options["image_size"] or _run_image_size(run, target))
+    check_images_fit(COMPARED, size, "lower image_size=")
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -112,7 +116,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             ckpt=ckpt,
             run=run,
             folder=folder,
-            image_size=parse_image_size(options["image_size"] or _run_image_size(run, target)),
+            image_size=size,
             settings={key: options[key] for key in target.settings},
             report=progress_printer(),
         )
@@ -148,6 +152,7 @@ def list_exports(options: dict[str, str]) -> list[Record]:
         if to not in TARGETS:
             exporter(to)  # raises with the nearest name
     size = parse_image_size(options["image_size"])
+    check_images_fit(COMPARED, size, "lower image_size=")
     records, report = [], progress_printer()
     for name in select_backbones(options["backbone"]):
         reasons = {}

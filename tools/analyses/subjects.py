@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt
+from datamodules.loading.memory import check_images_fit
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
@@ -363,6 +364,7 @@ def _set_size(subject: Subject, options: Mapping[str, str]) -> Subject:
 
     if options["image_size"]:
         subject.size = parse_image_size(options["image_size"])
+        check_images_fit(min(BATCH, subject.count), subject.size, "lower image_size=")
     return subject
 
 

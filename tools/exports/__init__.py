@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NUM_CLASSES = 1000  # classifier outputs without a checkpoint
 MARK = ".mixerlab-export"  # marks an export's folder; other folders are never replaced
 MADE = "Made by an export, which may replace these files:"  # its first line
+COMPARED = 2  # images for the comparison of outputs
 SEED = 0  # of weights and images without a checkpoint
 
 Exporter = Callable[["ExportRequest"], "list[Path]"]
@@ -181,7 +182,7 @@ class ExportRequest:
             adopt(backbone, self.checkpoint, trained=True)
         return backbone
 
-    def images(self, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+    def images(self, batch: int = COMPARED, size: tuple[int, int] | None = None) -> Tensor:
         """Return images (B, 3, H, W) for the comparison of outputs, equal in every call."""
         import torch
 
