@@ -29,7 +29,7 @@ def mix_tokens(
 
 
 def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a mixer to a map (B, C, H, W); copies nothing if the map is in channels_last memory."""
+    """Apply a mixer to a map (B, C, H, W); a map in channels_last memory is not copied."""
     if not isinstance(mixer, Mixer):
         return mixer(x)
     return to_nchw(mixer(to_nhwc(x)))

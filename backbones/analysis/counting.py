@@ -157,11 +157,11 @@ def _counted(model: Model, shape: Shape, kind: type[_Counter]) -> _Counter:
             _run_on_meta(model, shape)
     except RuntimeError as error:  # NotImplementedError is one
         if not isinstance(model, nn.Module) or any(p.is_meta for p in model.parameters()):
-            said = str(error).splitlines()[0]
-            if isinstance(error, NotImplementedError) or "fake impl" in said:
-                said = "an operator lacks shapes; register them with torch.library.register_fake"
+            reason = str(error).splitlines()[0]
+            if isinstance(error, NotImplementedError) or "fake impl" in reason:
+                reason = "an operator lacks shapes; register them with torch.library.register_fake"
             raise ValueError(
-                f"{counter.place()} cannot be counted by shapes alone: {said}"
+                f"{counter.place()} cannot be counted by shapes alone: {reason}"
             ) from error
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         counter = kind(model)

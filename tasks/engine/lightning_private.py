@@ -2,7 +2,7 @@
 
 Lightning's own loops resume a run that ends by ``max_steps`` on the wrong batch or not at all, skip
 the validation after the last step, and divide the losses of an epoch's last step by more batches
-than it has. Its handlers of SIGTERM save nothing, and its watch over processes ends a run silently.
+than it has. Its handlers of SIGTERM do not save, and its watch over processes ends a run silently.
 
 Other files use public interfaces only. ``tests/tasks/test_lightning_private.py`` tests each symbol.
 """

@@ -139,7 +139,7 @@ class GroupedCrossMapping(ChannelMapping):
         return self.weight.unbind(), self.blocks
 
     def dense_weight(self) -> Tensor:
-        """Return the (h, C) matrix, with zeros where an output reads nothing of an input."""
+        """Return the (h, C) matrix, with zeros where an output skips an input."""
         _, rows, width = self.weight.shape
         dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
         for position, (index, start) in enumerate(self.blocks):
@@ -208,7 +208,7 @@ class OverlappedCycleMapping(ChannelMapping):
         return [getattr(self.weights, str(i)) for i in range(len(self.blocks))], self.blocks
 
     def dense_weight(self) -> Tensor:
-        """Return the (h, C) matrix, with zeros where an output reads nothing of an input."""
+        """Return the (h, C) matrix, with zeros where an output skips an input."""
         rows = []
         for block, weight in zip(self.blocks, self.weights, strict=True):
             padded = F.pad(weight, (0, self.dim - weight.shape[1]))
