@@ -354,4 +354,6 @@ def check_mixup(options: Mapping[str, Any]) -> None:
                 raise ValueError(f"{option} must be {limits}, got {value}")
     if options and not any(options.get(name) for name in ("cutmix_alpha", "cutmix_minmax")):
         if not options.get("mixup_alpha", 1.0):
-            raise ValueError("task.mixup has no effect; pass task.mixup=null, or an alpha above 0")
+            raise ValueError(
+                "task.mixup needs an alpha above 0; to disable it pass task.mixup=null"
+            )

@@ -282,7 +282,9 @@ class BaseTask(Remembering, LightningModule):
             A dict per input, as in predictions.json; see the tasks' ``describe``.
         """
         if self.data is None:
-            self.data = self._usual_data()
+            from tasks.engine.loading import usual_datamodule
+
+            self.data = usual_datamodule(self)
         self.eval()
         data = self.data.with_predict_inputs(images)
         data.num_workers = 0  # starting workers takes longer than a few inputs
@@ -294,12 +296,6 @@ class BaseTask(Remembering, LightningModule):
                 placed = self.transfer_batch_to_device(batch, self.device, 0)
                 rows += self.describe(placed, data)
         return rows
-
-    def _usual_data(self) -> Any:
-        """Build a datamodule for a task that was trained without one."""
-        from tasks.engine.loading import usual_datamodule
-
-        return usual_datamodule(self)
 
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, to predict with."""

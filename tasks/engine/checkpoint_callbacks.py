@@ -60,7 +60,7 @@ class KeepLast(Checkpoint):
         STOP.begin_wait()
 
     def on_validation_epoch_end(self, *_: Any) -> None:
-        """End the wait, as there are no more batches."""
+        """End the wait after the last batch."""
         STOP.end_wait()
 
     def on_test_batch_start(self, *_: Any) -> None:

@@ -37,7 +37,7 @@ def test_profilers_measure_nested_actions_and_errors(tmp_path):
     ("options", "message"),
     [
         ({"top_k": -1}, r"callbacks\.top_k=-1 is too low"),
-        ({"early_stopping": {"metric": "top5"}}, r"has no effect without .*patience"),
+        ({"early_stopping": {"metric": "top5"}}, r"top5 needs .*patience"),
         ({"early_stopping": {"patience": 0}}, "from 1 up"),
         ({"early_stopping": {"patience": 2, "metric": "top3"}}, "did you mean val/top"),
         ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),

@@ -22,7 +22,7 @@ def family_of_backbone(name: str) -> Family:
     """Return the default family if it takes the backbone's modality, else the first that does.
 
     Raises:
-        ValueError: The name is unknown, or its modality has no task.
+        ValueError: The name is unknown, or every task rejects its modality.
     """
     modality = catalogue().modality(name)
     for family in (find_family(usual_task()), *families().values()):

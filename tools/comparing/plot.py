@@ -170,7 +170,7 @@ def plot_setting(
 
 
 def _without_setting(row: Row, key: str) -> str:
-    """Name a row by all but one setting; by its full name if there are no others."""
+    """Name a row by all but one setting, or by its full name if that leaves an empty text."""
     value = setting(row.first, key)[1]
     words = [word for word in row.label if word != ("-" if value is None else str(value))]
     words += [word for word in row.settings.split() if not word.startswith(f"{key}=")]

@@ -29,7 +29,7 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
     Args:
         folder: Where to.
         rows: Each with ``step`` and some of ``train/*`` and ``val/*``.
-        why_no_loss: Said where validation has no loss.
+        why_no_loss: Reason why validation lacks a loss, shown in place of its curve.
     """
     import matplotlib as mpl
 

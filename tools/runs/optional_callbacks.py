@@ -81,7 +81,7 @@ def stop_early(
     if patience is None:
         if metric is not None:
             raise ValueError(
-                f"callbacks.early_stopping.metric={metric} has no effect without "
+                f"callbacks.early_stopping.metric={metric} needs "
                 "callbacks.early_stopping.patience=<validations without improvement>"
             )
         return []
