@@ -298,10 +298,11 @@ class BaseTask(Remembering, LightningModule):
         return rows
 
     def setup(self, stage: str) -> None:
-        """Keep the trainer's datamodule, if it is one of ours, to predict with."""
+        """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "with_predict_inputs"):
             self.data = data
+            self.take_targets(data)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predict a batch of the trainer's datamodule; write arrays to files of the run."""
