@@ -95,7 +95,8 @@ class EpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on the next batch."""
-        super().advance(InterruptibleFetcher(data_fetcher))
+        fetcher: Any = InterruptibleFetcher(data_fetcher)
+        super().advance(fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Save, validate and log, then raise ``stop``."""
