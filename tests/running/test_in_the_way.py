@@ -103,7 +103,7 @@ def closing(tmp_path, monkeypatch):
     def close():
         task = tiny_task()
         task.class_figures = [{"class": "a", "IoU": 1.0}]
-        report.write(folder, KNOWN, task, None)
+        report.write(folder, KNOWN, task, SimpleNamespace())
 
     return folder, close
 
