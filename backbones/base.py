@@ -342,7 +342,7 @@ class Mixer(nn.Module):
         table, axes = self.get_parameter(name), self.grid_axes.get(name)
         if axes is None:
             raise ValueError(
-                f"{name} of {type(self).__name__} is missing from its grid_axes; add its axes, "
+                f"{name} of {class_name(self)} is missing from its grid_axes; add its axes, "
                 f'such as {{{name!r}: "H W C"}}'
             )
         return resize_table(table, axes, grid_of(table.shape, axes, self.built_for), size)
@@ -404,7 +404,7 @@ class Mixer(nn.Module):
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
-        raise ValueError(no_prefix(type(self).__name__))
+        raise ValueError(no_prefix(class_name(self)))
 
 
 def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
@@ -415,6 +415,11 @@ def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
     """
     apart = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
     return mixer.prefix_mixing != "none" or apart
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class; for a fast form, that of its plain class."""
+    return str(module._get_name())
 
 
 def no_prefix(mixer: str) -> str:
@@ -430,7 +435,7 @@ def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tup
     """Check the map and the prefix tokens that ``mix_joint`` returned."""
     if not isinstance(mixed, tuple) or len(mixed) != 2:
         raise ValueError(
-            f"{type(mixer).__name__}.mix_joint returned {type(mixed).__name__}; return the mixed "
+            f"{class_name(mixer)}.mix_joint returned {type(mixed).__name__}; return the mixed "
             "map and the mixed prefix tokens, (x, prefix)"
         )
     return _of_shape(x, mixed[0], mixer), _of_shape(prefix, mixed[1], mixer)
@@ -443,7 +448,7 @@ def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
         return mixed
     made = type(mixed).__name__ if shape is None else tuple(shape)
     raise ValueError(
-        f"{type(mixer).__name__} returned {made} for {tuple(given.shape)}; a mixer must return the "
+        f"{class_name(mixer)} returned {made} for {tuple(given.shape)}; a mixer must return the "
         "shape of its input"
     )
 
@@ -496,7 +501,7 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
         return
     mixer = factory(slot)
     if slot.num_prefix_tokens and not takes_prefix(type(mixer), mixer.kind):
-        raise ValueError(no_prefix(type(mixer).__name__))
+        raise ValueError(no_prefix(class_name(mixer)))
     own = block.get_submodule(name)
     mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
     mixer.is_related = type(own) is type(mixer)

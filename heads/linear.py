@@ -72,6 +72,11 @@ class LinearClassifier(Remembering, nn.Module):
 
         Raises:
             ValueError: The file lacks the classifier or a mixer, or has weights of another model.
+
+        >>> model = LinearClassifier(create_backbone("resnet18"), num_classes=3)
+        >>> torch.save(model.state_dict(), "resnet18.pth")
+        >>> LinearClassifier.from_pretrained("resnet18", "resnet18.pth").num_classes
+        3
         """
         backbone = create_backbone(name, **backbone_options)
         converted = convert(open_checkpoint(path), backbone)

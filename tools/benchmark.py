@@ -28,7 +28,8 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
-  image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224)
+  image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224); backbones for
+                            other inputs get those of their task
   out=growth.png            backbones: plot the growth of time over several image sizes
   rounds=30                 each round times every network once in random order (loop: 100,
                             data: 300, since augmentation varies)
@@ -75,7 +76,7 @@ from tasks.engine.family import families
 from tools.bench import growth
 from tools.bench import timed_networks as networks
 from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
-from tools.cli.arguments import parse_image_size, parse_integer, parse_options
+from tools.cli.arguments import parse_integer, parse_options
 from tools.cli.catalogue import catalogue
 from tools.cli.command import exit_with, run_command
 from tools.cli.tables import FORMATS, Record, write
@@ -89,7 +90,7 @@ from tools.cli.typed_network import (
     read_options,
     split_backbone_options,
 )
-from tools.cli.usual_family import usual_family, usual_task
+from tools.cli.usual_family import usual_task
 from tools.comparing.hosts import describe_differences
 
 SWITCH = ("false", "true")
@@ -98,7 +99,7 @@ SHARED = {
     "cuda_graphs": "false", "dtype": "float32", "threads": "", "clock": "wall",
     "keep_memory": "true", "format": "table",
 }  # fmt: skip
-IMAGES = {"image_size": "224", **SHARED}
+IMAGES = {"image_size": "", **SHARED}
 DEFAULTS = {
     "mixers": {"host": "deit_t,swin_t,poolformer_s12", "mixer": "*", **IMAGES},
     "backbones": {"backbone": "", "baseline": "", "compare": "", "out": "", **IMAGES},
@@ -193,8 +194,7 @@ def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> lis
     """Return the networks per host: the plain host, which is the baseline, and each mixer in it."""
     from backbones import backbone_schema, list_backbones, list_mixers
 
-    known = catalogue().hosts_for(usual_family().modality)
-    hosts = _match_names(options["host"], known, "host")
+    hosts = _match_names(options["host"], catalogue().hosts, "host")
     mixers = _match_names(options["mixer"], list_mixers("channel"), "channel mixer")
     asked = set(options["mixer"].split(","))
     runs: list[list[Network]] = []
@@ -242,11 +242,11 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     )
 
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
-    sizes = [parse_image_size(item or " ") for item in options["image_size"].split(",")]
+    shapes = networks.input_shapes([one for run in runs for one, _ in run], options["image_size"])
     rounds = parse_integer("rounds", options["rounds"], least=2)
     picture = options.get("out", "")
     if picture:
-        growth.check_picture(picture, sizes)
+        growth.check_picture(picture, shapes)
     dtype = set_up_process(options)
     kinds = ("forward", "training")[: 1 + (options["train"] == "true")]
     records: list[Record] = []
@@ -257,29 +257,29 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
         timed = {}
         peaks = {}
         for batch, kind in itertools.product(batches, kinds):
-            shown = ", ".join(map(growth.format_size, sizes))
+            shown = ", ".join(map(growth.format_size, shapes))
             print_status(
                 f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
             )
-            images = [torch.randn(batch, 3, *size, device=options["device"]) for size in sizes]
-            steps = [make_step(model, one, kind, dtype) for one in images for model in models]
+            inputs = [torch.randn(batch, *shape, device=options["device"]) for shape in shapes]
+            steps = [make_step(model, one, kind, dtype) for one in inputs for model in models]
             # All sizes share the rounds, so that other load on the machine affects them alike.
             is_recorded = options["cuda_graphs"] == "true"
             timed_steps = [record_cuda_graph(step) for step in steps] if is_recorded else steps
             seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
             highest = measure_peaks(steps, models, options["device"])
-            for place, size in enumerate(sizes):
+            for place, shape in enumerate(shapes):
                 own = slice(place * len(models), (place + 1) * len(models))
-                timed[size, batch, kind], peaks[size, batch, kind] = seconds[own], highest[own]
-        for size, batch, kind in itertools.product(sizes, batches, kinds):
-            seconds, highest = timed[size, batch, kind], peaks[size, batch, kind]
+                timed[shape, batch, kind], peaks[shape, batch, kind] = seconds[own], highest[own]
+        for shape, batch, kind in itertools.product(shapes, batches, kinds):
+            seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
             for index in range(1, len(run)):
-                made = make_record(run, index, seconds, kind, growth.format_size(size), batch)
+                made = make_record(run, index, seconds, kind, growth.format_size(shape), batch)
                 made["peak_mb"] = highest[index] / 1e6
                 made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
-                if len(sizes) > 1:
-                    first = timed[sizes[0], batch, kind][index]
-                    made["growth"] = growth.growth_ratio(seconds[index], size, first, sizes[0])
+                if len(shapes) > 1:
+                    first = timed[shapes[0], batch, kind][index]
+                    made["growth"] = growth.growth_ratio(seconds[index], shape, first, shapes[0])
                 records.append(made)
     if picture:
         growth.draw_growth(records, picture)

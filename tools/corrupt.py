@@ -3,10 +3,11 @@
 usage: python tools/corrupt.py root=FOLDER out=FOLDER [key=value ...]
 
   root=FOLDER           has <class>/*, or val/<class>/*
+  ckpt=RUN              a run folder gives root= and size= of its data
   out=FOLDER            gets <kind>/<severity>/<class>/*.jpg; an interrupted copy is continued
   kinds=NAME,NAME       some of the 15 kinds (default: all)
   severities=1,2,3,4,5  some of the five
-  size=224              side of the copies, cropped from the centre
+  size=                 side of the copies, cropped from the centre (default: 224)
   resize=256            shorter side before the crop (default: 8/7 of size)
   seed=0                seed of the random numbers
   frost=FOLDER          photographs of frost (default: generated textures)
@@ -32,10 +33,11 @@ from tools.cli.command import exit_with, run_command
 
 DEFAULTS = {
     "root": "",
+    "ckpt": "",
     "out": "",
     "kinds": "",
     "severities": "1,2,3,4,5",
-    "size": "224",
+    "size": "",
     "resize": "",
     "seed": "0",
     "frost": "",
@@ -55,6 +57,9 @@ def corrupt(arguments: Sequence[str]) -> None:
         ValueError: An option is missing or wrong.
     """
     options = parse_options(arguments, DEFAULTS, {})
+    if options["ckpt"]:
+        for key, value in data_of_run(options["ckpt"]).items():
+            options[key] = options[key] or value
     for key in ("root", "out"):
         if not options[key]:
             raise ValueError(f"{key}=FOLDER is missing; see --help")
@@ -62,7 +67,7 @@ def corrupt(arguments: Sequence[str]) -> None:
     severities = sorted({parse_integer("severities", level) for level in levels})
     if severities[-1] > 5:
         raise ValueError(f"severities are 1 to 5; got {options['severities']!r}")
-    size = parse_integer("size", options["size"])
+    size = parse_integer("size", options["size"] or "224")
     resize = (
         parse_integer("resize", options["resize"]) if options["resize"] else round(size * 256 / 224)
     )
@@ -72,7 +77,9 @@ def corrupt(arguments: Sequence[str]) -> None:
     seed = parse_integer("seed", options["seed"], 0)
 
     from datamodules.images.corrupted_copies import CopyOptions, choose_kinds, write_copy
+    from datamodules.loading.memory import check_images_fit
 
+    check_images_fit(1, (resize, resize), "lower size= or resize=")
     how = CopyOptions(
         kinds=choose_kinds(options["kinds"]),
         severities=tuple(severities),
@@ -85,6 +92,31 @@ def corrupt(arguments: Sequence[str]) -> None:
     root = Path(options["root"]).expanduser()
     count = write_copy(root, out, how, workers, show_progress if sys.stderr.isatty() else None)
     print(f"{out}: {count} images, {len(how.kinds)} kinds in {len(severities)} severities each")
+
+
+def data_of_run(ckpt: str) -> dict[str, str]:
+    """Return the options ``root`` and ``size`` of a run's data.
+
+    Raises:
+        ValueError: The path is outside a run folder, or the run's family does not take images.
+    """
+    from tasks.engine.family import find_family
+    from tasks.engine.run_files import read_summary
+    from tasks.engine.saved_config import open_saved
+
+    run = open_saved(ckpt).run
+    if run is None:
+        raise ValueError(f"ckpt={ckpt} is outside a run folder; pass root=FOLDER instead")
+    family = find_family(run.config["task_name"])
+    if family.modality != "image":
+        raise ValueError(
+            f"corruptions apply to images, but {ckpt} is a run of task={family.name}, which takes "
+            f"{family.modality}s"
+        )
+    data, summary = run.config["data"], run.folder / "summary.json"
+    facts = (summary.is_file() and read_summary(summary).get("data")) or {}
+    found = {"root": data.get("root") or facts.get("root"), "size": data.get("image_size")}
+    return {key: str(value or "") for key, value in found.items()}
 
 
 def show_progress(done: int, total: int) -> None:

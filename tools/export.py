@@ -33,21 +33,21 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.engine.family import ANY
+from datamodules.loading.memory import check_images_fit
+from tasks.engine.family import ANY, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
-from tools.cli.usual_family import usual_family
 from tools.exports import (
+    COMPARED,
     TARGETS,
     ExportRequest,
     Target,
     check_exported,
     checkpoint_of,
     exporter,
-    family_of_run,
     new_folder,
 )
 
@@ -96,14 +96,16 @@ def export(arguments: Sequence[str]) -> list[Path]:
     ckpt, run = checkpoint_of(options["ckpt"])
     if not options["backbone"] and not run:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
-    check_exported(run, to)
     name, typed = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
     )
+    check_exported(run, name, to)
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
+    size = parse_image_size(options["image_size"] or _run_image_size(run, target))
+    check_images_fit(COMPARED, size, "lower image_size=")
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -114,7 +116,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             ckpt=ckpt,
             run=run,
             folder=folder,
-            image_size=parse_image_size(options["image_size"] or _run_image_size(run, target)),
+            image_size=size,
             settings={key: options[key] for key in target.settings},
             report=progress_printer(),
         )
@@ -138,9 +140,9 @@ def progress_printer() -> Callable[[str], None]:
 def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
     """Return the image size of a classifier's run, at which its graphs are recorded."""
     records = "what" in target.settings
-    classifies = run is not None and family_of_run(run).export_of(ANY) == "classifier"
-    side = run["data"].get("image_size") if run is not None and records and classifies else None
-    return "" if side is None else str(side)
+    if run is None or not records or find_family(run["task_name"]).export_of(ANY) != "classifier":
+        return ""
+    return str(run["data"].get("image_size") or "")
 
 
 def list_exports(options: dict[str, str]) -> list[Record]:
@@ -150,8 +152,9 @@ def list_exports(options: dict[str, str]) -> list[Record]:
         if to not in TARGETS:
             exporter(to)  # raises with the nearest name
     size = parse_image_size(options["image_size"])
+    check_images_fit(COMPARED, size, "lower image_size=")
     records, report = [], progress_printer()
-    for name in select_backbones(options["backbone"], usual_family()):
+    for name in select_backbones(options["backbone"]):
         reasons = {}
         for to in targets:  # onnx and torch_export take a minute each
             report(f"{name} to {to}")
@@ -176,6 +179,7 @@ def export_error(name: str, to: str, size: tuple[int, int]) -> str:
             settings=TARGETS[to].settings,
         )
         try:
+            check_exported(None, name, to)
             with contextlib.redirect_stdout(io.StringIO()):
                 exporter(to)(request)
         except REFUSALS as error:

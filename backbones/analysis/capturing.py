@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone
+from backbones.base import Backbone, class_name
 from backbones.options import unknown
 
 Size = tuple[int, int]
@@ -139,7 +139,7 @@ def coefficients(
             raise ValueError(unknown(f"mixer of {backbone.name}", name, list(own)))
         if layers[name] is None:
             raise ValueError(
-                f"{name} of {backbone.name} ({type(own[name]).__name__}) lacks coefficients; "
+                f"{name} of {backbone.name} ({class_name(own[name])}) lacks coefficients; "
                 "choose an FFN or another mixer with two layers"
             )
     places = {name: f"{name}.{layers[name]}" for name in mixers}

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from backbones.analysis.operators import operator_macs, spectral_macs
+from backbones.base import class_name
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
@@ -156,11 +157,11 @@ def _counted(model: Model, shape: Shape, kind: type[_Counter]) -> _Counter:
             _run_on_meta(model, shape)
     except RuntimeError as error:  # NotImplementedError is one
         if not isinstance(model, nn.Module) or any(p.is_meta for p in model.parameters()):
-            said = str(error).splitlines()[0]
-            if isinstance(error, NotImplementedError) or "fake impl" in said:
-                said = "an operator lacks shapes; register them with torch.library.register_fake"
+            reason = str(error).splitlines()[0]
+            if isinstance(error, NotImplementedError) or "fake impl" in reason:
+                reason = "an operator lacks shapes; register them with torch.library.register_fake"
             raise ValueError(
-                f"{counter.place()} cannot be counted by shapes alone: {said}"
+                f"{counter.place()} cannot be counted by shapes alone: {reason}"
             ) from error
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         counter = kind(model)
@@ -293,7 +294,7 @@ class _Counter(TorchDispatchMode):
         """Return name and class of the running module, or of the last one."""
         if self.last is None:
             return "the model"
-        return f"{self.names.get(self.last) or 'the model'} ({type(self.last).__name__})"
+        return f"{self.names.get(self.last) or 'the model'} ({class_name(self.last)})"
 
     def _enter_module(self, module: nn.Module, given: object) -> None:
         if module not in self.names:  # within a function

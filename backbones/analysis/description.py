@@ -40,7 +40,7 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
 
 
 def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
-    """Describe the differences outside of mixers between a network and its plain host.
+    """Describe the notes outside of mixers between a network and its plain host.
 
     The plain host is built with the options typed for this network.
 
@@ -64,21 +64,23 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = describe_network(create_backbone(host, **typed))
     own = describe_network(backbone)
-    said = []
+    notes = []
     if own["class_tokens"] < plain["class_tokens"]:
         pooling = own["pooling"].replace("mean of the map", "mean pooling")
-        said.append("without a class token" + f" ({pooling})" * (not backbone.dense))
-    said += [
+        notes.append("without a class token" + f" ({pooling})" * (not backbone.dense))
+    notes += [
         f"with {key}={str(usual[key]).lower()}"
         for key in plain_usual
         if key not in (*MIXERS, *typed, "class_token") and usual[key] != plain_usual[key]
     ]
     more = own["host_parameters"] - plain["host_parameters"]
-    if more and not said:
-        said.append(f"with {abs(more):,} parameters {'more' if more > 0 else 'fewer'} in the host")
+    if more and not notes:
+        notes.append(f"with {abs(more):,} parameters {'more' if more > 0 else 'fewer'} in the host")
     token = backbone.record.get("token_mixer") or {}
-    beside = f" with token_mixer={token['name']}" if token and backbone.name == host else ""
-    return f"{backbone.name}{beside} is built {' and '.join(said)}, unlike {host}" if said else None
+    added = f" with token_mixer={token['name']}" if token and backbone.name == host else ""
+    return (
+        f"{backbone.name}{added} is built {' and '.join(notes)}, unlike {host}" if notes else None
+    )
 
 
 def _is_norm(module: nn.Module) -> bool:

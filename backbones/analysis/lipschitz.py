@@ -44,6 +44,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from backbones.analysis.lipschitz_search import Part, search, solve
+from backbones.base import class_name
 from backbones.layers.norms import scale_and_shift
 from backbones.mixers.ffn import FFN
 from backbones.mixers.iffn import IFFN
@@ -159,7 +160,7 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
         )
     if not isinstance(mixer, IFFN | FFN | Mlp):
         raise ValueError(
-            f"the bound is unknown for {type(mixer).__name__}; use affn, iffn with spatial=False, "
+            f"the bound is unknown for {class_name(mixer)}; use affn, iffn with spatial=False, "
             "ffn or the FFN of a timm host"
         )
     if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import value_layer
-from backbones.base import Backbone
+from backbones.base import Backbone, class_name
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.convglu import ConvGLU
@@ -53,7 +53,7 @@ def mixer_mappings(mixer: nn.Module) -> Mappings:
     owner, names = _owner(mixer)
     if owner is None:
         raise ValueError(
-            f"{type(mixer).__name__} does not map channels by one matrix; use a feed-forward "
+            f"{class_name(mixer)} does not map channels by one matrix; use a feed-forward "
             "network, GLU or a mixer of AFBO"
         )
     matrices = {
@@ -105,7 +105,7 @@ def dense(layer: nn.Module) -> Tensor:
     if isinstance(weight, Tensor) and getattr(layer, "groups", 1) == 1:
         if weight.ndim == 2 or weight[0, 0].numel() == 1:
             return weight.detach().flatten(1)
-    raise ValueError(f"{type(layer).__name__} is not a matrix over channels")
+    raise ValueError(f"{class_name(layer)} is not a matrix over channels")
 
 
 def _owner(mixer: nn.Module) -> tuple[nn.Module | None, tuple[str, ...]]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import Size, evaluating, watch
+from backbones.base import class_name
 from backbones.layers.windows import Pattern, corner_of_matrix
 from backbones.mixers.posmlp.relations import (
     SINGULAR,
@@ -195,5 +196,5 @@ def _window(module: nn.Module, tokens: int) -> Size:
         return window
     side = round(tokens**0.5)
     if side * side != tokens:
-        raise ValueError(f"{type(module).__name__} has windows of {tokens} tokens, not a square")
+        raise ValueError(f"{class_name(module)} has windows of {tokens} tokens, not a square")
     return side, side

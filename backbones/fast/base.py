@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -50,6 +51,11 @@ class FastModule(nn.Module):
         if self.is_fast(x, *rest, **named):
             return self.compute(x, *rest, **named)
         return super().forward(x, *rest, **named)
+
+    @classmethod
+    def may_serve(cls, module: Any) -> bool:
+        """Return True if the options of a plain module allow the fast form; others stay plain."""
+        return True
 
     def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
         """Return True if ``forward`` computes this call by the fast form: the one test per call."""
@@ -163,21 +169,30 @@ def fast(network: M) -> M:
     """
     for package in PACKAGES:
         importlib.import_module(f"backbones.fast.{package}")
-    return _convert(network, {**_FORMS}, {})
+    return _convert(network, _find_form, {})
 
 
 def plain(network: M) -> M:
     """Undo ``fast``: replace every fast module by one of its plain class."""
-    return _convert(network, {kind: base for base, kind in _FORMS.items()}, {})
+    bases: dict[type[nn.Module], type[nn.Module]] = {kind: base for base, kind in _FORMS.items()}
+    return _convert(network, lambda module: bases.get(type(module)), {})
 
 
-def _convert(module: Any, classes: dict[Any, Any], done: dict[nn.Module, nn.Module]) -> Any:
+def _find_form(module: nn.Module) -> type[FastModule] | None:
+    """Return the fast form of a module, or None."""
+    kind = _FORMS.get(type(module))
+    return kind if kind is not None and kind.may_serve(module) else None
+
+
+def _convert(
+    module: Any, class_of: Callable[[nn.Module], Any], done: dict[nn.Module, nn.Module]
+) -> Any:
     """Convert a module and its parts; a part in several places stays one object."""
     if module in done:
         return done[module]
-    kind = classes.get(type(module))
+    kind = class_of(module)
     done[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None and (new := _convert(part, classes, done)) is not part:
+        if part is not None and (new := _convert(part, class_of, done)) is not part:
             module._modules[name] = new
     return done[module]

@@ -5,7 +5,7 @@ usage: python -m backbones.fast.build [--portable]
   --portable   for any processor of this kind, and not for the instructions of this very one; for
                an image or a disk that several machines share
 
-Prints one line that says what there is now. The status is 1 if nothing could be compiled; mixers
+Prints one line about the result. The status is 1 if the compilation failed; mixers
 then compute by torch's own operations.
 """
 
@@ -67,7 +67,7 @@ def link(compiler: Sequence[str], objects: Sequence[Path], target: Path) -> list
 def build(portable: bool = False) -> str:
     """Compile the operators; return why that failed, or an empty string.
 
-    Nothing is left behind by a failure.
+    A failure leaves no files.
     """
     compiler = find_compiler()
     if not compiler:

@@ -17,7 +17,7 @@ class EvalCache:
     The values themselves are compared, so every way to change a weight invalidates: optimiser
     steps, ``load_state_dict``, ``.to()``, assignment, and edits of ``.data``, which leave no trace
     in torch's version counters. For weights much smaller than what is made from them this costs
-    next to nothing. Copies and pickles are empty. Several threads may ask at the same time.
+    hardly any time. Copies and pickles are empty. Several threads may ask at the same time.
     """
 
     def __init__(self) -> None:

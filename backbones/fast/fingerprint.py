@@ -1,6 +1,6 @@
 """Name the compiled file of these sources, this torch and this processor, and check it.
 
-Nothing of torch is imported: `make doctor` and the build ask here as well.
+It runs without torch, for `make doctor` and the build.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def operator_names() -> list[str]:
 
 
 def find_fault(path: Path) -> str:
-    """Return why a file cannot be the compiled operators, or nothing; it is read, not loaded.
+    """Return why a file cannot be the compiled operators, or an empty text; only read the file.
 
     Loading another library would run its code, and a FIFO would be waited for.
     """

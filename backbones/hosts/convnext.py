@@ -22,8 +22,9 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_patch_conv, create_timm_model, extend_all
-from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
+from backbones.mixing import mix_nchw
 from backbones.registry import register_host
 
 

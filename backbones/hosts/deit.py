@@ -20,9 +20,10 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model
-from backbones.layers.axes import mix_tokens, to_nchw
+from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
+from backbones.mixing import mix_tokens
 from backbones.options import variant_of
 from backbones.registry import register_host
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
 from backbones.checkpoints.keys import rename
+from backbones.hosts.scaffolds.conv_ffn import ConvFFN
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.conv_ffn import ConvFFN
 from backbones.layers.graph_sizes import crop
 from backbones.layers.init import init_linear
 from backbones.layers.patch_embed import PatchEmbed

@@ -22,8 +22,8 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
-from backbones.layers.axes import mix_nchw
 from backbones.layers.graph_sizes import missing
+from backbones.mixing import mix_nchw
 from backbones.registry import register_host
 
 

@@ -18,8 +18,8 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
-from backbones.layers.axes import mix_tokens
 from backbones.layers.graph_sizes import same_size
+from backbones.mixing import mix_tokens
 from backbones.registry import register_host
 
 Size = tuple[int, int]

@@ -1,37 +1,8 @@
-"""The only place that moves axes between a host's layout and the mixers' (B, H, W, C).
-
-A host's own modules (timm's) keep the host's layout; a ``Mixer`` in their place gets its map.
-"""
+"""Views of a map with its channels second or last."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-
-from backbones.base import Mixer, PointwiseMixer
-
-
-def mix_tokens(
-    mixer: nn.Module, tokens: Tensor, grid: tuple[int, int], num_prefix_tokens: int
-) -> Tensor:
-    """Apply a mixer to tokens (B, P + H * W, C): prefix tokens, then the map in row-major order."""
-    if not isinstance(mixer, Mixer):
-        return mixer(tokens)
-    if isinstance(mixer, PointwiseMixer) and mixer.prefix_mixing == "none":
-        return mixer(tokens)
-    prefix, patches = tokens[:, :num_prefix_tokens], tokens[:, num_prefix_tokens:]
-    x = patches.unflatten(1, grid)
-    if not num_prefix_tokens:
-        return mixer(x).flatten(1, 2)
-    x, prefix = mixer(x, prefix)
-    return torch.cat([prefix, x.flatten(1, 2)], dim=1)
-
-
-def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a mixer to a map (B, C, H, W); copies nothing if the map is in channels_last memory."""
-    if not isinstance(mixer, Mixer):
-        return mixer(x)
-    return to_nchw(mixer(to_nhwc(x)))
+from torch import Tensor
 
 
 def to_nhwc(x: Tensor) -> Tensor:

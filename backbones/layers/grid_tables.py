@@ -59,7 +59,7 @@ def grid_of(shape: Sequence[int], axes: str, likely: Grid | None = None) -> Grid
     """Find a map size that a table belongs to: the likely one, else a square, else any.
 
     Raises:
-        ValueError: There is none.
+        ValueError: Every size differs from the table's.
     """
     for grid in [*([likely] if likely else ()), *_candidates([shape])]:
         if fits(shape, axes, grid) and (grid == likely or _is_known(grid, [axes])):

@@ -47,7 +47,7 @@ def variant_of(
         build: A function or class; its keyword-only parameters are its options.
         fixed: Options that the variant fixes, with their values.
         defaults: Options with other defaults.
-        without: Options that the variant leaves out since they change nothing in it.
+        without: Options without effect in the variant, which it leaves out.
 
     Raises:
         TypeError: ``build`` lacks one of the options.

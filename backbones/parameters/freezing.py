@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-if TYPE_CHECKING:
-    from backbones.base import Backbone
 
-
-def freeze_stages(backbone: Backbone, frozen_stages: int) -> None:
+def freeze_stages(backbone: Any, frozen_stages: int) -> None:
     """Stop the gradients of the first stages, and keep them in evaluation mode from now on.
 
     Args:
-        backbone: Changed in place.
+        backbone: A ``Backbone``, changed in place.
         frozen_stages: -1 for none, 0 for the stem, 1 for the first stage with its norm as well, and
             so on; blocks in a host without stages. As in the MM toolkits.
 
@@ -32,7 +29,7 @@ def freeze_stages(backbone: Backbone, frozen_stages: int) -> None:
             parameter.requires_grad_(False)
 
 
-def keep_in_evaluation(backbone: Backbone) -> None:
+def keep_in_evaluation(backbone: Any) -> None:
     """Put frozen stages, and with ``norm_eval`` every BatchNorm, into evaluation mode."""
     if backbone.frozen_stages >= 0:
         for name, module in backbone.named_modules():

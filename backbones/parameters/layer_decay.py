@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.base import Backbone
-
 
 def layer_decay_groups(
     model: Any, config: Mapping[str, Any], lr: float, weight_decay: float
@@ -27,7 +25,7 @@ def layer_decay_groups(
     Raises:
         ValueError: Another number of layers than the backbone has.
     """
-    backbone: Backbone = model.backbone
+    backbone = model.backbone
     by_stage = config.get("decay_type", "layer_wise") == "stage_wise"
     count = len(backbone.layer_ids.depths) if by_stage else backbone.num_layers - 2
     if config.get("num_layers", count) != count:

@@ -15,21 +15,19 @@ ConvNeXt and ResNet agree.
 
 from __future__ import annotations
 
-from typing import Literal
-
-from backbones.base import Backbone
+from typing import Any, Literal
 
 Layers = Literal["blocks", "convnext", "ffnet", "ffnet_as_run"]
 FFNET_LAST = 12  # layer of stage 4 in FFNet's configs of all sizes
 
 
-def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") -> dict[str, float]:
+def layer_scales(backbone: Any, decay: float, layers: Layers = "blocks") -> dict[str, float]:
     """Return the factor of the learning rate for each parameter of a backbone.
 
     Parts after the last block, and the norms of dense maps, learn at full rate.
 
     Args:
-        backbone: One of ours.
+        backbone: A ``Backbone``.
         decay: Factor from a layer to the layer before it, above 0.
         layers: Definition of a layer. "blocks": the stem, then every block; a downsampling belongs
             to the next block, in Swin to the previous one. "convnext": the stem, stages 1 and 2 as
@@ -49,7 +47,7 @@ def layer_scales(backbone: Backbone, decay: float, layers: Layers = "blocks") ->
     return {name: decay ** (last - layer) for name, layer in ids.items()}
 
 
-def _grouped(backbone: Backbone, layers: Layers) -> tuple[dict[str, int], int]:
+def _grouped(backbone: Any, layers: Layers) -> tuple[dict[str, int], int]:
     """Return the layer of each parameter with stage 3 in groups of three, and the last layer."""
     depths = backbone.layer_ids.depths
     shift = 0 if layers == "convnext" else 1

@@ -30,6 +30,11 @@ Results = dict[str, Any]
 Step = Callable[[Results], Results | None]
 Size = tuple[int, int]
 MMCV_OPERATORS = "mmcv._ext"  # our substitute exists once heads is imported
+# Colours that most eyes can distinguish (Paul Tol's "muted" and "bright" sets).
+DISTINCT = (
+    (68, 119, 170), (238, 102, 119), (34, 136, 51), (204, 187, 68), (102, 204, 238), (170, 51, 119),
+    (136, 34, 85), (68, 170, 153), (153, 153, 51), (221, 204, 119), (51, 34, 136), (204, 102, 119),
+)  # fmt: skip
 META_KEYS = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 
 
@@ -337,10 +342,14 @@ def palette(count: int) -> list[tuple[int, int, int]]:
     golden = 0.618034  # Steps of the golden ratio spread any number of hues evenly.
     colours = [
         colorsys.hsv_to_rgb(index * golden % 1, 0.75, 0.95 - 0.3 * (index % 2))
-        for index in range(count)
+        for index in range(len(DISTINCT), count)
     ]
     return [
-        (round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in colours
+        *DISTINCT[:count],
+        *(
+            (round(255 * red), round(255 * green), round(255 * blue))
+            for red, green, blue in colours
+        ),
     ]
 
 

@@ -11,7 +11,7 @@ from datamodules.base import BaseDataModule
 from datamodules.files.class_order import ClassOrder, other_orders
 from datamodules.files.folders import first_few
 from datamodules.files.unlabelled import UnlabelledImages, collect_images
-from datamodules.loading.memory import FLOAT, check_fits_memory
+from datamodules.loading.memory import check_images_fit
 from datamodules.loading.sampling import NamedDataset, TolerantDataset
 
 
@@ -95,14 +95,9 @@ class ImageDataModule(BaseDataModule):
         Raises:
             ValueError: A batch is larger than the memory; the message names its size.
         """
-        height, width = size
         for name in ("batch_size", "eval_batch_size"):
-            count = getattr(self, name)
-            check_fits_memory(
-                f"a batch of {count:,} images of {height:,}x{width:,} pixels (data.{name})",
-                count * 3 * height * width * FLOAT,
-                f"lower data.{name} or {options}",
-            )
+            remedy = f"lower data.{name} or {options}"
+            check_images_fit(getattr(self, name), size, remedy, f"data.{name}")
 
     def absent_notice(self, absent: Sequence[int]) -> list[str]:
         """Return the notice of classes, by label, that occur in training only; [] if all occur."""

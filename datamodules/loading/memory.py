@@ -45,6 +45,24 @@ def check_fits_memory(what: str, size: int, remedy: str) -> None:
         )
 
 
+def check_images_fit(count: int, size: tuple[int, int], remedy: str, option: str = "") -> None:
+    """Raise an error if a batch of images (3, H, W) is larger than the machine's memory.
+
+    Args:
+        count: Number of images.
+        size: Height and width of the largest.
+        remedy: Advice at the end of the message.
+        option: Option that gives the number of images, for the message.
+
+    Raises:
+        ValueError: It is larger than the memory; the message names its size.
+    """
+    height, width = size
+    what = f"a batch of {count:,} images of {height:,}x{width:,} pixels"
+    named = f"{what} ({option})" if option else what
+    check_fits_memory(named, count * 3 * height * width * FLOAT, remedy)
+
+
 def format_bytes(size: float) -> str:
     """Return a number of bytes with a unit: 3.2 GB."""
     size = min(size, 1e300)  # larger integers overflow in a division

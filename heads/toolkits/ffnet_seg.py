@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.layers.axes import mix_nchw
 from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
+from backbones.mixing import mix_nchw
 
 KERNEL = 9
 

@@ -6,18 +6,7 @@ import math
 from typing import Any
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import (
-    BATCH,
-    BATCH_NORM,
-    EPOCHS,
-    INTERVAL,
-    PRETRAINED,
-    RANDOM,
-    RATE,
-    REFERENCE,
-    WARMUP,
-    ScheduleRule,
-)
+from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 # ImageNet's robustness sets, and the top-1 accuracies that papers report on them.
 ROBUSTNESS = {
@@ -56,11 +45,11 @@ FAMILY = Family(
     rule=ScheduleRule(
         batches=((500, 16), (5_000, 32), (50_000, 64)),
         device_batch=128,
-        rates={RANDOM: (1e-3, 64), BATCH_NORM: (6e-3, 16), PRETRAINED: (2e-4, 64)},
+        rates=rates_by_start((1e-3, 64), pretrained=(2e-4, 64), batch_norm=(6e-3, 16)),
         seen=1_200,
         least_epochs=lambda images: min(max(images / 1_000, 15), 100),
         warmup_steps=math.inf,
-        fixed={BATCH: 128, RATE: 1e-3, REFERENCE: 1024, WARMUP: 5, EPOCHS: 100, INTERVAL: 1},
+        fixed=published_schedule(batch=128, rate=1e-3, reference=1024, warmup=5, epochs=100),
         large=50_000,
         large_batch=1_024,  # DeiT, Table 9
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.strategies import FSDPStrategy
 from PIL import Image
 from timm.data import Mixup
@@ -25,6 +26,7 @@ from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
 from heads.losses import NO_TOKENS
 from heads.token_label_maps import token_labels
+from tasks.classification.contact_sheet import Tile, contact_sheet, to_image
 from tasks.classification.family import FAMILY
 from tasks.classification.patch_check import unseen_patches
 from tasks.classification.teacher import (
@@ -34,10 +36,8 @@ from tasks.classification.teacher import (
     TeacherOptions,
     load_teacher,
 )
-from tasks.engine.batches import Batch, Row, input_names
+from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
-from tasks.engine.drawing import Tile, contact_sheet, to_image
-from tasks.engine.evaluation_loss import Summed, class_loss
 from tasks.engine.gather import refuse_together
 from tasks.engine.whole_files import write_whole
 
@@ -48,7 +48,8 @@ make_erasing: Any = RandomErasing
 class ClassificationTask(ClassesTask):
     """Classification with hard or mixed labels; top-1 and top-5 accuracy in percent.
 
-    The validation loss is the plain cross entropy, see ``evaluation_loss``.
+    The validation loss is the cross entropy without smoothing, so that runs with different
+    training losses compare.
 
     Args:
         model: Maps ``{"image": (B, 3, H, W), "label": (B,)}`` to losses and logits (B, K).
@@ -232,7 +233,10 @@ class ClassificationTask(ClassesTask):
 
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the summed cross entropy and the number of images with a label."""
-        return class_loss(predictions, batch["label"])
+        labels = batch["label"]
+        known = labels >= 0
+        loss = F.cross_entropy(predictions[known].float(), labels[known], reduction="sum")
+        return loss, known.sum()
 
     def reset_metrics(self) -> None:
         """Reset the accuracies."""
@@ -350,4 +354,6 @@ def check_mixup(options: Mapping[str, Any]) -> None:
                 raise ValueError(f"{option} must be {limits}, got {value}")
     if options and not any(options.get(name) for name in ("cutmix_alpha", "cutmix_minmax")):
         if not options.get("mixup_alpha", 1.0):
-            raise ValueError("task.mixup mixes nothing; pass task.mixup=null, or an alpha above 0")
+            raise ValueError(
+                "task.mixup needs an alpha above 0; to disable it pass task.mixup=null"
+            )

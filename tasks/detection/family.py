@@ -1,18 +1,7 @@
 """Object detection and instance segmentation."""
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import (
-    BATCH,
-    EPOCHS,
-    INTERVAL,
-    MILESTONES,
-    PRETRAINED,
-    RANDOM,
-    RATE,
-    REFERENCE,
-    WARMUP,
-    ScheduleRule,
-)
+from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 ENDS = ("", "50", "75", "_small", "_medium", "_large")
 TITLES = {"AP": "box AP", "mask_AP": "mask AP"}
@@ -38,14 +27,13 @@ FAMILY = Family(
     rule=ScheduleRule(
         batches=(),
         device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
+        rates=rates_by_start((6e-4, 16), pretrained=(1e-4, 16)),
         seen=400,
         least_epochs=lambda _: 12,
         warmup_steps=500,
-        fixed={
-            BATCH: 2, RATE: 1e-4, REFERENCE: 16, WARMUP: 0.07, MILESTONES: [8, 11], EPOCHS: 12,
-            INTERVAL: 1,
-        },
+        fixed=published_schedule(
+            batch=2, rate=1e-4, reference=16, warmup=0.07, epochs=12, milestones=(8, 11)
+        ),
     ),
     counted=Counted(
         {"num_classes": 80},  # COCO's

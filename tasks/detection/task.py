@@ -15,9 +15,10 @@ from torchvision.ops import nms
 
 from tasks.detection.coco_metric import KINDS, STATS, CocoMetric, instances
 from tasks.detection.family import FAMILY
+from tasks.detection.instance_drawing import draw_instances
 from tasks.engine.batches import Batch, Row
 from tasks.engine.classes import ClassesTask
-from tasks.engine.drawing import draw_instances, open_upright, side_by_side
+from tasks.engine.drawing import Colour, open_upright, side_by_side
 from tasks.engine.whole_files import write_whole
 
 PREVIEW_SCORE = 0.3
@@ -136,6 +137,7 @@ class DetectionTask(ClassesTask):
 
         Of overlapping detections of any class only the surest is drawn.
         """
+        colours = datamodule.metainfo["palette"]
         truths = [sample.get("gt_instances") for sample in batch["data_samples"]]
         pictures = []
         for sample, truth in zip(self.model.predict(batch), truths, strict=True):
@@ -147,21 +149,21 @@ class DetectionTask(ClassesTask):
             ]
             masks = found.masks.numpy() if "masks" in found else None
             drawn = draw_instances(
-                photo, found.bboxes.tolist(), found.labels.tolist(), captions, masks
+                photo, found.bboxes.tolist(), found.labels.tolist(), captions, colours, masks
             )
             if truth is not None and len(truth):
-                drawn = side_by_side(
-                    self._draw_truth(photo, truth), drawn, ("annotated", "predicted")
-                )
+                annotated = self._draw_truth(photo, truth, colours)
+                drawn = side_by_side(annotated, drawn, ("annotated", "predicted"))
             pictures.append(drawn)
         return pictures
 
-    def _draw_truth(self, photo: Image.Image, truth: Any) -> Image.Image:
+    def _draw_truth(self, photo: Image.Image, truth: Any, colours: Sequence[Colour]) -> Image.Image:
         boxes = getattr(truth.bboxes, "tensor", truth.bboxes)
         labels = truth.labels.tolist()
         masks = truth.masks.to_ndarray().astype(bool) if "masks" in truth else None
         names = [self.class_names[label] for label in labels]
-        return draw_instances(photo, np.asarray(boxes.cpu()).tolist(), labels, names, masks)
+        boxes = np.asarray(boxes.cpu()).tolist()
+        return draw_instances(photo, boxes, labels, names, colours, masks)
 
 
 def _to_draw(found: Any) -> Any:

@@ -19,7 +19,7 @@ from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine.batch_norm import share_statistics
-from tasks.engine.batches import UNREADABLE, Batch, Row, batch_size, check_batch, is_spare
+from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
 from tasks.engine.checkpoint_entries import (
     built_config,
     load_average,
@@ -28,7 +28,6 @@ from tasks.engine.checkpoint_entries import (
 )
 from tasks.engine.ema import WeightEMA, reported
 from tasks.engine.ema_metrics import SecondMetrics, log_better
-from tasks.engine.evaluation_loss import Summed
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
@@ -283,7 +282,9 @@ class BaseTask(Remembering, LightningModule):
             A dict per input, as in predictions.json; see the tasks' ``describe``.
         """
         if self.data is None:
-            self.data = self._usual_data()
+            from tasks.engine.loading import usual_datamodule
+
+            self.data = usual_datamodule(self)
         self.eval()
         data = self.data.with_predict_inputs(images)
         data.num_workers = 0  # starting workers takes longer than a few inputs
@@ -296,17 +297,12 @@ class BaseTask(Remembering, LightningModule):
                 rows += self.describe(placed, data)
         return rows
 
-    def _usual_data(self) -> Any:
-        """Build a datamodule for a task that was trained without one."""
-        from tasks.engine.loading import usual_datamodule
-
-        return usual_datamodule(self)
-
     def setup(self, stage: str) -> None:
-        """Keep the trainer's datamodule, if it is one of ours, to predict with."""
+        """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "with_predict_inputs"):
             self.data = data
+            self.take_targets(data)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predict a batch of the trainer's datamodule; write arrays to files of the run."""

@@ -14,6 +14,7 @@ from tasks.engine.family import Family
 
 Batch = dict[str, Any]
 Row = dict[str, Any]
+Summed = tuple[Tensor, Tensor]  # a sum over inputs or pixels, and their number
 UNREADABLE = "unreadable"  # key of a batch's unreadable inputs, and of the reason in a row
 
 

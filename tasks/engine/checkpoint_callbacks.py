@@ -27,7 +27,7 @@ class KeepLast(Checkpoint):
     Every epoch ends with a checkpoint. Checkpoints are saved between two optimiser steps.
 
     On a signal (see ``STOP``), finish the step, save and stop. After the last step, finish
-    validation first. Outside training, stop at once.
+    validation first. Outside training, stop at once. If no batch arrives, save without a step.
 
     Args:
         last: Checkpoint file.
@@ -46,9 +46,22 @@ class KeepLast(Checkpoint):
         STOP.finishing = True
         self._since = time.monotonic()
 
+    def on_validation_start(self, *_: Any) -> None:
+        """Wait for the first batch; the state before a validation is saved."""
+        STOP.begin_wait()
+
     def on_validation_batch_start(self, *_: Any) -> None:
         """Stop at once on a signal, unless the validation is part of training."""
+        STOP.end_wait()
         STOP.raise_if_signalled()
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        """Wait for the next batch."""
+        STOP.begin_wait()
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        """End the wait after the last batch."""
+        STOP.end_wait()
 
     def on_test_batch_start(self, *_: Any) -> None:
         """Stop at once on a signal."""
@@ -58,9 +71,20 @@ class KeepLast(Checkpoint):
         """Stop at once on a signal."""
         STOP.raise_if_signalled()
 
-    def on_exception(self, *_: Any) -> None:
-        """Make signals stop the run at once while it cleans up."""
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Make signals stop the run at once while it cleans up; save if only the data hang."""
+        STOP.end_wait()
         STOP.finishing = False
+        if not isinstance(exception, RunStopped) or not exception.waiting:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        assert isinstance(loop, EpochLoop)
+        # Other processes may be within a step.
+        if trainer.training and trainer.world_size == 1 and loop.is_between_steps:
+            self._save(trainer)
+        self._stopped(trainer)
 
     def on_train_batch_end(
         self,

@@ -2,7 +2,7 @@
 
 Lightning's own loops resume a run that ends by ``max_steps`` on the wrong batch or not at all, skip
 the validation after the last step, and divide the losses of an epoch's last step by more batches
-than it has. Its handlers of SIGTERM save nothing, and its watch over processes ends a run silently.
+than it has. Its handlers of SIGTERM do not save, and its watch over processes ends a run silently.
 
 Other files use public interfaces only. ``tests/tasks/test_lightning_private.py`` tests each symbol.
 """
@@ -42,6 +42,23 @@ class MeanOfBatches(_AutomaticOptimization):
         return ClosureResult.from_training_step_output(output, count)
 
 
+class InterruptibleFetcher:
+    """Lightning's data fetcher with waits that end soon after a signal, see ``STOP``."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+
+    def __next__(self) -> Any:
+        STOP.begin_wait()
+        try:
+            return next(self._fetcher)
+        finally:
+            STOP.end_wait()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+
 class EpochLoop(_TrainingEpochLoop):
     """One epoch; a validation follows the last step of the run, whatever the interval.
 
@@ -69,6 +86,17 @@ class EpochLoop(_TrainingEpochLoop):
     def training_done(self) -> bool:
         """True after the last batch of the epoch or of the run."""
         return self._is_training_done
+
+    @property
+    def is_between_steps(self) -> bool:
+        """True while the epoch waits for its next batch and has trained on those before it."""
+        done = self.batch_progress.current
+        return 0 < done.ready == done.completed and not self._should_accumulate()
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train on the next batch."""
+        fetcher: Any = InterruptibleFetcher(data_fetcher)
+        super().advance(fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Save, validate and log, then raise ``stop``."""

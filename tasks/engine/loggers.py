@@ -47,16 +47,16 @@ class RunLog(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml holds them."""
+        """Skip them: config.yaml has them."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self.save()
 
 
 class CsvLog(RunLog):
-    """metrics.csv: a row for what is logged at a step, with the columns that any row has.
+    """metrics.csv: one row per logged step, with the columns of all rows.
 
     Args:
         path: The file.
@@ -128,7 +128,7 @@ class CsvLog(RunLog):
 
 
 class TensorBoardLog(RunLog):
-    """TensorBoard's event file, and nothing beside it.
+    """TensorBoard's event file, alone in its folder.
 
     Args:
         folder: Made with the first metric.
@@ -161,7 +161,7 @@ class TensorBoardLog(RunLog):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write what is queued; the file stays open, as evaluation follows training."""
+        """Write the queue; the file stays open, as evaluation follows training."""
         if self._writer is not None and not self._failed:
             with self._giving_up():
                 self._writer.flush()

@@ -24,9 +24,7 @@ log_info = rank_zero_only(logging.getLogger(__name__).info)
 def warn_absent(metric: str, effect: str) -> None:
     """Warn that a validation cannot give the metric that something watches."""
     # The warning is shown once for each place and text.
-    rank_zero_warn(
-        f"{metric} cannot be computed: this validation has nothing that counts in it; {effect}"
-    )
+    rank_zero_warn(f"{metric} cannot be computed: this validation lacks the data for it; {effect}")
 
 
 WORST = 1e30  # beyond every figure

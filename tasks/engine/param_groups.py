@@ -27,7 +27,7 @@ class Rule(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Parameters by a pattern of their names, and what is special about them."""
+    """Parameters by a pattern of their names, with their own options."""
 
     match: str
     lr_scale: float
@@ -69,11 +69,11 @@ def parameter_rules(
             top of layer-wise rates, its ``weight_decay`` takes the place of the usual one.
 
     Raises:
-        ValueError: A value out of range, a pattern that matches nothing, a model without layers.
+        ValueError: A value out of range, a pattern without a match, a model without layers.
     """
     if layers is not None and layer_decay is None:
         raise ValueError(
-            f"optimizer.layers={layers} changes nothing without optimizer.layer_decay; pass both, "
+            f"optimizer.layers={layers} needs optimizer.layer_decay; pass both, "
             "such as optimizer.layer_decay=0.9, or optimizer.layers=null"
         )
     if weight_decay < 0:

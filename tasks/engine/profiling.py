@@ -24,7 +24,7 @@ WIDTH = 60  # of an action's name
 
 
 class Unprofiled(PassThroughProfiler):
-    """Profiler that measures nothing at no cost; a step asks it a hundred times."""
+    """Profiler without measurements and without cost; a step calls it a hundred times."""
 
     def __init__(self) -> None:
         super().__init__()

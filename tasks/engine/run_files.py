@@ -36,7 +36,7 @@ class NetworkConfig(OpenPart):
 
 
 class BuiltConfig(OpenPart):
-    """A group whose class is named."""
+    """A group that names its class."""
 
     target: Word = Field(alias="_target_")
     name: Word | None = None
@@ -167,7 +167,7 @@ def _checked(path: Path, schema: type[M], content: Any) -> dict[str, Any]:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read a run's config.yaml as plain values, of which nothing is built or resolved.
+    """Read a run's config.yaml as plain values, without building or resolving any.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,3 +49,29 @@ class ScheduleRule:
     fixed: Mapping[str, Any]
     large: float = math.inf
     large_batch: int = 0
+
+
+def rates_by_start(
+    random: tuple[float, int],
+    pretrained: tuple[float, int],
+    batch_norm: tuple[float, int] | None = None,
+) -> dict[str, tuple[float, int]]:
+    """Return ``rates`` of a rule; without ``batch_norm`` such networks start like others."""
+    norms = {} if batch_norm is None else {BATCH_NORM: batch_norm}
+    return {RANDOM: random, PRETRAINED: pretrained, **norms}
+
+
+def published_schedule(
+    *,
+    batch: int,
+    rate: float,
+    reference: int,
+    warmup: float,
+    epochs: int,
+    milestones: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Return ``fixed`` of a rule, with a validation after each epoch."""
+    fixed: dict[str, Any] = {
+        BATCH: batch, RATE: rate, REFERENCE: reference, WARMUP: warmup, EPOCHS: epochs, INTERVAL: 1,
+    }  # fmt: skip
+    return fixed if milestones is None else {**fixed, MILESTONES: list(milestones)}

@@ -16,17 +16,23 @@ STATUSES = {128 + signum: signum for signum in SIGNALS} | {-signum: signum for s
 # Seconds within which a second signal is the first one once more: timeout sends SIGTERM to its
 # command and to the group of it.
 ONCE = 1.0
+HANG = 2.0  # seconds after a signal in which a batch may still arrive
 END = b"\0"
 GRACE = 5.0  # seconds in which the handler of a signal that stops at once has to be called
 CLEANING = 60.0  # seconds that the run then has to end
 
 
 class RunStopped(SystemExit):
-    """A signal ends the run; the exit status is the one that shells give to it."""
+    """A signal ends the run; the exit status is the one that shells give to it.
 
-    def __init__(self, signum: int) -> None:
+    Attributes:
+        signum: The signal.
+        waiting: True if it ends a wait for data, between two batches.
+    """
+
+    def __init__(self, signum: int, *, waiting: bool = False) -> None:
         super().__init__(128 + signum)
-        self.signum = signum
+        self.signum, self.waiting = signum, waiting
 
 
 class Stop:
@@ -36,14 +42,14 @@ class Stop:
         others: The other processes of the run that this one has started.
         signum: The signal that came first, or None.
         finishing: True while training, which looks at ``signum`` after each step. At other times,
-            and on a second signal, ``RunStopped`` is raised.
+            on a second signal, and in a wait for data, ``RunStopped`` is raised.
     """
 
     def __init__(self) -> None:
         self.others: Sequence[subprocess.Popen[bytes]] = ()
         self.signum: int | None = None
         self.finishing = False
-        self._since, self._raised = 0.0, False
+        self._since, self._raised, self._waits = 0.0, False, False
         self._before: dict[int, Any] = {}
         self._ended = threading.Event()
 
@@ -60,6 +66,7 @@ class Stop:
             return
         self.signum, self.finishing, self._raised = None, False, False
         self._ended = threading.Event()
+        alarm = signal.signal(signal.SIGALRM, self._stop_waiting)
         for signum in SIGNALS:
             before = signal.getsignal(signum)
             # nohup has a run ignore that its terminal is gone.
@@ -72,6 +79,7 @@ class Stop:
         finally:
             for taken in list(self._before):
                 self.release(taken)
+            signal.signal(signal.SIGALRM, alarm)
             self.signum, self.finishing = None, False
 
     def release(self, signum: int | None) -> None:
@@ -84,11 +92,32 @@ class Stop:
         if self.signum is not None and not self.finishing:
             raise RunStopped(self.signum)
 
+    def begin_wait(self) -> None:
+        """Begin to wait for data; ``RunStopped`` ends a wait that outlasts a signal by ``HANG``."""
+        self._waits = True
+        self._limit_wait()
+
+    def end_wait(self) -> None:
+        """End a wait for data."""
+        self._waits = False
+        if self.signum is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _limit_wait(self) -> None:
+        if self.signum is not None and self._waits:
+            signal.setitimer(signal.ITIMER_REAL, HANG)
+
+    def _stop_waiting(self, signum: int, frame: Any) -> None:
+        if self._waits and self.signum is not None:
+            self._raised = True
+            raise RunStopped(self.signum, waiting=True)
+
     def _handle(self, signum: int, frame: Any) -> None:
         now = time.monotonic()
         if self.signum is None:
             self.signum, self._since = signum, now
             if self.finishing:
+                self._limit_wait()
                 return
         elif now - self._since < ONCE:
             return
@@ -121,11 +150,14 @@ class Stop:
         first: float | None = None
         while (received := os.read(reading, 1)) != END:
             signum, now = received[0], time.monotonic()
-            if signum not in self._before:
+            if signum == signal.SIGALRM and self.signum is not None and self._waits:
+                signum = self.signum
+            elif signum not in self._before:
                 continue
-            first = now if first is None else first
-            if self.finishing and now - first < ONCE:
-                continue
+            else:
+                first = now if first is None else first
+                if self.finishing and now - first < ONCE:
+                    continue
             if self._ended.wait(GRACE) or (self._raised and self._ended.wait(CLEANING)):
                 return
             for process in self.others:

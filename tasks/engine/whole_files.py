@@ -59,10 +59,15 @@ def make_folder(path: Path) -> Path:
     Raises:
         OSError: A link or a file is in its place.
     """
-    if path.is_symlink():
-        raise OSError(f"{path} is a link and is not followed; remove it")
+    refuse_link(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"the folder {path} cannot be made ({error.strerror})") from error
     return path
+
+
+def refuse_link(path: Path) -> None:
+    """Raise an ``OSError`` if a link is in the place of a file or folder of a run."""
+    if path.is_symlink():
+        raise OSError(f"{path} is a link and is not followed; remove it")

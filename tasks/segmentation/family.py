@@ -1,17 +1,7 @@
 """Semantic segmentation."""
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import (
-    BATCH,
-    EPOCHS,
-    INTERVAL,
-    PRETRAINED,
-    RANDOM,
-    RATE,
-    REFERENCE,
-    WARMUP,
-    ScheduleRule,
-)
+from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 FAMILY = Family(
     name="segmentation",
@@ -32,11 +22,11 @@ FAMILY = Family(
     rule=ScheduleRule(
         batches=(),
         device_batch=2,
-        rates={RANDOM: (6e-4, 16), PRETRAINED: (1e-4, 16)},
+        rates=rates_by_start((6e-4, 16), pretrained=(1e-4, 16)),
         seen=800,
         least_epochs=lambda _: 30,
         warmup_steps=1_500,
-        fixed={BATCH: 2, RATE: 6e-5, REFERENCE: 16, WARMUP: 1.2, EPOCHS: 100, INTERVAL: 1},
+        fixed=published_schedule(batch=2, rate=6e-5, reference=16, warmup=1.2, epochs=100),
     ),
     counted=Counted(
         {"num_classes": 150},  # ADE20K's

@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from tasks.engine.batches import Batch, Row
+from tasks.engine.batches import Batch, Row, Summed
 from tasks.engine.classes import ClassesTask, check_several
-from tasks.engine.drawing import draw_segments, label_map, open_upright, side_by_side
-from tasks.engine.evaluation_loss import Summed, pixel_loss
+from tasks.engine.drawing import open_upright, side_by_side
 from tasks.engine.whole_files import whole_file
 from tasks.segmentation.family import FAMILY
+from tasks.segmentation.segment_drawing import draw_segments, label_map
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -37,8 +38,8 @@ class SegmentationTask(ClassesTask):
     """Segmentation by a model of MMSegmentation; mean IoU, class and pixel accuracy in percent.
 
     The counts are summed over the whole set before dividing, as in MMSegmentation. The mean skips
-    classes that neither occur nor are predicted. The validation loss is the plain cross entropy of
-    the decode head, see ``evaluation_loss``.
+    classes that neither occur nor are predicted. The validation loss is the cross entropy of the
+    decode head without class weights, so that runs with different training losses compare.
     """
 
     family = FAMILY
@@ -103,7 +104,15 @@ class SegmentationTask(ClassesTask):
 
     def evaluation_loss(self, batch: Batch, predictions: list[Any]) -> Summed:
         """Return the summed cross entropy and the number of labelled pixels."""
-        return pixel_loss(predictions, IGNORED)
+        losses, counts = [], []
+        for sample in predictions:
+            logits = sample.seg_logits.data.float()
+            labels = sample.gt_sem_seg.data.to(logits.device).long()
+            losses.append(
+                F.cross_entropy(logits[None], labels, ignore_index=IGNORED, reduction="sum")
+            )
+            counts.append((labels != IGNORED).sum())
+        return torch.stack(losses).sum(), torch.stack(counts).sum()
 
     def reset_metrics(self) -> None:
         """Reset the counts."""
@@ -162,7 +171,12 @@ class SegmentationTask(ClassesTask):
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw per image the labels, if any, and the prediction."""
-        draw = partial(draw_segments, names=self.class_names, background=datamodule.background)
+        draw = partial(
+            draw_segments,
+            names=self.class_names,
+            colours=datamodule.metainfo["palette"],
+            background=datamodule.background,
+        )
         pictures = []
         for sample in self.model.predict(batch):
             photo = open_upright(sample.img_path)

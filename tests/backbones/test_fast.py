@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, create_mixer, list_mixers
+from backbones.base import _of_shape
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
@@ -61,6 +62,20 @@ def test_a_mixer_itself_is_converted_and_back(name):
     assert not fast_parts(mixer)
     assert isinstance(fast(mixer), type(mixer))
     assert described(plain(fast(mixer))) == before
+
+
+def test_options_that_the_fast_form_lacks_stay_plain():
+    with torch.device("meta"):
+        kept = [create_mixer("ffn", 8), create_mixer("group_ffn", 8, groups=1)]
+        made = create_mixer("ffn", 8, act="silu")
+    assert not [part for mixer in kept for part in fast_parts(fast(mixer))]
+    assert fast_parts(fast(made))
+
+
+def test_messages_name_the_plain_class():
+    mixer = fast(create_mixer("scfbo_gc", 8))
+    with pytest.raises(ValueError, match=r"^SCFBO returned \(2,\) for"):
+        _of_shape(torch.ones(1, 2, 2, 8), torch.ones(2), mixer)
 
 
 def test_backbones_are_fast_by_default_and_their_copies_stay_so():

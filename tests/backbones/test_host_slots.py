@@ -17,7 +17,7 @@ from backbones import (
 )
 from backbones.analysis.patch_reach import reached_patches
 from backbones.base import fill
-from backbones.layers.axes import mix_nchw, mix_tokens
+from backbones.mixing import mix_nchw, mix_tokens
 from backbones.options import variant_of
 from tests.errors import refuses
 from tests.families import TOKEN_SLOTS, build_short, load, meta_backbone, rest_slow

@@ -113,6 +113,10 @@ def test_modules_of_linear_layers_equal_torchs(tiles, module, shape):
     close(*both_ways(fast(randomise(module)), tokens(*shape)))
 
 
+def test_feed_forward_networks_with_gelu_keep_torchs_products(tiles):
+    assert type(fast(FFN(6))) is FFN
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @torch.no_grad()
 def test_threads_share_products_of_any_size(threads):

@@ -14,7 +14,6 @@ from backbones.mixers.afbo import (
     GroupedCrossMapping,
     OverlappedCycleMapping,
 )
-from tests.errors import refuses
 from tests.families import meta_classifier, rest_slow_pairs
 from tests.references import afbo as reference
 from tests.tensors import build_mixer
@@ -138,11 +137,6 @@ def test_initial_scales():
         scaled = mapping.dense_weight() * columns**0.5
         assert scaled[scaled != 0].std().item() == pytest.approx(1, abs=0.05)
         assert not mapping.bias.any()
-
-
-@pytest.mark.parametrize("option", ["sm", "order", "act", "act_on", "init"])
-def test_the_class_itself_refuses_unknown_switches(option):
-    refuses(f"{option}=x is not one of ", SCFBO, DenseMapping(4, 8), None, **{option: "x"})
 
 
 def fill_by_position(weight, group):

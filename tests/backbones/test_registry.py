@@ -2,8 +2,6 @@
 
 import contextlib
 import copy
-import doctest
-import importlib
 import inspect
 import pickle
 import re
@@ -500,20 +498,3 @@ def test_compiled_training_step_gives_the_same_gradients(name):
     assert gradients[0].keys() == gradients[1].keys()
     for key, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][key], expected, rtol=1e-6, atol=1e-8)
-
-
-PUBLIC = {
-    "base": {"Backbone.embed"},
-    "factory": {"create_backbone", "create_mixer"},
-    "registry": {"list_backbones", "list_mixers", "register_host", "register_mixer"},
-}
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_examples_in_docstrings_run(registering, name):
-    module = importlib.import_module(f"backbones.{name}")
-    examples = [test for test in doctest.DocTestFinder().find(module) if test.examples]
-    assert {test.name.removeprefix(f"backbones.{name}.") for test in examples} == PUBLIC[name]
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    for test in examples:
-        assert not runner.run(test).failed, test.name

@@ -13,7 +13,8 @@ from datamodules import ADE20KDataModule, SegmentationFolderDataModule, VOCDataM
 from datamodules.files.decoding import load_rgb
 from datamodules.files.headers import read_header
 from datamodules.files.mask_pixels import read_pixels
-from tasks.engine.drawing import label_map, open_upright
+from tasks.engine.drawing import open_upright
+from tasks.segmentation.segment_drawing import label_map
 from tests.segmentation_sets import SIZE, folder, logged_lines, ready, rejected, truths, voc
 
 HEIGHT, WIDTH = 5, 13  # rows of few bits end within a byte

@@ -112,6 +112,9 @@ def test_commands_accept_it(checkout):
     typed = ("loop", "task=toy", "backbone=tiny_conv", "rounds=2", "format=json")
     timed = json.loads(output(checkout, "tools/benchmark.py", *typed))
     assert [row["task"] for row in timed] == ["toy", "toy"]
+    typed = ("backbones", "backbone=tiny_conv", "rounds=2", "batch=1", "format=json")
+    (timed,) = json.loads(output(checkout, "tools/benchmark.py", *typed))
+    assert (timed["backbone"], timed["image_size"]) == ("tiny_conv", "64")
     assert "toy" in output(checkout, "tools/doctor.py").splitlines()[-1]
 
 
@@ -123,13 +126,15 @@ def test_commands_accept_it(checkout):
         (("run.py", "task=toy", "keep_classifier=true"), "unknown option 'keep_classifier'"),
         (("complexity.py", "task=toy", "backbone=swin_t"), "swin_t is a backbone for images"),
         (("complexity.py", "backbone=tiny_conv"), "tiny_conv is a backbone for signals"),
-        (("benchmark.py", "backbones", "backbone=tiny_conv"), "a backbone for signals"),
+        (("benchmark.py", "backbones", "backbone=tiny_conv,deit_t"), "need different inputs"),
+        (("benchmark.py", "backbones", "backbone=tiny_conv", "image_size=64"), "takes signals"),
         (("benchmark.py", "data", "task=toy"), "task must be one of"),
         (("analyse.py", "cam", "ckpt=RUN"), "cam does not apply to task=toy"),
-        (("analyse.py", "erf", "backbone=tiny_conv"), "tiny_conv is a backbone for signals"),
+        (("analyse.py", "erf", "backbone=tiny_conv"), "erf does not apply to task=toy"),
         (("export.py", "to=onnx", "ckpt=RUN"), "to=onnx does not take networks of task=toy"),
-        (("export.py", "to=timm", "backbone=tiny_conv"), "tiny_conv is a backbone for signals"),
-        (("lipschitz.py", "backbone=tiny_conv"), "tiny_conv is a backbone for signals"),
+        (("export.py", "to=timm", "backbone=tiny_conv"), "does not take networks of task=toy"),
+        (("lipschitz.py", "backbone=tiny_conv"), "channel mixers of tiny_conv are fixed"),
+        (("corrupt.py", "ckpt=RUN", "out=o"), "task=toy, which takes signals"),
         (("annotate.py", "root=.", "out=o", "checkpoint=RUN"), "task=toy"),
     ],
 )  # fmt: skip

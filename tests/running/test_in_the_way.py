@@ -104,7 +104,7 @@ def closing(tmp_path, monkeypatch):
     def close():
         task = tiny_task()
         task.class_figures = [{"class": "a", "IoU": 1.0}]
-        report.write(folder, KNOWN, task, None)
+        report.write(folder, KNOWN, task, SimpleNamespace())
 
     return folder, close
 
@@ -164,7 +164,7 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
     config |= {group: {"_target_": "x.Y"} for group in ("head", "data", "task")}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     trainer = SimpleNamespace(global_step=2, callback_metrics={"val/top1": 0.5, "train/loss": 1.0})
-    report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), None)
+    report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), SimpleNamespace())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["finished"], summary["step"]) == (False, 2)
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})

@@ -44,7 +44,7 @@ MISTAKES = {
     "recipe=deit": "this recipe is made for data=imagenet: pass data=imagenet data.root=",
     "data=imagenet recipe=swin backbone=deit_t": "but not for deit_t; pass backbone.drop_path_rate",
     "data=imagenet recipe=deit schedule.warmup=5": "schedule.warmup=5 epochs are the whole",
-    "trainer.max_epochs=0": "trainer.max_epochs=0 trains nothing; for the metrics",
+    "trainer.max_epochs=0": "trainer.max_epochs=0 leaves no training; for the metrics",
     "+schedule.cooldown=1": "schedule.cooldown=1 epochs are the whole of trainer.max_epochs=1",
     "task.ema={decay:1.0}": "task.ema.decay must be from 0 to below 1, got 1.0",
     "task.ema={dekay:0.9}": "there is no option task.ema.dekay; did you mean decay?",

@@ -64,6 +64,21 @@ class TestListening:
                 STOP.raise_if_signalled()
         assert stopped.value.code == 143
 
+    def test_a_wait_for_data_ends_soon_after_a_signal(self, monkeypatch):
+        monkeypatch.setattr(signals, "HANG", 0.05)
+        with STOP.listening():
+            STOP.finishing = True
+            STOP.begin_wait()
+            os.kill(os.getpid(), TERM)
+            STOP.end_wait()  # a batch arrived
+            time.sleep(0.1)
+            STOP.begin_wait()
+            with pytest.raises(RunStopped) as stopped:
+                time.sleep(5)
+            STOP.end_wait()
+        assert (stopped.value.code, stopped.value.waiting) == (143, True)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
     @pytest.mark.parametrize(
         ("slurm", "left"),
         [
@@ -179,6 +194,7 @@ STOPS = [
     ("train", TERM, "group", 1, 1),
     ("train", TERM, "group", 2, 2), ("train", INT, "alone", 0, 1), ("train", HUP, "group", 2, 1),
     ("train", USR1, "alone", 2, 2), ("train", KILL, "alone", 2, 2),
+    ("data", TERM, "alone", 0, 1), ("data", INT, "alone", 1, 1),
     ("validation", TERM, "alone", 0, 2), ("validation", INT, "group", 2, 2),
     ("validation", HUP, "alone", 2, 1), ("validation", USR1, "group", 0, 1),
     ("validation", KILL, "alone", 2, 1),

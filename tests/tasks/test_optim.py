@@ -429,7 +429,7 @@ def test_the_schedules_rate_is_the_same_for_all_groups():
     [
         ({"layer_decay": 0}, r"layer_decay must be above 0 and at most 1, got 0"),
         ({"layer_decay": 1.1}, r"layer_decay must be above 0 and at most 1, got 1\.1"),
-        ({"layers": "ffnet"}, r"layers=ffnet changes nothing without optimizer\.layer_decay"),
+        ({"layers": "ffnet"}, r"layers=ffnet needs optimizer\.layer_decay"),
         ({"groups": ["head"]}, r"optimizer\.groups\.0=head is not a group; .*match"),
         ({"groups": [{"lr_scale": 2}]}, r"optimizer\.groups\.0\.match is missing"),
         ({"groups": [{"match": "*", "lr": 2}]}, r"no option optimizer\.groups\.0\.lr; known: mat"),

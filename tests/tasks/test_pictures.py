@@ -10,25 +10,25 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from datamodules import ADE20KDataModule, CocoDataModule, ImageFolderDataModule, SampleSegmentation
+from datamodules.dense.toolkit_data import palette
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.classification import task as classification
-from tasks.classification.task import ClassificationTask
-from tasks.detection.task import DetectionTask
-from tasks.engine import drawing
-from tasks.engine.drawing import (
+from tasks.classification.contact_sheet import (
     CAPTION_COLOURS,
-    PALETTE,
     TRUTH_COLOUR,
     Tile,
     contact_sheet,
-    draw_instances,
-    draw_segments,
-    inmost,
-    shorten,
-    side_by_side,
+    to_image,
 )
+from tasks.classification.task import ClassificationTask
+from tasks.detection.instance_drawing import draw_instances
+from tasks.detection.task import DetectionTask
+from tasks.engine.drawing import overlap, shorten, side_by_side
+from tasks.segmentation.segment_drawing import draw_segments, inmost
 from tasks.segmentation.task import IGNORED, SegmentationTask
 from tests.runs import RECIPE
+
+PALETTE = palette(14)
 
 
 class Guess(nn.Linear):
@@ -85,6 +85,12 @@ def test_captions_have_a_colour_and_long_names_are_shortened_in_the_middle():
     assert shorten(LONG, 1, font) == "..."
 
 
+def named(data, names):
+    """Return a data module with the names of its classes, as after its setup."""
+    data.class_names = tuple(names)
+    return data
+
+
 @pytest.fixture
 def turned(tmp_path):
     """Save a rotated JPEG with a white box; upright it is 40 wide and 60 high."""
@@ -106,7 +112,7 @@ def test_boxes_lie_on_a_turned_photograph(turned):
     sample.gt_instances = InstanceData(**boxes)
     sample.pred_instances = InstanceData(**boxes, scores=torch.tensor([0.9]))
     task = DetectionTask(Guess([sample]), ["box"], **RECIPE)
-    (pair,) = task.preview({"data_samples": [sample]}, CocoDataModule())
+    (pair,) = task.preview({"data_samples": [sample]}, named(CocoDataModule(), ["box"]))
     assert pair.size == (320 + 320 + 6, 480 + 20)  # eight times as large
     for left in (0, 326):
         assert pair.getpixel((left + 10 * 8, 20 + 48 * 8)) == PALETTE[0]
@@ -130,7 +136,7 @@ def segmented(photo, labels, data, classes):
 def test_masks_lie_on_a_turned_photograph(turned):
     labels = torch.full((1, 60, 40), 255)
     labels[:, 40:55, 10:30] = 0
-    pair = segmented(turned, labels, ADE20KDataModule(), ["", "other"])
+    pair = segmented(turned, labels, named(ADE20KDataModule(), ["", "other"]), ["", "other"])
     assert pair.size == (320 + 320 + 6, 480 + 20)
     tinted = np.array(PALETTE[0]) * 130 / 255 + 125
     for left in (0, 326):
@@ -142,12 +148,12 @@ def test_masks_lie_on_a_turned_photograph(turned):
 @pytest.mark.parametrize("kind", [ADE20KDataModule, SampleSegmentation])
 def test_the_datamodule_defines_the_untinted_class(kind, turned):
     labels = torch.zeros(1, 60, 40, dtype=torch.long)
-    picture = segmented(turned, labels, kind(), ["photo", "0"])
+    picture = segmented(turned, labels, named(kind(), ["photo", "0"]), ["photo", "0"])
     assert (max(picture.getpixel((20 * 8, 20 * 8))) < 15) == (kind is SampleSegmentation)
 
 
 def test_pictures():
-    photo = drawing.to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+    photo = to_image(torch.zeros(3, 60, 80), IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
     assert (photo.mode, photo.size) == ("RGB", (80, 60))
     assert photo.getpixel((0, 0)) == (124, 116, 104)  # ImageNet's mean
     grey = photo.convert("L")
@@ -156,14 +162,14 @@ def test_pictures():
     assert (sheet.mode, sheet.size) == ("RGB", (2 * 134 + 6, 2 * 168 + 6))
     mask = np.zeros((1, 60, 80), bool)
     mask[0, 10:20, 10:30] = True
-    boxed = draw_instances(grey, [[10, 10, 30, 20]], [13], ["cat 0.9"], mask)
+    boxed = draw_instances(grey, [[10, 10, 30, 20]], [13], ["cat 0.9"], PALETTE, mask)
     assert (boxed.mode, boxed.size) == ("RGB", (320, 240))
     r, g, b = boxed.getpixel((100, 70))
     assert not r == g == b
-    assert draw_instances(photo, [], [], []).size == (320, 240)
+    assert draw_instances(photo, [], [], [], PALETTE).size == (320, 240)
     labels = np.zeros((60, 80), np.int64)
     labels[:30], labels[50:] = 1, IGNORED
-    drawn = draw_segments(photo, labels, ("photo", "cat"), background="photo")
+    drawn = draw_segments(photo, labels, ("photo", "cat"), PALETTE, background="photo")
     assert (drawn.mode, drawn.size) == ("RGB", (320, 240))
     assert drawn.getpixel((2, 2)) != drawn.getpixel((2, 150)) == drawn.getpixel((2, 230))
     pair = side_by_side(drawn, Image.new("RGB", (100, 300)), ("left", "right"))
@@ -173,15 +179,15 @@ def test_pictures():
 def test_positions_of_boxes_masks_and_the_untinted_background():
     mask = np.zeros((1, 40, 80), bool)
     mask[0, 10:20, 30:50] = True
-    drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], mask)
+    drawn = draw_instances(Image.new("RGB", (80, 40)), [[30, 10, 50, 20]], [0], [""], PALETTE, mask)
     assert drawn.size == (320, 160)  # four times as large
     assert drawn.getpixel((120, 60)) == drawn.getpixel((200, 80)) == PALETTE[0]
     assert drawn.getpixel((160, 60)) == tuple(c // 2 for c in PALETTE[0])
     assert drawn.getpixel((160, 90)) == drawn.getpixel((215, 60)) == (0, 0, 0)
     photo, labels = Image.new("RGB", (80, 40)), np.zeros((40, 80), int)
-    drawn = draw_segments(photo, labels, ["photo"], background="photo")
+    drawn = draw_segments(photo, labels, ["photo"], PALETTE, background="photo")
     assert drawn.getpixel((10, 10)) == (0, 0, 0)
-    assert draw_segments(photo, labels, ["photo"]).getpixel((10, 10)) != (0, 0, 0)
+    assert draw_segments(photo, labels, ["photo"], PALETTE).getpixel((10, 10)) != (0, 0, 0)
 
 
 LONG = "American Staffordshire terrier, Staffordshire terrier"
@@ -214,9 +220,11 @@ def test_names_of_segments_stand_inside_their_largest_part():
     assert width in (20, 70)
     assert inmost(np.ones((3, 9), bool))[2] == 9
     labels = np.where(ring, 1, 0)
-    plain = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", ""], background="photo")
+    plain = draw_segments(
+        Image.new("RGB", (80, 60)), labels, ["photo", ""], PALETTE, background="photo"
+    )
     named = draw_segments(Image.new("RGB", (80, 60)), labels, ["photo", "HHHHHHHHHHHHHHHHHHHHH"],
-                          background="photo")  # fmt: skip
+                          PALETTE, background="photo")  # fmt: skip
     changed = np.argwhere(np.array(named) != np.array(plain))
     middle = changed[:, :2].mean(axis=0) / 4
     assert ring[int(middle[0]), int(middle[1])]
@@ -225,7 +233,7 @@ def test_names_of_segments_stand_inside_their_largest_part():
 def test_captions_are_separate_and_within_the_picture():
     boxes = [[0, 0, 60, 30], [1, 1, 61, 31], [70, 50, 79, 59]]
     canvas = Image.new("RGB", (80, 60), "white")
-    drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG]))
+    drawn = np.array(draw_instances(canvas, boxes, [0, 1, 2], [LONG, LONG, LONG], PALETTE))
     for label in range(3):
         filled = (drawn == PALETTE[label]).all(-1)
         rows = np.flatnonzero(filled.sum(axis=1) > 100)  # pixels of the caption's area
@@ -244,13 +252,13 @@ def boxes_of_texts(monkeypatch):
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", draw)
     yield noted
-    assert not any(drawing._meet(a, b) for a, b in itertools.combinations(noted, 2))
+    assert not any(overlap(a, b) for a, b in itertools.combinations(noted, 2))
 
 
 @pytest.mark.parametrize("count", [3, 12, 400])
 def test_captions_of_a_crowd_are_separate_or_left_out(count, boxes_of_texts):
     boxes = [[100 + i % 3, 60 + i % 5, 140, 100] for i in range(count)]
-    draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count)
+    draw_instances(Image.new("RGB", (320, 240)), boxes, [0] * count, ["cat 0.9"] * count, PALETTE)
     assert min(count, 12) <= len(boxes_of_texts) <= count
 
 
@@ -258,7 +266,9 @@ def test_names_of_small_parts_are_separate(boxes_of_texts):
     rows, columns = np.indices((240, 320))
     labels = (rows // 12 % 4) * 4 + columns // 8 % 4
     labels[:100] = labels[160:] = 16
-    draw_segments(Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)])
+    draw_segments(
+        Image.new("RGB", (320, 240)), labels, [f"class {i}" for i in range(17)], palette(17)
+    )
     assert len(boxes_of_texts) > 3
 
 

@@ -196,6 +196,14 @@ def test_a_decay_too_slow_for_the_run_names_a_suitable_one(decay, steps, fitting
     assert WeightEMA(decay=decay).decay_warning(375_000) is None  # 300 epochs of ImageNet
 
 
+def test_the_data_of_a_plain_trainer_give_the_category_ids():
+    task = SegmentationTask(nn.Linear(1, 1), ["a", "b"], **RECIPE)
+    data = SimpleNamespace(with_predict_inputs=None, category_ids=(3, 7), other_orders={})
+    task.trainer = SimpleNamespace(datamodule=data)
+    task.setup("predict")
+    assert (task.data, task.category_ids) == (data, (3, 7))
+
+
 def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
     data = SimpleNamespace(

@@ -13,6 +13,7 @@ from PIL import Image
 from backbones import create_backbone
 from datamodules import ImageFolderDataModule
 from heads.linear import LinearClassifier
+from tasks.classification.family import FAMILY
 from tests.families import build_short
 from tests.numbered import write_folders
 from tests.tensors import tokens
@@ -265,7 +266,7 @@ def test_analyses_of_a_run(reported, tmp_path):
 
 def test_a_classifier_without_class_names_on_numbered_folders_warns(tmp_path):
     data = ImageFolderDataModule(write_folders(tmp_path), image_size=64, num_workers=0)
-    subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity())
+    subject = Subject("timm", create_backbone("deit_t", img_size=64), torch.nn.Identity(), FAMILY)
     subject.data = data
     with pytest.warns(UserWarning, match=r"timm lacks class names.*data\.class_order=nat"):
         next(subject.batches(1))

@@ -35,7 +35,7 @@ def test_a_plain_run_has_none_and_its_profiler_passes_errors_on(tmp_path):
     ("options", "message"),
     [
         ({"top_k": -1}, r"callbacks\.top_k=-1 is too low"),
-        ({"early_stopping": {"metric": "top5"}}, r"stops nothing without .*patience"),
+        ({"early_stopping": {"metric": "top5"}}, r"top5 needs .*patience"),
         ({"early_stopping": {"patience": 0}}, "from 1 up"),
         ({"early_stopping": {"patience": 2, "metric": "top3"}}, "did you mean val/top"),
         ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.engine.loggers import CsvLog, read_rows
-from tools.runs.logger_setup import RemoteLog
+from tools.runs.logger_setup import RemoteLog, mlflow, wandb
 
 
 def test_metrics_of_one_step_share_a_row(tmp_path):
@@ -75,3 +75,17 @@ def test_lines_that_are_no_rows_are_left_out(damage, tmp_path):
     assert read_rows(tmp_path / "metrics.csv") == [{"step": 0, "a": 0.5}, {"step": 1, "b": 7}]
     (tmp_path / "metrics.csv").write_bytes(damage)
     assert read_rows(tmp_path / "metrics.csv") == []
+
+
+@pytest.mark.slow  # both packages take seconds to import
+@pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow.db")], ids=str)
+def test_links_in_a_run_folder_are_not_followed(make, name, tmp_path, caplog):
+    pytest.importorskip(make.__name__)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "foreign")
+    log = make(tmp_path / "run", {"backbone": {"name": "deit_t"}})
+    log.log_metrics({"loss": 1.0}, 0)
+    log.close("success")
+    assert f"{name} is a link and is not followed" in caplog.text
+    assert not list((tmp_path / "foreign").iterdir())

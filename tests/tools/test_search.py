@@ -30,7 +30,7 @@ def test_spaces_are_separated_from_settings():
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["backbone=deit_t"], "nothing to search"),
+        (["backbone=deit_t"], "the search has one candidate"),
         (["x=interval(1,0)"], "is empty"),
         (["x=interval(0,1,log)"], "is empty"),
         (["x=range(0,1,0.5)"], "must be a range of whole numbers"),

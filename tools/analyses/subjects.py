@@ -15,13 +15,13 @@ from torch import Tensor
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt
-from datamodules.images.classification import ClassificationDataModule
+from datamodules.loading.memory import check_images_fit
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
 from tasks.engine.classes import warn_of_order
 from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_task, read_targets
+from tasks.engine.loading import build_task, read_targets, usual_data
 from tasks.engine.saved_config import Saved, open_saved
 from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
@@ -29,7 +29,7 @@ from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote, quote_arguments
 from tools.cli.typed_network import network_label as label_of
 from tools.cli.typed_network import read_networks, split_outside_brackets
-from tools.cli.usual_family import usual_family, usual_task
+from tools.cli.usual_family import family_of_backbone
 from tools.config.automatic import apply_fixed_schedule
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
@@ -67,7 +67,7 @@ class Subject:
         label: Its name in figures.
         backbone: In evaluation mode, with frozen parameters.
         model: Images to logits, or None without a classifier.
-        family: Task family of the network; without a run, that of configs/run.yaml.
+        family: Task family of the run, or without a run, of the backbone.
         task: The run's task, or None.
         data: The data module of its images, or None.
         folder: The run's folder, or None.
@@ -80,8 +80,8 @@ class Subject:
     label: str
     backbone: Backbone
     model: Callable[[Tensor], Tensor] | None
+    family: Family
     task: BaseTask | None = None
-    family: Family = field(default_factory=usual_family)
     data: Any = None
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
@@ -264,7 +264,7 @@ def _open_subject(
     return _set_size(
         Subject(
             config_network_name(config["backbone"]),
-            backbone, model, task, family, data, run.folder, config,
+            backbone, model, family, task, data, run.folder, config,
             count=int(options["images"]),
         ),
         options,
@@ -276,6 +276,7 @@ def _open_file(
 ) -> Subject:
     """Open a checkpoint outside of run folders."""
     ((name, given),) = read_networks(name, _select_words("backbone.", words))
+    family = _applicable_family(name, options)
     try:
         model: Any = LinearClassifier.from_pretrained(name, saved.file, **given)
         backbone = model.backbone
@@ -284,42 +285,50 @@ def _open_file(
             raise
         model, backbone = None, create_backbone(name, **given)
         adopt(backbone, saved.checkpoint, trained=True)
-    return _plain(label, backbone, model, options, words)
+    return _plain(label, backbone, model, family, options, words)
 
 
 def _untrained(network: tuple[str, dict[str, Any]], options: Mapping[str, str],
                words: Sequence[str]) -> Subject:  # fmt: skip
     name, given = network
+    family = _applicable_family(name, options)
     torch.manual_seed(0)
     backbone = create_backbone(name, **given)
-    return _plain(f"{label_of(network)} (random)", backbone, None, options, words)
+    return _plain(f"{label_of(network)} (random)", backbone, None, family, options, words)
 
 
-def _plain(label: str, backbone: Backbone, model: Any, options: Mapping[str, str],
+def _applicable_family(name: str, options: Mapping[str, str]) -> Family:
+    """Return the family of a network without a run, which must define the analysis."""
+    family = family_of_backbone(name)
+    check_applies(family, options["analysis"])
+    return family
+
+
+def _plain(label: str, backbone: Backbone, model: Any, family: Family, options: Mapping[str, str],
            words: Sequence[str]) -> Subject:  # fmt: skip
     (model or backbone).eval().requires_grad_(False)
-    subject = Subject(label, backbone, model, count=int(options["images"]))
+    subject = Subject(label, backbone, model, family, count=int(options["images"]))
     subject.why_no_images = (
         f"{label} is not from a run folder, so pass its images as input=<image, folder or dataset "
         "such as sample_classification>"
     )
     if options["input"]:
-        subject.data = _build_images(options, words)
+        subject.data = _build_inputs(family, options, words)
     return _set_size(subject, options)
 
 
-def _build_images(options: Mapping[str, str], words: Sequence[str]) -> Any:
+def _build_inputs(family: Family, options: Mapping[str, str], words: Sequence[str]) -> Any:
     """Return the data module of ``input=`` for a network without a run."""
     given, square = options["input"], _image_side(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
         config = _config(
-            [f"task={usual_task()}", f"data={given}", *_select_words("data.", words), *size]
+            [f"task={family.name}", f"data={given}", *_select_words("data.", words), *size]
         )
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
-    data: Any = ClassificationDataModule(image_size=square or 224, num_workers=0,
-                                         predict_path=given)  # fmt: skip
+    usual = usual_data([family.task], square)
+    data = build({"data": {**usual, "num_workers": 0}}, "data", seed=0, predict_path=given)
     data.predict_only(())
     return data
 
@@ -355,6 +364,7 @@ def _set_size(subject: Subject, options: Mapping[str, str]) -> Subject:
 
     if options["image_size"]:
         subject.size = parse_image_size(options["image_size"])
+        check_images_fit(min(BATCH, subject.count), subject.size, "lower image_size=")
     return subject
 
 

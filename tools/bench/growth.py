@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from tools.plotting.labels import spread_heights, spread_ticks
 
 SUFFIXES = (".png", ".pdf", ".svg")
 GAP = 0.035  # between labels, relative to the height of the plot
+Shape = tuple[int, ...]  # of an input, without its batch
 
 
-def check_picture(path: str, sizes: Sequence[tuple[int, int]]) -> None:
+def check_picture(path: str, shapes: Sequence[Shape]) -> None:
     """Check that a plot can be drawn, before anything is timed.
 
     Raises:
@@ -26,23 +28,20 @@ def check_picture(path: str, sizes: Sequence[tuple[int, int]]) -> None:
         raise ValueError(f"out must end in {', '.join(SUFFIXES)}; got {path!r}")
     if not Path(path).resolve().parent.is_dir():
         raise ValueError(f"out={path}: the folder {Path(path).parent} is missing; create it first")
-    if len(sizes) < 2:
+    if len(shapes) < 2:
         raise ValueError("out= plots cost over image size; pass two or more: image_size=224,448")
 
 
-def format_size(size: tuple[int, int]) -> str:
-    """Format a size as HEIGHTxWIDTH."""
-    return f"{size[0]}x{size[1]}"
+def format_size(shape: Shape) -> str:
+    """Format the sides of an input's shape (C, ...), such as HEIGHTxWIDTH."""
+    return "x".join(map(str, shape[1:]))
 
 
 def growth_ratio(
-    seconds: Sequence[float],
-    size: tuple[int, int],
-    first: Sequence[float],
-    first_size: tuple[int, int],
+    seconds: Sequence[float], shape: Shape, first: Sequence[float], first_shape: Shape
 ) -> float:
     """Return time per pixel relative to the first size, median over rounds; 1 is linear cost."""
-    share = first_size[0] * first_size[1] / (size[0] * size[1])
+    share = math.prod(first_shape) / math.prod(shape)
     return share * statistics.median(a / b for a, b in zip(seconds, first, strict=True))
 
 

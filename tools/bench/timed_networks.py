@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.cli.arguments import parse_image_size
 from tools.cli.typed_network import Network, network_label, read_networks
-from tools.cli.usual_family import usual_task
+from tools.cli.usual_family import family_of_backbone, usual_task
 from tools.papers.published import list_papers, load_rows
 
 NUM_CLASSES = 1000  # of ImageNet-1K, used in the papers' counts and times
@@ -57,6 +58,32 @@ def select_comparison_runs(
     baselines = read_networks(typed, [*words, *chosen.baseline])
     others = read_networks(typed, [*words, *chosen.other])
     return [[one, one, other] for one, other in zip(baselines, others, strict=True)]
+
+
+def input_shapes(names: Sequence[str], image_sizes: str) -> list[tuple[int, ...]]:
+    """Return the shapes of inputs to time backbones on, without the batch.
+
+    Args:
+        names: The backbones.
+        image_sizes: As typed; empty for the usual one.
+
+    Raises:
+        ValueError: The backbones take different inputs, or ones that lack an image size.
+    """
+    takers = {family.modality: family for family in map(family_of_backbone, names)}
+    if len(takers) > 1:
+        raise ValueError(
+            f"backbones for {'s and '.join(takers)}s need different inputs; time them separately"
+        )
+    (family,) = takers.values()
+    if family.counted is None:
+        raise ValueError(f"task={family.name} does not define an input to time {names[0]} on")
+    if family.counted.shape and image_sizes:
+        raise ValueError(f"{names[0]} takes {family.modality}s; leave image_size= out")
+    if family.counted.shape:
+        return [family.counted.shape]
+    sizes = (image_sizes or family.counted.size).split(",")
+    return [(3, *parse_image_size(size or " ")) for size in sizes]
 
 
 def build_network(network: Network, options: Mapping[str, str]) -> Any:

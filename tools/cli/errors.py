@@ -82,9 +82,9 @@ def user_message(error: BaseException | None) -> str | None:
         text = str(error)
         if isinstance(error, OmegaConfBaseException):
             # OmegaConf adds lines of its own around the message of our resolver.
-            _, resolved, said = text.partition(" raised while resolving interpolation: ")
-            said = (said or text).partition("\n")[0]
-            return said if resolved or not error.full_key else f"{error.full_key}: {said}"
+            _, resolved, reason = text.partition(" raised while resolving interpolation: ")
+            reason = (reason or text).partition("\n")[0]
+            return reason if resolved or not error.full_key else f"{error.full_key}: {reason}"
         if isinstance(error, HydraException):
             return " ".join(text.split())
         of_machine = _machine_message(error, text)

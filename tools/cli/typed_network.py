@@ -19,7 +19,6 @@ from tools.cli.catalogue import catalogue
 from tools.cli.nested_config import deep_merge
 from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import check_ranges, count_jobs
-from tools.cli.usual_family import usual_family
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
@@ -42,13 +41,13 @@ def read_networks(
             ``deit_t_afbo backbone.mixer.g2=6,deit_t``.
         words: Options such as ``backbone.mixer.g2=6``; each of several values, as in
             ``backbone.mixer.g2=4,6``, makes a network.
-        family: Task family of the networks; by default that of configs/run.yaml.
+        family: Task family of the networks; None accepts every modality.
 
     Raises:
         ValueError: A name or option is unknown; the message suggests the nearest. Or a network
             has another modality than the family.
     """
-    networks, family = [], family or usual_family()
+    networks = []
     for item in split_outside_brackets(text, ","):
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):

@@ -170,7 +170,7 @@ def plot_setting(
 
 
 def _without_setting(row: Row, key: str) -> str:
-    """Name a row by all but one setting; if nothing is left, by its full name."""
+    """Name a row by all but one setting, or by its full name if that leaves an empty text."""
     value = setting(row.first, key)[1]
     words = [word for word in row.label if word != ("-" if value is None else str(value))]
     words += [word for word in row.settings.split() if not word.startswith(f"{key}=")]
@@ -249,9 +249,7 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
 
     from tools.bench import timed_networks as networks
     from tools.bench.timing import interleave, make_step
-    from tools.cli.arguments import select_backbones
     from tools.cli.typed_network import network_label
-    from tools.cli.usual_family import usual_family
 
     steps: dict[str, Any] = {}
     keys = []
@@ -261,13 +259,13 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
         key = f"{network_label(network)} {size}"
         if key not in steps:
             try:
-                select_backbones(_backbone(row), usual_family())  # rejects other modalities
+                channels = networks.input_shapes([_backbone(row)], "")[0][0]
                 model = networks.build_network(network, {"device": "cpu", "compile": "false"})
             except ValueError as error:  # from another checkout, or its files are gone
                 reason = str(error).partition(";")[0]
                 notes.append(f"{row.name} is left out of the plot, because timing failed: {reason}")
                 continue
-            steps[key] = make_step(model, torch.randn(1, 3, *size), "forward", torch.float32)
+            steps[key] = make_step(model, torch.randn(1, channels, *size), "forward", torch.float32)
         keys.append((row, key))
     if not keys:
         raise ValueError(

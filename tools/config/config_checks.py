@@ -201,7 +201,7 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
     for option in ("max_epochs", "max_steps"):
         if mode == "fit" and trainer[option] == 0:
             raise ValueError(
-                f"trainer.{option}=0 trains nothing; for the metrics of a checkpoint pass "
+                f"trainer.{option}=0 leaves no training; for the metrics of a checkpoint pass "
                 "mode=validate ckpt=<run folder or checkpoint file>"
             )
 

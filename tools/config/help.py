@@ -129,8 +129,8 @@ def _first_sentence(content: str) -> str:
     """Return the first sentence of a file's opening comment."""
     lines = content.splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    said = [line.lstrip("# ") for line in comment if not line.startswith("# @")]
-    return re.split(r"(?<=\.) ", " ".join(said))[0].rstrip(".")
+    words = [line.lstrip("# ") for line in comment if not line.startswith("# @")]
+    return re.split(r"(?<=\.) ", " ".join(words))[0].rstrip(".")
 
 
 def _experiment_line() -> str:

@@ -25,7 +25,7 @@ def expand_patterns(arguments: Sequence[str], *, sweep: bool, fits: Fits) -> lis
         fits: Returns True if an option of a group fits the command's task.
 
     Raises:
-        ValueError: A pattern matches nothing, or the command takes a single name.
+        ValueError: A pattern matches no name, or the command takes a single name.
     """
     found = []
     for argument in arguments:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.engine.family import Family, find_family
+from tasks.engine.family import find_family
 from tasks.engine.plain_files import DamagedFile, read_text
 from tools.cli.network_names import network_name
-from tools.cli.usual_family import usual_family
+from tools.cli.usual_family import family_of_backbone
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NUM_CLASSES = 1000  # classifier outputs without a checkpoint
 MARK = ".mixerlab-export"  # marks an export's folder; other folders are never replaced
 MADE = "Made by an export, which may replace these files:"  # its first line
+COMPARED = 2  # images for the comparison of outputs
 SEED = 0  # of weights and images without a checkpoint
 
 Exporter = Callable[["ExportRequest"], "list[Path]"]
@@ -145,7 +146,9 @@ class ExportRequest:
     @property
     def exported_part(self) -> str:
         """Return the part of the run's family that the target takes; without a run, a backbone."""
-        return "backbone" if self.run is None else family_of_run(self.run).export_of(self.to)
+        if self.run is None:
+            return "backbone"
+        return find_family(self.run["task_name"]).export_of(self.to)
 
     @property
     def label(self) -> str:
@@ -179,7 +182,7 @@ class ExportRequest:
             adopt(backbone, self.checkpoint, trained=True)
         return backbone
 
-    def images(self, batch: int = 2, size: tuple[int, int] | None = None) -> Tensor:
+    def images(self, batch: int = COMPARED, size: tuple[int, int] | None = None) -> Tensor:
         """Return images (B, 3, H, W) for the comparison of outputs, equal in every call."""
         import torch
 
@@ -187,18 +190,13 @@ class ExportRequest:
         return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
 
 
-def family_of_run(run: Mapping[str, Any] | None) -> Family:
-    """Return the family of a run's config; without a run, the default family."""
-    return usual_family() if run is None else find_family(run["task_name"])
-
-
-def check_exported(run: Mapping[str, Any] | None, to: str) -> None:
-    """Check that the family of a run defines a target.
+def check_exported(run: Mapping[str, Any] | None, backbone: str, to: str) -> None:
+    """Check that the family of a run, or without a run of a backbone, defines a target.
 
     Raises:
         ValueError: Names the targets that it does.
     """
-    family = family_of_run(run)
+    family = find_family(run["task_name"]) if run else family_of_backbone(backbone)
     if not family.export_of(to):
         known = ", ".join(family.exports) or "none"
         raise ValueError(

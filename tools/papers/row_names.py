@@ -73,6 +73,6 @@ def _flatten_leaves(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _name_part(part: Part, value: Any) -> str:
     values = value if isinstance(value, list) else [value]
-    said = "_".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
+    shown = "_".join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)
     kind, key = part
-    return f"{key}_{said}" if kind == "option" and key else said
+    return f"{key}_{shown}" if kind == "option" and key else shown

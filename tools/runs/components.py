@@ -149,8 +149,8 @@ def execute(
     keep, started = config["checkpoints"], time.perf_counter()
     try:
         return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
-    except RunStopped:
+    except RunStopped as stop:
         if engine.is_global_zero and engine.global_step:
             facts = parts.facts | {"seconds": round(time.perf_counter() - started, 1)}
-            report.write_stopped(folder, facts, engine, task, datamodule)
+            report.write_stopped(folder, facts, engine, task, None if stop.waiting else datamodule)
         raise

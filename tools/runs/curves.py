@@ -22,14 +22,14 @@ WIDEST = 15  # points of a running mean, which a short curve has fewer of
 def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: str = "") -> None:
     """Draw curves.png out of the rows of metrics.csv; a failed write leaves the one before.
 
-    What validation measured is drawn as it is. A long training loss is drawn pale, with its running
-    mean over it, whose legend names the number of points. Curves that lie on each other are told
-    apart by their widths, dashes and markers. What was measured once is a bar.
+    Validation metrics are drawn unchanged. A long training loss is drawn pale under its running
+    mean, with the number of averaged points in the legend. Curves on top of each other differ in
+    width, dashes and markers. A metric with a single value is a bar.
 
     Args:
         folder: Where to.
         rows: Each with ``step`` and some of ``train/*`` and ``val/*``.
-        why_no_loss: Said where validation has no loss.
+        why_no_loss: Reason why validation lacks a loss, shown in place of its curve.
     """
     import matplotlib as mpl
 

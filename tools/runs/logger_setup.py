@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
 from tasks.engine.loggers import RunLog, TensorBoardLog
-from tasks.engine.whole_files import is_own_file, write_whole
+from tasks.engine.whole_files import is_own_file, refuse_link, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 
@@ -124,6 +124,7 @@ def wandb(
         import wandb as package
         from lightning.pytorch.loggers import WandbLogger
 
+        refuse_link(folder / "wandb")
         own: dict[str, Any] = {
             "project": project, "entity": entity, "group": group, "tags": list(tags) or None,
             "name": name or _title(folder, config), "id": _identifier(folder),
@@ -169,6 +170,7 @@ def mlflow(
 
         for noisy in ("mlflow", "alembic", MLFlowLogger.__module__):
             logging.getLogger(noisy).setLevel(logging.ERROR)
+        refuse_link(folder / "mlflow.db")
         local = f"sqlite:///{folder / 'mlflow.db'}"
         wanted = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
         if not _answers(wanted):

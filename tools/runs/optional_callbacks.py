@@ -41,7 +41,7 @@ def make_callbacks(
         gradient_norm: Steps between two entries of the norm of the gradients; 0: none.
 
     Raises:
-        ValueError: A metric that there is not, or a number that means nothing.
+        ValueError: An unknown metric, or a number out of range.
     """
     for name, value in (("top_k", top_k), ("gradient_norm", gradient_norm)):
         if value < 0:
@@ -73,15 +73,15 @@ def stop_early(
     mode: Direction | None = None,
     min_delta: float = 0.0,
 ) -> list[Callback]:
-    """Build early stopping, in the metric's own direction by default; nothing without patience.
+    """Build early stopping, in the metric's own direction by default; none without patience.
 
     Raises:
-        ValueError: A metric that there is not, or a number that means nothing.
+        ValueError: An unknown metric, or a number out of range.
     """
     if patience is None:
         if metric is not None:
             raise ValueError(
-                f"callbacks.early_stopping.metric={metric} stops nothing without "
+                f"callbacks.early_stopping.metric={metric} needs "
                 "callbacks.early_stopping.patience=<validations without improvement>"
             )
         return []

@@ -100,10 +100,10 @@ def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseExc
 
 def _ended(statuses: list[int | None]) -> str:
     if not statuses:  # started by torchrun or srun
-        return "another process of this run has ended; what it said of it stands above"
+        return "another process of this run has ended; its error is printed above"
     return (
-        f"the other processes of this run ended with status {statuses}; what they said of it "
-        "stands above, and -9 is often a lack of memory"
+        f"the other processes of this run ended with status {statuses}; their error "
+        "is printed above, and -9 often means too little memory"
     )
 
 
@@ -173,7 +173,7 @@ def _watching(gone: Callable[[], str | None], folder: Path, grace: float) -> Ite
 
 
 def _stopped_by(statuses: Sequence[int | None]) -> int | None:
-    """Return the signal by which all processes that have failed were told to end."""
+    """Return the signal that ended all failed processes."""
     failed = {STATUSES.get(status) for status in statuses if status}
     return failed.pop() if len(failed) == 1 else None
 

@@ -197,7 +197,7 @@ def write_stopped(
     known: Mapping[str, Any],
     trainer: Trainer,
     task: BaseTask,
-    datamodule: BaseDataModule,
+    datamodule: BaseDataModule | None,
 ) -> None:
     """Write the report of a run that a signal stopped; its summary marks it as unfinished.
 
@@ -206,7 +206,7 @@ def write_stopped(
         known: Facts of the run, with its seconds until now.
         trainer: Trainer of the run.
         task: Task of the run.
-        datamodule: Data of the run.
+        datamodule: Data of the run; None draws no pictures, as the data hang.
     """
     found = trainer.callback_metrics.items()
     figures = {name.partition("/")[2]: float(v) for name, v in found if name.startswith("val/")}
@@ -229,7 +229,7 @@ def _draw(
     folder: Path,
     known: Mapping[str, Any],
     task: BaseTask,
-    datamodule: BaseDataModule,
+    datamodule: BaseDataModule | None,
     problems: list[str],
 ) -> None:
     """Write the curves of a training, and pictures of predictions."""
@@ -237,7 +237,9 @@ def _draw(
         if known["mode"] == "fit":
             plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
     with _noted(problems):
-        if known["strategy"] != "fsdp":  # its weights are sharded over the processes
+        if (
+            datamodule is not None and known["strategy"] != "fsdp"
+        ):  # its weights are sharded over the processes
             save_pictures(folder, _pictures(task, datamodule))
 
 

@@ -209,9 +209,7 @@ def _check(options: Mapping[str, Any]) -> None:
             raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
     clip = options["gradient_clip_val"]
     if clip is not None and clip <= 0:
-        raise ValueError(
-            f"trainer.gradient_clip_val must be above 0, got {clip}; null clips nothing"
-        )
+        raise ValueError(f"trainer.gradient_clip_val must be above 0, got {clip}; null disables it")
     if options["strategy"] == "fsdp" and options["gradient_clip_val"] is not None:
         raise ValueError(
             "Lightning cannot clip gradients that are sharded: pass trainer.gradient_clip_val=null "

@@ -87,7 +87,7 @@ def read_spaces(arguments: Sequence[str]) -> tuple[list[Space], list[str]]:
     fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
     if not spaces:
         raise ValueError(
-            "nothing to search: give at least one setting several values, such as "
+            "the search has one candidate: give a setting several values, such as "
             "'optimizer.lr=interval(1e-4,1e-2,log)' or 'optimizer.weight_decay=0.01,0.05'"
         )
     return spaces, fixed

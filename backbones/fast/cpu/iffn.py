@@ -42,7 +42,7 @@ class FastIFFN(FastModule, IFFN):
         fc1, fc2, branches = (cast("Any", own[name]) for name in ("fc1", "fc2", "branches"))
         return (
             x.shape[-1] == fc1.in_features
-            and x.numel() > x.shape[-1]  # a batch norm has to be told of more than one token
+            and x.numel() > x.shape[-1]  # a batch norm needs several tokens
             and not (self.drop.training and self.drop.p)
             and all(type(b) is Arb and b.base.name == "gelu" for b in branches)
             and (dw.residual, dw.shortcut, dw.order) == (False, False, "bn_act")

@@ -32,14 +32,14 @@ class FastFFN(FastModule, FFN):
     FFNs with GELU keep torch's products, as timm's do: mixers are compared with both.
     """
 
+    @classmethod
+    def may_serve(cls, module: FFN) -> bool:
+        """Return True for SiLU."""
+        return module.act == "silu"
+
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
-        """Return True for SiLU between linear layers of torch's own."""
-        return (
-            has_tiles()
-            and prefix is None
-            and self.act == "silu"
-            and type(self.fc1) is type(self.fc2) is nn.Linear
-        )
+        """Return True between linear layers of torch's own."""
+        return has_tiles() and prefix is None and type(self.fc1) is type(self.fc2) is nn.Linear
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
         """Return W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""

@@ -22,10 +22,14 @@ class FastGroupedLinear(FastModule, GroupedLinear):
 
     operators_on = ()
 
+    @classmethod
+    def may_serve(cls, module: GroupedLinear) -> bool:
+        """Return True for several groups."""
+        return module.groups > 1
+
     def serves(self, x: Tensor) -> bool:
         """Return True where ``out=`` is supported: without autograd and autocast."""
-        is_cast = torch.is_autocast_enabled(x.device.type)
-        return self.groups > 1 and not torch.is_grad_enabled() and not is_cast
+        return not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
 
     def compute(self, x: Tensor) -> Tensor:
         """Apply each group's linear layer: (..., in_features) -> (..., out_features)."""

@@ -23,9 +23,14 @@ class FastNonlinearSum(FastModule, NonlinearSum):
 
     operators_on = ()
 
-    def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
+    @classmethod
+    def may_serve(cls, module: NonlinearSum) -> bool:
         """Return True if there is a sum."""
-        return self.learned and prefix is None
+        return module.learned
+
+    def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
+        """Return True for maps without class tokens."""
+        return prefix is None
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
         """Return the scaled sum of h functions of each channel: (..., C) -> (..., C)."""

@@ -11,10 +11,11 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
-from backbones.layers.axes import mix_nchw, to_nchw, to_nhwc
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
+from backbones.mixing import mix_nchw
 
 STEM_WIDTH = 64
 

@@ -21,7 +21,7 @@ from backbones.hosts.lvt.attention import (
     ConvolutionalSelfAttention,
     RecursiveAtrousSelfAttention,
 )
-from backbones.layers.conv_ffn import ConvFFN
+from backbones.hosts.scaffolds.conv_ffn import ConvFFN
 from backbones.layers.patch_embed import PatchEmbed
 from backbones.mixers.ffn import FFN
 

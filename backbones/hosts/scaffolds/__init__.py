@@ -1,1 +1,1 @@
-"""Base classes of hosts; these files register nothing."""
+"""Base classes and shared parts of hosts, without registered names."""

@@ -9,7 +9,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.layers.axes import mix_nchw
+from backbones.mixing import mix_nchw
 
 
 class PreNormBlock(nn.Module):

@@ -45,8 +45,8 @@ choice or contradicts itself:
   without convolutions, and its 4.6 G cannot be.
 * Table 2 prints a change of -0.3 M for LVT, where (2, 3) gives -0.01 M and no reading comes near.
   The FFNs of its class blocks, which see one token, stay; with them replaced it is -0.01 M too.
-* Nothing is said of class tokens: they pass both mappings, the product and W3, and skip the
-  spatial models. Nothing is said of initialisation either, see ``SCFBO.reset_parameters``.
+* The paper leaves class tokens open: they pass both mappings, the product and W3, and skip the
+  spatial models. It also leaves initialisation open, see ``SCFBO.reset_parameters``.
 
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.options import check_value
-
 Pairing = Literal["anti", "cyclic"]
 
 
@@ -102,7 +100,7 @@ class GroupedCrossMapping(ChannelMapping):
     Shape: (..., C) -> (..., h).
 
     Raises:
-        ValueError: Widths that G does not divide, an unknown pairing, more rounds than it has.
+        ValueError: Widths that G does not divide, or more rounds than the pairing has.
 
     Source: AFBO, Eq. 6, Fig. 2c.
     """
@@ -111,7 +109,6 @@ class GroupedCrossMapping(ChannelMapping):
         self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: Pairing = "anti"
     ) -> None:
         super().__init__()
-        check_value("pairing", pairing, Pairing)
         if not 1 <= rounds <= (2 if pairing == "anti" else groups):
             raise ValueError(
                 f"rounds must be 1 or 2 with pairing anti and from 1 to g1 = {groups} with "
@@ -142,7 +139,7 @@ class GroupedCrossMapping(ChannelMapping):
         return self.weight.unbind(), self.blocks
 
     def dense_weight(self) -> Tensor:
-        """Return the (h, C) matrix, with zeros where an output reads nothing of an input."""
+        """Return the (h, C) matrix, with zeros where an output skips an input."""
         _, rows, width = self.weight.shape
         dense = self.weight.new_zeros(len(self.blocks), rows, self.dim)
         for position, (index, start) in enumerate(self.blocks):
@@ -211,7 +208,7 @@ class OverlappedCycleMapping(ChannelMapping):
         return [getattr(self.weights, str(i)) for i in range(len(self.blocks))], self.blocks
 
     def dense_weight(self) -> Tensor:
-        """Return the (h, C) matrix, with zeros where an output reads nothing of an input."""
+        """Return the (h, C) matrix, with zeros where an output skips an input."""
         rows = []
         for block, weight in zip(self.blocks, self.weights, strict=True):
             padded = F.pad(weight, (0, self.dim - weight.shape[1]))

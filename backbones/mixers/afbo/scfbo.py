@@ -16,7 +16,6 @@ from backbones.base import Mixer
 from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
-from backbones.options import check_value
 
 Order = Literal["cs", "sc"]
 Act = Literal["silu", "gelu", "relu"]
@@ -71,9 +70,6 @@ class SCFBO(Mixer):
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        switches = (("order", order, Order), ("act", act, Act), ("act_on", act_on, ActOn))
-        for name, value, choices in (*switches, ("init", init, Init)):
-            check_value(name, value, choices)
         dim, hidden = cm_a.dim, cm_a.hidden
         if sm == "conv" and order == "cs":
             raise ValueError(

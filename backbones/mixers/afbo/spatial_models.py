@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.options import check_odd, check_value
+from backbones.options import check_odd
 
 SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]
 
@@ -33,9 +33,8 @@ def create_spatial_model(
         bias: Add a bias in the convolution.
 
     Raises:
-        ValueError: Unknown name or an even kernel.
+        ValueError: An even kernel.
     """
-    check_value("sm", name, SpatialName)
     check_odd(kernel_size)
     if name == "dw":
         return SameConv(channels, kernel_size, groups=channels, bias=bias)

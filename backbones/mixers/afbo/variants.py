@@ -20,7 +20,7 @@ from backbones.mixers.afbo.channel_mappings import (
 )
 from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
-from backbones.options import check_value, variant_of
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
 MappingName = Literal["dense", "block", "gccm", "occm"]
@@ -117,7 +117,6 @@ def afbo(
     hidden = hidden_width(dim, hidden_ratio)
 
     def mapping(name: MappingName) -> ChannelMapping:
-        check_value("mapping", name, MappingName)
         if name == "occm":
             return OverlappedCycleMapping(dim, hidden, g2, window)
         if name == "gccm":

@@ -23,9 +23,9 @@ What the paper leaves open, and what the code that its authors released for DeiT
 * The parameters of all four LVT are met if the FFNs of its class blocks are replaced too, by IFFN
   without the depthwise block, as they see a single token; its FLOPs are not, see
   configs/published/iffn.yaml.
-* Nothing is said of initialisation: linear layers begin as in all hosts, the rest is said at
-  ``init`` and ``DepthwiseBlock``. The release begins with ones and zeros in Arb, as ``init="ones"``
-  does, and leaves the depthwise convolution at torch's default, which ours is not.
+* The paper leaves initialisation open: linear layers begin as in all hosts; ``init`` and
+  ``DepthwiseBlock`` describe the rest. The release begins with ones and zeros in Arb, as
+  ``init="ones"`` does, and leaves the depthwise convolution at torch's default, which ours is not.
 * The release keeps alpha and beta as (1, 1, h / N), which timm's rule gives weight decay; here they
   are vectors, which timm's rule exempts.
 

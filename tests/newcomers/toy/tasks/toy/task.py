@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError
 
 from tasks.engine.base import BaseTask
-from tasks.engine.batches import Batch, Row, input_names
-from tasks.engine.evaluation_loss import Summed
+from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.toy.family import FAMILY
 
 WIDTH, HEIGHT = 256, 80  # of a picture
