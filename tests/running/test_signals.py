@@ -28,6 +28,13 @@ SECONDS = 10  # after which all processes must have ended
 
 
 class TestListening:
+    @pytest.fixture(autouse=True)
+    def terminal(self):
+        """Take HUP as in a terminal: nohup and some schedulers start tests with HUP ignored."""
+        before = signal.signal(HUP, signal.SIG_DFL)
+        yield
+        signal.signal(HUP, before)
+
     def test_handlers_are_restored(self):
         before = [signal.getsignal(signum) for signum in SIGNALS]
         with STOP.listening():
