@@ -33,7 +33,6 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from datamodules.loading.memory import check_images_fit
 from tasks.engine.family import ANY, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
@@ -104,8 +103,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
         if option in typed:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
-    size = parse_image_size(options["image_size"] or _run_image_size(run, target))
-    check_images_fit(COMPARED, size, "lower image_size=")
+    size = _checked_size(options["image_size"] or _run_image_size(run, target))
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -137,6 +135,15 @@ def progress_printer() -> Callable[[str], None]:
     return report
 
 
+def _checked_size(text: str) -> tuple[int, int]:
+    """Return the image size, at which the compared images must fit into memory."""
+    from datamodules.loading.memory import check_images_fit
+
+    size = parse_image_size(text)
+    check_images_fit(COMPARED, size, "lower image_size=")
+    return size
+
+
 def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
     """Return the image size of a classifier's run, at which its graphs are recorded."""
     records = "what" in target.settings
@@ -151,8 +158,7 @@ def list_exports(options: dict[str, str]) -> list[Record]:
     for to in targets:
         if to not in TARGETS:
             exporter(to)  # raises with the nearest name
-    size = parse_image_size(options["image_size"])
-    check_images_fit(COMPARED, size, "lower image_size=")
+    size = _checked_size(options["image_size"])
     records, report = [], progress_printer()
     for name in select_backbones(options["backbone"]):
         reasons = {}

@@ -132,11 +132,11 @@ UNKNOWN = r"name that is known: .* in its attribute layer_names"
         ([Rule(r"net\.level(\d+)\.unit(\d+)\.")], LACKS),  # first is 0
         ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=2)], LACKS),
         ([Rule(r"net\.level(\d+)\.unit(\d+)\.", first=1, first_block=1)], LACKS),
-        ([], UNKNOWN),
+        (None, UNKNOWN),
     ],
 )
 def test_names_that_do_not_fit_are_refused(rules, message):
     host = Small()
-    host.layer_names = LayerNames(blocks=tuple(rules))
+    host.layer_names = LayerNames(blocks=tuple(rules)) if rules else LayerNames()
     with pytest.raises(ValueError, match=message):
         _ = host.layer_ids

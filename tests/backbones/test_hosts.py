@@ -302,7 +302,7 @@ def test_drop_path_rises_linearly(host):
     assert names in (["drop_path"], ["drop_path1", "drop_path2"])
     for path in names:
         found = rates(backbone, path)
-        found = found[::2] if host == "edgevit_xxs" else found  # each block has two halves
+        found = list(dict.fromkeys(found)) if host == "edgevit_xxs" else found  # halves share it
         assert found == pytest.approx([0.3 * i / (len(found) - 1) for i in range(len(found))])
         assert set(rates(plain, path)) == {0.0}
 

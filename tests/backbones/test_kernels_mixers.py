@@ -110,7 +110,7 @@ def test_results_are_equal_for_any_pieces_and_threads(name, training, bound, thr
     least = x[..., 0].numel() ** 0.5 if name == "iffn" else 0.0
     for one, other in zip(found, expected, strict=True):
         scale = other.abs().max().clamp(min=least)
-        torch.testing.assert_close(one.double() / scale, other / scale, rtol=0, atol=bound)
+        torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("value", [-40.0, -5.6, -5.4, -1.0, -1e-3, 0.0, 0.5, 3.0, 5.6, 40.0])
@@ -159,7 +159,7 @@ def test_empty_batches_maps_and_single_tokens_keep_to_torch():
 OTHER_FORMS = {
     "afbo": [
         {"kernel_size": 5}, {"sm": "max"}, {"act": "gelu"}, {"act_on": "post"}, {"order": "sc"},
-        {"cm_b": "shared"}, {"drop": 0.1},
+        {"cm_b": "shared"},
     ],
     "iffn": [
         {"kernel_size": 5}, {"act": "silu"}, {"arb": "off"}, {"arb": "rprelu"}, {"channel": False},
@@ -180,6 +180,11 @@ def test_other_forms_keep_to_torch(name, options):
     mixer, x = build(name, **options)
     assert not mixer.is_fast(x)
     close(mixer(x), without_operators(mixer, x))
+
+
+def test_dropout_keeps_to_torch_in_training():
+    mixer, x = build("afbo", drop=0.1)
+    assert [mixer.train(mode).is_fast(x) for mode in (True, False)] == [False, True]
 
 
 def test_other_norms_keep_to_torch():

@@ -20,10 +20,13 @@ from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
 
 
-@pytest.mark.parametrize("group", ["optimizer", "schedule"])
-def test_tasks_refuse_bad_recipes_at_once(group):
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [("optimizer", {"name": "lionn", "lr": 1}), ("schedule", {"name": "stairs"})],
+)
+def test_tasks_refuse_bad_recipes_at_once(group, options):
     with pytest.raises(ValueError, match=rf"{group}\.name"):
-        ClassesTask(nn.Linear(2, 2), "ab", **{**RECIPE, group: {"name": "lionn", "lr": 1}})
+        ClassesTask(nn.Linear(2, 2), "ab", **{**RECIPE, group: options})
 
 
 def classifier(names="abcdef", model=None, **options):
@@ -59,11 +62,10 @@ def test_mixup_mixes_images_and_labels_or_is_refused():
 def test_images_are_erased_after_mixing_by_timms_rule():
     batch = {"image": torch.randn(8, 3, 32, 32), "label": torch.arange(8)}
     results = []
-    for erasing in (0, 0.5):
+    for task in [classifier("abcdefgh", mixup=MIXUP, random_erasing=rate) for rate in (0, 0.5)]:
         np.random.seed(0)
         random.seed(1)
         torch.manual_seed(0)
-        task = classifier("abcdefgh", mixup=MIXUP, random_erasing=erasing)
         results.append(task.prepare_batch({**batch, "image": batch["image"].clone()}))
     mixed, erased = results
     torch.testing.assert_close(mixed["label"], erased["label"])
