@@ -1,0 +1,69 @@
+"""One page for every family of hosts, from the registry."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import paper_counts
+from markdown import prose, table
+from mixer_pages import CONTENTS, _docstring
+
+from backbones import backbone_schema
+from backbones.options.meanings import summary
+from backbones.registry import HostEntry, hosts
+from tools.complexity import count_model
+
+INTRODUCTION = """# Hosts
+
+A host is a backbone that mixers are put into. `backbone=<host>` builds it with its own parts, and
+`backbone=<host>_<channel mixer>` with a mixer in place of every feed-forward network.
+[A host](../../tutorials/host.md) shows how to add one.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the pages."""
+    families: dict[str, list[HostEntry]] = {}
+    for host in hosts().values():
+        families.setdefault(_family(host), []).append(host)
+    rows = [[f"[{family}]({family}.md)", ", ".join(f"`{one.name}`" for one in found), prose(found[0].source)]
+            for family, found in families.items()]  # fmt: skip
+    index = INTRODUCTION + "\n" + table(["family", "hosts", "source"], rows) + "\n" + CONTENTS % "\n".join(families)
+    return {"hosts/index": index, **{f"hosts/{family}": _page(family, found) for family, found in families.items()}}
+
+
+def _family(host: HostEntry) -> str:
+    return host.build.__module__.removeprefix("backbones.hosts.").split(".")[0]
+
+
+def _page(family: str, found: list[HostEntry]) -> str:
+    module = importlib.import_module(f"backbones.hosts.{family}")
+    rows = []
+    for host in found:
+        params, macs = _count(host)
+        rows.append([f"`{host.name}`", prose(summary(host.build)), params, macs, host.patch_size,
+                     " and ".join(host.slots) or "none", prose(host.source)])  # fmt: skip
+    head = ["host", "", "parameters", "MACs G", "first stride", "mixers", "source"]
+    schema = {key: value for key, value in backbone_schema(found[0].name).items() if key != "name"}
+    options = table(["option", "default"], [[f"`backbone.{key}`", f"`{value}`"] for key, value in schema.items()])
+    reported = paper_counts.of_backbone([host.name for host in found])
+    published = table(
+        ["paper", "experiment", "reports", "counts"],
+        [[f"[{row.paper}](../published/{row.paper}.md), Table {row.table}", f"`{row.name or row}`",
+          ", ".join(f"{key} {value:g}" for key, value in row.metrics.items()), paper_counts.verdict(row)]
+         for row in reported],
+    ) if reported else "No paper of `configs/published` reports a row of the plain hosts."  # fmt: skip
+    return "\n\n".join([
+        f"# {family}", _docstring(inspect.getdoc(module) or ""),
+        "## Sizes\n\nCounts are those of the classifier with 1000 classes at 224 pixels.\n\n" + table(head, rows),
+        f"## Options\n\nThose of `{found[0].name}`; `backbone.mixer` and `backbone.token_mixer` take the options of the chosen mixers.\n\n" + options,
+        "## Published rows of the plain hosts\n\n" + published,
+    ]) + "\n"  # fmt: skip
+
+
+def _count(host: HostEntry) -> tuple[str, str]:
+    if host.modality != "image":
+        return "", ""
+    params, macs = count_model(host.name, "{}", (224, 224), "macs")
+    return f"{params:,}", f"{macs / 1e9:.4f}"

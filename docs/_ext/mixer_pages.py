@@ -1,0 +1,169 @@
+"""One page for every registered mixer, from its registration, docstrings and a trace."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import paper_counts
+import yaml
+from dataflow import DIM, GRID, picture
+from markdown import prose, table
+
+from backbones import list_backbones, list_mixers, mixer_options
+from backbones.base import Mixer
+from backbones.options import built_class
+from backbones.options.meanings import meanings, summary
+from backbones.registry import MixerEntry, find_mixer, hosts, why_unfit
+from tools.complexity import count_model
+
+EQUATIONS = yaml.safe_load((Path(__file__).parent / "equations.yaml").read_text(encoding="utf-8"))
+COUNTED_ON = ("deit_t", "swin_t", "poolformer_s12")
+INTRODUCTION = """# Mixers
+
+A channel mixer replaces a host's feed-forward network, and a token mixer its attention or pooling.
+Both map (B, H, W, C) to the same shape. [A mixer](../../tutorials/mixer.md) shows how to add one.
+"""
+CONTENTS = """
+```{toctree}
+:hidden:
+
+%s
+```
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the pages."""
+    names = list_mixers()
+    tables = []
+    for kind in ("channel", "token"):
+        found = list_mixers(kind)
+        rows = [[f"[{name}]({name}.md)", prose(summary(find_mixer(name).build)), prose(find_mixer(name).source)] for name in found]
+        tables.append(f"## {kind.title()} mixers\n\n{table(['mixer', '', 'source'], rows)}")
+    index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(names)])
+    return {"mixers/index": index, **{f"mixers/{name}": _page(find_mixer(name)) for name in names}}
+
+
+def _page(entry: MixerEntry) -> str:
+    built = built_class(entry.build, Mixer)
+    typed = "backbone=<host>_" if entry.kind == "channel" else "backbone.token_mixer="
+    parts = [
+        f"# {entry.name}\n\nA {entry.kind} mixer: {prose(summary(entry.build))}",
+        f"* Source: {prose(entry.source)}\n* Typed as: `{typed}{entry.name}`",
+        "## Equation\n\n" + _equation(entry),
+        f"## Data flow\n\n{_flow(entry.name)}",
+        "## Shapes\n\n" + _shapes(entry, built),
+        "## Options\n\n" + _options(entry, built),
+        "## Parameters and multiply-adds\n\n" + _counts(entry),
+        "## Hosts\n\n" + _hosts(entry),
+        "## Published rows\n\n" + _rows(entry),
+        "## Source, and what the paper leaves open\n\n" + _notes(entry, built),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _equation(entry: MixerEntry) -> str:
+    lines = EQUATIONS.get(entry.name)
+    if lines is None:
+        return f"`{summary(built_class(entry.build, Mixer))}`"
+    return "\n\n".join(f"$$\n{line}\n$$" for line in lines)
+
+
+def _flow(name: str) -> str:
+    size = " × ".join(map(str, (*GRID, DIM)))
+    command = f"python docs/_ext/dataflow.py {name} {name}.svg"
+    return f"<p>\n{picture(name)}\n</p>\n\nOne image with a map of {size}: `{command}`"
+
+
+def _shapes(entry: MixerEntry, built: type) -> str:
+    treated = {
+        "joint": "mixed together with the map",
+        "pooled": "each gets the mean of the mixed map",
+        "none": "kept apart from the map" if entry.takes_prefix else "left out: the host pools its map",
+    }[built.prefix_mixing]
+    documented = re.search(r"^Shape: (.*?)(?=\n\n|\Z)", inspect.getdoc(entry.build) or inspect.getdoc(built) or "", re.M | re.S)
+    text = prose(" ".join(documented[1].split())) if documented else "(B, H, W, C) -\\> (B, H, W, C)."
+    return f"{text}\n\nClass tokens: {treated}."
+
+
+def _options(entry: MixerEntry, built: type) -> str:
+    group = "mixer" if entry.kind == "channel" else "token_mixer"
+    known = meanings(built, entry.build)
+    base = entry.base
+    while base is not None:
+        known = {**meanings(base.build), **known}
+        base = base.base
+    rows = [[f"`backbone.{group}.{name}`", f"`{value}`", prose(known.get(name, ""))]
+            for name, value in mixer_options(entry.name).items()]  # fmt: skip
+    if not rows:
+        return "This mixer has no options."
+    text = table(["option", "default", "meaning"], rows)
+    changed = [f"* `{host}`: {', '.join(f'`{key}={value}`' for key, value in values.items())}"
+               for host, values in entry.options_on.items()]  # fmt: skip
+    return text + ("\n\nDefaults of single hosts:\n\n" + "\n".join(changed) if changed else "")
+
+
+def _counts(entry: MixerEntry) -> str:
+    import json
+
+    rows = []
+    for host in COUNTED_ON:
+        named, own = f"{host}_{entry.name}", {}
+        if entry.kind == "token":
+            named, own = host, {"token_mixer": {"name": entry.name}}
+        elif entry.name == "ffn":
+            named = host
+        plain = count_model(host, "{}", (224, 224), "macs")
+        try:
+            params, macs = count_model(named, json.dumps(own), (224, 224), "macs")
+        except ValueError:
+            continue
+        rows.append([named, f"{params:,}", f"{params / plain[0]:.3f}", f"{macs / 1e9:.4f}", f"{macs / plain[1]:.3f}"])
+    head = ["network", "parameters", "over the plain host", "MACs G", "over the plain host"]
+    return "With 1000 classes at 224 pixels.\n\n" + table(head, rows) if rows else "No host of this table takes it."
+
+
+def _hosts(entry: MixerEntry) -> str:
+    able = [host for host in hosts().values() if entry.kind in host.slots]
+    fitting = [host.name for host in able if not why_unfit(host, entry)]
+    lines = ["Fits " + ", ".join(f"`{name}`" for name in fitting) + "."]
+    lines += [f"* not `{pattern}`: {prose(reason)}" for pattern, reason in entry.unfit_for.items()]
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def _rows(entry: MixerEntry) -> str:
+    ending = f"_{entry.name}"
+    known = [name for name in list_backbones() if name.endswith(ending)]
+    found = paper_counts.of_backbone(known)
+    if not found:
+        return "No paper of `configs/published` reports a row with it."
+    rows = [[f"[{row.paper}](../published/{row.paper}.md), Table {row.table}", f"`{row.name or row}`",
+             ", ".join(f"{key} {value:g}" for key, value in row.metrics.items()), paper_counts.verdict(row)]
+            for row in found]  # fmt: skip
+    return table(["paper", "experiment", "reports", "counts"], rows)
+
+
+def _notes(entry: MixerEntry, built: type) -> str:
+    """Return the docstrings of the files that define it, and of their package."""
+    names = dict.fromkeys([entry.build.__module__, built.__module__, entry.build.__module__.rpartition(".")[0]])
+    texts = [inspect.getdoc(importlib.import_module(name)) for name in names if name.startswith("backbones.mixers.")]
+    return "\n\n".join(_docstring(text) for text in texts if text)
+
+
+def _docstring(text: str) -> str:
+    """Convert a docstring to Markdown: indented equations become code."""
+    blocks = []
+    for block in text.split("\n\n"):
+        if block.startswith("    "):
+            blocks.append(f"```text\n{inspect.cleandoc(block)}\n```")
+        elif block.startswith("|"):
+            blocks.append(block.replace("``", "`"))
+        else:
+            lines = [line.strip() for line in block.splitlines()]
+            joined = "\n".join(lines)
+            items = re.split(r"^\* ", joined, flags=re.M)
+            blocks.append("\n".join([prose(items[0]), *(f"* {prose(' '.join(item.split()))}" for item in items[1:])]).strip())
+    return "\n\n".join(blocks)

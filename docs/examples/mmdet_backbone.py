@@ -1,0 +1,15 @@
+"""Use a backbone in a config of MMDetection."""
+
+import heads  # torchvision's operators where mmcv has none
+import backbones.mm  # in a config: custom_imports = dict(imports=["backbones.mm"])
+from mmdet.registry import MODELS
+
+backbone = MODELS.build(
+    dict(
+        type="swin_t_afbo",
+        out_indices=(0, 1, 2, 3),
+        frozen_stages=1,
+        norm_eval=True,
+        mixer=dict(g2=6),
+    )
+)
