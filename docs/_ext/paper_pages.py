@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
     """Return the pages."""
     names = list_papers()
     found = {f"published/{name}": _page(name) for name in names}
-    index = INTRODUCTION + papers_table("") + "\n" + CONTENTS % "\n".join(names)
+    index = INTRODUCTION + papers_table(full=True) + "\n" + CONTENTS % "\n".join(names)
     return {"published/index": index, **found}
 
 
@@ -80,8 +80,12 @@ def _figures(row: Row) -> list[str]:
     return [metrics, ", ".join(reported), f"{row.params:,}", macs]
 
 
-def papers_table(site: str = "docs/") -> str:
-    """Return the table of papers: rows that run, what was verified, what is missing."""
+def papers_table(*, full: bool = False) -> str:
+    """Return the table of papers: rows that run, what was verified, what is missing.
+
+    Args:
+        full: With authors and titles, for a page without a limit of width.
+    """
     rows = []
     for paper in list_papers():
         all_rows = paper_counts.rows(paper)
@@ -91,21 +95,14 @@ def papers_table(site: str = "docs/") -> str:
         agreeing = sum(found == "agrees" for found in verdicts)
         unknown = sum(found.startswith("DIFFERS") for found in verdicts)
         known = len(verdicts) - agreeing - unknown
-        gaps = ["accuracy on the paper's data"]
-        gaps += [f"a cause for {unknown} counts"] if unknown else []
-        gaps += [f"a published setting of {needing} rows"] if needing else []
-        rows.append([
-            _cited(paper), f"{len(named) - needing} of {len(named)}",
-            f"equations; counts of {len(verdicts)} rows: {agreeing} agree, {known} differ for a known cause",
-            "; ".join(gaps),
-        ])  # fmt: skip
+        gaps = ["accuracy"]
+        gaps += [f"cause of {unknown} differences"] if unknown else []
+        gaps += [f"a setting of {needing} rows"] if needing else []
+        title = paper_counts.title(paper)
+        cited = title if full else paper.upper() + title[title.rindex('"') + 1 :]
+        verified = f"{agreeing} of {len(verdicts)} counts agree, {known} differ for a known cause"
+        rows.append([cited, f"{len(named) - needing} of {len(named)}", verified, ", ".join(gaps)])
     return table(["paper", "rows that run", "verified", "missing"], rows)
-
-
-def _cited(paper: str) -> str:
-    title = paper_counts.title(paper)
-    quoted = re.search(r'"([^"]+)"', title)
-    return f"{paper.upper()}: {quoted[1] if quoted else title}{title.rpartition('"')[2]}"
 
 
 def write_readme() -> None:
