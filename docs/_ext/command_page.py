@@ -23,14 +23,20 @@ Options are typed as `key=value`. Names of networks, data, heads and recipes are
 
 def pages() -> dict[str, str]:
     """Return the page."""
-    names = sorted(path.stem for path in (ROOT / "tools").glob("*.py") if path.stem not in NOT_COMMANDS)
+    names = sorted(
+        path.stem for path in (ROOT / "tools").glob("*.py") if path.stem not in NOT_COMMANDS
+    )
     names.sort(key=lambda name: name != "run")
     helps = {name: command_help(name) for name in names}
     listed = table(
         ["command", "what it does"],
         [[f"[{name}.py](#{name}py)", _summary(name)] for name in names],
     )
-    parts = [INTRODUCTION, listed, *(f"## {name}.py\n\n{code(text)}" for name, text in helps.items())]
+    parts = [
+        INTRODUCTION,
+        listed,
+        *(f"## {name}.py\n\n{code(text)}" for name, text in helps.items()),
+    ]
     kinds = sorted(path.stem for path in (ROOT / "tools/analyses/kinds").glob("[a-z]*.py"))
     parts.append("## analyse.py by kind")
     parts += [f"### analyse.py {kind}\n\n{code(command_help('analyse', kind))}" for kind in kinds]

@@ -36,9 +36,9 @@ authors used, and what is unknown.
 """
 DATA = """# Data layouts
 
-`data=NAME data.root=FOLDER` reads a data set in the layout below. [Real data](../howto/real_data.md)
-explains checks, formats and order of classes; [Own data](../tutorials/own_data/index.md) covers
-exports of annotation tools. Each section shows the file with every option.
+`data=NAME data.root=FOLDER` reads a data set in the layout below.
+[Real data](../howto/real_data.md) explains checks, formats and order of classes.
+[Own data](../tutorials/own_data/index.md) covers exports of annotation tools. Each section shows the file with every option.
 """
 ELSEWHERE = ("head", "recipe", "data")
 
@@ -46,8 +46,10 @@ ELSEWHERE = ("head", "recipe", "data")
 def pages() -> dict[str, str]:
     """Return the pages."""
     groups = [group for group in list_groups() if group not in ELSEWHERE]
-    links = [f"* `{group}`: [{page}]({page}.md)" for group, page in
-             (("head", "heads"), ("recipe", "recipes"), ("data", "data"))]
+    links = [
+        f"* `{group}`: [{page}]({page}.md)"
+        for group, page in (("head", "heads"), ("recipe", "recipes"), ("data", "data"))
+    ]
     configuration = [CONFIGURATION + code((CONFIGS / "run.yaml").read_text(), "yaml")]
     configuration.append("Groups with pages of their own:\n\n" + "\n".join(links))
     for group in groups:
@@ -70,8 +72,12 @@ def _data_page() -> str:
         found = yaml.safe_load(path.read_text())["data"]
         layout = _class_of(found["_target_"])
         tasks = ", ".join(found.get("_tasks_", ()))
-        rows.append([f"[{path.stem}](#{_anchor(path.stem)})", tasks, f"`{layout}`" if layout else ""])
-    return "\n\n".join([DATA, table(["data", "tasks", "folder"], rows), *map(_section, _files("data"))])
+        rows.append(
+            [f"[{path.stem}](#{_anchor(path.stem)})", tasks, f"`{layout}`" if layout else ""]
+        )
+    return "\n\n".join(
+        [DATA, table(["data", "tasks", "folder"], rows), *map(_section, _files("data"))]
+    )
 
 
 def _class_of(target: str) -> str:
@@ -87,8 +93,13 @@ def _files(group: str) -> list[Path]:
 
 def _overview(group: str, *, linked: bool = True) -> str:
     files = _files(group)
-    named = [f"[{path.stem}](#{_anchor(path.stem)})" if linked else f"`{path.stem}`" for path in files]
-    return table([group, ""], [[name, prose(_first_sentence(path))] for name, path in zip(named, files, strict=True)])
+    named = [
+        f"[{path.stem}](#{_anchor(path.stem)})" if linked else f"`{path.stem}`" for path in files
+    ]
+    return table(
+        [group, ""],
+        [[name, prose(_first_sentence(path))] for name, path in zip(named, files, strict=True)],
+    )
 
 
 def _first_sentence(path: Path) -> str:
@@ -103,7 +114,8 @@ def _comment(path: Path) -> str:
 def _section(path: Path, level: int = 2) -> str:
     heading = f"{'#' * level} {path.stem}"
     anchor = f"({path.parent.name}-{path.stem})="
-    return f"{anchor}\n{heading}\n\n`configs/{path.relative_to(CONFIGS)}`\n\n{code(path.read_text(), 'yaml')}"
+    file = f"`configs/{path.relative_to(CONFIGS)}`"
+    return f"{anchor}\n{heading}\n\n{file}\n\n{code(path.read_text(), 'yaml')}"
 
 
 def _anchor(name: str) -> str:

@@ -117,7 +117,10 @@ def _part(node: Any) -> str:
 def _describe(part: nn.Module) -> str:
     """Describe a part: its class and channels."""
     kind = type(part).__name__
-    ends = [getattr(part, f"{end}_features", getattr(part, f"{end}_channels", None)) for end in ("in", "out")]
+    ends = [
+        getattr(part, f"{end}_features", getattr(part, f"{end}_channels", None))
+        for end in ("in", "out")
+    ]
     if isinstance(part, nn.Conv2d):
         size = "×".join(map(str, part.kernel_size))
         kind = f"{size} depthwise" if part.groups == part.in_channels > 1 else f"{size} convolution"
@@ -162,7 +165,8 @@ def draw(boxes: list[Box], label: str) -> str:
             x += sizes[i][0] + GAP_X
     height = 2 * MARGIN + len(rows) * (BOX[1] + GAP_Y) - GAP_Y
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="dataflow" viewBox="0 0 {width:g} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="dataflow" '
+        f'viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" role="img" aria-label="{escape(label)}" font-family="sans-serif" '
         'text-anchor="middle" stroke="currentColor" fill="none">',
         '<defs><marker id="arrow" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="7" '

@@ -7,7 +7,8 @@ import inspect
 
 import paper_counts
 from markdown import prose, table
-from mixer_pages import CONTENTS, _docstring
+from mixer_pages import CONTENTS, docstring
+from paper_pages import rows_table
 
 from backbones import backbone_schema
 from backbones.options.meanings import summary
@@ -20,6 +21,26 @@ A host is a backbone that mixers are put into. `backbone=<host>` builds it with 
 `backbone=<host>_<channel mixer>` with a mixer in place of every feed-forward network.
 [A host](../../tutorials/host.md) shows how to add one.
 """
+PAGE = """# {family}
+
+{notes}
+
+## Sizes
+
+Counts are those of the classifier with 1000 classes at 224 pixels.
+
+{sizes}
+
+## Options
+
+Those of `{host}`. `backbone.mixer` and `backbone.token_mixer` take the options of the mixers.
+
+{options}
+
+## Published rows of the plain hosts
+
+{published}
+"""
 
 
 def pages() -> dict[str, str]:
@@ -27,10 +48,21 @@ def pages() -> dict[str, str]:
     families: dict[str, list[HostEntry]] = {}
     for host in hosts().values():
         families.setdefault(_family(host), []).append(host)
-    rows = [[f"[{family}]({family}.md)", ", ".join(f"`{one.name}`" for one in found), prose(found[0].source)]
-            for family, found in families.items()]  # fmt: skip
-    index = INTRODUCTION + "\n" + table(["family", "hosts", "source"], rows) + "\n" + CONTENTS % "\n".join(families)
-    return {"hosts/index": index, **{f"hosts/{family}": _page(family, found) for family, found in families.items()}}
+    rows = [
+        [f"[{family}]({family}.md)", ", ".join(f"`{one.name}`" for one in found), found[0].source]
+        for family, found in families.items()
+    ]
+    index = (
+        INTRODUCTION
+        + "\n"
+        + table(["family", "hosts", "source"], rows)
+        + "\n"
+        + CONTENTS % "\n".join(families)
+    )
+    return {
+        "hosts/index": index,
+        **{f"hosts/{family}": _page(family, found) for family, found in families.items()},
+    }
 
 
 def _family(host: HostEntry) -> str:
@@ -46,20 +78,20 @@ def _page(family: str, found: list[HostEntry]) -> str:
                      " and ".join(host.slots) or "none", prose(host.source)])  # fmt: skip
     head = ["host", "", "parameters", "MACs G", "first stride", "mixers", "source"]
     schema = {key: value for key, value in backbone_schema(found[0].name).items() if key != "name"}
-    options = table(["option", "default"], [[f"`backbone.{key}`", f"`{value}`"] for key, value in schema.items()])
+    options = table(
+        ["option", "default"],
+        [[f"`backbone.{key}`", f"`{value}`"] for key, value in schema.items()],
+    )
     reported = paper_counts.of_backbone([host.name for host in found])
-    published = table(
-        ["paper", "experiment", "reports", "counts"],
-        [[f"[{row.paper}](../published/{row.paper}.md), Table {row.table}", f"`{row.name or row}`",
-          ", ".join(f"{key} {value:g}" for key, value in row.metrics.items()), paper_counts.verdict(row)]
-         for row in reported],
-    ) if reported else "No paper of `configs/published` reports a row of the plain hosts."  # fmt: skip
-    return "\n\n".join([
-        f"# {family}", _docstring(inspect.getdoc(module) or ""),
-        "## Sizes\n\nCounts are those of the classifier with 1000 classes at 224 pixels.\n\n" + table(head, rows),
-        f"## Options\n\nThose of `{found[0].name}`; `backbone.mixer` and `backbone.token_mixer` take the options of the chosen mixers.\n\n" + options,
-        "## Published rows of the plain hosts\n\n" + published,
-    ]) + "\n"  # fmt: skip
+    published = rows_table(reported)
+    return PAGE.format(
+        family=family,
+        notes=docstring(inspect.getdoc(module) or ""),
+        sizes=table(head, rows),
+        host=found[0].name,
+        options=options,
+        published=published or "No paper of `configs/published` reports a row of the plain hosts.",
+    )
 
 
 def _count(host: HostEntry) -> tuple[str, str]:

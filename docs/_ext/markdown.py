@@ -24,5 +24,7 @@ def prose(text: str) -> str:
     """Return a docstring's prose as Markdown: code in single backticks, no stray emphasis."""
     text = text.replace("``", "`")
     parts = text.split("`")
-    parts[::2] = [part.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<") for part in parts[::2]]
+    parts[::2] = [
+        part.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<") for part in parts[::2]
+    ]
     return "`".join(parts)

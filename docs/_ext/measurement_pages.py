@@ -35,5 +35,9 @@ def _page(entries: list[dict[str, Any]]) -> str:
         facts += [f"* {name}: {value}" for name, value in entry["versions"].items()]
         text = f"## {entry['title']}\n\n" + "\n".join(facts)
         notes = "\n\n".join(entry["notes"])
-        parts += [text, table(entry["columns"], entry["rows"]), notes] if notes else [text, table(entry["columns"], entry["rows"])]
+        parts += (
+            [text, table(entry["columns"], entry["rows"]), notes]
+            if notes
+            else [text, table(entry["columns"], entry["rows"])]
+        )
     return "\n\n".join(parts) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import paper_counts
 import yaml
 from dataflow import DIM, GRID, picture
 from markdown import prose, table
+from paper_pages import rows_table
 
 from backbones import list_backbones, list_mixers, mixer_options
 from backbones.base import Mixer
 from backbones.options import built_class
 from backbones.options.meanings import meanings, summary
-from backbones.registry import MixerEntry, find_mixer, hosts, why_unfit
+from backbones.registry import OWN_FFN, MixerEntry, find_host, find_mixer, hosts, why_unfit
+from tools.cli.typed_network import network_label
 from tools.complexity import count_model
 
 EQUATIONS = yaml.safe_load((Path(__file__).parent / "equations.yaml").read_text(encoding="utf-8"))
@@ -41,7 +44,14 @@ def pages() -> dict[str, str]:
     tables = []
     for kind in ("channel", "token"):
         found = list_mixers(kind)
-        rows = [[f"[{name}]({name}.md)", prose(summary(find_mixer(name).build)), prose(find_mixer(name).source)] for name in found]
+        rows = [
+            [
+                f"[{name}]({name}.md)",
+                prose(summary(find_mixer(name).build)),
+                prose(find_mixer(name).source),
+            ]
+            for name in found
+        ]
         tables.append(f"## {kind.title()} mixers\n\n{table(['mixer', '', 'source'], rows)}")
     index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(names)])
     return {"mixers/index": index, **{f"mixers/{name}": _page(find_mixer(name)) for name in names}}
@@ -82,10 +92,18 @@ def _shapes(entry: MixerEntry, built: type) -> str:
     treated = {
         "joint": "mixed together with the map",
         "pooled": "each gets the mean of the mixed map",
-        "none": "kept apart from the map" if entry.takes_prefix else "left out: the host pools its map",
+        "none": "kept apart from the map"
+        if entry.takes_prefix
+        else "left out: the host pools its map",
     }[built.prefix_mixing]
-    documented = re.search(r"^Shape: (.*?)(?=\n\n|\Z)", inspect.getdoc(entry.build) or inspect.getdoc(built) or "", re.M | re.S)
-    text = prose(" ".join(documented[1].split())) if documented else "(B, H, W, C) -\\> (B, H, W, C)."
+    documented = re.search(
+        r"^Shape: (.*?)(?=\n\n|\Z)",
+        inspect.getdoc(entry.build) or inspect.getdoc(built) or "",
+        re.M | re.S,
+    )
+    text = (
+        prose(" ".join(documented[1].split())) if documented else "(B, H, W, C) -\\> (B, H, W, C)."
+    )
     return f"{text}\n\nClass tokens: {treated}."
 
 
@@ -107,23 +125,25 @@ def _options(entry: MixerEntry, built: type) -> str:
 
 
 def _counts(entry: MixerEntry) -> str:
-    import json
-
     rows = []
-    for host in COUNTED_ON:
-        named, own = f"{host}_{entry.name}", {}
-        if entry.kind == "token":
-            named, own = host, {"token_mixer": {"name": entry.name}}
-        elif entry.name == "ffn":
-            named = host
-        plain = count_model(host, "{}", (224, 224), "macs")
-        try:
-            params, macs = count_model(named, json.dumps(own), (224, 224), "macs")
-        except ValueError:
+    for host in map(find_host, COUNTED_ON):
+        if entry.kind not in host.slots or why_unfit(host, entry):
             continue
-        rows.append([named, f"{params:,}", f"{params / plain[0]:.3f}", f"{macs / 1e9:.4f}", f"{macs / plain[1]:.3f}"])
+        named, own = host.name, {}
+        if entry.kind == "token":
+            own = {"token_mixer": {"name": entry.name}}
+        elif entry.name != OWN_FFN:
+            named = f"{host.name}_{entry.name}"
+        plain = count_model(host.name, "{}", (224, 224), "macs")
+        found = count_model(named, json.dumps(own), (224, 224), "macs")
+        shares = [one / other for one, other in zip(found, plain, strict=True)]
+        typed = network_label((named, own))
+        rows.append([f"`{typed}`", f"{found[0]:,}", f"{shares[0]:.3f}", f"{found[1] / 1e9:.4f}",
+                     f"{shares[1]:.3f}"])  # fmt: skip
+    if not rows:
+        return f"None of {', '.join(COUNTED_ON)} takes it."
     head = ["network", "parameters", "over the plain host", "MACs G", "over the plain host"]
-    return "With 1000 classes at 224 pixels.\n\n" + table(head, rows) if rows else "No host of this table takes it."
+    return f"With 1000 classes at 224 pixels.\n\n{table(head, rows)}"
 
 
 def _hosts(entry: MixerEntry) -> str:
@@ -138,22 +158,23 @@ def _rows(entry: MixerEntry) -> str:
     ending = f"_{entry.name}"
     known = [name for name in list_backbones() if name.endswith(ending)]
     found = paper_counts.of_backbone(known)
-    if not found:
-        return "No paper of `configs/published` reports a row with it."
-    rows = [[f"[{row.paper}](../published/{row.paper}.md), Table {row.table}", f"`{row.name or row}`",
-             ", ".join(f"{key} {value:g}" for key, value in row.metrics.items()), paper_counts.verdict(row)]
-            for row in found]  # fmt: skip
-    return table(["paper", "experiment", "reports", "counts"], rows)
+    return rows_table(found) or "No paper of `configs/published` reports a row with it."
 
 
 def _notes(entry: MixerEntry, built: type) -> str:
     """Return the docstrings of the files that define it, and of their package."""
-    names = dict.fromkeys([entry.build.__module__, built.__module__, entry.build.__module__.rpartition(".")[0]])
-    texts = [inspect.getdoc(importlib.import_module(name)) for name in names if name.startswith("backbones.mixers.")]
-    return "\n\n".join(_docstring(text) for text in texts if text)
+    names = dict.fromkeys(
+        [entry.build.__module__, built.__module__, entry.build.__module__.rpartition(".")[0]]
+    )
+    texts = [
+        inspect.getdoc(importlib.import_module(name))
+        for name in names
+        if name.startswith("backbones.mixers.")
+    ]
+    return "\n\n".join(docstring(text) for text in texts if text)
 
 
-def _docstring(text: str) -> str:
+def docstring(text: str) -> str:
     """Convert a docstring to Markdown: indented equations become code."""
     blocks = []
     for block in text.split("\n\n"):
@@ -165,5 +186,9 @@ def _docstring(text: str) -> str:
             lines = [line.strip() for line in block.splitlines()]
             joined = "\n".join(lines)
             items = re.split(r"^\* ", joined, flags=re.M)
-            blocks.append("\n".join([prose(items[0]), *(f"* {prose(' '.join(item.split()))}" for item in items[1:])]).strip())
+            blocks.append(
+                "\n".join(
+                    [prose(items[0]), *(f"* {prose(' '.join(item.split()))}" for item in items[1:])]
+                ).strip()
+            )
     return "\n\n".join(blocks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -30,8 +31,9 @@ PAGE = """# {name}: published rows
 
 {title}.
 
-`python tools/run.py experiment=<name>` trains a row, and `python tools/complexity.py paper={name}` prints
-this table with the changes relative to the plain host. Counts are exact at the row's image size.
+`python tools/run.py experiment=<name>` trains a row, and
+`python tools/complexity.py paper={name}` prints this table with the changes relative to the plain
+host. Counts are exact at the row's image size.
 
 """
 CONTENTS = """
@@ -55,11 +57,24 @@ def _page(paper: str) -> str:
     text = PAGE.format(name=paper, title=paper_counts.title(paper))
     rows = [[row.table, _experiment(row), *_figures(row), paper_counts.verdict(row)]
             for row in paper_counts.rows(paper)]  # fmt: skip
-    head = ["table", "experiment", "reports", "paper M, G", "our parameters", "our MACs G", "counts"]
-    notes = [f"* `{row}` (Table {row.table}): {prose(row.note)}" for row in paper_counts.rows(paper) if row.note]
+    head = [
+        "table",
+        "experiment",
+        "reports",
+        "paper M, G",
+        "our parameters",
+        "our MACs G",
+        "counts",
+    ]
+    notes = [
+        f"* `{row}` (Table {row.table}): {prose(row.note)}"
+        for row in paper_counts.rows(paper)
+        if row.note
+    ]
     open_settings = [
         f"* `{row.name}`: {prose(row.train.cannot_run)}."
-        for row in paper_counts.rows(paper) if row.train.cannot_run
+        for row in paper_counts.rows(paper)
+        if row.train.cannot_run
     ]
     parts = [text + table(head, rows)]
     if open_settings:
@@ -78,6 +93,16 @@ def _figures(row: Row) -> list[str]:
     metrics = ", ".join(f"{name} {value:g}" for name, value in row.metrics.items())
     macs = "" if row.macs is None else f"{row.macs:.4f}"
     return [metrics, ", ".join(reported), f"{row.params:,}", macs]
+
+
+def rows_table(rows: Sequence[Row]) -> str:
+    """Return a table of rows of several papers; empty without rows."""
+    lines = []
+    for row in rows:
+        metrics = ", ".join(f"{name} {value:g}" for name, value in row.metrics.items())
+        cited = f"[{row.paper}](../published/{row.paper}.md), Table {row.table}"
+        lines.append([cited, f"`{row.name or row}`", metrics, paper_counts.verdict(row)])
+    return table(["paper", "experiment", "reports", "counts"], lines) if lines else ""
 
 
 def papers_table(*, full: bool = False) -> str:
@@ -99,7 +124,8 @@ def papers_table(*, full: bool = False) -> str:
         gaps += [f"cause of {unknown} differences"] if unknown else []
         gaps += [f"a setting of {needing} rows"] if needing else []
         title = paper_counts.title(paper)
-        cited = title if full else paper.upper() + title[title.rindex('"') + 1 :]
+        venue = title.rpartition('"')[2]
+        cited = f"`{paper}`: {title}" if full else f"`{paper}`{venue}"
         verified = f"{agreeing} of {len(verdicts)} counts agree, {known} differ for a known cause"
         rows.append([cited, f"{len(named) - needing} of {len(named)}", verified, ", ".join(gaps)])
     return table(["paper", "rows that run", "verified", "missing"], rows)

@@ -21,7 +21,11 @@ PUBLIC = {
     "tasks.engine.family": ("Family", "Metric", "Counted"),
     "datamodules.base": ("BaseDataModule",),
 }  # fmt: skip
-CLASSES = {"Backbone": ":members:\n", "Mixer": ":members:\n", "LinearClassifier": ":members: from_pretrained\n"}
+CLASSES = {
+    "Backbone": ":members:\n",
+    "Mixer": ":members:\n",
+    "LinearClassifier": ":members: from_pretrained\n",
+}
 INTRODUCTION = """# Python
 
 Signatures with types and docstrings of the public names. [In Python](../howto/python.md) shows them

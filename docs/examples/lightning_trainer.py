@@ -13,7 +13,9 @@ samples = [{"image": torch.randn(3, 64, 64), "label": i % 3} for i in range(8)]
 
 model = LinearClassifier(create_backbone("deit_t_afbo", img_size=64), num_classes=3)
 task = ClassificationTask(model, ["cat", "dog", "fox"], optimizer={"lr": 1e-3})
-trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+trainer = lightning.Trainer(
+    max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False
+)
 trainer.fit(task, DataLoader(samples, batch_size=4))  # or a datamodule of datamodules/
 trainer.save_checkpoint("pets.ckpt")
 

@@ -1,8 +1,9 @@
 """Use a backbone in a config of MMDetection."""
 
-import heads  # torchvision's operators where mmcv has none
-import backbones.mm  # in a config: custom_imports = dict(imports=["backbones.mm"])
 from mmdet.registry import MODELS
+
+import backbones.mm  # in a config: custom_imports = dict(imports=["backbones.mm"])
+import heads  # torchvision's operators where mmcv has none
 
 backbone = MODELS.build(
     dict(

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from datamodules.base import Split
-from datamodules.images.classification import ClassificationDataModule
 from datamodules.files import list_images, require_folder
-from datamodules.loading.sampling import SeededDataset
+from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.transforms import Transform
+from datamodules.loading.sampling import SeededDataset
 
 
 class NamedFilesDataModule(ClassificationDataModule):
@@ -41,5 +41,5 @@ class NamedFilesDataModule(ClassificationDataModule):
 
 
 def class_of(name: str) -> str:
-    """What stands before the last underscore."""
+    """Return the text before the last underscore."""
     return Path(name).stem.rpartition("_")[0]
