@@ -7,7 +7,7 @@ import importlib
 import io
 import re
 
-from markdown import code, table
+from markup import code, table
 
 from tools.cli.paths import ROOT
 

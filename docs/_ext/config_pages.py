@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import yaml
-from markdown import code, prose, table
+from markup import code, prose, table
 
 from tools.cli.paths import CONFIGS
 from tools.config.help import list_groups
@@ -38,7 +38,8 @@ DATA = """# Data layouts
 
 `data=NAME data.root=FOLDER` reads a data set in the layout below.
 [Real data](../howto/real_data.md) explains checks, formats and order of classes.
-[Own data](../tutorials/own_data/index.md) covers exports of annotation tools. Each section shows the file with every option.
+[Own data](../tutorials/own_data/index.md) covers exports of annotation tools.
+Each section shows the file with every option.
 """
 ELSEWHERE = ("head", "recipe", "data")
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 
 import paper_counts
-from markdown import prose, table
+from markup import prose, table
 from mixer_pages import CONTENTS, docstring
 from paper_pages import rows_table
 

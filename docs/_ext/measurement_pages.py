@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from markdown import table
+from markup import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 FIELDS = {"title", "machine", "date", "command", "versions", "notes", "columns", "rows"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import paper_counts
 import yaml
 from dataflow import DIM, GRID, picture
-from markdown import prose, table
+from markup import prose, table
 from paper_pages import rows_table
 
 from backbones import list_backbones, list_mixers, mixer_options

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import paper_counts
-from markdown import prose, table
+from markup import prose, table
 
 from tools.papers.published import Row, list_papers
 
@@ -121,14 +121,15 @@ def papers_table(*, full: bool = False) -> str:
         unknown = sum(found.startswith("DIFFERS") for found in verdicts)
         known = len(verdicts) - agreeing - unknown
         gaps = ["accuracy"]
-        gaps += [f"cause of {unknown} differences"] if unknown else []
+        gaps += [f"cause of {unknown} counts"] if unknown else []
         gaps += [f"a setting of {needing} rows"] if needing else []
         title = paper_counts.title(paper)
         venue = title.rpartition('"')[2]
         cited = f"`{paper}`: {title}" if full else f"`{paper}`{venue}"
-        verified = f"{agreeing} of {len(verdicts)} counts agree, {known} differ for a known cause"
-        rows.append([cited, f"{len(named) - needing} of {len(named)}", verified, ", ".join(gaps)])
-    return table(["paper", "rows that run", "verified", "missing"], rows)
+        running, agree = f"{len(named) - needing} of {len(named)}", f"{agreeing} of {len(verdicts)}"
+        rows.append([cited, running, agree, known, ", ".join(gaps)])
+    head = ["paper", "rows that run", "counts that agree", "differ for a known cause", "missing"]
+    return table(head, rows)
 
 
 def write_readme() -> None:

@@ -1,4 +1,4 @@
-"""Extensions from README and CONTRIBUTING, added to a copy of the checkout, pass all tests."""
+"""Extensions from the tutorials, added to a copy of the checkout, pass all tests."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.checkout import ROOT, copied
 # Tests that look at every name, file or config there is; the rest does not know what is new.
 OVER_ALL = (
     "tests/house/test_architecture.py",
-    "tests/house/test_readme.py::test_the_number_of_backbones_is_no_exaggeration",
+    "tests/house/test_docs.py::test_readme_promises_as_many_backbones_as_there_are",
     "tests/backbones/test_registry.py",
     "tests/tools/test_configs.py",
     "tests/tools/test_command_line.py",
@@ -28,20 +28,18 @@ NEWCOMERS = {"gated_star": "gated_star", "fourier_filter": "fft", "linear_attent
 
 
 def examples() -> dict[str, str]:
-    """File -> content, from the code blocks that name their file or stand below its name."""
-    found = {}
-    readme = (ROOT / "README.md").read_text()
-    for name, code in re.findall(r"One new file, `(\S+)`:\n\n```python\n(.*?)```", readme, re.S):
-        found[name] = code
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for name, code in re.findall(r"```\w+\n# (\S+\.\w+)\n(.*?)```", contributing, re.S):
-        found[name] = code
-    return found
+    """File -> content, from docs/examples/new, which has the folders of the checkout."""
+    new = ROOT / "docs/examples/new"
+    return {
+        str(path.relative_to(new)): path.read_text()
+        for path in sorted(new.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_there_is_an_example_of_each_kind():
     folders = [str(Path(name).parent) for name in examples()]
-    assert folders == ["backbones/mixers", "backbones/hosts", "datamodules", "configs/data"]
+    assert folders == ["backbones/hosts", "backbones/mixers", "configs/data", "datamodules"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_all_that_looks_at_everything_stays_green(extended):
 
 @pytest.mark.slow
 def test_the_tests_over_the_registries_pick_the_new_parts_up(extended):
-    chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_readme"
+    chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_tutorial"
     ended = run(extended, "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", chosen)
     assert ended.returncode == 0, ended.stdout[-3000:]
     assert int(re.search(r"(\d+) passed", ended.stdout).group(1)) > 30
