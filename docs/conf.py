@@ -7,12 +7,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
 project = "MixerLab"
-author = "The MixerLab authors"
+project_copyright = author = "The MixerLab authors"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "mathml",
+    "mathhtml",
     "reference_pages",
 ]
 exclude_patterns = ["_build", "_ext", "examples", "measurements/*/*.json"]

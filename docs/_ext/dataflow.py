@@ -24,6 +24,7 @@ from torch import nn
 from backbones import create_mixer
 
 DIM, GRID = 64, (14, 14)
+DRAWN_WITH = {"cheby_kan": {"degree": 2}}  # options of pictures that would be too large
 # Operators that move values, convert types or do nothing in evaluation.
 SILENT = {
     "permute", "transpose", "mT", "flatten", "unflatten", "view", "reshape", "contiguous", "to",
@@ -47,7 +48,7 @@ class Box:
 
 def trace(name: str, dim: int = DIM, grid: tuple[int, int] = GRID) -> list[Box]:
     """Return the boxes of a mixer in the order of the computation, input first."""
-    mixer = create_mixer(name, dim, grid=grid).eval()
+    mixer = create_mixer(name, dim, grid=grid, **DRAWN_WITH.get(name, {})).eval()
     images = torch.zeros(1, *grid, dim)
     program = torch.export.export(mixer, (images,), strict=False)
     boxes = [Box("x", shape=_shape(images))]

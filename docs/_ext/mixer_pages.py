@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paper_counts
 import yaml
-from dataflow import DIM, GRID, picture
+from dataflow import DIM, DRAWN_WITH, GRID, picture
 from markup import prose, table
 from paper_pages import rows_table
 
@@ -61,7 +61,7 @@ def _page(entry: MixerEntry) -> str:
     built = built_class(entry.build, Mixer)
     typed = "backbone=<host>_" if entry.kind == "channel" else "backbone.token_mixer="
     parts = [
-        f"# {entry.name}\n\nA {entry.kind} mixer: {prose(summary(entry.build))}",
+        f"# {entry.name}\n\nA {entry.kind} mixer.\n\n{prose(summary(entry.build))}",
         f"* Source: {prose(entry.source)}\n* Typed as: `{typed}{entry.name}`",
         "## Equation\n\n" + _equation(entry),
         f"## Data flow\n\n{_flow(entry.name)}",
@@ -84,8 +84,9 @@ def _equation(entry: MixerEntry) -> str:
 
 def _flow(name: str) -> str:
     size = " × ".join(map(str, (*GRID, DIM)))
-    command = f"python docs/_ext/dataflow.py {name} {name}.svg"
-    return f"<p>\n{picture(name)}\n</p>\n\nOne image with a map of {size}: `{command}`"
+    options = "".join(f", {key}={value}" for key, value in DRAWN_WITH.get(name, {}).items())
+    command = f"`python docs/_ext/dataflow.py {name} {name}.svg`"
+    return f"<p>\n{picture(name)}\n</p>\n\nOne image with a map of {size}{options}: {command}"
 
 
 def _shapes(entry: MixerEntry, built: type) -> str:
