@@ -1,4 +1,4 @@
-"""Write equations as HTML with docutils' converter: they need neither scripts, network nor fonts."""
+"""Write equations as HTML with docutils' converter, without scripts, network or fonts."""
 
 from __future__ import annotations
 
