@@ -20,7 +20,7 @@ nitpicky = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
-suppress_warnings = ["misc.highlighting_failure"]  # command blocks hold file trees as well
+highlight_language = "none"  # of blocks without a language: commands, folders
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -10,8 +10,8 @@ from markup import prose, table
 from mixer_pages import CONTENTS, docstring
 from paper_pages import rows_table
 
-from backbones import backbone_schema
-from backbones.options.meanings import summary
+from backbones import backbone_schema, create_backbone
+from backbones.options.meanings import meanings, summary
 from backbones.registry import HostEntry, hosts
 from tools.complexity import count_model
 
@@ -77,10 +77,14 @@ def _page(family: str, found: list[HostEntry]) -> str:
         rows.append([f"`{host.name}`", prose(summary(host.build)), params, macs, host.patch_size,
                      " and ".join(host.slots) or "none", prose(host.source)])  # fmt: skip
     head = ["host", "", "parameters", "MACs G", "first stride", "mixers", "source"]
+    known = meanings(create_backbone, found[0].build)
     schema = {key: value for key, value in backbone_schema(found[0].name).items() if key != "name"}
     options = table(
-        ["option", "default"],
-        [[f"`backbone.{key}`", f"`{value}`"] for key, value in schema.items()],
+        ["option", "default", "meaning"],
+        [
+            [f"`backbone.{key}`", f"`{value}`", prose(known.get(key, ""))]
+            for key, value in schema.items()
+        ],
     )
     reported = paper_counts.of_backbone([host.name for host in found])
     published = rows_table(reported)

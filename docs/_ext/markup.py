@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -21,10 +22,14 @@ def code(text: str, language: str = "text") -> str:
 
 
 def prose(text: str) -> str:
-    """Return a docstring's prose as Markdown: code in single backticks, no stray emphasis."""
-    text = text.replace("``", "`")
-    parts = text.split("`")
-    parts[::2] = [
-        part.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<") for part in parts[::2]
-    ]
+    """Return a docstring's prose as Markdown: code in backticks, links, plain characters."""
+    parts = text.replace("``", "`").split("`")
+    parts[::2] = [_plain(part) for part in parts[::2]]
     return "`".join(parts)
+
+
+def _plain(text: str) -> str:
+    words = re.split(r"(https?://[^\s,;)]*[^\s,;).])", text)
+    words[::2] = [re.sub(r"([*_<])", r"\\\1", word) for word in words[::2]]
+    words[1::2] = [f"<{word}>" for word in words[1::2]]
+    return "".join(words)

@@ -55,16 +55,18 @@ def pages() -> dict[str, str]:
 
 def _page(paper: str) -> str:
     text = PAGE.format(name=paper, title=paper_counts.title(paper))
-    rows = [[row.table, _experiment(row), *_figures(row), paper_counts.verdict(row)]
-            for row in paper_counts.rows(paper)]  # fmt: skip
+    rows = [
+        [row.table, _experiment(row), paper_counts.verdict(row), *_figures(row)]
+        for row in paper_counts.rows(paper)
+    ]
     head = [
         "table",
         "experiment",
+        "counts",
         "reports",
         "paper M, G",
         "our parameters",
         "our MACs G",
-        "counts",
     ]
     notes = [
         f"* `{row}` (Table {row.table}): {prose(row.note)}"

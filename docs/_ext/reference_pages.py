@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ python
 
 def generate(app: Any = None) -> None:
     """Write all generated pages; pages of what is gone are removed."""
+    logging.getLogger("backbones").setLevel(logging.WARNING)  # notices on class tokens
     pages = {"index": INDEX}
     for kind in KINDS:
         pages |= kind.pages()
