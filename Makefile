@@ -37,7 +37,7 @@ docs: install  ## build the documentation into docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
 measurements: install  ## time the mixers on this machine and add its page to the documentation
-	$(PY) docs/_ext/measure.py
+	$(PY) docs/_ext/measure.py $(OPTIONS)
 
 doctor:  ## list what is installed, what is missing and what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi

@@ -15,7 +15,13 @@ extensions = [
     "mathhtml",
     "reference_pages",
 ]
-exclude_patterns = ["_build", "_ext", "examples", "measurements/*/*.json"]
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "examples",
+    "measurements/*/*.json",
+    "reference/papers_table.md",
+]
 nitpicky = False
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]

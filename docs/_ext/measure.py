@@ -3,7 +3,8 @@
 usage: python docs/_ext/measure.py [benchmark.py's options ...]
 
 Without options, AFBO, IFFN and GLU are timed against the FFN of three hosts on one thread.
-The files of other machines stay as they are.
+``make measurements OPTIONS="device=cuda dtype=bfloat16"`` measures a GPU. The files of other
+machines stay as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(options: list[str]) -> int:
         status = benchmark.main(["mixers", *options, "format=json"])
     if status:
         return status
-    machine = device_name(torch.device("cpu"))
+    machine = device_name(torch.device("cuda" if "device=cuda" in options else "cpu"))
     folder = FOLDER / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
     folder.mkdir(exist_ok=True)
     content = measurement(machine, options, json.loads(printed.getvalue()))

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 import paper_counts
 from markup import prose, table
 
+from backbones.registry import look_up
 from tools.papers.published import Row, list_papers
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -50,7 +51,7 @@ def pages() -> dict[str, str]:
     names = list_papers()
     found = {f"published/{name}": _page(name) for name in names}
     index = INTRODUCTION + papers_table(full=True) + "\n" + CONTENTS % "\n".join(names)
-    return {"published/index": index, **found}
+    return {"papers_table": papers_table(full=True), "published/index": index, **found}
 
 
 def _page(paper: str) -> str:
@@ -78,12 +79,24 @@ def _page(paper: str) -> str:
         for row in paper_counts.rows(paper)
         if row.train.cannot_run
     ]
-    parts = [text + table(head, rows)]
+    parts = [text + table(head, rows), _mixers(paper)]
     if open_settings:
         parts.append("## Rows that need a setting from you\n\n" + "\n".join(open_settings))
     if notes:
         parts.append("## Notes\n\n" + "\n".join(notes))
     return "\n\n".join(parts) + "\n"
+
+
+def _mixers(paper: str) -> str:
+    """Name the mixers of the rows, with links to their pages."""
+    networks = {look_up(row.backbone)[1] for row in paper_counts.rows(paper)}
+    named = {
+        dict(row.options.get("token_mixer") or {}).get("name") for row in paper_counts.rows(paper)
+    }
+    links = [f"[{name}](../mixers/{name}.md)" for name in sorted((networks | named) - {None})]
+    if not links:
+        return "The rows are those of hosts with their own mixers."
+    return f"The page of each mixer states what the paper leaves open: {', '.join(links)}."
 
 
 def _experiment(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,18 @@ def generate(app: Any = None) -> None:
     for kind in KINDS:
         pages |= kind.pages()
     write_pages(REFERENCE, pages)
+    (REFERENCE / "notebook.ipynb").write_text(notebook(), encoding="utf-8")
     write_pages(DOCS / "measurements", measurement_pages.pages(), remove=False)
+
+
+def notebook() -> str:
+    """Return the example as a notebook, with a cell for each part that begins with ``# %%``."""
+    parts = (DOCS / "examples/notebook.py").read_text(encoding="utf-8").split("# %%")[1:]
+    blank = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    cells = [{**blank, "source": f"#{part.rstrip()}"} for part in parts]
+    return json.dumps(
+        {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1
+    )
 
 
 def write_pages(folder: Path, pages: dict[str, str], *, remove: bool = True) -> None:

@@ -1,11 +1,14 @@
-"""A parameter that follows the map size: a global filter of the half spectrum."""
+"""A token mixer with a parameter that follows the map size: a filter of the half spectrum."""
 
 import torch
 from torch import Tensor, nn
 
+from backbones import create_backbone
 from backbones.base import Mixer
+from backbones.registry import register_mixer
 
 
+@register_mixer("global_filter", kind="token", source="an example")
 class GlobalFilter(Mixer):
     """Multiply the spectrum of the map by learned weights."""
 
@@ -22,6 +25,7 @@ class GlobalFilter(Mixer):
         return torch.fft.irfft2(spectrum * weights, s=size, dim=(1, 2), norm="ortho")
 
 
-mixer = GlobalFilter(8)
-mixer.built_for = (14, 14)  # set by create_backbone
-assert mixer(torch.zeros(1, 7, 9, 8)).shape == (1, 7, 9, 8)
+# In place of DeiT's attention, at the size that it was built for and at another one.
+backbone = create_backbone("deit_t", token_mixer="global_filter", img_size=64)
+assert backbone(torch.zeros(1, 3, 64, 64))[0].shape == (1, 192, 4, 4)
+assert backbone(torch.zeros(1, 3, 96, 64))[0].shape == (1, 192, 6, 4)

@@ -1,5 +1,6 @@
-"""Train, test and predict from a notebook, with the command's own options."""
+"""Train, test and predict from a notebook: a command takes its words as a list."""
 
+# %% Train on sample data
 from tools import run
 
 run.main(
@@ -12,3 +13,11 @@ run.main(
         "output_dir=notebook_outputs",
     ]
 )
+
+# %% Predict
+from PIL import Image
+
+from tasks import load
+
+classifier = load("notebook_outputs/classification/deit_t_afbo/latest")
+print(classifier.predict(Image.new("RGB", (64, 64))))

@@ -106,7 +106,7 @@ def test_files_of_the_site_are_small_and_measurements_complete():
 
 
 @pytest.mark.parametrize("path", rest_slow(EXAMPLES, QUICK), ids=lambda path: path.stem)
-def test_example_runs(path, request, tmp_path, monkeypatch):
+def test_example_runs(path, request, tmp_path, monkeypatch, registering):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["notebook"])
     if path == ON_A_RUN:
