@@ -60,9 +60,11 @@ def pages() -> dict[str, str]:
 def _page(entry: MixerEntry) -> str:
     built = built_class(entry.build, Mixer)
     typed = "backbone=<host>_" if entry.kind == "channel" else "backbone.token_mixer="
+    suffixed = [f"backbone={host}_" for host in entry.named_on]
+    typed_as = ", ".join(f"`{start}{entry.name}`" for start in [typed, *suffixed])
     parts = [
         f"# {entry.name}\n\nA {entry.kind} mixer.\n\n{prose(summary(entry.build))}",
-        f"* Source: {prose(entry.source)}\n* Typed as: `{typed}{entry.name}`",
+        f"* Source: {prose(entry.source)}\n* Typed as: {typed_as}",
         "## Equation\n\n" + _equation(entry),
         f"## Data flow\n\n{_flow(entry.name)}",
         "## Shapes\n\n" + _shapes(entry, built),
