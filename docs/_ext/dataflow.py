@@ -31,7 +31,15 @@ SILENT = {
     "expand", "alias", "dropout", "getitem", "slice", "unsqueeze", "unbind", "chunk", "select",
     "split_with_sizes", "_assert_tensor_metadata", "squeeze", "clone", "detach", "ones_like",
 }  # fmt: skip
-SYMBOLS = {"mul": "×", "add": "+", "sub": "−", "div": "÷", "cat": "concatenate"}
+SYMBOLS = {
+    "scaled_dot_product_attention": "attention",
+    "mul": "×",
+    "add": "+",
+    "sub": "−",
+    "div": "÷",
+    "cat": "concatenate",
+}
+MOST_BOXES = 12
 BOX, GAP_X, GAP_Y, MARGIN = (132, 34), 18, 30, 10
 
 
@@ -47,11 +55,26 @@ class Box:
 
 
 def trace(name: str, dim: int = DIM, grid: tuple[int, int] = GRID) -> list[Box]:
-    """Return the boxes of a mixer in the order of the computation, input first."""
+    """Return the boxes of a mixer in the order of the computation, input first.
+
+    Parts of several modules are opened as long as the picture stays small.
+    """
     mixer = create_mixer(name, dim, grid=grid, **DRAWN_WITH.get(name, {})).eval()
-    images = torch.zeros(1, *grid, dim)
-    program = torch.export.export(mixer, (images,), strict=False)
-    boxes = [Box("x", shape=_shape(images))]
+    program = torch.export.export(mixer, (torch.zeros(1, *grid, dim),), strict=False)
+    opened: set[str] = set()
+    boxes = _boxes(program, mixer, opened)
+    for part, module in mixer.named_children():
+        if any(module.children()):
+            larger = _boxes(program, mixer, opened | {part})
+            if len(larger) <= MOST_BOXES:
+                opened.add(part)
+                boxes = larger
+    return boxes
+
+
+def _boxes(program: Any, mixer: nn.Module, opened: set[str]) -> list[Box]:
+    """Return the boxes with some parts opened."""
+    boxes: list[Box] = []
     source: dict[str, list[int]] = {}  # node -> boxes whose values it holds
     parameters = {
         spec.arg.name: spec.target or ""
@@ -60,34 +83,31 @@ def trace(name: str, dim: int = DIM, grid: tuple[int, int] = GRID) -> list[Box]:
     }
     last_part = ""
     for node in program.graph.nodes:
-        if node.op == "placeholder":
-            source[node.name] = [] if node.name in parameters else [0]
-        if node.op != "call_function":
-            continue
-        found = dict.fromkeys(i for one in node.all_input_nodes for i in source.get(one.name, ()))
-        operator, part = _operator(node), _part(node)
         value = node.meta.get("val")
         shape = _shape(value) if isinstance(value, torch.Tensor) else ""
-        if not found:  # of parameters only
-            source[node.name] = []
+        found = list(dict.fromkeys(i for one in node.all_input_nodes for i in source[one.name]))
+        operator, part = _operator(node), _part(node, opened)
+        if node.op == "placeholder" and node.name not in parameters:
+            boxes.append(Box("x", shape=shape))
+            source[node.name] = [0]
+        elif node.op == "output":
+            boxes.append(Box("y", shape=boxes[0].shape, inputs=found))
+        elif node.op != "call_function" or not found:  # a parameter, or made of parameters
+            source[node.name] = found
         elif part and part == last_part and boxes[-1].title == part:
-            source[node.name] = [len(boxes) - 1]
-            boxes[-1].inputs += [i for i in found if i != len(boxes) - 1]
+            last = len(boxes) - 1
+            source[node.name] = [last]
+            boxes[-1].inputs += [i for i in found if i not in (last, *boxes[-1].inputs)]
             boxes[-1].shape = shape or boxes[-1].shape
         elif operator in SILENT:
-            source[node.name] = list(found)
+            source[node.name] = found
         else:
             own = [parameters[one.name] for one in node.all_input_nodes if one.name in parameters]
             detail = _describe(mixer.get_submodule(part)) if part else ", ".join(own)
             title = part or SYMBOLS.get(operator, operator.replace("_", " "))
-            boxes.append(Box(title, detail, shape, list(found)))
+            boxes.append(Box(title, detail, shape, found))
             source[node.name] = [len(boxes) - 1]
         last_part = part
-    for box in boxes:
-        box.inputs = list(dict.fromkeys(box.inputs))
-    output = next(node for node in program.graph.nodes if node.op == "output")
-    ends = dict.fromkeys(i for one in output.all_input_nodes for i in source.get(one.name, ()))
-    boxes.append(Box("y", shape=_shape(images), inputs=list(ends)))
     return _reachable(boxes)
 
 
@@ -109,10 +129,11 @@ def _operator(node: Any) -> str:
     return str(getattr(node.target, "__name__", node.target)).split(".")[0].rstrip("_")
 
 
-def _part(node: Any) -> str:
+def _part(node: Any, opened: set[str]) -> str:
     """Return the part of the mixer that an operator belongs to; empty between the parts."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[1][0]) if len(stack) > 1 else ""
+    stack = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    inner = [path for path in stack[1:] if path not in opened]
+    return inner[0] if inner else ""
 
 
 def _describe(part: nn.Module) -> str:
