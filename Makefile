@@ -8,7 +8,7 @@ MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_T
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MEMORY) $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint doctor clean
+.PHONY: help install demo test test-all lint docs measurements doctor clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -31,9 +31,17 @@ lint: install  ## check style, formatting and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --num-workers=2 $(PACKAGES)
 
+docs: install  ## build the documentation into docs/_build/html
+	$(PY) docs/_ext/paper_pages.py
+	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+measurements: install  ## time the mixers on this machine and add its page to the documentation
+	$(PY) docs/_ext/measure.py $(OPTIONS)
+
 doctor:  ## list what is installed, what is missing and what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi
 
 clean:  ## remove caches; keeps .venv and outputs
-	rm -rf .mypy_cache .pytest_cache .ruff_cache *.egg-info build
+	rm -rf .mypy_cache .pytest_cache .ruff_cache *.egg-info build docs/_build docs/reference
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

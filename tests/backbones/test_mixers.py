@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import re
 import sys
 import types
 from pathlib import Path
@@ -33,7 +32,7 @@ from tests.tensors import build_mixer, tokens
 DIM = 24
 # Maps in (H, W): square, oblong, one row, one token; several are smaller than any kernel.
 MAPS = [(8, 8), (5, 9), (1, 7), (2, 2), (1, 1)]
-README = Path(__file__).resolve().parents[2] / "README.md"
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs/examples/new/backbones/mixers/tanh_ffn.py"
 
 CHECKS = []
 build = functools.partial(build_mixer, dim=DIM, grid=MAPS[0])
@@ -244,14 +243,14 @@ def test_new_mixers_are_like_all(registering, monkeypatch):
     register_mixer("blur", kind="channel", source="this test")(Blur)
     assert_is_a_mixer_like_all("blur")
     assert mixer_options("blur") == {"kernel_size": 3}
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    example = next(block for block in blocks if "@register_mixer(" in block)
-    name = re.search(r"@register_mixer\(\s*\"(\w+)\"", example).group(1)
-    if name not in list_mixers():  # while it is unregistered
-        module = types.ModuleType("readme_example")
+
+
+def test_example_of_the_tutorial_is_a_mixer_like_all(registering, monkeypatch):
+    if TUTORIAL.stem not in list_mixers():  # while it is unregistered
+        module = types.ModuleType("tutorial_example")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # where pickle looks for classes
-        exec(compile(example, "README.md", "exec"), module.__dict__)
-    assert_is_a_mixer_like_all(name)
+        exec(compile(TUTORIAL.read_text(), TUTORIAL.name, "exec"), module.__dict__)
+    assert_is_a_mixer_like_all(TUTORIAL.stem)
 
 
 class Wrong(PointwiseMixer):

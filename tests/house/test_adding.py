@@ -1,4 +1,4 @@
-"""Extensions from README and CONTRIBUTING, added to a copy of the checkout, pass all tests."""
+"""Extensions from the tutorials, added to a copy of the checkout, pass all tests."""
 
 import re
 import shutil
@@ -12,7 +12,6 @@ from tests.checkout import ROOT, copied, output
 # Tests that look at every name, file or config there is; the rest does not know what is new.
 OVER_ALL = (
     "tests/house/test_architecture.py",
-    "tests/house/test_readme.py::test_the_number_of_backbones_is_no_exaggeration",
     "tests/backbones/test_registry.py",
     "tests/tools/test_configs.py",
     "tests/tools/test_command_line.py",
@@ -25,20 +24,18 @@ NEWCOMERS = {"gated_star": "gated_star", "fourier_filter": "fft", "linear_attent
 
 
 def examples() -> dict[str, str]:
-    """File -> content, from the code blocks that name their file or stand below its name."""
-    found = {}
-    readme = (ROOT / "README.md").read_text()
-    for name, code in re.findall(r"One new file, `(\S+)`:\n\n```python\n(.*?)```", readme, re.S):
-        found[name] = code
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for name, code in re.findall(r"```\w+\n# (\S+\.\w+)\n(.*?)```", contributing, re.S):
-        found[name] = code
-    return found
+    """File -> content, from docs/examples/new, which has the folders of the checkout."""
+    new = ROOT / "docs/examples/new"
+    return {
+        str(path.relative_to(new)): path.read_text()
+        for path in sorted(new.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_there_is_an_example_of_each_kind():
     folders = [str(Path(name).parent) for name in examples()]
-    assert folders == ["backbones/mixers", "backbones/hosts", "datamodules", "configs/data"]
+    assert folders == ["backbones/hosts", "backbones/mixers", "configs/data", "datamodules"]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def passed(copy, *words):
 @pytest.mark.slow
 def test_all_that_looks_at_everything_stays_green_and_picks_the_new_parts_up(extended):
     assert passed(extended, "-x", *OVER_ALL)
-    chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_readme"
+    chosen = "tanh_ffn or tiny_pool or named_files or example_of_the_tutorial"
     assert passed(extended, "tests", "-k", chosen) > 30
 
 

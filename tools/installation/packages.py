@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 IN_VENV = Path(sys.prefix).resolve() == VENV
 
 # Features that need a package; packages without an entry serve the features of their group.
-GROUP_FEATURES = {"": "everything", "dev": "tests and checks"}
+GROUP_FEATURES = {"": "everything", "dev": "tests and checks", "docs": "make docs"}
 FEATURES = {
     "timm": "backbones",
     "torchmetrics": "metrics",

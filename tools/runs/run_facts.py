@@ -36,7 +36,7 @@ def collect_facts(
             "fingerprints": fingerprints(datamodule),
         },
         "precision": str(trainer.precision),
-        "device": _device_name(trainer.strategy.root_device),
+        "device": device_name(trainer.strategy.root_device),
         "processes": trainer.world_size,
         "overrides": config["overrides"],
         "peak_memory_mib": _peak_memory(trainer.strategy.root_device),
@@ -75,7 +75,8 @@ def _peak_memory(device: torch.device) -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     file = Path("/proc/cpuinfo")

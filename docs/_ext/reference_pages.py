@@ -1,0 +1,83 @@
+"""Generate the reference and the measurements from the code when the site is built."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import command_page
+import config_pages
+import host_pages
+import measurement_pages
+import mixer_pages
+import paper_pages
+import python_page
+
+DOCS = Path(__file__).resolve().parents[1]
+REFERENCE = DOCS / "reference"
+KINDS = (
+    command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page,
+)  # fmt: skip
+INDEX = """# Reference
+
+Every page of this part is generated from the code when the site is built.
+
+```{toctree}
+:maxdepth: 1
+
+command_line
+configuration
+hosts/index
+mixers/index
+heads
+recipes
+published/index
+data
+python
+```
+"""
+
+
+def generate(app: Any = None) -> None:
+    """Write all generated pages; pages of what is gone are removed."""
+    logging.getLogger("backbones").setLevel(logging.WARNING)  # notices on class tokens
+    pages = {"index": INDEX}
+    for kind in KINDS:
+        pages |= kind.pages()
+    write_pages(REFERENCE, pages)
+    (REFERENCE / "notebook.ipynb").write_text(notebook(), encoding="utf-8")
+    write_pages(DOCS / "measurements", measurement_pages.pages(), remove=False)
+
+
+def notebook() -> str:
+    """Return the example as a notebook, with a cell for each part that begins with ``# %%``."""
+    parts = (DOCS / "examples/notebook.py").read_text(encoding="utf-8").split("# %%")[1:]
+    blank = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    cells = [{**blank, "source": f"#{part.rstrip()}"} for part in parts]
+    return json.dumps(
+        {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1
+    )
+
+
+def write_pages(folder: Path, pages: dict[str, str], *, remove: bool = True) -> None:
+    """Write pages by name; an unchanged one keeps its time, so that it is not built again."""
+    for name, text in pages.items():
+        path = folder / f"{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for path in folder.rglob("*.md") if remove else ():
+        if path.relative_to(folder).with_suffix("").as_posix() not in pages:
+            path.unlink()
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Generate pages before Sphinx looks for sources."""
+    app.connect("builder-inited", generate)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    generate()

@@ -1,0 +1,142 @@
+"""README and the pages of docs/: commands compose, examples run, links hold, the site builds."""
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from backbones import list_mixers
+from tests.families import rest_slow
+from tools.config import overrides, run_config
+from tools.config.lazy_groups import register_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.append(str(DOCS / "_ext"))
+README = (ROOT / "README.md").read_text()
+GENERATED = ("reference", "measurements")
+WRITTEN = [path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in GENERATED]
+PAGES = {path: path.read_text() for path in sorted([*ROOT.glob("*.md"), *WRITTEN])}
+TEXT = "\n".join(PAGES.values())
+# Without those that need a file of the reader's, or the config of the run that they name.
+NEEDS = r"tanh_ffn|<(host|name|this)|ckpt=\S+ data\."
+RUNS = dict.fromkeys(re.findall(r"python tools/run\.py ([^`\n\"]*=[^`\n]*)", TEXT))
+RUNS = [command for command in RUNS if not re.search(NEEDS, command)]
+DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", TEXT)
+EXAMPLES = sorted(DOCS.glob("examples/*.py"))
+QUICK = [DOCS / "examples/plain_pytorch.py", DOCS / "examples/global_filter.py"]
+
+
+@pytest.fixture(scope="module")
+def _backbones():
+    register_groups()
+
+
+@pytest.mark.usefixtures("_backbones")
+@pytest.mark.parametrize("command", rest_slow([*RUNS, *DATA], [*RUNS[1::4], *DATA[::3]]))
+def test_commands_compose(command):
+    parts = shlex.split(command, comments=True)
+    if "-m" in parts:
+        assert overrides.swept_keys(overrides.process_arguments(parts))
+        return
+    typed = [part for part in parts if not part.startswith("-")]
+    assert run_config.compose_config(typed)["task_name"]
+
+
+def test_pages_show_commands():
+    assert len(RUNS) >= 40
+    assert len(DATA) >= 7
+    for name in re.findall(r"python (tools/\w+\.py)", TEXT):
+        assert (ROOT / name).exists(), name
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", TEXT, re.MULTILINE):
+        assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
+
+
+def test_readme_fits_two_screens_without_timings():
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    assert max(map(len, lines)) <= 120
+    assert len(README.split()) <= 1600
+    assert not re.search(r"\d (ms|s|seconds|minutes|hours)\b", README)
+
+
+def test_readme_shows_the_current_table_of_papers():
+    import paper_pages
+
+    assert paper_pages.papers_table() in README, "type: python docs/_ext/paper_pages.py"
+
+
+def test_mixer_of_readme_is_the_tested_file_and_short():
+    code = (DOCS / "examples/new/backbones/mixers/tanh_ffn.py").read_text()
+    assert f"```python\n{code}```" in README
+    assert len([line for line in code.splitlines() if line.strip()]) <= 16
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_included_files_exist(path):
+    targets = re.findall(r"\]\(([^)#\s]+)", PAGES[path])
+    targets += re.findall(r"^```\{\w*include\} (\S+)", PAGES[path], re.MULTILINE)
+    for target in targets:
+        found = (path.parent / target).resolve()
+        if target.startswith("https://") or DOCS / "reference" in found.parents:
+            continue
+        assert found.exists(), target
+
+
+def test_files_of_the_site_are_small_and_measurements_complete():
+    import measurement_pages
+
+    for path in DOCS.rglob("*.*"):
+        if "_build" not in path.parts:
+            assert path.stat().st_size < 300_000, path
+    for entries in measurement_pages.read().values():
+        for entry in entries:
+            assert entry["machine"]
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["date"]), entry["title"]
+            assert {len(row) for row in entry["rows"]} == {len(entry["columns"])}, entry["title"]
+
+
+@pytest.mark.parametrize("path", rest_slow(EXAMPLES, QUICK), ids=lambda path: path.stem)
+def test_example_runs(path, request, tmp_path, monkeypatch, registering):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["notebook"])
+    if path.stem == "predict":
+        Image.new("RGB", (80, 60)).save("photo.jpg")
+        Path("outputs/detection/swin_t_afbo").mkdir(parents=True)
+        folder = request.getfixturevalue("trained")("detection").folder()
+        Path("outputs/detection/swin_t_afbo/latest").symlink_to(folder)
+    runpy.run_path(str(path))
+
+
+@pytest.mark.slow
+def test_picture_of_a_mixer_shows_its_parts():
+    import dataflow
+
+    boxes = dataflow.trace("glu", dim=8, grid=(4, 4))
+    assert [box.title for box in boxes] == ["x", "w1", "silu", "w2", "×", "w3", "y"]
+    assert boxes[4].inputs == [2, 3]
+    assert dataflow.draw(boxes, "GLU").count("<rect") == 7
+
+
+@pytest.mark.slow
+def test_site_builds_without_warnings(tmp_path):
+    """Sphinx checks all links between pages; every mixer has its page, and the search finds it."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    built = subprocess.run([*command, DOCS, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    index = (tmp_path / "searchindex.js").read_text()
+    for name in list_mixers():
+        page = (tmp_path / f"reference/mixers/{name}.html").read_text()
+        assert '<svg xmlns="http://www.w3.org/2000/svg" class="dataflow"' in page, name
+        assert f"reference/mixers/{name}" in index
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text()
+        )
+        assert not loaded, page
