@@ -413,6 +413,17 @@ def test_a_mixer_of_no_width_is_refused(dim):
         create_mixer("afbo", dim)
 
 
+def test_a_mixer_alone_gets_its_block(registering):
+    register_mixer("still", kind="token", source="this test")(identity)
+    assert create_mixer("still", 8).slot.block == 0
+    assert create_mixer("still", 8, block=3, grid=(5, 7)).slot == Slot(
+        8, 4.0, (5, 7), stage=0, block=3, dense=False
+    )
+    for block in (-1, 1.5, "1"):
+        with pytest.raises(ValueError, match=f"block must be a whole number .*, got {block!r}"):
+            create_mixer("still", 8, block=block)
+
+
 def test_host_without_the_slot_refuses_a_mixer(registering):
     register_host("closed", slots=("token",), source="this test")(deit_t)
     assert list_backbones("closed*") == ["closed"]

@@ -1,0 +1,110 @@
+"""The field's mixers against references: numbers, gradients, multiply-adds and three hosts."""
+
+import importlib
+import pkgutil
+from itertools import cycle
+
+import pytest
+import torch
+
+from backbones import list_mixers
+from backbones.analysis.counting import count_macs
+from backbones.registry import find_host, find_mixer, why_unfit
+from tests.families import build_short, rest_slow_pairs
+from tests.references import field
+from tests.tensors import build_mixer, images, tokens
+
+REFERENCES = {
+    found.name: importlib.import_module(f"{field.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(field.__path__)
+}
+CASES = [
+    (name, options)
+    for name, reference in REFERENCES.items()
+    for options in getattr(reference, "CASES", [{}])
+]
+# Packages of mixers that came with their own tests.
+EARLIER = {"afbo", "iffn", "metamixer", "posmlp", "sbm"}
+SIZES = [(9, 15), (8, 8)]  # the second is the size that tables are built for
+# Maps as (B, C, H, W), as (B, H, W, C), and tokens with a class token.
+HOSTS = ("poolformer_s12", "swin_t", "deit_t")
+every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+
+
+def build(name, options):
+    dim = getattr(REFERENCES[name], "DIM", 24)
+    return build_mixer(name, dim, **{"grid": SIZES[1], **options}), dim
+
+
+def test_every_mixer_of_a_room_has_a_reference():
+    """A room is a package of mixers, one per file."""
+    modules = {name: find_mixer(name).build.__module__.split(".") for name in list_mixers()}
+    rooms = {name for name, parts in modules.items() if parts[2] not in EARLIER and len(parts) == 4}
+    assert rooms <= set(REFERENCES) <= set(list_mixers())
+
+
+@every_case
+def test_outputs_and_gradients_equal_the_reference(name, options):
+    mixer, dim = build(name, options)
+    for height, width in SIZES:
+        x = tokens(2, height, width, dim).requires_grad_()
+        assert_equal(mixer, mixer(x), REFERENCES[name].reference(mixer, x), x)
+
+
+@every_case
+def test_joint_mixing_equals_the_reference(name, options):
+    mixer, dim = build(name, options)
+    joint = getattr(REFERENCES[name], "joint", None)
+    assert (joint is not None) == (mixer.prefix_mixing == "joint")
+    if joint is not None:
+        x, prefix = tokens(2, 9, 15, dim).requires_grad_(), tokens(2, 3, dim, seed=2)
+        for found, expected in zip(mixer(x, prefix), joint(mixer, x, prefix), strict=True):
+            assert_equal(mixer, found, expected, x)
+
+
+def assert_equal(mixer, found, expected, x):
+    """Compare outputs, and the gradients of the input and of all parameters."""
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    direction = tokens(*found.shape, seed=3)
+    leaves = [x, *mixer.parameters()]
+    gradients = [
+        torch.autograd.grad(y, leaves, direction, allow_unused=True) for y in (found, expected)
+    ]
+    for name, one, other in zip(
+        ["input", *dict(mixer.named_parameters())], *gradients, strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9, msg=f"gradient of {name}")
+
+
+@every_case
+def test_multiply_adds_are_those_of_the_equations(name, options):
+    mixer, dim = build(name, options)
+    for height, width in SIZES:
+        expected = REFERENCES[name].macs(mixer, dim, height, width)
+        assert count_macs(mixer.float(), shape=(height, width, dim)) == expected
+
+
+PAIRS = [
+    (name, host)
+    for name in REFERENCES
+    for host in HOSTS
+    if not why_unfit(find_host(host), find_mixer(name))
+]
+# By turns; every token mixer is in DeiT in test_patch_reach.py.
+TURNS = {kind: cycle(HOSTS if kind == "channel" else HOSTS[:2]) for kind in ("channel", "token")}
+QUICK = [(name, next(TURNS[find_mixer(name).kind])) for name in REFERENCES]
+
+
+@pytest.mark.parametrize(("name", "host"), rest_slow_pairs(PAIRS, QUICK))
+def test_every_layout_of_a_host_takes_the_mixer(name, host):
+    """Gradients of the embedding reach all of the mixers' parameters that training changes."""
+    is_channel = find_mixer(name).kind == "channel"
+    host, options = (f"{host}_{name}", {}) if is_channel else (host, {"token_mixer": name})
+    backbone = build_short(host, img_size=(64, 96), **options).train()
+    embedded = backbone.embed(images(64, 96, batch=2).float())
+    assert embedded.isfinite().all()
+    embedded.square().sum().backward()
+    assert backbone.mixers()
+    for place, mixer in backbone.mixers().items():
+        for key, parameter in mixer.named_parameters():
+            assert parameter.grad is not None, f"{place}{key}"
