@@ -421,7 +421,7 @@ def test_glu_is_its_equation(act):
 
 
 def test_glu_refuses_an_unknown_activation():
-    with pytest.raises(ValueError, match=r"act=tanh is not one of silu, gelu, sigmoid, relu"):
+    with pytest.raises(ValueError, match=r"act=tanh is not one of silu, gelu, sigmoid, relu, none"):
         create_mixer("glu", 6, act="tanh")
 
 

@@ -9,6 +9,7 @@ A file is called as the mixer is registered and has:
     DIM, CASES            channels (24 by default) and options of ``create_mixer`` ([{}])
 """
 
+import torch
 from torch.func import functional_call
 
 
@@ -41,3 +42,40 @@ def as_nchw(x):
 def as_nhwc(x):
     """(B, C, H, W) -> (B, H, W, C)."""
     return x.permute(0, 2, 3, 1)
+
+
+def shifted(x, rows, columns):
+    """Map whose token (i, j) is token (i + rows, j + columns) of x, or zero outside of it."""
+    h, w = x.shape[1:3]
+    out = torch.zeros_like(x)
+    top, left = max(0, -rows), max(0, -columns)
+    bottom, right = min(h, h - rows), min(w, w - columns)
+    if top < bottom and left < right:
+        out[:, top:bottom, left:right] = x[
+            :, top + rows : bottom + rows, left + columns : right + columns
+        ]
+    return out
+
+
+def depthwise(conv, x, dilation=1):
+    """Sum of shifted maps (B, H, W, C), by the weights of a depthwise ``nn.Conv2d``."""
+    weight, reach = conv.weight[:, 0], conv.weight.shape[-1] // 2
+    y = sum(
+        weight[:, i, j] * shifted(x, (i - reach) * dilation, (j - reach) * dilation)
+        for i in range(weight.shape[1])
+        for j in range(weight.shape[2])
+    )
+    return y if conv.bias is None else y + conv.bias
+
+
+def pointwise(layer, x):
+    """Linear map of the channels (..., C) by the weights of a linear layer or 1x1 convolution."""
+    y = x @ layer.weight.flatten(1).T
+    return y if layer.bias is None else y + layer.bias
+
+
+def attention(q, k, v, bias=0.0):
+    """Softmax attention (..., N, d) written out."""
+    logits = q @ k.mT * q.shape[-1] ** -0.5 + bias
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    return weights @ v / weights.sum(-1, keepdim=True)
