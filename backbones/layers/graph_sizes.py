@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -37,6 +38,17 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
         # A graph would compare a view's strides with memory formats and keep the answer for ever.
         return x.index_select(axis, torch.arange(length, device=x.device))
     return x.narrow(axis, 0, length)
+
+
+def at_least(x: Tensor, side: int) -> Tensor:
+    """Pad a map (B, C, H, W) with zeros to ``side`` rows and columns, if it has fewer.
+
+    An export for any size leaves it as it is.
+    """
+    height, width = x.shape[-2:]
+    if is_any_size((height, width)) or min(height, width) >= side:
+        return x
+    return F.pad(x, (0, max(0, side - width), 0, max(0, side - height)))
 
 
 def ceil_div(length: int, divisor: int) -> int:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.layers.axes import to_nchw
 from backbones.layers.reweight import Reweight
+from backbones.mixers.token_mlps.cycle_fc import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.families import rest_slow

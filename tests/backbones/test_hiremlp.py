@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
-from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixers.token_mlps.hire import HireMixer
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.references import hiremlp as reference

@@ -31,7 +31,7 @@ class MultiOrderGatedAggregation(Mixer):
     Args:
         dim: Channels C, at least 4.
 
-    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 65.25 C, at multiples
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 65.75 C, at multiples
     of 8.
 
     Source: MogaNet (ICLR 2024), Sec. 4.2, https://arxiv.org/abs/2211.03295.
