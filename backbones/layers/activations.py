@@ -1,7 +1,7 @@
 """Activations of the field that torch lacks.
 
 Source: So et al., "Primer", NeurIPS 2021, https://arxiv.org/abs/2109.08668 (squared ReLU); Yu et
-al., "MetaFormer Baselines for Vision", 2022, https://arxiv.org/abs/2210.13452, Eq. 7 (StarReLU).
+al., "MetaFormer Baselines for Vision", 2022, https://arxiv.org/abs/2210.13452 (StarReLU).
 """
 
 from __future__ import annotations

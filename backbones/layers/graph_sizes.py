@@ -40,15 +40,19 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
     return x.narrow(axis, 0, length)
 
 
-def at_least(x: Tensor, side: int) -> Tensor:
-    """Pad a map (B, C, H, W) with zeros to ``side`` rows and columns, if it has fewer.
+def whole_window(x: Tensor, side: int) -> Tensor:
+    """Prepare a map (B, C, H, W) for a convolution of this side and stride.
 
-    An export for any size leaves it as it is.
+    A map smaller than one window is padded with zeros to it. An export for any size leaves all maps
+    as they are.
     """
     height, width = x.shape[-2:]
-    if is_any_size((height, width)) or min(height, width) >= side:
+    if is_any_size((height, width)):
         return x
-    return F.pad(x, (0, max(0, side - width), 0, max(0, side - height)))
+    if min(height, width) < side:
+        x = F.pad(x, (0, max(0, side - width), 0, max(0, side - height)))
+    # In bfloat16, torch 2.12 convolves a single window in channels-last memory wrongly on CPUs.
+    return x.contiguous() if max(height, width) < 2 * side else x
 
 
 def ceil_div(length: int, divisor: int) -> int:

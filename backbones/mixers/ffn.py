@@ -3,8 +3,8 @@
 Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.3,
 https://arxiv.org/abs/1706.03762; Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021,
 https://arxiv.org/abs/2010.11929 (GELU); So et al., "Primer", NeurIPS 2021,
-https://arxiv.org/abs/2109.08668, Sec. 3 (squared ReLU); Yu et al., "MetaFormer Baselines for
-Vision", 2022, https://arxiv.org/abs/2210.13452, Eq. 7 (StarReLU).
+https://arxiv.org/abs/2109.08668 (squared ReLU); Yu et al., "MetaFormer Baselines for Vision", 2022,
+https://arxiv.org/abs/2210.13452 (StarReLU).
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class FFN(PointwiseMixer):
         return self.drop(self.fc2(hidden))
 
 
-@register_mixer("relu2", kind="channel", source="Primer (NeurIPS 2021), Sec. 3")
+@register_mixer("relu2", kind="channel", source="Primer (NeurIPS 2021)")
 @variant_of(FFN, fixed={"act": "relu2"})
 def relu2_ffn() -> None:
     """Build the FFN with a squared ReLU."""
 
 
-@register_mixer("star_relu", kind="channel", source="MetaFormer baselines (2022), Eq. 7")
+@register_mixer("star_relu", kind="channel", source="MetaFormer baselines (2022), StarReLU")
 @variant_of(FFN, fixed={"act": "star_relu"})
 def star_relu_ffn() -> None:
     """Build the FFN with StarReLU, whose two numbers are learnt."""

@@ -70,7 +70,7 @@ class GLU(PointwiseMixer):
         return self.drop(self.w3(self.drop(self.act(self.w1(x)) * self.w2(x))))
 
 
-@register_mixer("bilinear", kind="channel", source="Shazeer 2020, Eq. 5 (Bilinear)")
+@register_mixer("bilinear", kind="channel", source="Shazeer 2020, Eq. 6 (FFN_Bilinear)")
 @variant_of(GLU, fixed={"act": "none"})
 def bilinear() -> None:
     """Build a GLU without activation: W3 ((W1 x + b1) * (W2 x + b2)) + b3."""

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from backbones import list_mixers
+from backbones import create_backbone, create_mixer, list_mixers
 from backbones.analysis.counting import count_macs
 from backbones.registry import find_host, find_mixer, why_unfit
 from tests.families import build_short, rest_slow_pairs
@@ -27,7 +27,7 @@ CASES = [
 EARLIER = {"afbo", "iffn", "metamixer", "posmlp", "sbm"}
 SIZES = [(9, 15), (8, 8)]  # the second is the size that tables are built for
 # Maps as (B, C, H, W), as (B, H, W, C), and tokens with a class token.
-HOSTS = ("poolformer_s12", "swin_t", "deit_t")
+HOSTS = ("poolformer_s12", "lvt_r1", "deit_t")
 every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 
@@ -112,3 +112,45 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
     for place, mixer in backbone.mixers().items():
         for key, parameter in mixer.named_parameters():
             assert parameter.grad is not None, f"{place}{key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("inception_dwconv", {"ratio": 0.5}, "ratio must give each of three kernels .*, got 0.5"),
+        ("gnconv", {"order": 5}, "2\\^\\(order - 1\\) divide the 24 channels, got 5"),
+        ("focal_modulation", {"levels": 0}, "levels must be at least 1, got 0"),
+        ("rep_mixer", {"kernel_size": 1}, "kernel_size must be at least 3, got 1"),
+        ("partial_conv", {"divisor": 25}, "divisor must be from 1 to the 24 channels, got 25"),
+        ("gated_conv", {"conv_ratio": 3.0}, "from 1 to 64 channels, .*; got 3.0 of 24"),
+        ("low_rank", {"rank_ratio": 0.01}, "rank_ratio must give a rank of at least 1, got 0.01"),
+        ("monarch", {"blocks": 5}, "blocks must divide the widths 24 and 96, got 5"),
+        ("window_attention", {"window": 1}, "window must be at least 2, got 1"),
+        ("shifted_window", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
+        ("sra", {"reduction": 0}, "reduction and pool must be at least 1, got 0 and 7"),
+        ("lsa_gsa", {"window": 0}, "window and reduction must be at least 1, got 0 and 8"),
+        ("global_window", {"window": 1}, "window must be at least 2, got 1"),
+        ("rasa", {"steps": 0}, "reduction and steps must be at least 1, got 8 and 0"),
+        ("local_global", {"sampling": 0}, "sampling must be at least 1, got 0"),
+        ("hire", {"shift": -1}, "got region=4, shift=-1 for 24 channels"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        create_mixer(name, 24, **options)
+
+
+def test_mixers_that_alternate_follow_their_block():
+    """The default options take the authors' values by stage and block."""
+    with torch.device("meta"):
+        swin = create_backbone("swin_t", token_mixer="shifted_window")
+        pvt = create_backbone("pvt_v2_b1", token_mixer="lsa_gsa")
+        hire = create_backbone("swin_t", token_mixer="hire")
+        gnconv = create_backbone("swin_t", token_mixer="gnconv")
+    assert [mixer.shift for mixer in swin.mixers().values()] == [0, 3] * 6
+    kinds = [hasattr(mixer.attn, "window") for mixer in pvt.mixers().values()]
+    assert kinds == [True, False] * 4
+    shifts = [mixer.layers.shift for mixer in hire.mixers().values()]
+    assert shifts == [0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 0, 1]
+    orders = [len(mixer.widths) for mixer in gnconv.mixers().values()]
+    assert orders == [2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5]

@@ -5,7 +5,7 @@
 m is the mean of four tokens of a 3x3 window, from which its 9 x 9 coefficients are read.
 
 Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
-https://arxiv.org/abs/2112.10809, Sec. 3.1, Eq. 2 to 4. The host LVT uses this class.
+https://arxiv.org/abs/2112.10809. The host LVT uses this class.
 
 Axes: B images, H W map, C channels, n heads of d channels, h w windows, K = 9 places in a window.
 """
@@ -92,7 +92,7 @@ class ConvolutionalSelfAttention(Mixer):
         return (logits * scale).softmax(dim=-1)
 
 
-@register_mixer("csa", kind="token", source="LVT (CVPR 2022), Sec. 3.1, Eq. 2 to 4")
+@register_mixer("csa", kind="token", source="LVT (CVPR 2022)")
 def csa(dim: int, *, num_heads: int | None = None) -> ConvolutionalSelfAttention:
     """Build LVT's convolutional self-attention; class tokens are not mixed: the host pools its map.
 
@@ -102,7 +102,7 @@ def csa(dim: int, *, num_heads: int | None = None) -> ConvolutionalSelfAttention
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 10 C^2 + 81 n (C + 1) + C.
 
-    Source: LVT (CVPR 2022), Sec. 3.1, https://arxiv.org/abs/2112.10809.
+    Source: LVT (CVPR 2022), https://arxiv.org/abs/2112.10809.
     """
     mixer = ConvolutionalSelfAttention(dim, num_heads)
     mixer.apply(init_linear)

@@ -6,10 +6,9 @@ The queries q_g are a map of one window's size, the same in all windows of an im
 convolved and pooled to about the window's size, then resized to it (bicubic).
 
 Source: Hatamizadeh et al., "Global Context Vision Transformers", ICML 2023,
-https://arxiv.org/abs/2206.09959, Sec. 2.2, Eq. 2 and 3. In the paper the query is computed once per
-stage and from the stage's input; here each mixer computes its own from its own input. Maps are
-padded with zeros to whole windows, where padding attends. Both parts are timm's, as in the host
-GC ViT.
+https://arxiv.org/abs/2206.09959. In the paper the query is computed once per stage and from the
+stage's input; here each mixer computes its own from its own input. Maps are padded with zeros to
+whole windows, where padding attends. Both parts are timm's, as in the host GC ViT.
 
 Axes: B images, H W map, C channels, w side of a window.
 """
@@ -38,7 +37,7 @@ def resize_query(pooled: Tensor, window: Size) -> Tensor:
     return F.interpolate(pooled, window, mode="bicubic", align_corners=False)
 
 
-@register_mixer("global_window", kind="token", source="GC ViT (ICML 2023), Sec. 2.2, Eq. 2 and 3")
+@register_mixer("global_window", kind="token", source="GC ViT (ICML 2023)")
 class GlobalWindowAttention(Mixer):
     """W softmax(q_g k^T / sqrt d + B) v; class tokens are not mixed: the host pools its map.
 
@@ -54,7 +53,7 @@ class GlobalWindowAttention(Mixer):
     Raises:
         ValueError: A window below 2, or heads that do not divide C.
 
-    Source: GC ViT (ICML 2023), Sec. 2.2, https://arxiv.org/abs/2206.09959.
+    Source: GC ViT (ICML 2023), https://arxiv.org/abs/2206.09959.
     """
 
     def __init__(

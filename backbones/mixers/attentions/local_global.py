@@ -6,8 +6,7 @@ D is a depthwise 5x5 convolution, A attention between every s-th token of every 
 transposed depthwise convolution of side s. x + y is a block of EdgeViT without norms and FFNs.
 
 Source: Pan et al., "EdgeViTs: Competing Light-weight CNNs on Mobile Devices with Vision
-Transformers", ECCV 2022, https://arxiv.org/abs/2205.03436, Sec. 3.2, Eq. 1 to 3. The host EdgeViT
-uses both parts.
+Transformers", ECCV 2022, https://arxiv.org/abs/2205.03436. The host EdgeViT uses both parts.
 
 Axes: B images, C channels, H W map.
 """
@@ -80,7 +79,7 @@ class SampledAttention(Mixer):
         return self.proj(x)
 
 
-@register_mixer("local_global", kind="token", source="EdgeViTs (ECCV 2022), Sec. 3.2, Eq. 1 to 3")
+@register_mixer("local_global", kind="token", source="EdgeViTs (ECCV 2022)")
 class LocalGlobalLocal(Mixer):
     """L x + A(x + L x), or A(x) without sampling, as in EdgeViT's last stage.
 
@@ -96,7 +95,7 @@ class LocalGlobalLocal(Mixer):
     Raises:
         ValueError: A sampling below 1.
 
-    Source: EdgeViTs (ECCV 2022), Sec. 3.2, https://arxiv.org/abs/2205.03436.
+    Source: EdgeViTs (ECCV 2022), https://arxiv.org/abs/2205.03436.
     """
 
     def __init__(

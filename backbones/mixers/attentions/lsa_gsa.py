@@ -4,7 +4,7 @@
     odd blocks:  the same with keys and values of a map reduced by a convolution (as PVT's)
 
 Source: Chu et al., "Twins: Revisiting the Design of Spatial Attention in Vision Transformers",
-NeurIPS 2021, https://arxiv.org/abs/2104.13840, Sec. 3.2, Eq. 3 to 5; windows of 7, reductions and
+NeurIPS 2021, https://arxiv.org/abs/2104.13840, Sec. 3.2; windows of 7, reductions and
 initialisation as in the authors' code. Windows at the lower and right border are padded with zeros,
 which attend.
 
@@ -49,7 +49,7 @@ class LocallyGroupedAttention(Mixer):
         return self.proj(crop(window_reverse(mixed, self.window, x.shape[1], x.shape[2])))
 
 
-@register_mixer("lsa_gsa", kind="token", source="Twins (NeurIPS 2021), Sec. 3.2, Eq. 3 to 5")
+@register_mixer("lsa_gsa", kind="token", source="Twins (NeurIPS 2021), Sec. 3.2")
 class TwinsAttention(Mixer):
     """Attention within windows in even blocks, to a reduced map in odd ones.
 

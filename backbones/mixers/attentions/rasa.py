@@ -6,7 +6,7 @@ D_s are one depthwise 3x3 convolution at three dilations; keys and values are th
 map. The attention is applied again to its own output.
 
 Source: Yang et al., "Lite Vision Transformer with Enhanced Self-Attention", CVPR 2022,
-https://arxiv.org/abs/2112.10809, Sec. 3.2, Eq. 5 to 9. The host LVT uses this class.
+https://arxiv.org/abs/2112.10809. The host LVT uses this class.
 
 Axes: B images, H W map, C channels, n heads of d channels.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.graph_sizes import at_least
+from backbones.layers.graph_sizes import whole_window
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
@@ -71,7 +71,9 @@ class RecursiveAtrousSelfAttention(Mixer):
         size = x.shape[1:3]
         q = split_heads(self._queries(x).flatten(1, 2), self.num_heads)
         if self.reduce is not None and self.norm is not None:
-            x = self.norm(to_nhwc(self.reduce(at_least(to_nchw(x), self.reduce.kernel_size[0]))))
+            x = self.norm(
+                to_nhwc(self.reduce(whole_window(to_nchw(x), self.reduce.kernel_size[0])))
+            )
         k, v = self.kv(x.flatten(1, 2)).chunk(2, dim=-1)
         k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)
         mixed = F.scaled_dot_product_attention(q, k, v)
@@ -87,7 +89,7 @@ class RecursiveAtrousSelfAttention(Mixer):
         return to_nhwc(scales[0] + scales[1] + scales[2])
 
 
-@register_mixer("rasa", kind="token", source="LVT (CVPR 2022), Sec. 3.2, Eq. 5 to 9")
+@register_mixer("rasa", kind="token", source="LVT (CVPR 2022)")
 def rasa(
     dim: int,
     *,
@@ -114,7 +116,7 @@ def rasa(
     Raises:
         ValueError: A reduction or number of steps below 1.
 
-    Source: LVT (CVPR 2022), Sec. 3.2, https://arxiv.org/abs/2112.10809.
+    Source: LVT (CVPR 2022), https://arxiv.org/abs/2112.10809.
     """
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction
     if side < 1 or steps < 1:

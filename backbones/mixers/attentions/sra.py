@@ -5,10 +5,10 @@
 R is a convolution of side and stride s. The linear form pools to a fixed map instead:
 (k, v) = W_kv GELU(LN(W_r pool(x))).
 
-Source: Wang et al., "Pyramid Vision Transformer", ICCV 2021, https://arxiv.org/abs/2102.12122, Eq.
-1 to 4; "PVT v2", CVMJ 2022, https://arxiv.org/abs/2106.13797, Sec. 3.1 (linear form). Reductions,
-channels per head and initialisation are those of the authors' code, which also omits rows and
-columns that do not fill a window.
+Source: Wang et al., "Pyramid Vision Transformer", ICCV 2021, https://arxiv.org/abs/2102.12122; "PVT
+v2", CVMJ 2022, https://arxiv.org/abs/2106.13797 (linear form). Reductions, channels per head and
+initialisation are those of the authors' code, which also omits rows and columns that do not fill a
+window.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw
-from backbones.layers.graph_sizes import at_least
+from backbones.layers.graph_sizes import whole_window
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.registry import register_mixer
@@ -56,7 +56,7 @@ class ReducedKeys(nn.Module):
         if self.pool is not None:
             tokens = self.norm(self.sr(F.adaptive_avg_pool2d(maps, self.pool)).flatten(2).mT)
             return F.gelu(tokens)
-        return self.norm(self.sr(at_least(maps, self.sr.kernel_size[0])).flatten(2).mT)
+        return self.norm(self.sr(whole_window(maps, self.sr.kernel_size[0])).flatten(2).mT)
 
 
 class SpatialReductionAttention(Mixer):
@@ -96,7 +96,7 @@ class SpatialReductionAttention(Mixer):
         return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
 
 
-@register_mixer("sra", kind="token", source="PVT (ICCV 2021), Eq. 1 to 4; PVT v2 (2022), Sec. 3.1")
+@register_mixer("sra", kind="token", source="PVT (ICCV 2021); PVT v2 (2022)")
 def sra(
     dim: int,
     *,
@@ -125,7 +125,7 @@ def sra(
     Raises:
         ValueError: A reduction or pool below 1, or heads that do not divide C.
 
-    Source: PVT (ICCV 2021), https://arxiv.org/abs/2102.12122; PVT v2, Sec. 3.1.
+    Source: PVT (ICCV 2021), https://arxiv.org/abs/2102.12122; PVT v2.
     """
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction
     if side < 1 or pool < 1:

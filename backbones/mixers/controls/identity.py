@@ -1,7 +1,7 @@
 """No token mixing: the control that shows what a token mixer adds to its host.
 
-Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452,
-Sec. 2.2 (IdentityFormer).
+Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452
+(IdentityFormer).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from backbones.base import Mixer
 from backbones.registry import register_mixer
 
 
-@register_mixer("identity", kind="token", source="MetaFormer baselines (2022), Sec. 2.2")
+@register_mixer("identity", kind="token", source="MetaFormer baselines (2022)")
 class IdentityMixing(Mixer):
     """The map itself. Class tokens get its mean.
 
@@ -21,7 +21,7 @@ class IdentityMixing(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 0.
 
-    Source: MetaFormer baselines (2022), Sec. 2.2, https://arxiv.org/abs/2210.13452.
+    Source: MetaFormer baselines (2022), https://arxiv.org/abs/2210.13452.
     """
 
     prefix_mixing = "pooled"

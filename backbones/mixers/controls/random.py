@@ -2,8 +2,8 @@
 
     y = softmax(L) x,  L uniform in [0, 1), fixed
 
-Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452,
-Sec. 2.2 (RandFormer). The paper fixes the matrix; ``learnt=true`` trains L, a control of our own.
+Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452
+(RandFormer). The paper fixes the matrix; ``learnt=true`` trains L, a control of our own.
 
 Axes: N = H W tokens.
 """
@@ -19,7 +19,7 @@ from backbones.base import Mixer
 from backbones.registry import register_mixer
 
 
-@register_mixer("random", kind="token", source="MetaFormer baselines (2022), Sec. 2.2")
+@register_mixer("random", kind="token", source="MetaFormer baselines (2022)")
 class RandomMixing(Mixer):
     """softmax(L) x over all tokens, with random logits L.
 
@@ -33,7 +33,7 @@ class RandomMixing(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 0, or N^2 if learnt.
 
-    Source: MetaFormer baselines (2022), Sec. 2.2, https://arxiv.org/abs/2210.13452.
+    Source: MetaFormer baselines (2022), https://arxiv.org/abs/2210.13452.
     """
 
     grid_axes = MappingProxyType({"logits": "N N"})

@@ -6,9 +6,9 @@
 z_0, q and the gates g are linear in x; gates have one channel per level. D_l is a depthwise
 convolution, whose kernel grows with the level; the mean is over the map.
 
-Source: Yang et al., "Focal Modulation Networks", NeurIPS 2022, https://arxiv.org/abs/2203.11926,
-Eq. 4 to 7. Two levels with kernels of 3 and 5, GELU and the initialisation are those of the
-authors' FocalNet-T (SRF).
+Source: Yang et al., "Focal Modulation Networks", NeurIPS 2022, https://arxiv.org/abs/2203.11926.
+Two levels with kernels of 3 and 5, GELU and the initialisation are those of the authors' FocalNet-T
+(SRF).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("focal_modulation", kind="token", source="FocalNet (NeurIPS 2022), Eq. 4 to 7")
+@register_mixer("focal_modulation", kind="token", source="FocalNet (NeurIPS 2022)")
 class FocalModulation(Mixer):
     """W (q(x) * h(sum_l g_l(x) z_l)); class tokens are not mixed: the host pools its map.
 
@@ -36,7 +36,7 @@ class FocalModulation(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters with L = 2, k = 3: 4 C^2 + 41 C +
     3.
 
-    Source: FocalNet (NeurIPS 2022), Eq. 4 to 7, https://arxiv.org/abs/2203.11926.
+    Source: FocalNet (NeurIPS 2022), https://arxiv.org/abs/2203.11926.
     """
 
     def __init__(

@@ -5,7 +5,7 @@
 D is a depthwise convolution of the last channels of v.
 
 Source: Yu and Wang, "MambaOut: Do We Really Need Mamba for Vision?", CVPR 2025,
-https://arxiv.org/abs/2405.07992, Eq. 6, Algorithm 1; after Dauphin et al., 2017,
+https://arxiv.org/abs/2405.07992, Algorithm 1; after Dauphin et al., 2017,
 https://arxiv.org/abs/1612.08083. MambaOut's block is this with a norm and a shortcut, both of which
 are the host's here. Weights start truncated normal of 0.02, as in the authors' code.
 """
@@ -61,7 +61,7 @@ class GatedConv(Mixer):
         return self.fc2(F.gelu(gate) * value)
 
 
-@register_mixer("gated_conv", kind="token", source="MambaOut (CVPR 2025), Eq. 6, Algorithm 1")
+@register_mixer("gated_conv", kind="token", source="MambaOut (CVPR 2025), Algorithm 1")
 class GatedConvMixing(GatedConv):
     """MambaOut's block as a token mixer; class tokens are not mixed: the host pools its map.
 
@@ -73,7 +73,7 @@ class GatedConvMixing(GatedConv):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 C h + 2 h + 50 C + C.
 
-    Source: MambaOut (CVPR 2025), Eq. 6, https://arxiv.org/abs/2405.07992.
+    Source: MambaOut (CVPR 2025), Algorithm 1, https://arxiv.org/abs/2405.07992.
     """
 
     def __init__(

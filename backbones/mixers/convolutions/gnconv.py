@@ -6,9 +6,8 @@
 q_k has C / 2^(n-1-k) channels, D is a depthwise convolution.
 
 Source: Rao et al., "HorNet: Efficient High-Order Spatial Interactions with Recursive Gated
-Convolutions", NeurIPS 2022, https://arxiv.org/abs/2207.14284, Eq. 3 to 5. Orders of 2 to 5 by
-stage, s = 1/3 and the initialisation are the authors'. Their global filter in the place of D is
-left out.
+Convolutions", NeurIPS 2022, https://arxiv.org/abs/2207.14284. Orders of 2 to 5 by stage, s = 1/3
+and the initialisation are the authors'. Their global filter in the place of D is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("gnconv", kind="token", source="HorNet (NeurIPS 2022), Eq. 3 to 5")
+@register_mixer("gnconv", kind="token", source="HorNet (NeurIPS 2022)")
 class RecursiveGatedConv(Mixer):
     """W_out p_n with p_{k+1} = (W_k p_k) * q'_k.
 
@@ -40,7 +39,7 @@ class RecursiveGatedConv(Mixer):
     Raises:
         ValueError: C is not a multiple of 2^(n-1).
 
-    Source: HorNet (NeurIPS 2022), Eq. 3 to 5, https://arxiv.org/abs/2207.14284.
+    Source: HorNet (NeurIPS 2022), https://arxiv.org/abs/2207.14284.
     """
 
     def __init__(

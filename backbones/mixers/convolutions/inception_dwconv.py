@@ -3,7 +3,7 @@
     y = [x_1, D_kxk x_2, D_1xb x_3, D_bx1 x_4]
 
 Source: Yu et al., "InceptionNeXt: When Inception Meets ConvNeXt", CVPR 2024,
-https://arxiv.org/abs/2303.16900, Eq. 4 to 6; initialisation as in the authors' code.
+https://arxiv.org/abs/2303.16900; initialisation as in the authors' code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("inception_dwconv", kind="token", source="InceptionNeXt (CVPR 2024), Eq. 4 to 6")
+@register_mixer("inception_dwconv", kind="token", source="InceptionNeXt (CVPR 2024)")
 class InceptionDepthwise(Mixer):
     """[x_1, D_kxk x_2, D_1xb x_3, D_bx1 x_4]; class tokens are not mixed: the host pools its map.
 
@@ -33,7 +33,7 @@ class InceptionDepthwise(Mixer):
     Raises:
         ValueError: A ratio that gives a kernel no channel, or all kernels more than C.
 
-    Source: InceptionNeXt (CVPR 2024), Eq. 4 to 6, https://arxiv.org/abs/2303.16900.
+    Source: InceptionNeXt (CVPR 2024), https://arxiv.org/abs/2303.16900.
     """
 
     def __init__(

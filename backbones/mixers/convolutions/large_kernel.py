@@ -4,9 +4,9 @@
 
 D1 is a depthwise 5x5 convolution, D2 a depthwise 7x7 one of dilation 3, V a 1x1 convolution.
 
-Source: Guo et al., "Visual Attention Network", CVMJ 2023, https://arxiv.org/abs/2202.09741, Eq. 1
-and 2, Fig. 3. The shortcut inside the mixer is that of the authors' code; the host adds its own.
-Convolutions start by their fan-out, as there.
+Source: Guo et al., "Visual Attention Network", CVMJ 2023, https://arxiv.org/abs/2202.09741. The
+shortcut inside the mixer is that of the authors' code; the host adds its own. Convolutions start by
+their fan-out, as there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backbones.layers.pointwise import PointwiseConv2d
 from backbones.registry import register_mixer
 
 
-@register_mixer("large_kernel", kind="token", source="VAN (2022), Eq. 1 and 2, Fig. 3")
+@register_mixer("large_kernel", kind="token", source="VAN (2022)")
 class LargeKernelAttention(Mixer):
     """W2 (u * V D2 D1 u) + x; class tokens are not mixed: the host pools its map.
 
@@ -30,7 +30,7 @@ class LargeKernelAttention(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 C^2 + 79 C.
 
-    Source: VAN (2022), Eq. 1 and 2, https://arxiv.org/abs/2202.09741.
+    Source: VAN (2022), https://arxiv.org/abs/2202.09741.
     """
 
     def __init__(self, dim: int) -> None:

@@ -7,8 +7,8 @@ The mean is over the map, s a factor per channel. D0 is a depthwise 5x5 convolut
 dilation 2 on 3/8 of the channels, D2 a 7x7 one of dilation 3 on half of them.
 
 Source: Li et al., "MogaNet: Multi-order Gated Aggregation Network", ICLR 2024,
-https://arxiv.org/abs/2211.03295, Sec. 4.2, Eq. 4 to 7. The shortcut inside the mixer is that of the
-authors' code; the host adds its own. Convolutions start by their fan-out and s at 1e-5, as there.
+https://arxiv.org/abs/2211.03295. The shortcut inside the mixer is that of the authors' code; the
+host adds its own. Convolutions start by their fan-out and s at 1e-5, as there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backbones.layers.pointwise import PointwiseConv2d
 from backbones.registry import register_mixer
 
 
-@register_mixer("moga", kind="token", source="MogaNet (ICLR 2024), Sec. 4.2, Eq. 4 to 7")
+@register_mixer("moga", kind="token", source="MogaNet (ICLR 2024)")
 class MultiOrderGatedAggregation(Mixer):
     """W4 (SiLU(gate) * SiLU(context)) + x; class tokens are not mixed: the host pools its map.
 
@@ -34,7 +34,7 @@ class MultiOrderGatedAggregation(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 65.75 C, at multiples
     of 8.
 
-    Source: MogaNet (ICLR 2024), Sec. 4.2, https://arxiv.org/abs/2211.03295.
+    Source: MogaNet (ICLR 2024), https://arxiv.org/abs/2211.03295.
     """
 
     def __init__(self, dim: int) -> None:

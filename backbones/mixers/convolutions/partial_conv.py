@@ -3,8 +3,8 @@
     y = [K x_1, x_2],  x_1 the first C / n channels
 
 Source: Chen et al., "Run, Don't Walk: Chasing Higher FLOPS for Faster Neural Networks" (FasterNet),
-CVPR 2023, https://arxiv.org/abs/2303.03667, Sec. 3.2, Fig. 4; without bias and with truncated
-normal weights of 0.02, as in the authors' code.
+CVPR 2023, https://arxiv.org/abs/2303.03667, Sec. 3.2; without bias and with truncated normal
+weights of 0.02, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("partial_conv", kind="token", source="FasterNet (CVPR 2023), Sec. 3.2, Fig. 4")
+@register_mixer("partial_conv", kind="token", source="FasterNet (CVPR 2023), Sec. 3.2")
 class PartialConv(Mixer):
     """[K x_1, x_2]; class tokens are not mixed: the host pools its map.
 

@@ -3,11 +3,11 @@
     y = g (BN(D x) + BN(p x) + BN(x) - BN(x)),  y + x = D' x + b after folding
 
 D is a depthwise k x k convolution, p a factor per channel; each BN has its own tensors. The host's
-shortcut is the x of the paper's Eq. 3, and a norm of the host before the mixer stays there.
+shortcut is the paper's + x, and a norm of the host before the mixer stays there.
 
 Source: Vasu et al., "FastViT: A Fast Hybrid Vision Transformer using Structural
-Reparameterization", ICCV 2023, https://arxiv.org/abs/2303.14189, Eq. 2 and 3; branches and the
-layer scale g as in the authors' code.
+Reparameterization", ICCV 2023, https://arxiv.org/abs/2303.14189; branches and the layer scale g as
+in the authors' code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("rep_mixer", kind="token", source="FastViT (ICCV 2023), Eq. 2 and 3")
+@register_mixer("rep_mixer", kind="token", source="FastViT (ICCV 2023)")
 class RepMixer(Mixer):
     """g (M(x) - BN(x)) with the branches M; class tokens are not mixed: the host pools its map.
 
@@ -39,7 +39,7 @@ class RepMixer(Mixer):
     Raises:
         ValueError: A kernel that is even or below 3.
 
-    Source: FastViT (ICCV 2023), Eq. 2 and 3, https://arxiv.org/abs/2303.14189.
+    Source: FastViT (ICCV 2023), https://arxiv.org/abs/2303.14189.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 3, layer_scale: float = 1e-5) -> None:

@@ -2,9 +2,9 @@
 
     y = W2 D(StarReLU(W1 x)),  D a depthwise convolution
 
-Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452,
-Eq. 4; after MobileNetV2, https://arxiv.org/abs/1801.04381. No layer has a bias, and all weights
-start truncated normal of 0.02, as in the authors' code.
+Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452;
+after MobileNetV2, https://arxiv.org/abs/1801.04381. No layer has a bias, and all weights start
+truncated normal of 0.02, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("sep_conv", kind="token", source="MetaFormer baselines (2022), Eq. 4")
+@register_mixer("sep_conv", kind="token", source="MetaFormer baselines (2022)")
 class SepConv(Mixer):
     """W2 D(StarReLU(W1 x)). Class tokens are not mixed: the host pools its map.
 
@@ -30,7 +30,7 @@ class SepConv(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 e C^2 + e k^2 C + 2.
 
-    Source: MetaFormer baselines (2022), Eq. 4, https://arxiv.org/abs/2210.13452.
+    Source: MetaFormer baselines (2022), https://arxiv.org/abs/2210.13452.
     """
 
     def __init__(self, dim: int, *, expansion: int = 2, kernel_size: int = 7) -> None:

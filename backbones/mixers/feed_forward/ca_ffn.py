@@ -5,8 +5,8 @@
 D is a depthwise 3x3 convolution; W3 maps the hidden channels to one, s is a factor per channel.
 
 Source: Li et al., "MogaNet: Multi-order Gated Aggregation Network", ICLR 2024,
-https://arxiv.org/abs/2211.03295, Sec. 4.3, Eq. 8 and 9. Convolutions start by their fan-out and s
-at 1e-5, as in the authors' code.
+https://arxiv.org/abs/2211.03295. Convolutions start by their fan-out and s at 1e-5, as in the
+authors' code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("ca_ffn", kind="channel", source="MogaNet (ICLR 2024), Sec. 4.3, Eq. 8 and 9")
+@register_mixer("ca_ffn", kind="channel", source="MogaNet (ICLR 2024)")
 class ChannelAggregationFFN(Mixer):
     """W2 (z + s * (z - GELU(W3 z))) with z = GELU(D W1 x); class tokens skip the convolution.
 
@@ -33,7 +33,7 @@ class ChannelAggregationFFN(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 M C^2 + (k^2 + 4) M C + C + 1.
 
-    Source: MogaNet (ICLR 2024), Sec. 4.3, https://arxiv.org/abs/2211.03295.
+    Source: MogaNet (ICLR 2024), https://arxiv.org/abs/2211.03295.
     """
 
     value_layer = "fc2"

@@ -5,8 +5,8 @@
 D is a depthwise 3x3 convolution of both branches.
 
 Source: Xie et al., "SANA: Efficient High-Resolution Image Synthesis with Linear Diffusion
-Transformers", ICLR 2025, https://arxiv.org/abs/2410.10629, Sec. 2.2; SiLU before D, W2 without bias
-and the width of 2.5 C as in the authors' released code (GLUMBConv), which initialises as torch.
+Transformers", ICLR 2025, https://arxiv.org/abs/2410.10629; SiLU before D, W2 without bias and the
+width of 2.5 C as in the authors' released code (GLUMBConv), which initialises as torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("dw_glu", kind="channel", source="SANA (ICLR 2025), Sec. 2.2", hidden_scale=2.5 / 4)
+@register_mixer("dw_glu", kind="channel", source="SANA (ICLR 2025)", hidden_scale=2.5 / 4)
 class DepthwiseGLU(Mixer):
     """W2 (v * SiLU(g)) with (v, g) = D SiLU(W1 x + b1); class tokens skip the convolution.
 
@@ -31,7 +31,7 @@ class DepthwiseGLU(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 M C^2 + 2 (k^2 + 2) M C.
 
-    Source: SANA (ICLR 2025), Sec. 2.2, https://arxiv.org/abs/2410.10629.
+    Source: SANA (ICLR 2025), https://arxiv.org/abs/2410.10629.
     """
 
     value_layer = "conv_point"

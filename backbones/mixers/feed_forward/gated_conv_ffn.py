@@ -3,7 +3,7 @@
     y = W2 (GELU(g) * [v_1, D v_2]),  (g, v) = W1 x
 
 Source: Yu and Wang, "MambaOut: Do We Really Need Mamba for Vision?", CVPR 2025,
-https://arxiv.org/abs/2405.07992, Eq. 6, Algorithm 1; ``gated_conv`` is the token mixer.
+https://arxiv.org/abs/2405.07992, Algorithm 1; ``gated_conv`` is the token mixer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backbones.registry import register_mixer
 @register_mixer(
     "gated_conv_ffn",
     kind="channel",
-    source="MambaOut (CVPR 2025), Eq. 6, Algorithm 1",
+    source="MambaOut (CVPR 2025), Algorithm 1",
     hidden_scale=2 / 3,
 )
 class GatedConvFFN(GatedConv):
@@ -33,7 +33,7 @@ class GatedConvFFN(GatedConv):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 M C^2 + (2 M + k^2 + 2) C.
 
-    Source: MambaOut (CVPR 2025), Eq. 6, https://arxiv.org/abs/2405.07992.
+    Source: MambaOut (CVPR 2025), Algorithm 1, https://arxiv.org/abs/2405.07992.
     """
 
     value_layer = "fc2"

@@ -3,8 +3,7 @@
     y = W2 GELU(D W1 x),  D a depthwise 3x3 convolution
 
 Source: Xie et al., "SegFormer", NeurIPS 2021, https://arxiv.org/abs/2105.15203, Eq. 3; Wang et al.,
-"PVT v2", CVMJ 2022, https://arxiv.org/abs/2106.13797, Sec. 3.2; initialisation as in the code of
-both.
+"PVT v2", CVMJ 2022, https://arxiv.org/abs/2106.13797; initialisation as in the code of both.
 """
 
 from __future__ import annotations

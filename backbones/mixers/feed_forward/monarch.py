@@ -5,9 +5,9 @@
 R and L are block-diagonal; P orders channels so that each block of L reads from every block of R.
 
 Source: Dao et al., "Monarch: Expressive Structured Matrices for Efficient and Accurate Training",
-ICML 2022, https://arxiv.org/abs/2204.00595, Def. 3.1 and Sec. 3.1 (rectangular matrices). Four
-blocks and the inner width, the smaller of both widths, are the authors'. Blocks are drawn so that
-the entries of M have the deviation of the dense matrices, 0.02; the authors project dense ones.
+ICML 2022, https://arxiv.org/abs/2204.00595. Four blocks and the inner width, the smaller of both
+widths, are the authors'. Blocks are drawn so that the entries of M have the deviation of the dense
+matrices, 0.02; the authors project dense ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backbones.registry import register_mixer
 DEVIATION = 0.02
 
 
-@register_mixer("monarch", kind="channel", source="Monarch (ICML 2022), Def. 3.1, Sec. 3.1")
+@register_mixer("monarch", kind="channel", source="Monarch (ICML 2022)")
 class MonarchFFN(PointwiseMixer):
     """M2 GELU(M1 x + b1) + b2, class tokens among the tokens.
 
@@ -36,7 +36,7 @@ class MonarchFFN(PointwiseMixer):
     Raises:
         ValueError: Blocks that do not divide C and the hidden width.
 
-    Source: Monarch (ICML 2022), Def. 3.1, https://arxiv.org/abs/2204.00595.
+    Source: Monarch (ICML 2022), https://arxiv.org/abs/2204.00595.
     """
 
     value_layer = "fc2"

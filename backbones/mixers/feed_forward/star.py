@@ -2,9 +2,9 @@
 
     y = BN(W3 (ReLU6(W1 x + b1) * (W2 x + b2)) + b3)
 
-Source: Ma et al., "Rewrite the Stars", CVPR 2024, https://arxiv.org/abs/2403.19967, Eq. 1 and Sec.
-3.4. The batch norm and the initialisation are those of the authors' StarNet; its two depthwise
-convolutions are left out, as they mix tokens. ``op="sum"`` is the paper's ablation (Table 2).
+Source: Ma et al., "Rewrite the Stars", CVPR 2024, https://arxiv.org/abs/2403.19967. The batch norm
+and the initialisation are those of the authors' StarNet; its two depthwise convolutions are left
+out, as they mix tokens. ``op="sum"`` is the paper's ablation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backbones.registry import register_mixer
 Op = Literal["star", "sum"]
 
 
-@register_mixer("star", kind="channel", source="StarNet (CVPR 2024), Eq. 1, Sec. 3.4")
+@register_mixer("star", kind="channel", source="StarNet (CVPR 2024)")
 class Star(PointwiseMixer):
     """BN(W3 (ReLU6(W1 x + b1) * (W2 x + b2)) + b3), class tokens among the tokens.
 
@@ -34,7 +34,7 @@ class Star(PointwiseMixer):
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C, and 2 C for the norm.
 
-    Source: StarNet (CVPR 2024), Eq. 1, https://arxiv.org/abs/2403.19967.
+    Source: StarNet (CVPR 2024), https://arxiv.org/abs/2403.19967.
     """
 
     value_layer = "g"

@@ -5,9 +5,9 @@
 The shares a come from the means of all three branches (split attention).
 
 Source: Chen et al., "CycleMLP: A MLP-like Architecture for Dense Prediction", ICLR 2022,
-https://arxiv.org/abs/2107.10224, Sec. 3.1, Eq. 2 and 3, Fig. 3; the authors' code for the merge and
-for the offsets: its layer ``sfc_h`` shifts along the width and ``sfc_w`` along the height. Weights
-start truncated normal of 0.02. The host CycleMLP uses this class.
+https://arxiv.org/abs/2107.10224; the authors' code for the merge and for the offsets: its layer
+``sfc_h`` shifts along the width and ``sfc_w`` along the height. Weights start truncated normal of
+0.02. The host CycleMLP uses this class.
 
 Axes: B images, H W map, C channels.
 """
@@ -99,7 +99,7 @@ def _cycled_any_size(x: Tensor, axis: int) -> Tensor:
     return torch.where(place == 1, ahead, torch.where(place == 2, behind, x))
 
 
-@register_mixer("cycle_fc", kind="token", source="CycleMLP (ICLR 2022), Sec. 3.1, Eq. 2 and 3")
+@register_mixer("cycle_fc", kind="token", source="CycleMLP (ICLR 2022)")
 def cycle_fc(dim: int) -> CycleMixer:
     """Build CycleMLP's token mixer; class tokens are not mixed: the host pools its map.
 
@@ -108,7 +108,7 @@ def cycle_fc(dim: int) -> CycleMixer:
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 5 C^2 + 25 C / 4.
 
-    Source: CycleMLP (ICLR 2022), Sec. 3.1, https://arxiv.org/abs/2107.10224.
+    Source: CycleMLP (ICLR 2022), https://arxiv.org/abs/2107.10224.
     """
     mixer = CycleMixer(dim)
     init_all(mixer)

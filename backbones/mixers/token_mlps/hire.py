@@ -6,8 +6,8 @@ R cuts an axis into regions of p tokens and maps the p C channels of each to C /
 shares a come from the means of all three branches (split attention).
 
 Source: Guo et al., "Hire-MLP: Vision MLP via Hierarchical Rearrangement", CVPR 2022,
-https://arxiv.org/abs/2108.13341, Sec. 3.2, Eq. 2 to 4; region sizes, shifts and the merge as in the
-authors' code. Weights start truncated normal of 0.02. The host Hire-MLP uses the same layers.
+https://arxiv.org/abs/2108.13341; region sizes, shifts and the merge as in the authors' code.
+Weights start truncated normal of 0.02. The host Hire-MLP uses the same layers.
 
 Axes: B images, C channels, H W map, p rows of a region.
 """
@@ -115,7 +115,7 @@ class HireMixer(nn.Module):
         return x.roll(-self.shift, 2) if self.shift else x
 
 
-@register_mixer("hire", kind="token", source="Hire-MLP (CVPR 2022), Sec. 3.2, Eq. 2 to 4")
+@register_mixer("hire", kind="token", source="Hire-MLP (CVPR 2022)")
 class HierarchicalRearrangement(Mixer):
     """Hire-MLP's token mixer; class tokens are not mixed: the host pools its map.
 
@@ -133,7 +133,7 @@ class HierarchicalRearrangement(Mixer):
     Raises:
         ValueError: A region below 1, a negative shift, or an odd number of channels.
 
-    Source: Hire-MLP (CVPR 2022), Sec. 3.2, https://arxiv.org/abs/2108.13341.
+    Source: Hire-MLP (CVPR 2022), https://arxiv.org/abs/2108.13341.
     """
 
     def __init__(
