@@ -94,7 +94,7 @@ PAIRS = [
     for host in HOSTS
     if not why_unfit(find_host(host), find_mixer(name))
 ]
-# By turns; every token mixer is in DeiT in test_patch_reach.py.
+# One host per mixer, in rotation; every token mixer is in DeiT in test_patch_reach.py.
 TURNS = {kind: cycle(HOSTS if kind == "channel" else HOSTS[:2]) for kind in ("channel", "token")}
 QUICK = [(name, next(TURNS[find_mixer(name).kind])) for name in REFERENCES]
 

@@ -1,4 +1,4 @@
-"""Global query attention of GC ViT: each window's keys and values, asked by one query map.
+"""Global query attention of GC ViT: one map of queries for all windows.
 
     y = W softmax(q_g k^T / sqrt d + B) v within each window
 

@@ -1,7 +1,7 @@
-"""Locally-grouped and global sub-sampled attention by turns: the token mixers of Twins-SVT.
+"""Locally-grouped and global sub-sampled attention in alternation, as in Twins-SVT.
 
     even blocks: y = W softmax(q k^T / sqrt d) v within windows
-    odd blocks:  the same with keys and values of a map reduced by a convolution (as PVT's)
+    odd blocks:  the same over the whole map, with the keys and values of a reduced one
 
 Source: Chu et al., "Twins: Revisiting the Design of Spatial Attention in Vision Transformers",
 NeurIPS 2021, https://arxiv.org/abs/2104.13840, Sec. 3.2; windows of 7, reductions and

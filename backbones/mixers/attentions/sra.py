@@ -62,7 +62,7 @@ class ReducedKeys(nn.Module):
 class SpatialReductionAttention(Mixer):
     """Attention of all tokens to those of a reduced map.
 
-    Prefix tokens ask as the map's tokens do, and are keys beside those of the reduced map.
+    Prefix tokens are queries as the map's tokens are, and keys beside those of the reduced map.
 
     Args:
         dim: Channels C.
