@@ -538,49 +538,49 @@ def test_mixer_follows_its_slot(registering):
 
 
 def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):
-    def star(dim, *, hidden_ratio=4.0, size=3, depth=1):
+    def comet(dim, *, hidden_ratio=4.0, size=3, depth=1):
         mixer = create_mixer("ffn", dim, hidden_ratio=hidden_ratio)
         mixer.typed = (size, depth)
         return mixer
 
     register_mixer(
-        "star",
+        "comet",
         kind="channel",
         source="this test",
         hidden_scale=0.5,
         options_on={"swin_*": {"size": 5, "depth": 2}, "swin_t": {"size": 6}},
         host_overrides={"deit_*": {"class_token": False}},
         unfit_for={"pvt_*": "this test says so"},
-    )(star)
+    )(comet)
 
-    @register_mixer("star_sum", kind="channel", source="this test")
-    @variant_of(star, fixed={"depth": 1})
-    def star_sum():
+    @register_mixer("comet_sum", kind="channel", source="this test")
+    @variant_of(comet, fixed={"depth": 1})
+    def comet_sum():
         """One of its options is fixed."""
 
     own = {"swin_s": {"depth": 4}}
 
-    @register_mixer("star_deep", kind="channel", source="this test", options_on=own, unfit_for={})
-    @variant_of(star, defaults={"depth": 3})
-    def star_deep():
+    @register_mixer("comet_deep", kind="channel", source="this test", options_on=own, unfit_for={})
+    @variant_of(comet, defaults={"depth": 3})
+    def comet_deep():
         """Another default, and a host of its own."""
 
-    @register_mixer("star_last", kind="channel", source="this test", hidden_scale=1.0)
-    @variant_of(star_sum)
-    def star_last():
+    @register_mixer("comet_last", kind="channel", source="this test", hidden_scale=1.0)
+    @variant_of(comet_sum)
+    def comet_last():
         """A variant of a variant."""
 
     every = {"hidden_ratio": None}
-    assert mixer_options("star_sum", "swin_t") == {**every, "size": 5}
-    assert mixer_options("star_sum", "deit_t") == {**every, "size": 3}
-    assert mixer_options("star_deep", "swin_t") == {**every, "size": 5, "depth": 3}
-    assert mixer_options("star_deep", "swin_s") == {**every, "size": 5, "depth": 4}
-    assert mixer_options("star_last", "swin_b") == {**every, "size": 5}
-    assert backbone_schema("deit_t_star_last")["class_token"] is False
-    assert not list_backbones("pvt_v2_b?_star_sum")
-    assert list_backbones("pvt_v2_b?_star_deep")
+    assert mixer_options("comet_sum", "swin_t") == {**every, "size": 5}
+    assert mixer_options("comet_sum", "deit_t") == {**every, "size": 3}
+    assert mixer_options("comet_deep", "swin_t") == {**every, "size": 5, "depth": 3}
+    assert mixer_options("comet_deep", "swin_s") == {**every, "size": 5, "depth": 4}
+    assert mixer_options("comet_last", "swin_b") == {**every, "size": 5}
+    assert backbone_schema("deit_t_comet_last")["class_token"] is False
+    assert not list_backbones("pvt_v2_b?_comet_sum")
+    assert list_backbones("pvt_v2_b?_comet_deep")
     with torch.device("meta"):
-        half, whole = (create_backbone(f"swin_t_{name}") for name in ("star_sum", "star_last"))
+        half, whole = (create_backbone(f"swin_t_{name}") for name in ("comet_sum", "comet_last"))
     assert half.layers[0].blocks[0].mlp.typed == (5, 1)
     assert half.layers[0].blocks[0].mlp.fc1.out_features == 2 * 96
     assert whole.layers[0].blocks[0].mlp.fc1.out_features == 4 * 96
