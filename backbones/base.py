@@ -6,6 +6,7 @@ Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -289,8 +290,8 @@ class Mixer(nn.Module):
             layer; its inputs are the mixer's coefficients. Empty without one.
         channel_mappings: Names of the parts that map C to hidden channels; the outputs of two are
             multiplied.
-        grid_axes: Axes of the parameters whose shapes follow the map size, by name, such as
-            ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
+        grid_axes: Axes of the parameters and buffers whose shapes follow the map size, by name,
+            such as ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
         built_for: Map size (H, W) that it was built for; None outside a factory.
     """
 
@@ -334,12 +335,13 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def at_size(self, name: str, size: tuple[int, int]) -> Tensor:
-        """Return a parameter of ``grid_axes`` for a map of ``size`` (H, W), interpolated.
+        """Return a parameter or buffer of ``grid_axes`` for a map of ``size`` (H, W), interpolated.
 
         Raises:
             ValueError: ``grid_axes`` lacks it, or its axes differ from its shape.
         """
-        table, axes = self.get_parameter(name), self.grid_axes.get(name)
+        table: Tensor = operator.attrgetter(name)(self)
+        axes = self.grid_axes.get(name)
         if axes is None:
             raise ValueError(
                 f"{name} of {class_name(self)} is missing from its grid_axes; add its axes, "

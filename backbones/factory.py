@@ -70,13 +70,16 @@ def mixer_options(name: str, host: str | None = None) -> dict[str, Any]:
     return {**options, **entry.options_for(host)}
 
 
-def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **options: Any) -> Mixer:
+def create_mixer(
+    name: str, dim: int, *, grid: tuple[int, int] = (14, 14), block: int = 0, **options: Any
+) -> Mixer:
     """Build one mixer: (B, H, W, dim) -> (B, H, W, dim).
 
     Args:
         name: One of ``list_mixers()``.
         dim: Channels C.
         grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it.
+        block: Block index within a stage, for mixers that alternate, such as shifted windows.
         **options: The mixer's own, see ``mixer_options(name)``.
 
     Raises:
@@ -90,8 +93,11 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
     entry = find_mixer(name)
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
+    if not isinstance(block, int) or block < 0:
+        raise ValueError(f"block must be a whole number of at least 0, got {block!r}")
     _check_mixer_options(entry, options, "mixer")
-    return _build_mixer(entry, None, Slot(dim, 4.0, grid, stage=0, block=0, dense=False), options)
+    slot = Slot(dim, 4.0, grid, stage=0, block=block, dense=False)
+    return _build_mixer(entry, None, slot, options)
 
 
 def create_backbone(

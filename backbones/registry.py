@@ -250,8 +250,8 @@ def temporary_registrations() -> Iterator[None]:
 def list_mixers(kind: Kind | None = None) -> list[str]:
     """Return the names of all mixers, or of one kind ("channel" or "token").
 
-    >>> list_mixers("token")[:3]
-    ['attention', 'ffnified', 'ggqpe']
+    >>> "attention" in list_mixers("token")
+    True
     """
     return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
 

@@ -172,6 +172,8 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
     if isinstance(mixer, IFFN):
         return _branches(mixer)
     w0, w1 = (layer.weight.flatten(1) for layer in (mixer.fc1, mixer.fc2))
+    if isinstance(mixer, FFN) and mixer.act not in BASES:
+        raise ValueError(f"act={mixer.act} has slopes without limit, so no bound exists")
     low, high = BASES[mixer.act][1:] if isinstance(mixer, FFN) else _slopes_of_timm(mixer)
     return [Part(w0, w1, torch.full_like(w0[:, 0], low), torch.full_like(w0[:, 0], high))]
 

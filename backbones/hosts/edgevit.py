@@ -16,24 +16,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
 from backbones.checkpoints.keys import rename
-from backbones.hosts.scaffolds.conv_ffn import ConvFFN
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.graph_sizes import crop
 from backbones.layers.init import init_linear
 from backbones.layers.patch_embed import PatchEmbed
+from backbones.mixers.attentions.local_global import LocalConv, SampledAttention
+from backbones.mixers.conv_ffn import ConvFFN
 from backbones.mixers.ffn import FFN
-from backbones.mixers.metamixer.query_key_value import split_heads
 from backbones.registry import register_host
 
-HEAD_DIM = 36
 RATIO = 4
 # The authors' names, as patterns, and ours; their stages count from 1.
 RENAMES = (
@@ -205,57 +202,6 @@ class SparseAttention(Half):
         self.norm1, self.norm2 = (nn.LayerNorm(spec.dim, eps=1e-6) for _ in range(2))
         self.attn: Mixer = SampledAttention(spec.dim, spec.sampling)
         self.mlp: Mixer = FFN(spec.dim, hidden_ratio=RATIO)
-
-
-class LocalConv(Mixer):
-    """1x1, depthwise 5x5 and 1x1 convolution, all with bias: (B, H, W, C) -> the same."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(dim, dim, 1), nn.Conv2d(dim, dim, 1)
-        self.attn = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """Apply the three convolutions: (B, H, W, C) -> (B, H, W, C)."""
-        return to_nhwc(self.conv2(self.attn(self.conv1(to_nchw(x)))))
-
-
-class SampledAttention(Mixer):
-    """Self-attention between every s-th token of every s-th row, then a transposed convolution.
-
-    The depthwise convolution of side s spreads each result over s x s tokens; LayerNorm follows.
-
-    Args:
-        dim: C, a multiple of 36.
-        sampling: s; with 1 the convolution is left out.
-
-    Shape: (B, H, W, C) -> (B, H, W, C).
-
-    Source: EdgeViTs (ECCV 2022), "global sparse attention", "local propagation".
-    """
-
-    def __init__(self, dim: int, sampling: int) -> None:
-        super().__init__()
-        self.num_heads, self.sampling = dim // HEAD_DIM, sampling
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.spread, self.norm = None, None
-        if sampling > 1:
-            self.spread = nn.ConvTranspose2d(dim, dim, sampling, sampling, groups=dim)
-            self.norm = nn.LayerNorm(dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """Attend between sampled tokens and spread the results: (B, H, W, C) -> the same."""
-        height, width = x.shape[1:3]
-        x = x[:, :: self.sampling, :: self.sampling]
-        size = x.shape[1:3]
-        q, k, v = (
-            split_heads(part, self.num_heads) for part in self.qkv(x.flatten(1, 2)).chunk(3, -1)
-        )
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).unflatten(1, size)
-        if self.spread is not None and self.norm is not None:
-            x = self.norm(crop(to_nhwc(self.spread(to_nchw(x))), height, width, rows=1))
-        return self.proj(x)
 
 
 @register_host("edgevit_xxs", source="EdgeViTs (ECCV 2022)")

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
+from backbones.mixers.attentions.global_window import resize_query
 from backbones.registry import register_host
 
 
@@ -101,9 +101,7 @@ class AnySizeStage(GlobalContextVitStage):
     def _global_query(self, pooled: Tensor) -> Tensor:
         """Return the query at the window's size: (B, C, h', w') -> (B, w, w, C)."""
         window = cast("AnySizeBlock", self.blocks[0]).window()
-        if pooled.shape[-2:] != window:
-            pooled = F.interpolate(pooled, window, mode="bicubic", align_corners=False)
-        return self.global_norm(to_nhwc(pooled))
+        return self.global_norm(to_nhwc(resize_query(pooled, window)))
 
 
 class AnySizeBlock(GlobalContextVitBlock):

@@ -18,10 +18,7 @@ from timm.models.swin_transformer import (
     PatchMerging,
     SwinTransformer,
     SwinTransformerBlock,
-    WindowAttention,
     checkpoint_filter_fn,
-    window_partition,
-    window_reverse,
 )
 from torch import Tensor
 
@@ -29,8 +26,7 @@ from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all
-from backbones.layers.graph_sizes import is_any_size, missing
-from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
+from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.registry import register_host
 
 TABLE = "relative_position_bias_table"
@@ -107,44 +103,8 @@ class SwinBlock(SwinTransformerBlock):
     def _attn(self, x: Tensor) -> Tensor:
         if isinstance(self.attn, Mixer):
             return self.attn(x)
-        _, height, width, channels = x.shape
-        if is_any_size(x.shape[1:3]):
-            return self._attn_any_size(x)
-        (window_h, shift_h), (window_w, shift_w) = self._window(height), self._window(width)
-        window, shift = (window_h, window_w), (shift_h, shift_w)
-        x = F.pad(x, (0, 0, 0, missing(width, window_w), 0, missing(height, window_h)))
-        padded = (x.shape[1], x.shape[2])
-        if any(shift):
-            x = torch.roll(x, (-shift_h, -shift_w), dims=(1, 2))
-        windows = window_partition(x, window).flatten(1, 2)
-        mask = shift_mask(padded, window, shift, x.device, x.dtype) if any(shift) else None
-        windows = self.attn(windows, window, mask)
-        x = window_reverse(windows.reshape(-1, *window, channels), window, *padded)
-        if any(shift):
-            x = torch.roll(x, shift, dims=(1, 2))
-        return x[:, :height, :width]
-
-    def _attn_any_size(self, x: Tensor) -> Tensor:
-        """Apply shifted-window attention without a branch on sizes, for graphs of any size."""
-        _, height, width, channels = x.shape
-        side: int = self.window_size[0]
-        window, shift = (side, side), self.target_shift_size[0]
-        rows, columns = (
-            AnyLength(size, side, shift, self.shift_single_window, x.device)
-            for size in (height, width)
-        )
-        x = columns.roll(rows.roll(x, 1), 2)
-        mask = mask_of_regions(rows.regions, columns.regions, window, x.dtype)
-        windows = self.attn(window_partition(x, window).flatten(1, 2), window, mask)
-        x = windows.reshape(-1, *window, channels)
-        x = window_reverse(x, window, rows.padded, columns.padded)
-        return columns.unroll(rows.unroll(x, 1), 2)
-
-    def _window(self, size: int) -> Size:
-        """Return window and shift along an axis of ``size`` tokens."""
-        full: int = self.window_size[0]
-        shifts = size > full or (self.shift_single_window and size == full)
-        return min(full, size), self.target_shift_size[0] if shifts else 0
+        attn = cast("AnyWindowAttention", self.attn)
+        return attn.attend(x, self.target_shift_size[0], self.shift_single_window)
 
 
 class AnyPatchMerging(PatchMerging):
@@ -161,45 +121,6 @@ class AnyPatchMerging(PatchMerging):
                 part = F.pad(part, (0, 0, 0, 1)) if column else part
                 parts.append(part[:, :, column::2])
         return self.reduction(self.norm(torch.cat(parts, dim=-1)))
-
-
-class AnyWindowAttention(WindowAttention):
-    """timm's window attention for windows up to the size of its bias table."""
-
-    # timm's reads one window size for all maps from itself.
-    def forward(  # type: ignore[override]
-        self, x: Tensor, window: Size, mask: Tensor | None
-    ) -> Tensor:
-        """Attend within windows.
-
-        Args:
-            x: (num_windows * B, h * w, C), image by image.
-            window: (h, w).
-            mask: (num_windows, h * w, h * w), added to the logits.
-        """
-        num_tokens = x.shape[1]
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        bias = self._bias(window)
-        if mask is not None:
-            repeats = x.shape[0] // mask.shape[0]
-            bias = (bias + mask[:, None]).repeat(repeats, 1, 1, 1)
-        drop = self.attn_drop.p if self.training else 0.0
-        query, key, value = qkv.unbind(0)
-        x = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=drop)
-        x = x.transpose(1, 2).reshape(-1, num_tokens, self.proj.in_features)
-        return self.proj_drop(self.proj(x))
-
-    def _bias(self, window: Size) -> Tensor:
-        """Return the relative position bias (1, heads, h * w, h * w).
-
-        A smaller window uses the same table, since offsets keep their meaning.
-        """
-        bias = self._get_rel_pos_bias()
-        if window == self.window_size:
-            return bias
-        height, width = window
-        bias = bias.unflatten(-1, self.window_size).unflatten(-3, self.window_size)
-        return bias[:, :, :height, :width, :height, :width].flatten(4, 5).flatten(2, 3)
 
 
 def _build(variant: str, config: HostConfig) -> Swin:

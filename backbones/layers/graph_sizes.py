@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -37,6 +38,21 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
         # A graph would compare a view's strides with memory formats and keep the answer for ever.
         return x.index_select(axis, torch.arange(length, device=x.device))
     return x.narrow(axis, 0, length)
+
+
+def whole_window(x: Tensor, side: int) -> Tensor:
+    """Prepare a map (B, C, H, W) for a convolution of this side and stride.
+
+    A map smaller than one window is padded with zeros to it. An export for any size leaves all maps
+    as they are.
+    """
+    height, width = x.shape[-2:]
+    if is_any_size((height, width)):
+        return x
+    if min(height, width) < side:
+        x = F.pad(x, (0, max(0, side - width), 0, max(0, side - height)))
+    # In bfloat16, torch 2.12 convolves a single window in channels-last memory wrongly on CPUs.
+    return x.contiguous() if max(height, width) < 2 * side else x
 
 
 def ceil_div(length: int, divisor: int) -> int:

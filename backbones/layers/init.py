@@ -1,6 +1,11 @@
-"""The initialisation that most hosts and mixers share: truncated normal of 0.02, zero biases."""
+"""Initialisations that hosts and mixers share: truncated normal of 0.02, or by the fan-out.
+
+Biases start at zero.
+"""
 
 from __future__ import annotations
+
+import math
 
 from torch import nn
 
@@ -16,6 +21,20 @@ def init_all(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             _init(part)
+
+
+def init_fan_out(module: nn.Module) -> None:
+    """Initialise convolutions by N(0, 2 / fan-out) and linear layers by ``init_linear``.
+
+    The fan-out of a convolution is that of one group, k_h k_w O / groups.
+    """
+    for part in module.modules():
+        init_linear(part)
+        if isinstance(part, nn.Conv2d):
+            fan_out = math.prod(part.kernel_size) * part.out_channels // part.groups
+            nn.init.normal_(part.weight, std=math.sqrt(2 / fan_out))
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def _init(layer: nn.Conv2d | nn.Linear) -> None:

@@ -6,11 +6,10 @@ Sec. 3.2; as an instance of MetaMixer: FFNet, Fig. 1 and 8.
 
 from __future__ import annotations
 
+from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_all
 from backbones.mixers.metamixer.instances import SelfAttention, self_attention
 from backbones.registry import register_mixer
-
-HEAD_DIM = 32  # channels per head in Swin and in MetaFormer's attention
 
 
 @register_mixer("attention", kind="token", source="Vaswani et al., NeurIPS 2017, Sec. 3.2.2")
@@ -31,8 +30,6 @@ def attention(dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) 
 
     Source: Vaswani et al., NeurIPS 2017, Sec. 3.2, https://arxiv.org/abs/1706.03762.
     """
-    if num_heads is None:
-        num_heads = max(h for h in range(1, max(1, dim // HEAD_DIM) + 1) if dim % h == 0)
-    mixer = self_attention(dim, num_heads, qkv_bias)
+    mixer = self_attention(dim, usual_heads(dim, num_heads), qkv_bias)
     init_all(mixer)
     return mixer

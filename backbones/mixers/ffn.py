@@ -2,21 +2,32 @@
 
 Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Sec. 3.3,
 https://arxiv.org/abs/1706.03762; Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021,
-https://arxiv.org/abs/2010.11929 (GELU).
+https://arxiv.org/abs/2010.11929 (GELU); So et al., "Primer", NeurIPS 2021,
+https://arxiv.org/abs/2109.08668 (squared ReLU); Yu et al., "MetaFormer Baselines for Vision", 2022,
+https://arxiv.org/abs/2210.13452 (StarReLU).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import StarReLU, relu2
 from backbones.layers.init import init_all
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
-Act = Literal["gelu", "silu"]
+Act = Literal["gelu", "silu", "relu", "relu2", "star_relu"]
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu2": relu2,
+}
 
 
 @register_mixer(
@@ -34,7 +45,7 @@ class FFN(PointwiseMixer):
     Args:
         dim: Channels C.
         hidden_ratio: Hidden width over C.
-        act: "gelu" or "silu".
+        act: "gelu", "silu", "relu", "relu2" (ReLU squared) or "star_relu" (s ReLU^2 + b, learnt).
         drop: Dropout after the activation and after W2.
 
     Shape: (..., C) -> (..., C).
@@ -58,11 +69,24 @@ class FFN(PointwiseMixer):
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
+        self.star = StarReLU() if act == "star_relu" else None
         self.drop = nn.Dropout(drop)
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
-        act = F.silu if self.act == "silu" else F.gelu
+        act = FUNCTIONS[self.act] if self.star is None else self.star
         hidden = self.drop(act(self.fc1(x)))
         return self.drop(self.fc2(hidden))
+
+
+@register_mixer("relu2", kind="channel", source="Primer (NeurIPS 2021)")
+@variant_of(FFN, fixed={"act": "relu2"})
+def relu2_ffn() -> None:
+    """Build the FFN with a squared ReLU."""
+
+
+@register_mixer("star_relu", kind="channel", source="MetaFormer baselines (2022), StarReLU")
+@variant_of(FFN, fixed={"act": "star_relu"})
+def star_relu_ffn() -> None:
+    """Build the FFN with StarReLU, whose two numbers are learnt."""

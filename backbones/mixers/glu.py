@@ -14,15 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import unchanged
 from backbones.layers.init import init_all
+from backbones.options import variant_of
 from backbones.registry import register_mixer
 
-Act = Literal["silu", "gelu", "sigmoid", "relu"]
+Act = Literal["silu", "gelu", "sigmoid", "relu", "none"]
 ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "sigmoid": F.sigmoid,
     "relu": F.relu,
+    "none": unchanged,
 }
 
 
@@ -39,7 +42,7 @@ class GLU(PointwiseMixer):
     Args:
         dim: Channels C.
         hidden_ratio: Hidden width over C; 8/3 matches the size of an FFN of ratio 4.
-        act: "silu", "gelu", "relu", or "sigmoid" (Dauphin et al. 2017).
+        act: "silu", "gelu", "relu", "sigmoid" (Dauphin et al. 2017) or "none" (bilinear).
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
@@ -65,3 +68,9 @@ class GLU(PointwiseMixer):
     def mix(self, x: Tensor) -> Tensor:
         """Return W3 (act(W1 x + b1) * (W2 x + b2)) + b3: (..., C) -> (..., C)."""
         return self.drop(self.w3(self.drop(self.act(self.w1(x)) * self.w2(x))))
+
+
+@register_mixer("bilinear", kind="channel", source="Shazeer 2020, Eq. 6 (FFN_Bilinear)")
+@variant_of(GLU, fixed={"act": "none"})
+def bilinear() -> None:
+    """Build a GLU without activation: W3 ((W1 x + b1) * (W2 x + b2)) + b3."""

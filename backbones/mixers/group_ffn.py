@@ -30,7 +30,7 @@ class GroupFFN(PointwiseMixer):
         dim: Channels C, a multiple of ``groups``.
         hidden_ratio: M, hidden width over C.
         groups: G, blocks of W1 and of W2.
-        act: "silu", "gelu", "relu" or "sigmoid".
+        act: "silu", "gelu", "relu", "sigmoid" or "none".
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: (2 / G + 1) M C^2 + (2 M + 1) C.

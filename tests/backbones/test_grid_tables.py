@@ -223,11 +223,11 @@ def stars(registering):
             h = self.fc1(x)
             return self.fc2(h + h.tanh() if self.plus else h * h.tanh())
 
-    register_mixer("star", kind="channel", source="this test")(Star)
+    register_mixer("comet", kind="channel", source="this test")(Star)
 
-    @register_mixer("star_sum", kind="channel", source="this test")
+    @register_mixer("comet_sum", kind="channel", source="this test")
     @variant_of(Star, fixed={"plus": True})
-    def star_sum():
+    def comet_sum():
         """The sum."""
 
 
@@ -239,17 +239,19 @@ AS_TRAINED = "was trained with other options and equal shapes; this network has 
     [
         ({}, {}, ""),
         ({}, {"mixer": {"drop": 0.1}}, ""),
-        ({}, {"name": "deit_t_star_sum"}, "channel mixer star_sum instead of star; train"),
+        ({}, {"name": "deit_t_comet_sum"}, "channel mixer comet_sum instead of comet; train"),
         ({"name": "deit_t"}, {"name": "deit_t"}, ""),
         ({"name": "deit_t"}, {"name": "deit_t", "mixer": {"act": "silu"}}, "act=silu instead of"),
         ({"mixer": {"plus": True}}, {}, "backbone.mixer.plus=False instead of True; train"),
-        ({"name": "deit_t"}, {}, "channel mixer star instead of ffn"),
+        ({"name": "deit_t"}, {}, "channel mixer comet instead of ffn"),
         ({"name": "deit_t"}, {"name": "deit_t_glu"}, ""),  # GLU is initialised from scratch
         ({"name": "sbm_t"}, {"name": "sbm_t", "shortcut": False}, "backbone.shortcut=False inst"),
     ],
 )
 def test_loading_weights_into_another_equation_warns(stars, first, second, warned):
-    one, other = ({"name": "deit_t_star", "img_size": 64, **options} for options in (first, second))
+    one, other = (
+        {"name": "deit_t_comet", "img_size": 64, **options} for options in (first, second)
+    )
     with torch.device("meta"):
         file = make_checkpoint(create_backbone(**one))
     with torch.device("meta"):
@@ -260,5 +262,5 @@ def test_loading_weights_into_another_equation_warns(stars, first, second, warne
 
 
 def test_a_checkpoint_without_a_record_loads_without_warning(stars):
-    file = make_checkpoint(create_backbone("deit_t_star", img_size=64), record=False)
-    assert not load_checkpoint(file, "deit_t_star_sum", img_size=64)[2]
+    file = make_checkpoint(create_backbone("deit_t_comet", img_size=64), record=False)
+    assert not load_checkpoint(file, "deit_t_comet_sum", img_size=64)[2]

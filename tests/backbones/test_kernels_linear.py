@@ -11,9 +11,9 @@ from backbones.fast import fast
 from backbones.fast.cpu import linear as linear_forms
 from backbones.fast.cpu.linear import linear
 from backbones.fast.cpu.posmlp import batched
-from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
+from backbones.mixers.token_mlps.hire import HireMixer
 from tests.forms import both_ways, build_fast, compiled
 from tests.tensors import randomise, tokens
 from tests.threads import torch_threads

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import sys
+from itertools import cycle
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_slots_tell_whether_the_host_is_dense(registering, host, dense):
 
 def test_patterns_aliases_and_published_names():
     assert list_backbones("swin_t") == ["swin_t"]
-    names = [name for name in list_backbones("swin_t*") if name.endswith(("_t", "_afbo", "_glu"))]
+    names = [n for n in list_backbones("swin_t*") if n.endswith(("_t", "_t_afbo", "_t_glu"))]
     assert names == ["swin_t", "swin_t_afbo", "swin_t_glu"]
     assert list_backbones("vgg*") == []
     assert "swin_t_ffn" not in list_backbones()
@@ -130,8 +131,10 @@ def test_patterns_aliases_and_published_names():
     assert sorted(everything) == sorted(list_backbones())
 
 
-@pytest.mark.parametrize("base", ["swin_t", "swin_t_afbo"])
-@pytest.mark.parametrize("mixer", list_mixers("token"))
+@pytest.mark.parametrize(
+    ("base", "mixer"),
+    zip(cycle(("swin_t", "swin_t_afbo")), list_mixers("token"), strict=False),
+)
 def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
     if f"{base}_{mixer}" in list_backbones():
         return  # by named_on
@@ -259,6 +262,16 @@ def test_errors_of_a_builder_become_the_mixers(registering, options, message):
     refuses(r"mixer wide refuses 8 channels: .* takes 0 positional", create_mixer, "wide", 8)
 
 
+def test_a_mixer_alone_gets_its_block(registering):
+    register("still", kind="token")(identity)
+    assert create_mixer("still", 8).slot.block == 0
+    found = create_mixer("still", 8, block=3, grid=(5, 7)).slot
+    assert found == Slot(8, 4.0, (5, 7), stage=0, block=3, dense=False)
+    for block in (-1, 1.5, "1"):
+        message = f"block must be a whole number .*, got {block!r}"
+        refuses(message, create_mixer, "still", 8, block=block)
+
+
 def test_defaults_of_a_paper_by_host():
     for mixer in ("afbo", "afbo_cs", "afbo_c", "afbo_sc", "scfbo_oc"):
         assert mixer_options(mixer)["g2"] == 4
@@ -321,46 +334,46 @@ def test_schema_lists_every_option_with_its_default():
 
 
 def test_variants_inherit_what_their_mixer_sets_for_single_hosts(registering):
-    def star(dim, *, hidden_ratio=4.0, size=3, depth=1):
+    def comet(dim, *, hidden_ratio=4.0, size=3, depth=1):
         mixer = create_mixer("ffn", dim, hidden_ratio=hidden_ratio)
         mixer.typed = (size, depth)
         return mixer
 
     register(
-        "star",
+        "comet",
         hidden_scale=0.5,
         options_on={"swin_*": {"size": 5, "depth": 2}, "swin_t": {"size": 6}},
         host_overrides={"deit_*": {"class_token": False}},
         unfit_for={"pvt_*": "this test says so"},
-    )(star)
+    )(comet)
 
-    @register("star_sum")
-    @variant_of(star, fixed={"depth": 1})
-    def star_sum():
+    @register("comet_sum")
+    @variant_of(comet, fixed={"depth": 1})
+    def comet_sum():
         """Fix an option."""
 
     own = {"swin_s": {"depth": 4}}
 
-    @register("star_deep", options_on=own, unfit_for={})
-    @variant_of(star, defaults={"depth": 3})
-    def star_deep():
+    @register("comet_deep", options_on=own, unfit_for={})
+    @variant_of(comet, defaults={"depth": 3})
+    def comet_deep():
         """Change a default."""
 
-    @register("star_last", hidden_scale=1.0)
-    @variant_of(star_sum)
-    def star_last():
+    @register("comet_last", hidden_scale=1.0)
+    @variant_of(comet_sum)
+    def comet_last():
         """A variant of a variant."""
 
     every = {"hidden_ratio": None}
-    assert mixer_options("star_sum", "swin_t") == {**every, "size": 5}
-    assert mixer_options("star_sum", "deit_t") == {**every, "size": 3}
-    assert mixer_options("star_deep", "swin_t") == {**every, "size": 5, "depth": 3}
-    assert mixer_options("star_deep", "swin_s") == {**every, "size": 5, "depth": 4}
-    assert mixer_options("star_last", "swin_b") == {**every, "size": 5}
-    assert backbone_schema("deit_t_star_last")["class_token"] is False
-    assert not list_backbones("pvt_v2_b?_star_sum")
-    assert list_backbones("pvt_v2_b?_star_deep")
-    half, whole = (meta_backbone(f"swin_t_{name}") for name in ("star_sum", "star_last"))
+    assert mixer_options("comet_sum", "swin_t") == {**every, "size": 5}
+    assert mixer_options("comet_sum", "deit_t") == {**every, "size": 3}
+    assert mixer_options("comet_deep", "swin_t") == {**every, "size": 5, "depth": 3}
+    assert mixer_options("comet_deep", "swin_s") == {**every, "size": 5, "depth": 4}
+    assert mixer_options("comet_last", "swin_b") == {**every, "size": 5}
+    assert backbone_schema("deit_t_comet_last")["class_token"] is False
+    assert not list_backbones("pvt_v2_b?_comet_sum")
+    assert list_backbones("pvt_v2_b?_comet_deep")
+    half, whole = (meta_backbone(f"swin_t_{name}") for name in ("comet_sum", "comet_last"))
     assert half.layers[0].blocks[0].mlp.typed == (5, 1)
     assert half.layers[0].blocks[0].mlp.fc1.out_features == 2 * 96
     assert whole.layers[0].blocks[0].mlp.fc1.out_features == 4 * 96

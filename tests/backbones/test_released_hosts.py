@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.hosts.cyclemlp import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
 from backbones.hosts.edgevit import LocalAggregation, SparseAttention
-from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reweight import Reweight
 from backbones.layers.rotary import Lattice, rotate, turning_angles
+from backbones.mixers.token_mlps.cycle_fc import COLUMNS, ROWS, CycleFC, _cycled_any_size, cycled
+from backbones.mixers.token_mlps.hire import HireMixer
 from heads.linear import LinearClassifier
 from tests.counts import assert_tensors_and_counts
 from tests.errors import refuses

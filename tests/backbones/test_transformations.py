@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backbones.fast import switched_off
-from backbones.hosts.cyclemlp import CycleFC
 from backbones.layers.recomputation import recompute
+from backbones.mixers.token_mlps.cycle_fc import CycleFC
 from tests.forms import FORMS, build_fast, compiled, every_form
 from tests.tensors import build_mixer, tokens
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from backbones.fast.base import FastModule, operators_serve
 from backbones.fast.library import has_tiles
-from backbones.hosts.hiremlp import HireMixer
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
+from backbones.mixers.token_mlps.hire import HireMixer
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

@@ -16,13 +16,11 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import Mixer, MixerFactory, Slot, fill
-from backbones.hosts.lvt.attention import (
-    ClassAttention,
-    ConvolutionalSelfAttention,
-    RecursiveAtrousSelfAttention,
-)
-from backbones.hosts.scaffolds.conv_ffn import ConvFFN
+from backbones.hosts.lvt.attention import ClassAttention
 from backbones.layers.patch_embed import PatchEmbed
+from backbones.mixers.attentions.csa import ConvolutionalSelfAttention
+from backbones.mixers.attentions.rasa import RecursiveAtrousSelfAttention
+from backbones.mixers.conv_ffn import ConvFFN
 from backbones.mixers.ffn import FFN
 
 CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.metamixer.query_key_value import (
     MetaMixer,
@@ -22,7 +23,6 @@ from backbones.mixers.metamixer.query_key_value import (
     Size,
     StaticMemory,
     apply,
-    split_heads,
 )
 
 # Interactions
@@ -92,7 +92,7 @@ class MergeHeads(nn.Module):
 
     def merge(self, x: Tensor) -> Tensor:
         """Return W [heads] + b as tokens: (B, h, N, C / h) -> (B, N, C)."""
-        return self.proj(x.transpose(1, 2).flatten(2))
+        return self.proj(merge_heads(x))
 
 
 # Instances
@@ -121,9 +121,7 @@ def self_attention(dim: int, num_heads: int, qkv_bias: bool = True) -> SelfAtten
     Raises:
         ValueError: ``num_heads`` does not divide ``dim``.
     """
-    if num_heads < 1 or dim % num_heads:
-        valid = [h for h in range(1, dim + 1) if dim % h == 0]
-        raise ValueError(f"num_heads must divide {dim}: one of {valid}, got {num_heads}")
+    num_heads = usual_heads(dim, num_heads)
     return SelfAttention(
         query=HeadQuery(dim, num_heads, qkv_bias),
         memory=ProjectedMemory(dim, num_heads, qkv_bias),

@@ -24,6 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.heads import split_heads
 
 Size = tuple[int, int]
 
@@ -138,8 +139,3 @@ class MetaMixer(Mixer):
 def apply(x: Tensor, operator: nn.Module) -> Tensor:
     """Run a static key or value: the interaction with it."""
     return operator(x)
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Cut the channels into heads: (B, N, C) -> (B, h, N, C / h)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)

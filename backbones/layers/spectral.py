@@ -1,0 +1,27 @@
+"""Filters of a whole map in its spectrum.
+
+Source: Rao et al., "Global Filter Networks for Image Classification", NeurIPS 2021,
+https://arxiv.org/abs/2107.00645.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def filter_spectrum(x: Tensor, weights: Tensor) -> Tensor:
+    """Return irfft2(K * rfft2(x)) with orthonormal transforms, for each channel.
+
+    Args:
+        x: (B, H, W, C); half precision is transformed in float32, as FFTs lack it.
+        weights: K as pairs (H, W // 2 + 1, C, 2) of real and imaginary parts.
+
+    Returns:
+        (B, H, W, C) in the type of x.
+    """
+    precise = torch.promote_types(x.dtype, torch.float32)
+    spectrum = torch.fft.rfft2(x.to(precise), dim=(1, 2), norm="ortho")
+    spectrum = spectrum * torch.view_as_complex(weights.to(precise))
+    size = (x.shape[1], x.shape[2])
+    return torch.fft.irfft2(spectrum, s=size, dim=(1, 2), norm="ortho").to(x.dtype)

@@ -1,0 +1,49 @@
+"""ConvNeXt V2's feed-forward network alone: global response normalisation of the hidden map.
+
+    y = W2 GRN(GELU(W1 x + b1)) + b2
+
+Source: Woo et al., "ConvNeXt V2", CVPR 2023, https://arxiv.org/abs/2301.00808, Sec. 3.2, Eq. 1 to 3
+and Fig. 5. ``convnext_v2`` has the depthwise convolution and the norm before it as well.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.layers.init import init_all
+from backbones.mixers.convnext import GlobalResponseNorm
+from backbones.registry import register_mixer
+
+
+@register_mixer("grn_ffn", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Eq. 1 to 3")
+class GRNFFN(Mixer):
+    """W2 GRN(GELU(W1 x + b1)) + b2; a class token is normalised as a map of its own.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width over C.
+
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 M C^2 + (3 M + 1) C.
+
+    Source: ConvNeXt V2 (CVPR 2023), Sec. 3.2, https://arxiv.org/abs/2301.00808.
+    """
+
+    value_layer = "fc2"
+    channel_mappings = ("fc1",)
+
+    def __init__(self, dim: int, *, hidden_ratio: float = 4.0) -> None:
+        super().__init__()
+        hidden = hidden_width(dim, hidden_ratio)
+        self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.grn = GlobalResponseNorm(hidden)
+        init_all(self)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Return W2 GRN(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
+        return self.fc2(self.grn(F.gelu(self.fc1(x))))
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """Mix each prefix token as a map: (B, P, C) -> (B, P, C)."""
+        return self.mix(prefix.flatten(0, 1)[:, None, None]).view_as(prefix)

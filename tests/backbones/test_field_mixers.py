@@ -1,0 +1,156 @@
+"""The field's mixers against references: numbers, gradients, multiply-adds and three hosts."""
+
+import importlib
+import pkgutil
+from itertools import cycle
+
+import pytest
+import torch
+
+from backbones import create_backbone, create_mixer, list_mixers
+from backbones.analysis.counting import count_macs
+from backbones.registry import find_host, find_mixer, why_unfit
+from tests.families import build_short, rest_slow_pairs
+from tests.references import field
+from tests.tensors import build_mixer, images, tokens
+
+REFERENCES = {
+    found.name: importlib.import_module(f"{field.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(field.__path__)
+}
+CASES = [
+    (name, options)
+    for name, reference in REFERENCES.items()
+    for options in getattr(reference, "CASES", [{}])
+]
+# Packages of mixers that came with their own tests.
+EARLIER = {"afbo", "iffn", "metamixer", "posmlp", "sbm"}
+SIZES = [(9, 15), (8, 8)]  # the second is the size that tables are built for
+# Maps as (B, C, H, W), as (B, H, W, C), and tokens with a class token.
+HOSTS = ("poolformer_s12", "lvt_r1", "deit_t")
+every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+
+
+def build(name, options):
+    dim = getattr(REFERENCES[name], "DIM", 24)
+    return build_mixer(name, dim, **{"grid": SIZES[1], **options}), dim
+
+
+def test_every_mixer_of_a_room_has_a_reference():
+    """A room is a package of mixers, one per file."""
+    modules = {name: find_mixer(name).build.__module__.split(".") for name in list_mixers()}
+    rooms = {name for name, parts in modules.items() if parts[2] not in EARLIER and len(parts) == 4}
+    assert rooms <= set(REFERENCES) <= set(list_mixers())
+
+
+@every_case
+def test_outputs_and_gradients_equal_the_reference(name, options):
+    mixer, dim = build(name, options)
+    for height, width in SIZES:
+        x = tokens(2, height, width, dim).requires_grad_()
+        assert_equal(mixer, mixer(x), REFERENCES[name].reference(mixer, x), x)
+
+
+@every_case
+def test_joint_mixing_equals_the_reference(name, options):
+    mixer, dim = build(name, options)
+    joint = getattr(REFERENCES[name], "joint", None)
+    assert (joint is not None) == (mixer.prefix_mixing == "joint")
+    if joint is not None:
+        x, prefix = tokens(2, 9, 15, dim).requires_grad_(), tokens(2, 3, dim, seed=2)
+        found, expected = (
+            torch.cat([y.flatten(1, 2), p], 1)
+            for y, p in (mixer(x, prefix), joint(mixer, x, prefix))
+        )
+        assert_equal(mixer, found, expected, x)
+
+
+def assert_equal(mixer, found, expected, x):
+    """Compare outputs, and the gradients of the input and of all parameters."""
+    direction = tokens(*found.shape, seed=3)
+    leaves = {"input": x, **dict(mixer.named_parameters())}
+    pairs = {"output": (found, expected)}
+    gradients = (
+        torch.autograd.grad(y, list(leaves.values()), direction, allow_unused=True)
+        for y in (found, expected)
+    )
+    pairs |= {f"gradient of {n}": pair for n, *pair in zip(leaves, *gradients, strict=True)}
+    for name, (one, other) in pairs.items():
+        size = 1.0 if other is None else float(other.detach().abs().max())
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9 * max(1.0, size), msg=name)
+
+
+@every_case
+def test_multiply_adds_are_those_of_the_equations(name, options):
+    mixer, dim = build(name, options)
+    for height, width in SIZES:
+        expected = REFERENCES[name].macs(mixer, dim, height, width)
+        assert count_macs(mixer.float(), shape=(height, width, dim)) == expected
+
+
+PAIRS = [
+    (name, host)
+    for name in REFERENCES
+    for host in HOSTS
+    if not why_unfit(find_host(host), find_mixer(name))
+]
+# One host per mixer, in rotation; every token mixer is in DeiT in test_patch_reach.py.
+TURNS = {kind: cycle(HOSTS if kind == "channel" else HOSTS[:2]) for kind in ("channel", "token")}
+QUICK = [(name, next(TURNS[find_mixer(name).kind])) for name in REFERENCES]
+
+
+@pytest.mark.parametrize(("name", "host"), rest_slow_pairs(PAIRS, QUICK))
+def test_every_layout_of_a_host_takes_the_mixer(name, host):
+    """Gradients of the embedding reach all of the mixers' parameters that training changes."""
+    is_channel = find_mixer(name).kind == "channel"
+    host, options = (f"{host}_{name}", {}) if is_channel else (host, {"token_mixer": name})
+    backbone = build_short(host, img_size=(64, 96), **options).train()
+    embedded = backbone.embed(images(64, 96, batch=2).float())
+    assert embedded.isfinite().all()
+    embedded.square().sum().backward()
+    assert backbone.mixers()
+    for place, mixer in backbone.mixers().items():
+        for key, parameter in mixer.named_parameters():
+            assert parameter.grad is not None, f"{place}{key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("inception_dwconv", {"ratio": 0.5}, "ratio must give each of three kernels .*, got 0.5"),
+        ("gnconv", {"order": 5}, "2\\^\\(order - 1\\) divide the 24 channels, got 5"),
+        ("focal_modulation", {"levels": 0}, "levels must be at least 1, got 0"),
+        ("rep_mixer", {"kernel_size": 1}, "kernel_size must be at least 3, got 1"),
+        ("partial_conv", {"divisor": 25}, "divisor must be from 1 to the 24 channels, got 25"),
+        ("gated_conv", {"conv_ratio": 3.0}, "from 1 to 64 channels, .*; got 3.0 of 24"),
+        ("low_rank", {"rank_ratio": 0.01}, "rank_ratio must give a rank of at least 1, got 0.01"),
+        ("monarch", {"blocks": 5}, "blocks must divide the widths 24 and 96, got 5"),
+        ("window_attention", {"window": 1}, "window must be at least 2, got 1"),
+        ("shifted_window", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
+        ("sra", {"reduction": 0}, "reduction and pool must be at least 1, got 0 and 7"),
+        ("lsa_gsa", {"window": 0}, "window and reduction must be at least 1, got 0 and 8"),
+        ("global_window", {"window": 1}, "window must be at least 2, got 1"),
+        ("rasa", {"steps": 0}, "reduction and steps must be at least 1, got 8 and 0"),
+        ("local_global", {"sampling": 0}, "sampling must be at least 1, got 0"),
+        ("hire", {"shift": -1}, "got region=4, shift=-1 for 24 channels"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        create_mixer(name, 24, **options)
+
+
+def test_mixers_that_alternate_follow_their_block():
+    """The default options take the authors' values by stage and block."""
+    with torch.device("meta"):
+        swin = create_backbone("swin_t", token_mixer="shifted_window")
+        pvt = create_backbone("pvt_v2_b1", token_mixer="lsa_gsa")
+        hire = create_backbone("swin_t", token_mixer="hire")
+        gnconv = create_backbone("swin_t", token_mixer="gnconv")
+    assert [mixer.shift for mixer in swin.mixers().values()] == [0, 3] * 6
+    kinds = [hasattr(mixer.attn, "window") for mixer in pvt.mixers().values()]
+    assert kinds == [True, False] * 4
+    shifts = [mixer.layers.shift for mixer in hire.mixers().values()]
+    assert shifts == [0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 0, 1]
+    orders = [len(mixer.widths) for mixer in gnconv.mixers().values()]
+    assert orders == [2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5]
