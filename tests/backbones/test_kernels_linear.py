@@ -96,12 +96,11 @@ def test_a_pointwise_convolution_is_one(tiles, bias):
         assert results[0][0].stride() == results[1][0].stride()
 
 
-def test_graphs_and_gelu_keep_torchs_products(tiles):
+def test_graphs_keep_torchs_products(tiles):
     conv = fast(PointwiseConv2d(3, 4)).eval()
     x = torch.randn(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     assert conv.is_fast(x)
     assert "mixerlab" not in str(torch.export.export(conv, (x,)).graph)
-    assert not fast(FFN(6)).is_fast(torch.randn(2, 3, 6))
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,10 @@ def test_families_and_the_toy_of_contributing():
     assert LOWER.is_better(1, 2)
     assert LOWER.is_better(1, 1)
     assert not LOWER.is_better(2, 1)
-    shown = (ROOT / "tests/newcomers/toy/tasks/toy/family.py").read_text()
-    assert f"```python\n{shown}```" in (ROOT / "CONTRIBUTING.md").read_text()
+    toy = "tests/newcomers/toy"  # the tutorial includes its family, and a test runs it
+    assert (ROOT / toy / "tasks/toy/family.py").is_file()
+    assert f"{toy}/tasks/toy/family.py" in (ROOT / "docs/tutorials/task_family.md").read_text()
+    assert toy in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize(
