@@ -423,17 +423,18 @@ def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: 
 def _image_size(
     size: int | tuple[int, int] | None, host: HostEntry, patch_size: int
 ) -> tuple[int, int]:
-    """Return the build resolution (H, W); H is 1 for a host of another modality than images."""
-    size = 224 if size is None else size
+    """Return the build resolution (H, W); hosts of other modalities declare their usual one."""
     is_image = host.modality == "image"
-    sides = (size if is_image else 1, size) if isinstance(size, int) else size
+    usual = (224, 224) if is_image else host.img_size or (1, 224)
+    size = usual if size is None else size
+    sides = (size if usual[0] > 1 else 1, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides
     least = LEAST_SIDE if patch_size == host.patch_size else LEAST_SMALL_SIDE
     if is_image and min(height, width) < least:
-        usual = small_patch_sizes(host)[-2]
-        remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={usual}"
+        patch = small_patch_sizes(host)[-2]
+        remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={patch}"
         raise ValueError(
             f"img_size must be at least {least} in both directions, got {(height, width)}"
             + remedy * (least == LEAST_SIDE)

@@ -77,6 +77,7 @@ class HostEntry:
     patch_size: int
     without_prefix: Mapping[str, Any]
     modality: str = "image"
+    img_size: tuple[int, int] | None = None
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -112,6 +113,7 @@ def register_host(
     patch_size: int = 4,
     without_prefix: Mapping[str, Any] | None = None,
     modality: str = "image",
+    img_size: tuple[int, int] | None = None,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -127,6 +129,8 @@ def register_host(
             its map; they apply with mixers that refuse prefix tokens.
         modality: Its inputs in the singular, such as "image" or "signal"; tasks of another
             modality reject the host.
+        img_size: Usual build resolution (H, W) of another modality; (1, 224) by default. If H is
+            above 1, a typed side means a square.
 
     Raises:
         ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
@@ -148,7 +152,7 @@ def register_host(
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
-            modality,
+            modality, img_size,
         )  # fmt: skip
         return build
 
