@@ -25,7 +25,8 @@ CROP = 120  # side of the validation images, a multiple of 2, 3 and 4
 class SampleSuperResolution(SampleDataModule, ImageFolderSRDataModule):
     """Eight photographs: their left parts are for training, their right parts for validation.
 
-    Both pictures of a stereo pair are for training only.
+    Both pictures of a stereo pair are for training only, and so is the flower, whose right part is
+    out of focus.
 
     Args:
         root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
@@ -54,9 +55,10 @@ class SampleSuperResolution(SampleDataModule, ImageFolderSRDataModule):
 def parts() -> dict[str, tuple[Pixels, Pixels]]:
     """Return the training and the validation part of each photograph, by name."""
     found = {}
-    for name, photo in zip(("china", "flower"), load_sample_images().images, strict=True):
-        # The columns of all sample datasets, so that networks of other tasks share the split.
-        found[name] = tuple(photo[:, PHOTO_COLUMNS[split]] for split in ("train", "val"))
+    china, flower = load_sample_images().images
+    # The columns of all sample datasets, so that networks of other tasks share the split.
+    found["china"] = tuple(china[:, PHOTO_COLUMNS[split]] for split in ("train", "val"))
+    found["flower"] = flower[:, PHOTO_COLUMNS["train"]], flower[:0]
     for name in ("astronaut", "chelsea", "coffee", "rocket"):
         photo = getattr(photographs, name)()
         cut = round(SHARE * photo.shape[1])
@@ -70,11 +72,10 @@ def parts() -> dict[str, tuple[Pixels, Pixels]]:
 
 
 def crops(photo: Pixels) -> list[Pixels]:
-    """Return squares side by side, from the middle of what remains at the borders."""
-    rows, columns = (side // CROP for side in photo.shape[:2])
-    top, left = ((side - count * CROP) // 2 for side, count in zip(photo.shape, (rows, columns), strict=False))  # fmt: skip
+    """Return squares side by side, around the middle."""
+    height, width = photo.shape[:2]
     return [
-        photo[top + CROP * row : top + CROP * (row + 1), left + CROP * col : left + CROP * (col + 1)]
-        for row in range(rows)
-        for col in range(columns)
+        photo[top : top + CROP, left : left + CROP]
+        for top in range(height % CROP // 2, height - CROP + 1, CROP)
+        for left in range(width % CROP // 2, width - CROP + 1, CROP)
     ]
