@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from backbones.base import HostConfig
@@ -41,6 +42,7 @@ class BicubicUpsampler(Upsampler):
     def __init__(self, scale: int) -> None:
         super().__init__()
         self.scale = scale
+        self.register_buffer("factor", torch.tensor(scale))  # for checkpoints, which need a tensor
 
     def forward(self, features: Tensor, images: Tensor) -> Tensor:
         """Enlarge the images: (B, 3, H, W) -> (B, 3, r H, r W)."""

@@ -203,16 +203,21 @@ class SuperResolutionTask(BaseTask):
             low = centre(low, DRAWN)
             ours = self.model.predict({"low": low[None]})[0].cpu()
             small = low.float().cpu()
-            shown = {"bicubic": enlarge(small[None], self.scale)[0], "ours": ours}
-            panels = [Panel(to_picture(small), f"low resolution, x{self.scale}", "")]
+            pixels = small.repeat_interleave(self.scale, 1).repeat_interleave(self.scale, 2)
+            shown = {
+                f"low resolution, x{self.scale}": pixels,
+                "bicubic": enlarge(small[None], self.scale)[0],
+                "ours": ours,
+            }
             truth = None
             if "high" in batch:
                 truth = _same_middle(batch["high"][index], whole, low, self.scale)
+            panels = []
             for title, image in shown.items():
                 figures = {} if truth is None else self._figures_of(image, truth)
                 panels.append(Panel(to_picture(image), title, caption(figures)))
             if truth is not None:
-                panels.append(Panel(to_picture(truth), "truth", ""))
+                panels.append(Panel(to_picture(truth), "truth", "PSNR and SSIM of Y"))
             pictures.append(draw_panels(panels))
         return pictures
 

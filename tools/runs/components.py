@@ -85,7 +85,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
-    if training and not solves(task.model):
+    if training and not (solves(task.model) or is_fixed(task.model)):
         trainer.check_fit(engine, task, datamodule)
         if is_first_process():
             check_space(folder, task, top_k=config["callbacks"]["top_k"])
@@ -117,6 +117,11 @@ def solves(model: nn.Module) -> bool:
     return bool(getattr(model, "solves", False))
 
 
+def is_fixed(model: nn.Module) -> bool:
+    """Return True for a network without parameters, such as an interpolation."""
+    return next(model.parameters(), None) is None
+
+
 def execute(
     parts: Components, config: dict[str, Any], folder: Path, new_length: str | None
 ) -> dict[str, float]:
@@ -141,6 +146,8 @@ def execute(
     report.log_network(task.model.backbone, config["backbone"])
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
+    if is_fixed(task.model):
+        return trainer.evaluate_fixed(engine, task, datamodule)
     report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
         resume.log_start(parts.start, new_length)
