@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from backbones import Backbone
 from backbones.hosts.scaffolds.super_resolution import UPSAMPLER, SuperResolutionBackbone
 from backbones.layers.bicubic import reflect
-from backbones.layers.graph_sizes import missing
+from backbones.layers.graph_sizes import crop, missing
 from backbones.options import Remembering, check_value
 
 TARGETS = ("SuperResolver",)
@@ -35,10 +35,15 @@ class SuperResolver(Remembering, nn.Module):
         tile: Side of the parts of large images in low-resolution pixels, overlap included. A
             network that cannot be cut exactly takes parts of its build resolution instead.
 
+    Attributes:
+        outputs: Names of what an exported model returns.
+
     Shape: (B, 3, H, W) -> (B, 3, r H, r W).
 
     Source: FFNet, App. F.2: L1 and w times the L1 of the Fourier transforms, without normalisation.
     """
+
+    outputs = ("enlarged",)
 
     def __init__(
         self,
@@ -82,10 +87,12 @@ class SuperResolver(Remembering, nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Enlarge whole images: (B, 3, H, W) -> (B, 3, r H, r W)."""
-        height, width = images.shape[2:]
         padded = self._padded(images)
         enlarged = self.upsampler(self.backbone(padded)[0], padded)
-        return enlarged[:, :, : self.scale * height, : self.scale * width]
+        if self.host.size_divisor == 1:
+            return enlarged
+        height, width = images.shape[2:]
+        return crop(enlarged, self.scale * height, self.scale * width)
 
     def _padded(self, images: Tensor) -> Tensor:
         """Mirror images at right and bottom to a multiple of the host's windows."""

@@ -43,7 +43,6 @@ from tools.cli.usual_family import usual_family
 from tools.exports import (
     TARGETS,
     ExportRequest,
-    Target,
     check_exported,
     checkpoint_of,
     exporter,
@@ -54,6 +53,7 @@ from tools.exports import (
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
 }  # fmt: skip
+LEAST_SIDE = 64  # of the images that graphs of any size are recorded with
 LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
 # Options of a backbone that the export sets itself.
 DECIDED_BY_EXPORT = {
@@ -98,7 +98,9 @@ def export(arguments: Sequence[str]) -> list[Path]:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
     check_exported(run, to)
     name, typed = read_network(
-        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
+        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""),
+        words,
+        family_of_run(run),
     )
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:
@@ -114,7 +116,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             ckpt=ckpt,
             run=run,
             folder=folder,
-            image_size=parse_image_size(options["image_size"] or _run_image_size(run, target)),
+            image_size=parse_image_size(options["image_size"] or _run_image_size(run, to)),
             settings={key: options[key] for key in target.settings},
             report=progress_printer(),
         )
@@ -135,9 +137,11 @@ def progress_printer() -> Callable[[str], None]:
     return report
 
 
-def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
-    """Return the image size of a classifier's run, at which its graphs are recorded."""
-    records = "what" in target.settings
+def _run_image_size(run: Mapping[str, Any] | None, to: str) -> str:
+    """Return the image size of a run at which its graphs are recorded; empty for the usual one."""
+    records = "what" in TARGETS[to].settings
+    if run is not None and records and family_of_run(run).exports.get(to) == "model":
+        return str(LEAST_SIDE)  # the graph serves any size
     classifies = run is not None and family_of_run(run).export_of(ANY) == "classifier"
     side = run["data"].get("image_size") if run is not None and records and classifies else None
     return "" if side is None else str(side)

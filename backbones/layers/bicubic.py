@@ -28,13 +28,19 @@ def enlarge(images: Tensor, scale: int) -> Tensor:
 def mirror(x: Tensor, axis: int, before: int, after: int) -> Tensor:
     """Continue an axis at both ends with its mirror image, in which the last entry comes twice."""
     length = x.shape[axis]
-    place = torch.arange(-before, length + after, device=x.device) % (2 * length)
+    place = _modulo(torch.arange(-before, length + after, device=x.device), 2 * length)
     return x.index_select(axis, torch.minimum(place, 2 * length - 1 - place))
 
 
 def reflect(x: Tensor, axis: int, after: int) -> Tensor:
     """Continue an axis at its end with its mirror image, in which the last entry comes once."""
-    last = max(x.shape[axis] - 1, 1)
-    place = torch.arange(x.shape[axis] + after, device=x.device) % (2 * last)
-    place = torch.minimum(place, 2 * last - place).clamp(max=x.shape[axis] - 1)
-    return x.index_select(axis, place)
+    length = x.shape[axis]
+    if length == 1:
+        return x.expand(*x.shape[:axis], 1 + after, *x.shape[axis + 1 :])
+    place = _modulo(torch.arange(length + after, device=x.device), 2 * (length - 1))
+    return x.index_select(axis, torch.minimum(place, 2 * (length - 1) - place))
+
+
+def _modulo(places: Tensor, period: int) -> Tensor:
+    # By a quotient: ONNX's converter lacks remainders by a symbol.
+    return places - places.div(period, rounding_mode="floor").long() * period
