@@ -64,6 +64,11 @@ class MixerEntry:
         """Support for class tokens, declared by the class that it builds."""
         return takes_prefix(built_class(self.build, Mixer), self.kind)
 
+    @property
+    def ignores_order(self) -> bool:
+        """True if the order of tokens changes only the order of its outputs."""
+        return built_class(self.build, Mixer).ignores_order
+
 
 @dataclass(frozen=True, eq=False)  # compared by identity
 class HostEntry:
@@ -77,6 +82,8 @@ class HostEntry:
     patch_size: int
     without_prefix: Mapping[str, Any]
     modality: str = "image"
+    img_size: int = 224
+    ordered: bool = True
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -112,6 +119,8 @@ def register_host(
     patch_size: int = 4,
     without_prefix: Mapping[str, Any] | None = None,
     modality: str = "image",
+    img_size: int = 224,
+    ordered: bool = True,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -127,6 +136,9 @@ def register_host(
             its map; they apply with mixers that refuse prefix tokens.
         modality: Its inputs in the singular, such as "image" or "signal"; tasks of another
             modality reject the host.
+        img_size: Side or length that it is built for by default.
+        ordered: False if its tokens have no order, as variables have none; only mixers whose class
+            declares ``ignores_order`` fit.
 
     Raises:
         ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
@@ -148,7 +160,7 @@ def register_host(
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
-            modality,
+            modality, img_size, ordered,
         )  # fmt: skip
         return build
 
@@ -352,6 +364,8 @@ def takes_token_mixer(host: HostEntry, mixer: str | None) -> bool:
 
 def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
     """Return the reason why a mixer cannot serve a host; empty if it can."""
+    if not host.ordered and not mixer.ignores_order:
+        return "its tokens have no order, which the mixer depends on"
     reasons = mixer.unfit_for.items()
     return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host.name, pattern)), "")
 
