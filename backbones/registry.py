@@ -268,9 +268,9 @@ def list_mixers(kind: Kind | None = None) -> list[str]:
     return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
 
 
-def list_hosts() -> list[str]:
-    """Return the names of all hosts, in the order of their families."""
-    return list(hosts())
+def list_hosts(modality: str | None = None) -> list[str]:
+    """Return the names of all hosts, or of one modality, in the order of their families."""
+    return [name for name, entry in hosts().items() if modality in (None, entry.modality)]
 
 
 def host_modality(name: str) -> str:
@@ -282,7 +282,9 @@ def host_modality(name: str) -> str:
     return look_up(name)[0].modality
 
 
-def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
+def list_backbones(
+    pattern: str = "*", published: bool | None = None, modality: str | None = None
+) -> list[str]:
     """Return the names for ``create_backbone``: all hosts, alone and with every fitting mixer.
 
     Published models with a token mixer have names as well (``named_on`` of the mixer).
@@ -290,6 +292,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
     Args:
         pattern: Shell pattern, for example ``"swin_*"``.
         published: True keeps the names that a paper reports, False all others.
+        modality: Keep the hosts of one modality, such as "image"; None keeps all.
 
     >>> list_backbones("posmlp_t_*")
     ['posmlp_t_glrpe', 'posmlp_t_lrpe', 'posmlp_t_lrpe_m', 'posmlp_t_sgu']
@@ -298,6 +301,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
         name
         for name, (host, mixer) in _table().items()
         if fnmatch.fnmatchcase(name, pattern)
+        and modality in (None, _HOSTS[host].modality)
         and published in (None, _is_published(_HOSTS[host], mixer))
     ]
 

@@ -96,9 +96,8 @@ def _record(
     network: Any, shape: tuple[int, int], request: ExportRequest
 ) -> tuple[ExportedProgram, tuple[int, ...]]:
     """Record the network with as many free axes as it allows."""
-    trials = (
-        [(0, 2), (0,)] if network.backbone.any_variables and network.targets is None else [(0,)]
-    )
+    any_number = network.backbone.any_variables and network.targets is None
+    trials: list[tuple[int, ...]] = [(0, 2), (0,)] if any_number else [(0,)]
     error: Exception | None = None
     for free in trials:
         dims: Any = {axis: Dim(AXES[axis], min=1) for axis in free}

@@ -38,7 +38,7 @@ def convert_official_state_dict(
         if UNUSED.match(plain):
             continue
         renamed = _rename(plain, names)
-        if renamed.endswith("conv.weight") and value.ndim == 3 and ".ffn." not in renamed:
+        if re.search(r"\.(key|value|query)\.", renamed) and value.ndim == 3:
             value = value.unsqueeze(2)  # our kernels along time are 1 x k
         converted[renamed] = value
     return converted
