@@ -111,6 +111,14 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
+        """Return the shapes that ``feature_info`` declares for the maps of these inputs."""
+        sides = images.shape[2:]
+        return [
+            (len(images), info.channels, *(-(-side // info.stride) for side in sides))
+            for info in self.feature_info
+        ]
+
     def embed(self, images: Tensor) -> Tensor:
         """Return the embedding by the host's final norm and pooling.
 
@@ -292,6 +300,8 @@ class Mixer(nn.Module):
         grid_axes: Axes of the parameters whose shapes follow the map size, by name, such as
             ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
         built_for: Map size (H, W) that it was built for; None outside a factory.
+        ignores_order: True if it treats all orders of the tokens alike, as attention without
+            positions does.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -302,6 +312,7 @@ class Mixer(nn.Module):
     channel_mappings: tuple[str, ...] = ()
     grid_axes: Mapping[str, str] = MappingProxyType({})
     built_for: tuple[int, int] | None = None
+    ignores_order: bool = False
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
@@ -450,6 +461,8 @@ def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
 
 class PointwiseMixer(Mixer):
     """Mixer of (..., C) that treats all tokens alike, prefix tokens included."""
+
+    ignores_order = True
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens like all others: (B, P, C) -> (B, P, C)."""

@@ -13,6 +13,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
+from backbones.layers.one_row import keep_centre_row
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -24,6 +25,7 @@ from backbones.registry import (
     list_mixers,
     look_up,
     mixers,
+    why_unfit,
     without_prefix,
 )
 
@@ -76,7 +78,8 @@ def create_mixer(name: str, dim: int, *, grid: tuple[int, int] = (14, 14), **opt
     Args:
         name: One of ``list_mixers()``.
         dim: Channels C.
-        grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it.
+        grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it. With
+            (1, L), for series and text, k x k kernels become 1 x k.
         **options: The mixer's own, see ``mixer_options(name)``.
 
     Raises:
@@ -253,6 +256,9 @@ def _factory(
     if kind not in host.slots:
         raise ValueError(f"{host.name} lacks a slot for {kind} mixers; it has {sorted(host.slots)}")
     entry = find_mixer(name, kind)
+    unfit = why_unfit(host, entry)
+    if unfit:
+        raise ValueError(f"{name} does not serve {host.name}, because {unfit}")
     _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
 
@@ -346,6 +352,8 @@ def _build_mixer(
         )
     _check_methods(entry.name, type(mixer))
     mixer.kind, mixer.built_for = entry.kind, slot.grid
+    if slot.grid[0] == 1 < slot.grid[1]:
+        keep_centre_row(mixer)
     return mixer
 
 
@@ -423,11 +431,11 @@ def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: 
 def _image_size(
     size: int | tuple[int, int] | None, host: HostEntry, patch_size: int
 ) -> tuple[int, int]:
-    """Return the build resolution (H, W); hosts of other modalities declare their usual one."""
+    """Return the build resolution (H, W); H is 1 for hosts of series and other signals."""
+    size = host.img_size if size is None else size
     is_image = host.modality == "image"
-    usual = (224, 224) if is_image else host.img_size or (1, 224)
-    size = usual if size is None else size
-    sides = (size if usual[0] > 1 else 1, size) if isinstance(size, int) else size
+    is_square = is_image or not isinstance(host.img_size, int)
+    sides = (size if is_square else 1, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides

@@ -33,7 +33,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.engine.family import ANY
+from tasks.engine.family import ANY, imported
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import network_name
@@ -97,6 +97,9 @@ def export(arguments: Sequence[str]) -> list[Path]:
     if not options["backbone"] and not run:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
     check_exported(run, to)
+    special = family_of_run(run).exporters.get(to)
+    if special:
+        function = imported(special)
     name, typed = read_network(
         options["backbone"] or (run or {}).get("backbone", {}).get("name", ""),
         words,

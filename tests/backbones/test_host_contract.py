@@ -7,10 +7,11 @@ from itertools import cycle, product
 import pytest
 import torch
 
-from backbones import Backbone, create_backbone, list_hosts
+from backbones import Backbone, create_backbone
 from heads.linear import LinearClassifier
 from tests.families import (
     BOTH,
+    HOSTS,
     QUICK_NAMES,
     SMALLEST,
     drawn,
@@ -103,7 +104,7 @@ def test_what_was_built_on_the_meta_device_loads_and_runs(host, assign):
         torch.testing.assert_close(backbone(x), built(x))
 
 
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST[::3]))
+@pytest.mark.parametrize("host", rest_slow(HOSTS, SMALLEST[::3]))
 def test_every_host_runs_at_large_odd_sizes(host):
     for dense in (False, True):
         with torch.device("meta"), torch.no_grad():

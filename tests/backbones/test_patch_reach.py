@@ -2,18 +2,19 @@
 
 import pytest
 
-from backbones import list_backbones, list_hosts, list_mixers
+from backbones import list_mixers
 from backbones.analysis.patch_reach import reached_patches
 from backbones.registry import find_host, look_up
-from tests.families import SMALLEST, build_short, drawn, rest_slow, rest_slow_pairs
+from tests.families import HOSTS, SMALLEST, build_short, drawn, rest_slow, rest_slow_pairs
+from tests.families import NAMES as IMAGE_NAMES
 from tests.tensors import images
 
 TOKEN_MIXERS = list_mixers("token")
-TOKEN_HOSTS = [host for host in list_hosts() if "token" in find_host(host).slots]
+TOKEN_HOSTS = [host for host in HOSTS if "token" in find_host(host).slots]
 TOKEN_PAIRS = [(host, mixer) for host in TOKEN_HOSTS for mixer in TOKEN_MIXERS]
 # The first host of each file with every mixer, all others with some: they differ in size only.
 DRAWN = drawn(0)
-NAMES = [name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN]
+NAMES = [name for name in IMAGE_NAMES if look_up(name)[0].name in SMALLEST or name in DRAWN]
 PAIRS = [
     (host, mixer)
     for turn, (host, mixer) in enumerate(TOKEN_PAIRS)

@@ -17,12 +17,12 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
-from backbones import create_backbone, list_hosts
+from backbones import create_backbone
 from backbones.registry import look_up
 from datamodules import LightAugmentation
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, by_turns, drawn, rest_slow
+from tests.families import HOSTS, SMALLEST, by_turns, drawn, rest_slow
 from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
 from tests.runs import arguments, run_here
 from tools import export
@@ -248,7 +248,7 @@ def test_other_initialisations_are_mmengines():
 
 
 @pytest.mark.parametrize("dense", rest_slow((False, True), (True,)))
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST))
+@pytest.mark.parametrize("host", rest_slow(HOSTS, SMALLEST))
 def test_every_parameter_has_a_layer(host, dense):
     check_layers(host, dense)
 

@@ -242,9 +242,11 @@ def test_every_recipe_of_classification_is_stated():
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "recipe").glob("*.yaml")), ids=lambda p: p.stem)
 def test_recipes_give_values_only_for_what_exists(path):
-    """Their tables have patterns of hosts, or heads or tasks."""
+    """Their tables have patterns of hosts, heads, tasks or data sets."""
     names = list_hosts()
-    names += [file.stem for group in ("head", "task") for file in (CONFIGS / group).glob("*.yaml")]
+    names += [
+        file.stem for group in ("head", "task", "data") for file in (CONFIGS / group).glob("*.yaml")
+    ]
     tables = yaml.safe_load(path.read_text()).get("recipe", {})
     for option, table in tables.items():
         for pattern in table if isinstance(table, dict) else ():

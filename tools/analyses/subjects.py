@@ -155,7 +155,8 @@ class Subject:
     def _batch(self, samples: Any, names: tuple[str, ...]) -> Batch:
         processor = self.preprocessor()
         if processor is None:
-            images, labels = samples["image"], samples["label"]
+            images = samples[next(iter(self.family.batch))]
+            labels = samples.get("label", torch.full((len(images),), -1))
         else:
             one = [
                 _prepare_sample(processor, samples, index, self.size) for index in range(len(names))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backbones.options.suggestions import plural
 from tasks.engine.family import Family, find_family
 from tasks.engine.plain_files import DamagedFile, read_text
 from tools.cli.network_names import network_name
@@ -203,7 +204,7 @@ def check_exported(run: Mapping[str, Any] | None, to: str) -> None:
         known = ", ".join(family.exports) or "none"
         raise ValueError(
             f"to={to} does not take networks of task={family.name}, which are for "
-            f"{family.modality}s; its targets: {known}"
+            f"{plural(family.modality)}; its targets: {known}"
         )
 
 

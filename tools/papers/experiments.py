@@ -15,6 +15,7 @@ HEADLINES = {
     "top1_linear_probe": "% top-1",
     "ap": "box AP",
     "miou": "mIoU",
+    "mse": "MSE",
 }
 
 

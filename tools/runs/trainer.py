@@ -273,13 +273,6 @@ def fit(
     return metrics
 
 
-def evaluate_fixed(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dict[str, float]:
-    """Evaluate a network without parameters and save it, in place of a training."""
-    metrics = evaluate(trainer, "test", task, datamodule)
-    trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / BEST, weights_only=True)
-    return metrics
-
-
 def evaluate(
     trainer: Trainer,
     mode: str,
