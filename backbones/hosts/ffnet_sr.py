@@ -116,14 +116,14 @@ class FFNetSRBlock(nn.Module):
     ) -> None:
         """Replace W1 and W2 by a channel mixer after D, and FFNified attention by a token mixer."""
         if channel_mixer is not None:
-            self.channel_mixer = QueriedMixer(self.channel_mixer, slot.dim)
+            self.channel_mixer = NormedChannelMixer(self.channel_mixer, slot.dim)
         fill(self.channel_mixer, "memory", channel_mixer, slot)
         if token_mixer is not None:
             make = token_mixer
-            fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)
+            fill(self, "token_mixer", lambda slot: NormedTokenMixer(slot.dim, make(slot)), slot)
 
 
-class QueriedMixer(nn.Module):
+class NormedChannelMixer(nn.Module):
     """ConvNeXt block whose keys and values are replaced by a LayerNorm and a mixer.
 
     Shape: (B, C, H, W) -> (B, C, H, W).
@@ -140,7 +140,7 @@ class QueriedMixer(nn.Module):
         return mix_nchw(self.memory, self.norm(self.query(x)))
 
 
-class NormedMixer(Mixer):
+class NormedTokenMixer(Mixer):
     """LayerNorm and a mixer, for a block without norm."""
 
     def __init__(self, dim: int, mixer: Mixer) -> None:

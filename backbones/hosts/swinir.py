@@ -49,9 +49,7 @@ class SwinIR(SuperResolutionBackbone):
     """
 
     size_divisor = WINDOW
-    layer_names = LayerNames(
-        ends=(Rule(r"layers\.(\d+)\.conv\."),), stem=("stem.", "embed_norm.")
-    )
+    layer_names = LayerNames(ends=(Rule(r"layers\.(\d+)\.conv\."),), stem=("stem.", "embed_norm."))
 
     def __init__(self, config: HostConfig) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files.folders import first_few, list_folders, list_images, validation_folder
-from datamodules.loading.sampling import SeededDataset
+from datamodules.loading.sampling import NamedDataset, SeededDataset
 from datamodules.super_resolution.base import SuperResolutionDataModule
 from datamodules.super_resolution.pairs import Pair, WholeImages
 
@@ -144,6 +144,15 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         self.parts = [(name, self._find(name)) for name in self.sets]
         self.choose(self.sets[0])
         return {"val": self._datasets["val"]}  # type: ignore[dict-item]
+
+    def dataset(self, split: Split) -> NamedDataset:
+        """Return the images of the chosen set; there are none to train with."""
+        if split == "train":
+            raise ValueError(
+                f"{', '.join(self.sets)}: images for evaluation only; pass mode=test ckpt=<run "
+                "folder>, or train with data=div2k"
+            )
+        return super().dataset(split)
 
     def choose(self, name: str) -> None:
         """Evaluate one of the sets from now on."""

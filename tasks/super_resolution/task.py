@@ -224,7 +224,9 @@ class SuperResolutionTask(BaseTask):
 
 def _same_middle(high: Tensor, whole: Tensor, low: Tensor, scale: int) -> Tensor:
     """Crop the true image to the part that the cropped small image shows."""
-    top, left = ((one - other) // 2 for one, other in zip(whole.shape[1:], low.shape[1:], strict=True))
+    top, left = (
+        (one - other) // 2 for one, other in zip(whole.shape[1:], low.shape[1:], strict=True)
+    )
     rows, columns = low.shape[1:]
     return high[
         :, scale * top : scale * (top + rows), scale * left : scale * (left + columns)

@@ -12,8 +12,8 @@ from backbones.hosts.scaffolds.super_resolution import MEAN
 from backbones.layers.bicubic import enlarge
 from backbones.registry import host_modality
 from heads.super_resolution import SuperResolver
-from tests.references import super_resolution as plain
 from tests.families import shorten
+from tests.references import super_resolution as plain
 
 COUNTS = {
     ("ffnet_sr_light", 4): 1_820_592, ("ffnet_sr", 4): 2_412_720, ("bicubic", 4): 0,

@@ -67,7 +67,11 @@ def ffnet_sr_tensors(depth, scale, dim=96, ratio=2):
     shapes = {"proj": (dim, 3, 3), "conv_bef_up": (3 * scale**2, dim, 3)}
     for block in range(depth):
         token, channel = f"body.{block}.token_mixer", f"body.{block}.channel_mixer"
-        shapes |= {f"{token}.0": (dim, dim, 1), f"{token}.1": (dim, 1, 3), f"{token}.3": (dim, 1, 3)}
+        shapes |= {
+            f"{token}.0": (dim, dim, 1),
+            f"{token}.1": (dim, 1, 3),
+            f"{token}.3": (dim, 1, 3),
+        }
         shapes |= {f"{channel}.0": (dim, 1, 3), f"{channel}.1": (ratio * dim, dim, 1)}
         shapes |= {f"{channel}.3": (dim, ratio * dim, 1)}
     tensors = {}

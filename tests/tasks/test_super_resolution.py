@@ -203,8 +203,9 @@ def test_a_run_is_tested_and_enlarges(tmp_path):
     assert summary["parameters"] == 1_820_592
     assert len(list((trained / "preview").glob("*.png"))) == 6
     code, out, err = run(tmp_path, "mode=test", f"ckpt={trained}")
-    assert json.loads((folder_of(out, tmp_path) / "summary.json").read_text())["metrics"] == (
-        summary["metrics"]
+    assert (
+        json.loads((folder_of(out, tmp_path) / "summary.json").read_text())["metrics"]
+        == (summary["metrics"])
     )
     sets = tmp_path / "sets/Set5"
     sets.mkdir(parents=True)

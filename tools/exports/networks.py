@@ -115,9 +115,7 @@ def list_outputs(network: nn.Module, images: Tensor) -> list[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
-def export_class_names(
-    request: ExportRequest, parts: Mapping[str, Any]
-) -> tuple[str, ...]:
+def export_class_names(request: ExportRequest, parts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names if a classifier is among the parts, else an empty tuple."""
     network = parts.get("classifier")
     return class_names(request, network.num_classes if network else 0)

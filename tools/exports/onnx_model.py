@@ -62,9 +62,7 @@ def export(request: ExportRequest) -> list[Path]:
     return [*files, *write_usage(request, described, names)]
 
 
-def _compare(
-    request: ExportRequest, graph: Graph, network: nn.Module, path: Path
-) -> None:
+def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Path) -> None:
     """Run a written model on several sizes and compare its outputs."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):

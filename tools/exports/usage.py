@@ -192,9 +192,7 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
         channels="[..., ::-1]" if prepared["channels"] == "BGR" else "",
         mean=prepared["mean"],
         std=prepared["std"],
-        run=form.run.format(
-            names=names, begin="[" * is_alone, end="]" * is_alone
-        ),
+        run=form.run.format(names=names, begin="[" * is_alone, end="]" * is_alone),
         show=show,
     )
 

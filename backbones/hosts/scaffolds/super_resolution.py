@@ -137,4 +137,3 @@ def rename_released(
         if name:
             renamed[name] = value
     return renamed
-
