@@ -1,7 +1,7 @@
 """Bicubic enlargement as MATLAB's imresize: a = -0.5, pixel centres aligned, mirrored borders.
 
-torch's own ``mode="bicubic"`` has a = -0.75 without ``antialias``; with it, a = -0.5 and borders that
-are cut off instead of mirrored.
+torch's ``mode="bicubic"`` has a = -0.75. With ``antialias`` it has a = -0.5, and cuts borders off
+instead of mirroring them.
 """
 
 from __future__ import annotations

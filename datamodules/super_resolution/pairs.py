@@ -137,8 +137,8 @@ def shrunk_patch(high: Pixels, scale: int, place: tuple[int, int], side: int) ->
         cuts.append((start, slice(scale * start, scale * stop)))
     (top, rows), (left, columns) = cuts
     low = downscale(high[rows, columns], scale)
-    first = place[0] - top, place[1] - left
-    return low[first[0] : first[0] + side, first[1] : first[1] + side]
+    top, left = place[0] - top, place[1] - left
+    return low[top : top + side, left : left + side]
 
 
 def turn(image: Pixels, turns: int, flipped: bool) -> Pixels:

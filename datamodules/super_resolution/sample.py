@@ -63,7 +63,8 @@ def parts() -> dict[str, tuple[Pixels, Pixels]]:
         photo = getattr(photographs, name)()
         cut = round(SHARE * photo.shape[1])
         found[name] = photo[:, :cut], photo[:, cut + GAP :]
-    for name, photo in zip(("left", "right"), photographs.stereo_motorcycle()[:2], strict=True):
+    stereo = photographs.stereo_motorcycle()  # type: ignore[no-untyped-call]
+    for name, photo in zip(("left", "right"), stereo[:2], strict=True):
         found[f"motorcycle_{name}"] = photo, photo[:0]
     return {
         name: tuple(np.ascontiguousarray(part) for part in both)  # type: ignore[misc]

@@ -25,6 +25,15 @@ FAMILY = Family(
     # 1280x720 pixels after enlargement by 4, as in FFNet's Table 4.
     counted=Counted({"scale": 4}, head="super_resolution", shape=(3, 180, 320)),
     exports={"onnx": "model", "torch_export": "model"},
+    analyses={
+        "report": "",
+        "erf": "",
+        "similarity": "",
+        "entropy": "",
+        "relations": "",
+        "mappings": "",
+        "landscape": "tools.analyses.kinds.landscape.task_objective",
+    },
     parts_evaluation="tasks.super_resolution.benchmarks.measure",
     published=Published(
         "datamodules.super_resolution.folders.DIV2KDataModule",

@@ -161,7 +161,7 @@ def test_every_mixer_fits(host, kind):
 
 def test_other_tasks_and_scales_are_refused():
     assert host_modality("ffnet_sr_light_afbo") == "low_resolution_image"
-    with pytest.raises(ValueError, match="data.scale=5: ffnet_sr enlarges 2, 3, 4 times"):
+    with pytest.raises(ValueError, match=r"data.scale=5: ffnet_sr enlarges 2, 3, 4 times"):
         SuperResolver(create_backbone("ffnet_sr"), 5)
     with pytest.raises(ValueError, match="deit_t cannot enlarge images"):
         SuperResolver(create_backbone("deit_t"), 2)

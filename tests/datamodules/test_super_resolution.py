@@ -169,7 +169,7 @@ def test_a_small_image_of_another_size_is_an_error(folder):
     said = r"2x3.png has 22x20 pixels, but .*2.png has 66x64: data.scale=3 takes 22x21"
     with pytest.raises(ValueError, match=said):
         data.check_files()
-    with pytest.raises(ValueError, match="2x3.png has 22x20 pixels, but data.scale=3 takes 22x21"):
+    with pytest.raises(ValueError, match=r"2x3.png has 22x20 pixels, but data.scale=3 takes 22x21"):
         data.dataset("val")[0, 0]
 
 
@@ -311,5 +311,5 @@ def test_arrays_and_tensors():
     assert np.array_equal(array_pixels(image / 255), image.astype(np.uint16) * 257)
     assert array_pixels(image[..., 0]).shape == (4, 6, 1)
     for wrong in (image.astype(np.int64), image[:0], image / 2.0, image[None]):
-        with pytest.raises(ValueError, match="array|shape"):
+        with pytest.raises(ValueError, match=r"array|shape"):
             array_pixels(wrong)

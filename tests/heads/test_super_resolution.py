@@ -91,7 +91,8 @@ def test_a_network_of_global_mixers_takes_parts_of_its_build_resolution():
 
 
 @pytest.mark.parametrize(("length", "size", "margin", "divisor"), [
-    (1, 5, 2, 1), (100, 23, 8, 1), (101, 24, 8, 1), (96, 40, 16, 8), (104, 40, 16, 8), (41, 40, 3, 1),
+    (1, 5, 2, 1), (100, 23, 8, 1), (101, 24, 8, 1), (96, 40, 16, 8), (104, 40, 16, 8),
+    (41, 40, 3, 1),
 ])  # fmt: skip
 def test_spans_cover_an_axis_once(length, size, margin, divisor):
     found = spans(length, size, margin, divisor)
@@ -107,5 +108,5 @@ def test_spans_cover_an_axis_once(length, size, margin, divisor):
 def test_mistakes_are_refused():
     with pytest.raises(ValueError, match=r"head.tile=200 is too small: .* pass 221 or more"):
         SuperResolver(create_backbone("ffnet_sr_light"), 2, tile=200)
-    with pytest.raises(ValueError, match="head.fft_weight must be at least 0"):
+    with pytest.raises(ValueError, match=r"head.fft_weight must be at least 0"):
         SuperResolver(create_backbone("bicubic"), 2, fft_weight=-1.0)

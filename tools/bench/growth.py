@@ -30,9 +30,9 @@ def check_picture(path: str, sizes: Sequence[tuple[int, int]]) -> None:
         raise ValueError("out= plots cost over image size; pass two or more: image_size=224,448")
 
 
-def format_size(size: tuple[int, int]) -> str:
+def format_size(size: tuple[int, ...]) -> str:
     """Format a size as HEIGHTxWIDTH."""
-    return f"{size[0]}x{size[1]}"
+    return "x".join(map(str, size))
 
 
 def growth_ratio(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.engine.family import find_family
 from tools.cli.typed_network import Network, network_label, read_networks
 from tools.cli.usual_family import usual_task
 from tools.papers.published import list_papers, load_rows
@@ -60,12 +61,22 @@ def select_comparison_runs(
 
 
 def build_network(network: Network, options: Mapping[str, str]) -> Any:
-    """Build the classification network on its device."""
+    """Build the network of a task on its device: by default a classifier."""
     from backbones import create_backbone
     from heads.linear import LinearClassifier
 
     name, own = network
-    return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+    task = options.get("task") or usual_task()
+    if task == usual_task():
+        return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+    from tasks.engine.instantiate import build
+    from tools.papers.dense_counts import head_config
+
+    counted = find_family(task).counted
+    assert counted is not None
+    config = {"head": head_config(task, counted.head)}
+    model = build(config, "head", backbone=create_backbone(name, **own), **counted.targets)
+    return to_device(model, options)
 
 
 def to_device(model: Any, options: Mapping[str, str]) -> Any:
@@ -80,23 +91,23 @@ def to_device(model: Any, options: Mapping[str, str]) -> Any:
     return torch.compile(model, fullgraph=True, dynamic=False)
 
 
-def find_paper_ratio(network: Network, baseline: Network) -> float | None:
+def find_paper_ratio(network: Network, baseline: Network, task: str = "") -> float | None:
     """Return the ratio of two latencies that one paper reports, on its own hardware."""
     one, other = (
         network_label((name, non_default_options(name, own))) for name, own in (network, baseline)
     )
     for paper in list_papers():
-        reported = _latencies(paper)
+        reported = _latencies(paper, task or usual_task())
         if one != other and {one, other} <= reported.keys():
             return reported[one] / reported[other]
     return None
 
 
 @functools.cache
-def _latencies(paper: str) -> dict[str, float]:
+def _latencies(paper: str, task: str) -> dict[str, float]:
     """Return milliseconds by network, from the first table that reports them."""
     found: dict[str, float] = {}
-    for row in load_rows(paper, usual_task()):
+    for row in load_rows(paper, task):
         if "latency_ms" in row.reported:
             name = network_label((row.backbone, non_default_options(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])
