@@ -145,18 +145,18 @@ class SuperResolver(Remembering, nn.Module):
                 padded = reflect(padded, axis, lack)
         rows = spans(padded.shape[2], size[0], self.margin, self.host.size_divisor)
         columns = spans(padded.shape[3], size[1], self.margin, self.host.size_divisor)
-        done = 0
         for row in rows:
-            stripe = torch.cat([self._part(padded, row, column) for column in columns], dim=3)
-            stripe = stripe[0, :, : self.scale * height - done, : self.scale * width]
-            done += stripe.shape[1]
-            if stripe.shape[1]:
-                yield stripe
-
-    def _part(self, images: Tensor, row: Span, column: Span) -> Tensor:
-        part = images[:, :, row.start : row.stop, column.start : column.stop]
-        enlarged = self.upsampler(self.backbone(part)[0], part)
-        return enlarged[:, :, row.inner(self.scale), column.inner(self.scale)]
+            count = min(row.last, height) - row.first
+            if count <= 0:  # mirrored rows alone
+                break
+            stripe = padded.new_empty(3, self.scale * count, self.scale * padded.shape[3])
+            for column in columns:
+                part = padded[:, :, row.start : row.stop, column.start : column.stop]
+                enlarged = self.upsampler(self.backbone(part)[0], part)
+                kept = enlarged[0, :, row.inner(self.scale), column.inner(self.scale)]
+                at = slice(self.scale * column.first, self.scale * column.last)
+                stripe[:, :, at] = kept[:, : stripe.shape[1]]
+            yield stripe[:, :, : self.scale * width]
 
     def convert_state_dict(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Map the authors' names to those of this model; its own pass unchanged."""

@@ -27,6 +27,7 @@ from tasks.super_resolution.png import write_png
 from tasks.super_resolution.quality import compared, psnr, ssim
 
 ENLARGED = "enlarged"  # folder of the enlarged images
+STRIPE = 32  # low-resolution rows that are rounded and written at once
 DRAWN = 60  # low-resolution pixels of a picture's sides
 
 
@@ -147,18 +148,19 @@ class SuperResolutionTask(BaseTask):
         most = 2**bits - 1
         wide = mirror(alpha[None], 2, MARGIN, MARGIN)
         done = 0
-        for stripe in self.model.enlarge_rows(low):
-            stripe = stripe.float()
-            if is_grey:
-                stripe = stripe.mean(0, keepdim=True)
-            if len(alpha):
-                rows = stripe.shape[1] // self.scale
-                part = enlarge(wide[:, :, done : done + rows + 2 * MARGIN], self.scale)
-                cut = self.scale * MARGIN
-                stripe = torch.cat([stripe, part[0, :, cut:-cut].float()])
-                done += rows
-            values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
-            yield values.astype(np.uint8 if bits == 8 else np.uint16)
+        for whole in self.model.enlarge_rows(low):
+            for stripe in whole.split(STRIPE * self.scale, dim=1):
+                stripe = stripe.float()
+                if is_grey:
+                    stripe = stripe.mean(0, keepdim=True)
+                if len(alpha):
+                    rows = stripe.shape[1] // self.scale
+                    part = enlarge(wide[:, :, done : done + rows + 2 * MARGIN], self.scale)
+                    cut = self.scale * MARGIN
+                    stripe = torch.cat([stripe, part[0, :, cut:-cut].float()])
+                    done += rows
+                values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
+                yield values.astype(np.uint8 if bits == 8 else np.uint16)
 
     def on_predict_start(self) -> None:
         """Count the files that share a name."""
