@@ -274,7 +274,9 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
             print_status(
                 f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
             )
-            images = [torch.randn(batch, channels, *size, device=options["device"]) for size in sizes]
+            images = [
+                torch.randn(batch, channels, *size, device=options["device"]) for size in sizes
+            ]
             steps = [make_step(model, one, kind, dtype) for one in images for model in models]
             # All sizes share the rounds, so that other load on the machine affects them alike.
             is_recorded = options["cuda_graphs"] == "true"
