@@ -49,7 +49,10 @@ class EncoderBlock(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.attn: nn.Module = Attention(dim, heads, qkv_bias=True, attn_drop=attn_drop)
-        self.mlp: nn.Module = FFN(dim, hidden_ratio=ratio, drop=drop)
+        ffn = FFN(dim, hidden_ratio=ratio, drop=drop)
+        for layer in (ffn.fc1, ffn.fc2):
+            layer.reset_parameters()  # both authors keep torch's initialisation
+        self.mlp: nn.Module = ffn
         self.norm1, self.norm2 = norm(dim), norm(dim)
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(rate) if rate else nn.Identity()

@@ -69,6 +69,7 @@ class SeriesDataModule(BaseDataModule):
         self.chosen = None if targets is None else tuple(targets)
         self.covariates = tuple(covariates)
         self._table: Table | None = None
+        self._closed: Table | None = None
         self.target_names: tuple[str, ...] = ()
         self.scaling: Scaling | None = None
         self.annotations_digest = ""
@@ -150,6 +151,7 @@ class SeriesDataModule(BaseDataModule):
     def build(self) -> dict[Split, SeededDataset]:
         """Read the file and cut it into windows."""
         table, usable = close_gaps(self.table(), self.gaps)
+        self._closed = table
         counts = split_rows(len(table), self.split)
         self.annotations_digest = hashlib.sha256(table.values.tobytes()).hexdigest()[:12]
         self.scaling = fit_scaling(table.rows(slice(0, counts[0])), self.constant)
@@ -231,7 +233,8 @@ class SeriesDataModule(BaseDataModule):
         if isinstance(windows, LastWindows):
             return windows.tables[index]
         start = int(windows.starts[index])
-        return close_gaps(self.table(), self.gaps)[0].rows(slice(start, start + self.lookback))
+        assert self._closed is not None
+        return self._closed.rows(slice(start, start + self.lookback))
 
     def test_dataloader(self) -> Any:
         """Return all windows of the test split."""

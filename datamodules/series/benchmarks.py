@@ -8,10 +8,12 @@ stamps (Weather lacks some), and scale a constant column by 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from datamodules.series.base import SeriesDataModule
+from datamodules.series.gaps import Gaps
 
 MONTH = 30 * 24  # hours
 HOURS = (12 * MONTH, 4 * MONTH, 4 * MONTH)
@@ -26,19 +28,38 @@ class BenchmarkDataModule(SeriesDataModule):
         usual_file: Name of the file.
         usual_split: Rows or shares of training, validation and test.
         variables: Number of variables M of the published file.
+
+    Args:
+        root: Folder of the file, or the file itself.
+        file: Another name of the file.
+        split: Another split than the published one.
+        gaps: See ``gaps.close_gaps``.
+        constant: See ``windows.fit_scaling``.
+        **options: Of ``SeriesDataModule``.
     """
 
     usual_file: ClassVar[str]
     usual_split: ClassVar[tuple[float, ...]] = SHARES
     variables: ClassVar[int]
 
-    def __init__(self, root: str | Path | None = None, **options: Any) -> None:
-        usual = {
-            "file": self.usual_file, "split": self.usual_split, "gaps": "ignore",
-            "constant": "keep",
-        }  # fmt: skip
-        given = {key: value for key, value in options.items() if value is not None}
-        super().__init__(root, **{**usual, **given})
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        file: str | None = None,
+        split: Sequence[float] | None = None,
+        gaps: Gaps = "ignore",
+        constant: str = "keep",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            root,
+            file=file or self.usual_file,
+            split=split or self.usual_split,
+            gaps=gaps,
+            constant=constant,
+            **options,
+        )
 
 
 class ETTh1DataModule(BenchmarkDataModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from backbones.checkpoints.opening import Checkpoint
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, input_names
 from tasks.engine.evaluation_loss import Summed
@@ -22,6 +23,7 @@ from tasks.forecasting.family import FAMILY
 from tasks.forecasting.pictures import Forecast, draw
 
 ONECYCLE_RATE, ONECYCLE_BETAS = 1 / 25, (0.95, 0.999)  # torch's OneCycleLR before its first step
+WHOLE = "forecaster."  # the layer to the horizon in files of a whole network
 FACTS = "series"  # entry of a checkpoint: variables, scaling, horizon
 SHOWN_PARTS = 6  # parts of the horizon in the closing table
 
@@ -139,6 +141,18 @@ class ForecastingTask(BaseTask):
                 f"({', '.join(facts['names'][: facts['targets']])}), but the data have "
                 f"{self.model.targets}; pass data.targets=[...]"
             )
+
+    def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
+        """Load as ``BaseTask`` does, and files of FFNet's authors that hold the whole network."""
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        given = self.model.backbone.convert_state_dict(dict(opened.state_dict))
+        if any(key.startswith(WHOLE) for key in given):
+            named = {
+                key if key.startswith(WHOLE) else f"backbone.{key}": value
+                for key, value in given.items()
+            }
+            opened = dataclasses.replace(opened, given=named)
+        super().load_weights(opened, converted=converted)
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per series ``image``, its name, ``times``, and ``forecast`` by variable.

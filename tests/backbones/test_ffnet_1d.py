@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from backbones import create_backbone, list_backbones, list_mixers
+from backbones.fast import fast
 from backbones.hosts.ffnet_1d.blocks import CIFFN, CVIFFN
+from backbones.layers.row_conv import row_conv
 from backbones.registry import find_mixer
 from heads.forecasting import Forecaster, RevIN
 from tests.references import ffnet_1d as reference
@@ -87,7 +89,8 @@ def test_the_network_equals_a_second_form_from_the_authors_keys(training):
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
     (found * truth).sum().backward()
     (wanted * truth).sum().backward()
-    renamed = model.backbone.convert_state_dict({k: v.grad for k, v in own.items()})
+    gradients = {key: value.grad for key, value in own.items() if value.grad is not None}
+    renamed = model.backbone.convert_state_dict(gradients)
     compared = 0
     for name, parameter in model.named_parameters():
         gradient = renamed[name.removeprefix("backbone.")]
@@ -173,3 +176,21 @@ def test_wrong_numbers_of_variables_are_refused():
 def test_all_channel_mixers_have_names():
     names = {f"ffnet_1d_{mixer}" for mixer in list_mixers("channel") if mixer != "ffn"}
     assert names | {"ffnet_1d"} == set(list_backbones("ffnet_1d*"))
+
+
+@pytest.mark.parametrize(("size", "side", "bias"), [(48, 51, True), (9, 5, False), (4, 11, True)])
+def test_the_fast_form_of_long_kernels_is_equal(size, side, bias):
+    plain = randomise(row_conv(6, side, bias=bias))
+    quick = fast(torch.nn.Sequential(row_conv(6, side, bias=bias)))[0]
+    quick.double().load_state_dict(plain.state_dict())
+    x = tokens(2, 6, 3, size).requires_grad_()
+    assert quick.is_fast(x)
+    found, wanted = quick(x), plain(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    weight = tokens(*wanted.shape, seed=3)
+    for one, other in zip(
+        torch.autograd.grad((found * weight).sum(), [x, *quick.parameters()]),
+        torch.autograd.grad((wanted * weight).sum(), [x, *plain.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)

@@ -13,6 +13,8 @@ from PIL import Image
 import tasks
 from datamodules.series.sample import write_series
 from tests.runs import ROOT, TINY, composed, run_here, run_shared
+from tools import analyse, complexity
+from tools.export import export
 
 NETWORK = ("backbone.dim=8", "backbone.expansion=2")
 SERIES_HOSTS = (
@@ -150,3 +152,48 @@ def test_a_sweep_over_horizons_prints_the_average(tmp_path):
     mean = np.mean([one["metrics"]["mse"] for one in found])
     line = next(line for line in ended.stdout.splitlines() if "6, 12" in line)
     assert f"{mean:.4g}" in line
+
+
+@pytest.mark.slow
+def test_two_processes_measure_the_same_as_one(tmp_path, capsys):
+    """The sums of both processes are those over all windows, an odd number of them."""
+    typed = [*words(tmp_path, backbone="nlinear"), "trainer=ddp_cpu", "trainer.devices=2"]
+    ended = subprocess.run(
+        [sys.executable, "tools/run.py", *typed], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    folder = ROOT / ended.stdout.strip().splitlines()[-1].removeprefix("Run folder: ")
+    tested = run_here(
+        ["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path / 'alone'}"], capsys
+    )
+    alone = summary(tested.folder())["metrics"]
+    for name, value in summary(folder)["metrics"].items():
+        assert alone[name] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch_export"])
+@pytest.mark.parametrize("backbone", ["ffnet_1d", "itransformer", "dlinear"])
+def test_whole_networks_are_exported(backbone, to, tmp_path, capsys):
+    ended = run_here(words(tmp_path, backbone=backbone), capsys)
+    files = export([f"to={to}", f"ckpt={ended.folder()}", f"out={tmp_path / 'exported'}"])
+    readme = next(file for file in files if file.name == "README.md").read_text()
+    assert ("batch and variables" in readme) == (backbone != "ffnet_1d")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mappings", "landscape"])
+def test_analyses_apply(trained, kind, tmp_path):
+    typed = [kind, f"ckpt={trained.folder()}", f"out={tmp_path}", "images=4"]
+    typed += ["points=3"] if kind == "landscape" else []
+    assert analyse.main(typed) == 0
+    assert list(tmp_path.rglob("*.csv"))
+
+
+@pytest.mark.slow
+def test_it_is_counted(capsys):
+    assert complexity.main(["task=forecasting", "backbone=ffnet_1d,dlinear", "format=json"]) == 0
+    found = {row["backbone"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["ffnet_1d"]["params"] == 821_664
+    assert found["dlinear"]["params"] == 2 * (96 * 96 + 96)
+    assert round(found["ffnet_1d"]["macs_g"], 6) == 0.026923

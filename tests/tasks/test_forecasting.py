@@ -12,6 +12,7 @@ from datamodules.series.sample import SampleForecasting
 from heads.forecasting import Forecaster, pinball
 from tasks.forecasting.errors import ForecastErrors, point_forecast
 from tasks.forecasting.task import ForecastingTask, to_csv
+from tests.references import ffnet_1d as reference
 from tests.runs import RECIPE
 from tests.tensors import tokens
 
@@ -146,6 +147,23 @@ def test_checkpoints_of_other_targets_are_refused(tmp_path):
         make_task(horizon=5).check_targets(Checkpoint("here", state))
     with pytest.raises(ValueError, match=r"predicts 2 variables \(a, b\), but the data have 3"):
         make_task(targets=3).check_targets(Checkpoint("here", state))
+
+
+def test_files_in_the_authors_layout_load(tmp_path):
+    """The whole network by the task, the backbone alone as pretrained weights."""
+    sizes = {"m": 3, "d": 4, "e": 3, "horizon": 5, "lookback": 24, "kernels": (11, 5)}
+    tensors = reference.draw(**sizes)
+    file = tmp_path / "checkpoint.pth"
+    torch.save({f"model.{key}": value for key, value in tensors.items()}, file)
+    options = {"img_size": 24, "variables": 3, "dim": 4, "expansion": 3, "kernel_size": 11}
+    task = ForecastingTask(Forecaster(create_backbone("ffnet_1d", **options), 5, 3), **RECIPE)
+    task.double().eval().load_weights(file)
+    series = 2 + tokens(2, 24, 3)
+    wanted = reference.forecast(series, tensors, 3)
+    torch.testing.assert_close(task.model(series), wanted, rtol=1e-9, atol=1e-9)
+    alone = create_backbone("ffnet_1d", pretrained=file, **options).eval()
+    own = task.model.backbone.float()
+    torch.testing.assert_close(alone(series.float()), own(series.float()))
 
 
 def test_forecasts_are_in_the_files_units_with_their_times(tmp_path):

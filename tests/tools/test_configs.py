@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
 from tasks.engine.ema import WeightEMA
+from tasks.engine.family import families
 from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tests.families import rest_slow
@@ -20,7 +21,7 @@ from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import apply_fixed_schedule
 from tools.config.lazy_groups import register_groups
 
-TASKS = ("classification", "detection", "segmentation", "transfer")
+TASKS = tuple(families())
 
 
 def fitting_options(group, task):

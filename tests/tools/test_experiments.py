@@ -37,6 +37,8 @@ from tools.runs import report
 ROWS = experiments()
 RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
 CLASSES = {"classification": 1000, "detection": 80, "segmentation": 150, "transfer": 100}
+TARGETS = {"super_resolution": {"scale": 4}}
+TUNED = ("detection", "segmentation", "transfer")  # from a trained backbone
 TOOLKIT = {"detection": "mmdet", "segmentation": "mmseg"}
 # One row of each kind of training.
 KINDS = {
@@ -160,7 +162,7 @@ def test_names_in_rows_exist():
 def test_rows_start_from_their_own_backbone_on_imagenet():
     for name in RUNNABLE:
         row, start = ROWS[name], ROWS[name].train.start
-        dense = row.task != "classification" and not row.backbone.startswith("resnet")
+        dense = row.task in TUNED and not row.backbone.startswith("resnet")
         assert bool(start) == (dense or name.endswith("_384")), name
         if start and start.startswith("experiment="):
             first = find_experiment(start.removeprefix("experiment="))
@@ -184,7 +186,7 @@ def check_config(name):
     assert config["data"]["_target_"] == published_test_set(row)[0]
     assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
     assert config["head"].get("name") == row.head
-    assert config["trainer"]["strategy"] == "ddp"
+    assert config["trainer"]["strategy"] == row.train.trainer
     if row.task == "classification":
         assert config["data"]["image_size"] == config["backbone"]["img_size"] == row.image_size
     for key, value in row.options.items():
@@ -207,9 +209,8 @@ def test_every_model_has_the_parameters_of_its_row(name):
     config = check_config(name)
     with torch.device("meta"):
         backbone = create_backbone(**config["backbone"])
-        model = build(
-            config, "head", backbone=backbone, num_classes=row.classes or CLASSES[row.task]
-        )
+        targets = TARGETS.get(row.task) or {"num_classes": row.classes or CLASSES[row.task]}
+        model = build(config, "head", backbone=backbone, **targets)
     count = count_parameters(model)
     if row.task == "transfer":
         count += (1000 - 100) * (
@@ -271,12 +272,14 @@ SAMPLE = {
     "transfer": "sample_transfer",
     "detection": "sample_detection",
     "segmentation": "sample_segmentation",
+    "super_resolution": "sample_super_resolution",
 }
 OTHER = {
     "classification": "cifar100",
     "transfer": "folder",
     "detection": "sample_detection",
     "segmentation": "segmentation_folder",
+    "super_resolution": "image_folder",
 }
 # Unpublished settings, by row.
 MISSING = {

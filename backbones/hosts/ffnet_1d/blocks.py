@@ -19,6 +19,7 @@ from backbones.base import MixerFactory, Slot, fill
 from backbones.hosts.ffnet.blocks import NormedMixer
 from backbones.hosts.scaffolds.series import mix_variables
 from backbones.layers.reparam import BranchedConv
+from backbones.layers.row_conv import row_conv
 
 TOKEN_RATIO = 2  # of every CVIFFN in the authors' code, whatever the expansion ratio
 TOKEN_DROPS = (0.3, 0.15)
@@ -117,9 +118,8 @@ class TokenMixer(nn.Module):
         super().__init__()
         self.ffn = CVIFFN(dim, TOKEN_RATIO, variables, TOKEN_DROPS)
         self.norm = nn.BatchNorm2d(dim)
-        self.key, self.value = (
-            AlongTime(_depthwise(variables * dim, kernel_size)) for _ in range(2)
-        )
+        channels = variables * dim
+        self.key, self.value = (AlongTime(row_conv(channels, kernel_size)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix variables and time: (B, D, M, N) -> (B, D, M, N)."""
@@ -137,7 +137,10 @@ class ChannelMixer(nn.Module):
     ) -> None:
         super().__init__()
         channels = variables * dim
-        self.query = AlongTime(BranchedConv(channels, channels, [(1, side) for side in kernels]))
+        query = BranchedConv(channels, channels, [(1, side) for side in kernels])
+        for side, branch in zip(kernels, query.branches.values(), strict=True):
+            branch.conv = row_conv(channels, side, bias=False)
+        self.query = AlongTime(query)
         self.norm = nn.BatchNorm2d(dim)
         self.ffn: nn.Module = CIFFN(dim, ratio, variables, (drop, CHANNEL_DROP))
 
@@ -175,8 +178,3 @@ class Block(nn.Module):
         if token_mixer is not None:
             make = token_mixer
             fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)
-
-
-def _depthwise(channels: int, kernel_size: int) -> nn.Conv2d:
-    padding = (0, kernel_size // 2)
-    return nn.Conv2d(channels, channels, (1, kernel_size), padding=padding, groups=channels)

@@ -73,6 +73,8 @@ class FFNet1D(SeriesBackbone):
     Source: FFNet, App. F.4, https://arxiv.org/abs/2406.02021.
     """
 
+    classification_keys = ("forecaster.",)  # in files of the authors, beside the backbone
+
     def __init__(
         self, config: HostConfig, *, variables: int, dim: int, depth: int, expansion: int,
         kernels: tuple[int, ...], drop: float,
