@@ -30,7 +30,6 @@ FAMILY = Family(
         "erf": "",
         "similarity": "",
         "entropy": "",
-        "relations": "",
         "mappings": "",
         "landscape": "tools.analyses.kinds.landscape.task_objective",
     },

@@ -42,7 +42,7 @@ def _backbones_are_options():
 def check_config(config):
     """Check that every part accepts the options of the config."""
     config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
-    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
+    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes", "scale", "horizon", "targets"),
              "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
     for group, names in given.items():
         target = config[group]["_target_"]
