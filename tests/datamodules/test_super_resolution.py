@@ -22,6 +22,7 @@ from datamodules.super_resolution.imresize import crop_to_multiple, downscale, i
 from datamodules.super_resolution.pairs import Pair, Patches, WholeImages, shrunk_patch
 from datamodules.super_resolution.reading import array_pixels, read_pixels
 from datamodules.super_resolution.sample import CROP, SampleSuperResolution, parts
+from tests.families import rest_slow_pairs
 from tests.references import super_resolution as plain
 
 
@@ -109,8 +110,10 @@ def add_low(folder, scale, wrong=()):
         file.rename(high / file.name)
 
 
-@pytest.mark.parametrize("scale", [2, 3, 4])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "given"),
+    rest_slow_pairs([(s, g) for s in (2, 3, 4) for g in (False, True)], [(4, False), (3, True)]),
+)
 def test_whole_images_are_cropped_to_a_multiple_of_the_scale(folder, scale, given):
     if given:
         add_low(folder, scale)

@@ -42,8 +42,11 @@ def _backbones_are_options():
 def check_config(config):
     """Check that every part accepts the options of the config."""
     config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
-    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes", "scale", "horizon", "targets"),
-             "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
+    given = {
+        "data": ("seed", "predict_path"),
+        "head": ("backbone", "num_classes", "scale", "horizon", "targets"),
+        "task": ("model", "class_names", "optimizer", "schedule"),
+    }
     for group, names in given.items():
         target = config[group]["_target_"]
         factory = locate(target)
