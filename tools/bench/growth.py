@@ -16,7 +16,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 GAP = 0.035  # between labels, relative to the height of the plot
 
 
-def check_picture(path: str, sizes: Sequence[tuple[int, int]]) -> None:
+def check_picture(path: str, sizes: Sequence[tuple[int, ...]]) -> None:
     """Check that a plot can be drawn, before anything is timed.
 
     Raises:
@@ -37,9 +37,9 @@ def format_size(size: tuple[int, ...]) -> str:
 
 def growth_ratio(
     seconds: Sequence[float],
-    size: tuple[int, int],
+    size: tuple[int, ...],
     first: Sequence[float],
-    first_size: tuple[int, int],
+    first_size: tuple[int, ...],
 ) -> float:
     """Return time per pixel relative to the first size, median over rounds; 1 is linear cost."""
     share = first_size[0] * first_size[1] / (size[0] * size[1])
