@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
 from tasks.engine.ema import WeightEMA
+from tasks.engine.family import families
 from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tests.families import rest_slow
@@ -100,10 +101,10 @@ def check_together(task, head, name):
 
 def test_every_head_and_dataset_is_for_some_task():
     for group in ("head", "data"):
-        assert {name for task in TASKS for name in fitting_options(group, task)} == set(
+        assert {name for task in families() for name in fitting_options(group, task)} == set(
             options(group)
         )
-    assert set(options("task")) == set(TASKS)
+    assert set(options("task")) == set(families())
 
 
 @pytest.mark.parametrize("protocol", options("protocol"))
@@ -151,7 +152,14 @@ def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
     )
 
 
-PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
+def _is_for_images(recipe):
+    tasks = (read_yaml(CONFIGS / "recipe" / f"{recipe}.yaml").get("recipe") or {}).get("_tasks_")
+    return all(families()[task].modality == "image" for task in tasks or ())
+
+
+PAPER_RECIPES = [
+    name for name in options("recipe") if name != "sample_long" and _is_for_images(name)
+]
 # A drop path is passed where neither recipe nor paper gives one for the size.
 DROP_PATH = "backbone.drop_path_rate=0.1"
 
