@@ -34,7 +34,7 @@ class SampleForecasting(SampleDataModule, SeriesDataModule):
         self,
         root: str | Path | None = None,
         *,
-        hours: int = 4800,
+        hours: int = 2400,
         sample_seed: int = 0,
         **options: Any,
     ) -> None:
