@@ -18,6 +18,7 @@ from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
 from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
+from backbones.layers.one_row import keep_centre_row
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
@@ -412,6 +413,10 @@ class Mixer(nn.Module):
             value: The file's tensor.
         """
         return False
+
+    def narrow(self) -> None:
+        """Keep the centre row of each k x k kernel, for maps of one row such as series."""
+        keep_centre_row(self)
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""

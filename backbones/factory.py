@@ -13,7 +13,6 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
-from backbones.layers.one_row import keep_centre_row
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -353,7 +352,7 @@ def _build_mixer(
     _check_methods(entry.name, type(mixer))
     mixer.kind, mixer.built_for = entry.kind, slot.grid
     if slot.grid[0] == 1 < slot.grid[1]:
-        keep_centre_row(mixer)
+        mixer.narrow()
     return mixer
 
 

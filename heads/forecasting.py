@@ -8,62 +8,53 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Backbone
+from backbones.hosts.scaffolds.series import Normalisation, SeriesBackbone
 from backbones.options import Remembering, check_value
 
 TARGETS = ("Forecaster",)
 
-Normalisation = Literal["revin", "last", "none"]
 Loss = Literal["mse", "mae", "huber"]
 EPS = 1e-5
 LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
 
 
-class RevIN(nn.Module):
-    """Mean and standard deviation of each series and variable, taken out and put back.
+def revin(series: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over time: (B, L, M) -> two of (B, 1, M).
 
     The deviation is sqrt(var + 1e-5) with the population variance. There is no affine map, as in
-    FFNet, PatchTST and iTransformer. No gradient flows through the statistics.
+    FFNet, PatchTST and iTransformer, and no gradient flows through the statistics.
 
     Source: Kim et al., "Reversible Instance Normalization", ICLR 2022,
     https://openreview.net/forum?id=cGDAkQo1C0p.
     """
-
-    def statistics(self, series: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation over time: (B, L, M) -> two of (B, 1, M)."""
-        variance, mean = torch.var_mean(series.detach(), dim=1, correction=0, keepdim=True)
-        return mean, (variance + EPS).sqrt()
+    variance, mean = torch.var_mean(series.detach(), dim=1, correction=0, keepdim=True)
+    return mean, (variance + EPS).sqrt()
 
 
-class LastValue(nn.Module):
-    """The last value of each series and variable, taken out and put back.
+def last_value(series: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last value and ones: (B, L, M) -> two of (B, 1, M).
 
     Source: Zeng et al., "Are Transformers Effective for Time Series Forecasting?", AAAI 2023,
     https://arxiv.org/abs/2205.13504, Sec. 4 (NLinear).
     """
-
-    def statistics(self, series: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last value and ones: (B, L, M) -> two of (B, 1, M)."""
-        last = series[:, -1:].detach()
-        return last, torch.ones_like(last)
+    last = series[:, -1:].detach()
+    return last, torch.ones_like(last)
 
 
-class Unchanged(nn.Module):
-    """Nothing is taken out."""
-
-    def statistics(self, series: Tensor) -> tuple[Tensor, Tensor]:
-        """Return zeros and ones: (B, L, M) -> two of (B, 1, M)."""
-        zero = torch.zeros_like(series[:, -1:])
-        return zero, zero + 1
+def unchanged(series: Tensor) -> tuple[Tensor, Tensor]:
+    """Return zeros and ones: (B, L, M) -> two of (B, 1, M)."""
+    zero = torch.zeros_like(series[:, -1:])
+    return zero, zero + 1
 
 
-NORMALISATIONS = {"revin": RevIN, "last": LastValue, "none": Unchanged}
+# What is subtracted from each series, and what it is then divided by; both are put back.
+STATISTICS = {"revin": revin, "last": last_value, "none": unchanged}
 
 
 class Forecaster(Remembering, nn.Module):
@@ -87,7 +78,7 @@ class Forecaster(Remembering, nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: SeriesBackbone,
         horizon: int,
         targets: int,
         *,
@@ -107,17 +98,15 @@ class Forecaster(Remembering, nn.Module):
                 "head.quantiles must ascend between 0 and 1, such as [0.1,0.5,0.9]; got "
                 f"{list(quantiles)}"
             )
-        self.backbone: Any = backbone
+        self.backbone = backbone
         self.horizon, self.targets, self.loss_name = horizon, targets, loss
         self.quantiles = tuple(quantiles)
-        self.normalisation = NORMALISATIONS[normalisation or self.backbone.normalisation]()
-        self.forecaster: nn.Module = self.backbone.forecaster(
-            horizon * max(1, len(quantiles)), drop
-        )
+        self.statistics = STATISTICS[normalisation or backbone.normalisation]
+        self.forecaster = backbone.forecaster(horizon * max(1, len(quantiles)), drop)
 
     def forward(self, series: Tensor) -> Tensor:
         """Forecast series: (B, L, M) -> (B, T, V), or (B, T, V, Q)."""
-        shift, scale = self.normalisation.statistics(series)
+        shift, scale = self.statistics(series)
         (features,) = self.backbone((series - shift) / scale)
         y = self.forecaster(features[:, :, : self.targets]).transpose(1, 2)  # (B, T * Q, V)
         y = y * scale[..., : self.targets] + shift[..., : self.targets]

@@ -54,12 +54,13 @@ class Repeat(nn.Module):
 
     def __init__(self, period: int, horizon: int) -> None:
         super().__init__()
-        self.period, self.horizon = period, horizon
+        # A buffer, so that checkpoints hold something.
+        self.register_buffer("places", torch.arange(horizon) % period - period)
+        self.places: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Repeat the last values: (B, 1, M, L) -> (B, M, T)."""
-        ahead = torch.arange(self.horizon, device=x.device) % self.period
-        return x[:, 0, :, x.shape[-1] - self.period + ahead]
+        return x[:, 0, :, self.places]
 
 
 class Naive(SeriesMap):

@@ -47,7 +47,7 @@ def close_gaps(table: Table, gaps: Gaps) -> tuple[Table, NDArray[np.bool_]]:
     if gaps == "error":
         _refuse_missing(filled)
     if gaps == "split":
-        return filled, ~missing.any(axis=1)
+        return filled, np.asarray(~missing.any(axis=1))
     return _carried_on(filled), np.ones(len(filled), dtype=bool)
 
 

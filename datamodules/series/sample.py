@@ -34,7 +34,7 @@ class SampleForecasting(SampleDataModule, SeriesDataModule):
         self,
         root: str | Path | None = None,
         *,
-        hours: int = 4800,
+        hours: int = 2400,
         sample_seed: int = 0,
         **options: Any,
     ) -> None:
@@ -54,7 +54,7 @@ def write_series(file: Path, hours: int, seed: int) -> None:
     values = make_series(hours, seed)
     times = START + np.arange(hours) * np.timedelta64(3600, "s")
     lines = [",".join(("date", *NAMES))]
-    for time, row in zip(times, values, strict=True):
+    for time, row in zip(times, values.tolist(), strict=True):
         cells = (f"{value:.4f}" for value in row)
         lines.append(",".join((str(time).replace("T", " "), *cells)))
     file.write_text("\n".join(lines) + "\n")

@@ -25,6 +25,11 @@ class ForecastErrors(Metric):
     """
 
     full_state_update = False
+    squared: Tensor
+    absolute: Tensor
+    pinball: Tensor
+    covered: Tensor
+    count: Tensor
 
     def __init__(self, horizon: int, quantiles: Sequence[float] = (), **options: Any) -> None:
         super().__init__(**options)

@@ -71,6 +71,7 @@ def draw(forecast: Forecast) -> Image.Image:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib import dates
 
     count = len(forecast.names)
     shown = range(count) if count <= MOST else [*range(MOST - 1), count - 1]
@@ -83,7 +84,6 @@ def draw(forecast: Forecast) -> Image.Image:
         name = forecast.names[index]
         past = forecast.past.values[:, forecast.past.names.index(name)]
         axis.plot(forecast.past.times, past, color="0.45", label="past", linewidth=1)
-        # The curves of the future begin at the last known value.
         if forecast.truth is not None:
             axis.plot(times, forecast.truth[:, index], color="black", label="truth", linewidth=1)
         axis.plot(
@@ -98,9 +98,12 @@ def draw(forecast: Forecast) -> Image.Image:
         axis.set_ylabel(name)
         axis.margins(x=0.01)
         axis.grid(alpha=0.3)
-    axes[0, 0].legend(loc="upper left", ncols=4, fontsize=8, framealpha=0.9)
-    axes[-1, 0].tick_params(axis="x", labelrotation=15)
-    axes[0, 0].set_title(_short(forecast.name), fontsize=9)
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=8, frameon=False)
+    if np.issubdtype(times.dtype, np.datetime64):
+        places = dates.AutoDateLocator(maxticks=10)
+        axes[-1, 0].xaxis.set_major_locator(places)
+        axes[-1, 0].xaxis.set_major_formatter(dates.ConciseDateFormatter(places))
+    axes[0, 0].set_title(_short(forecast.name), fontsize=9, loc="left")
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110)
     plt.close(figure)

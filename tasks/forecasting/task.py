@@ -145,8 +145,8 @@ class ForecastingTask(BaseTask):
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
         """Load as ``BaseTask`` does, and files of FFNet's authors that hold the whole network."""
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
-        given = self.model.backbone.convert_state_dict(dict(opened.state_dict))
-        if any(key.startswith(WHOLE) for key in given):
+        if not any(".backbone." in f".{key}" for key in opened.tensors):
+            given = self.model.backbone.convert_state_dict(dict(opened.state_dict))
             named = {
                 key if key.startswith(WHOLE) else f"backbone.{key}": value
                 for key, value in given.items()

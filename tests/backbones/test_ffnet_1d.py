@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from backbones import create_backbone, list_backbones, list_mixers
+from backbones.analysis.counting import count_macs, count_parameters
 from backbones.fast import fast
 from backbones.hosts.ffnet_1d.blocks import CIFFN, CVIFFN
 from backbones.layers.row_conv import row_conv
 from backbones.registry import find_mixer
-from heads.forecasting import Forecaster, RevIN
+from heads.forecasting import Forecaster, revin
 from tests.references import ffnet_1d as reference
 from tests.tensors import randomise, tokens
+from tools.papers.published import load_rows
 
 SIZES = {"m": 3, "d": 4, "e": 3, "horizon": 5, "lookback": 24, "kernels": (11, 5)}
 
@@ -70,7 +72,7 @@ def test_the_two_orders_of_mixing_differ():
 def test_revin_is_exact_and_undone():
     x = 5 + 3 * tokens(2, 24, 3)
     wanted, mean, deviation = reference.revin(x)
-    shift, scale = RevIN().statistics(x)
+    shift, scale = revin(x)
     torch.testing.assert_close((x - shift) / scale, wanted, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close((shift, scale), (mean, deviation), rtol=1e-9, atol=1e-9)
 
@@ -118,6 +120,20 @@ def test_counts_of_the_published_networks(variables, expansion, params):
         backbone = create_backbone("ffnet_1d", variables=variables, expansion=expansion)
         model = Forecaster(backbone, 96, variables)
     assert sum(parameter.numel() for parameter in model.parameters()) == params
+
+
+@pytest.mark.parametrize("row", load_rows("ffnet", "forecasting"), ids=lambda row: row.name)
+def test_counts_of_the_papers_rows(row):
+    sets = {"weather": (21, 12), "ecl": (321, 12), "traffic": (862, 12), "exchange": (8, 1)}
+    variables, expansion = sets.get(row.train.data, (7, 2))
+    options = {"variables": variables, "expansion": expansion}
+    with torch.device("meta"):
+        own = options if row.backbone == "ffnet_1d" else {}
+        model = Forecaster(create_backbone(row.backbone, **own, **row.options), 96, variables)
+    assert count_parameters(model) == row.params
+    if row.macs is not None:
+        assert count_macs(model, shape=(96, variables)) == row.exact_macs
+    assert bool(row.quoted) == (row.backbone != "ffnet_1d")
 
 
 @pytest.mark.parametrize("mixer", list_mixers("token"))

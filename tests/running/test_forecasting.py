@@ -117,7 +117,7 @@ def test_quantiles_are_an_option(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_average_compiling_and_side_effect_run(tmp_path, capsys):
-    more = ("+task.ema={decay:0.9}", "task.onecycle_side_effect=true")
+    more = ("task.ema={decay: 0.9}", "task.onecycle_side_effect=true")
     ended = run_here(words(tmp_path, *more, "optimizer.name=adam"), capsys)
     assert ended.status == 0, ended.err
 

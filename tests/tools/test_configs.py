@@ -104,10 +104,10 @@ def check_together(task, head, name):
 
 def test_every_head_and_dataset_is_for_some_task():
     for group in ("head", "data"):
-        assert {name for task in TASKS for name in fitting_options(group, task)} == set(
+        assert {name for task in families() for name in fitting_options(group, task)} == set(
             options(group)
         )
-    assert set(options("task")) == set(TASKS)
+    assert set(options("task")) == set(families())
 
 
 @pytest.mark.parametrize("protocol", options("protocol"))
@@ -155,7 +155,14 @@ def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
     )
 
 
-PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
+def _is_for_images(recipe):
+    tasks = (read_yaml(CONFIGS / "recipe" / f"{recipe}.yaml").get("recipe") or {}).get("_tasks_")
+    return all(families()[task].modality == "image" for task in tasks or ())
+
+
+PAPER_RECIPES = [
+    name for name in options("recipe") if name != "sample_long" and _is_for_images(name)
+]
 # A drop path is passed where neither recipe nor paper gives one for the size.
 DROP_PATH = "backbone.drop_path_rate=0.1"
 

@@ -37,5 +37,9 @@ def evaluate_once(engine: Trainer, task: BaseTask, datamodule: BaseDataModule) -
         log.log_metrics({f"val/{name}": value for name, value in validated.items()}, 0)
         log.save()
     metrics = evaluate(engine, "test", task, datamodule)
-    engine.save_checkpoint(Path(engine.default_root_dir) / "checkpoints" / BEST)
+    checkpoint: dict[str, Any] = {"state_dict": task.state_dict(), "epoch": 0, "global_step": 0}
+    task.on_save_checkpoint(checkpoint)
+    path = Path(engine.default_root_dir) / "checkpoints" / BEST
+    if engine.is_global_zero:
+        engine.strategy.checkpoint_io.save_checkpoint(checkpoint, path)
     return metrics

@@ -17,6 +17,8 @@ figures come from the authors' code (github.com/ysj9909/FFNet), which differs fr
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ from backbones.registry import register_host
 PATCH, STRIDE = 4, 2
 
 
-class Stem(nn.Module):
+class PatchStem(nn.Module):
     """Repeat the last value, cut each variable into patches, embed them, BatchNorm.
 
     Shape: (B, L, M) -> (B, D, M, N).
@@ -83,7 +85,7 @@ class FFNet1D(SeriesBackbone):
         self.variables, self.kernels, self.num_features = variables, kernels, dim
         self.feature_info = (FeatureInfo(dim, STRIDE),)
         self.img_size = config.img_size
-        self.stem = Stem(dim, PATCH, STRIDE)
+        self.stem = PatchStem(dim, PATCH, STRIDE)
         self.blocks = nn.ModuleList(
             Block(rate, dim=dim, variables=variables, ratio=expansion, kernels=kernels, drop=drop)
             for rate in drop_path_rates(config.drop_path_rate, depth)
@@ -91,7 +93,7 @@ class FFNet1D(SeriesBackbone):
         for index, block in enumerate(self.blocks):
             grid = (1, self.num_tokens(config.img_size[1]))
             slot = Slot(dim, expansion, grid, 0, index, dense=config.dense)
-            block.fill_slots(slot, config.channel_mixer, config.token_mixer)
+            cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def num_tokens(self, length: int) -> int:
         """Return N: one token for every second step."""
