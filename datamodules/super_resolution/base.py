@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.headers import read_header
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.super_resolution.pairs import Pair, Patches, WholeImages, collate
+from datamodules.super_resolution.pairs import Middles, Pair, Patches, WholeImages, collate
 from datamodules.super_resolution.reading import ImagesToEnlarge
 from datamodules.super_resolution.reading import collect as collect_images
+
+DRAWN = 128  # low-resolution pixels of the sides of images to draw
 
 
 class SuperResolutionDataModule(BaseDataModule):
@@ -113,6 +116,12 @@ class SuperResolutionDataModule(BaseDataModule):
                 f"{sides[0]}x{sides[1]}, rounded down; make the small image again, or remove its "
                 "folder"
             )
+
+    def preview_batch(self, count: int) -> Any:
+        """Return the middles of up to ``count`` images to draw."""
+        drawn = copy.copy(self)
+        drawn._datasets = {name: Middles(one, DRAWN) for name, one in self._datasets.items()}
+        return super(SuperResolutionDataModule, drawn).preview_batch(count)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that makes a batch of samples."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.files.decoding import load_rgb
+from datamodules.loading.sampling import Key, NamedDataset, Unreadable
 from datamodules.super_resolution.imresize import crop_to_multiple, downscale
 
 Pixels = NDArray[np.uint8]
@@ -159,6 +160,40 @@ def make_sample(low: Pixels, high: Pixels, index: int) -> dict[str, Tensor]:
     return {
         "low": to_tensor(low), "high": to_tensor(high), "sample_id": torch.tensor(index)
     }  # fmt: skip
+
+
+class Middles(NamedDataset):
+    """Samples cropped to their middle, so that a few large images to draw fit into memory.
+
+    Args:
+        dataset: Gives the samples.
+        side: Most low-resolution rows and columns.
+    """
+
+    def __init__(self, dataset: NamedDataset, side: int) -> None:
+        super().__init__(dataset.dataset, dataset.describe)
+        self.samples, self.side = dataset, side
+
+    def __getitem__(self, key: Key) -> Any:
+        """Return ``low`` and, if known, ``high`` of a sample's middle."""
+        sample = self.samples[key]
+        return sample if isinstance(sample, Unreadable) else crop_middle(sample, self.side)
+
+
+def crop_middle(sample: dict[str, Tensor], side: int) -> dict[str, Tensor]:
+    """Crop the images of a sample to at most ``side`` low-resolution rows and columns."""
+    low = sample["low"]
+    cropped = {"low": low, "sample_id": sample["sample_id"]}
+    for axis in (1, 2):
+        length = low.shape[axis]
+        kept = min(side, length)
+        start = (length - kept) // 2
+        cropped["low"] = cropped["low"].narrow(axis, start, kept)
+        if "high" in sample:
+            scale = sample["high"].shape[axis] // length
+            high = cropped.get("high", sample["high"])
+            cropped["high"] = high.narrow(axis, scale * start, scale * kept)
+    return {key: value.clone() for key, value in cropped.items()}
 
 
 def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from tasks.super_resolution.png import write_png
 from tasks.super_resolution.quality import compared, psnr, ssim
 
 ENLARGED = "enlarged"  # folder of the enlarged images
+LONGEST_NAME = 240  # bytes of a file's name without its ending
 STRIPE = 32  # low-resolution rows that are rounded and written at once
 DRAWN = 60  # low-resolution pixels of a picture's sides
 
@@ -182,8 +184,10 @@ class SuperResolutionTask(BaseTask):
     def _write(self, batch: Batch, index: int, row: Row) -> str:
         trainer: Any = self.trainer
         path = Path(row["image"])
-        alone = self._stems[path.stem] == 1
-        name = path.stem if alone else f"{int(batch['sample_id'][index]):05d}_{path.name}"
+        alone, number = self._stems[path.stem] == 1, int(batch["sample_id"][index])
+        name = path.stem if alone else f"{number:05d}_{path.name}"
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            name = f"{number:05d}_{path.stem[:50]}"
         target = Path(trainer.default_root_dir) / ENLARGED / f"{name}_x{self.scale}.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as file:

@@ -19,7 +19,13 @@ from datamodules.super_resolution.folders import (
     ImageFolderSRDataModule,
 )
 from datamodules.super_resolution.imresize import crop_to_multiple, downscale, imresize
-from datamodules.super_resolution.pairs import Pair, Patches, WholeImages, shrunk_patch
+from datamodules.super_resolution.pairs import (
+    Pair,
+    Patches,
+    WholeImages,
+    crop_middle,
+    shrunk_patch,
+)
 from datamodules.super_resolution.reading import array_pixels, read_pixels
 from datamodules.super_resolution.sample import CROP, SampleSuperResolution, parts
 from tests.families import rest_slow_pairs
@@ -270,6 +276,20 @@ def test_whole_images_of_different_sizes_are_a_list(folder):
     batch = data.collate()([whole[0], whole[1]])
     assert [tuple(one.shape) for one in batch["low"]] == [(3, 25, 30), (3, 24, 35)]
     assert batch["sample_id"].tolist() == [0, 1]
+
+
+def test_images_to_draw_are_cropped_in_the_same_place(folder):
+    data = ImageFolderSRDataModule(folder, scale=2, patch_size=8)
+    data.setup()
+    whole = data.dataset("val")[0, 0]
+    middle = crop_middle(whole, 11)
+    assert torch.equal(middle["low"], whole["low"][:, 10:21, 11:22])
+    assert torch.equal(middle["high"], whole["high"][:, 20:42, 22:44])
+    drawn = data.preview_batch(3)
+    assert torch.equal(drawn["low"][0], whole["low"])
+    data.set_predict_inputs([np.zeros((300, 200, 4), np.uint8)])
+    assert data.preview_batch(3)["low"].shape == (1, 3, 128, 128)
+    assert data.dataset("predict")[0, 0]["low"].shape == (3, 300, 200)
 
 
 @pytest.mark.parametrize(
