@@ -56,7 +56,8 @@ class ImageFolderSRDataModule(SuperResolutionDataModule):
         count = math.ceil(self.val_share * len(found))
         if count == len(found):
             raise ValueError(
-                f"{self.folder} has {len(found)} image; training and validation need one each"
+                f"{self.folder} has {len(found)} images, of which data.val_share={self.val_share} "
+                "leaves none to train with; add images, or lower it"
             )
         return found[:-count], found[-count:]
 

@@ -14,6 +14,8 @@ from PIL import Image
 from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMeasure
 
 from backbones import create_backbone
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import open_checkpoint
 from datamodules.super_resolution.imresize import imresize
 from datamodules.super_resolution.reading import ImagesToEnlarge, read_pixels
 from heads.super_resolution import SuperResolver
@@ -174,6 +176,36 @@ def test_released_files_load_and_other_scales_are_named(tmp_path):
     torch.save({"params": tensors}, file)
     body = create_backbone("ffnet_sr_light", pretrained=file)
     assert torch.equal(body.stem.weight, tensors["proj.weight"])
+
+
+def test_swinirs_files_load(tmp_path):
+    network = vars(pytest.importorskip("spandrel.architectures.SwinIR"))["SwinIR"]
+    torch.manual_seed(0)
+    theirs = network(
+        upscale=2, img_size=64, window_size=8, img_range=1.0, depths=[2, 2], embed_dim=60,
+        num_heads=[6, 6], mlp_ratio=2, upsampler="pixelshuffledirect", resi_connection="1conv",
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(0.1 * torch.randn_like(parameter))
+    file = tmp_path / "002_lightweightSR_DIV2K_s64w8_SwinIR-S_x2.pth"
+    torch.save({"params": theirs.state_dict()}, file)
+    own = task("swinir_light", 2)
+    own.load_weights(file)
+    x = torch.rand(1, 3, 19, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(own.model(x), theirs(x), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"S_x2.pth enlarges 2 times; pass data.scale=2"):
+        task("swinir_light", 3).load_weights(file)
+
+
+def test_a_network_of_another_scale_gives_its_body(tmp_path):
+    own = task("edsr_baseline", 2)
+    file = tmp_path / "x2.ckpt"
+    torch.save({"state_dict": {f"model.{k}": v for k, v in own.model.state_dict().items()}}, file)
+    backbone = shorten(create_backbone("edsr_baseline", fast=False))
+    adopt(backbone, open_checkpoint(file))
+    assert torch.equal(backbone.stem.weight, own.model.backbone.stem.weight)
 
 
 def run(folder, *words):
