@@ -101,7 +101,9 @@ def export(arguments: Sequence[str]) -> list[Path]:
     if special:
         function = imported(special)
     name, typed = read_network(
-        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
+        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""),
+        words,
+        family_of_run(run),
     )
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import logging
 import warnings
@@ -99,8 +100,9 @@ def _record(
     any_number = network.backbone.any_variables and network.targets is None
     trials: list[tuple[int, ...]] = [(0, 2), (0,)] if any_number else [(0,)]
     error: Exception | None = None
-    for free in trials:
-        dims: Any = {axis: Dim(AXES[axis], min=1) for axis in free}
+    # Named axes must be proved free; if torch's algebra cannot do so, the runs decide.
+    for free, named in itertools.product(trials, (True, False)):
+        dims: Any = {axis: Dim(AXES[axis], min=1) if named else Dim.AUTO(min=1) for axis in free}
         try:
             with torch.no_grad():
                 program = torch.export.export(
