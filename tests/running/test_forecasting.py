@@ -183,8 +183,9 @@ def test_whole_networks_are_exported(backbone, to, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mappings", "landscape"])
-def test_analyses_apply(trained, kind, tmp_path):
-    typed = [kind, f"ckpt={trained.folder()}", f"out={tmp_path}", "images=4"]
+def test_analyses_apply(kind, tmp_path, capsys):
+    folder = run_here(words(tmp_path, backbone="ffnet_1d_glu"), capsys).folder()
+    typed = [kind, f"ckpt={folder}", f"out={tmp_path / 'found'}", "images=4"]
     typed += ["points=3"] if kind == "landscape" else []
     assert analyse.main(typed) == 0
     assert list(tmp_path.rglob("*.csv"))
