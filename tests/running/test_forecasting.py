@@ -116,9 +116,12 @@ def test_quantiles_are_an_option(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_average_compiling_and_side_effect_run(tmp_path, capsys):
-    more = ("task.ema={decay: 0.9}", "task.onecycle_side_effect=true")
-    ended = run_here(words(tmp_path, *more, "optimizer.name=adam"), capsys)
+@pytest.mark.parametrize(
+    "more",
+    [("task.ema={decay: 0.9}", "task.onecycle_side_effect=true"), ("trainer.compile=true",)],
+)
+def test_average_side_effect_and_compiling_run(more, tmp_path, capsys):
+    ended = run_here(words(tmp_path, *more), capsys)
     assert ended.status == 0, ended.err
 
 
