@@ -56,6 +56,7 @@ def test_a_run_ends_with_errors_by_horizon_and_curves(trained):
     assert Image.open(pictures[0]).size[0] > 600
 
 
+@pytest.mark.slow
 def test_its_test_is_repeated_with_any_batch_size(trained, tmp_path, capsys):
     typed = ["mode=test", f"ckpt={trained.folder()}", f"output_dir={tmp_path}"]
     ended = run_here([*typed, "data.eval_batch_size=7"], capsys)
