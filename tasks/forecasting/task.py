@@ -145,7 +145,7 @@ class ForecastingTask(BaseTask):
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
         """Load as ``BaseTask`` does, and files of FFNet's authors that hold the whole network."""
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
-        if not any(".backbone." in f".{key}" for key in opened.tensors):
+        if self.model.backbone.is_official(opened.tensors):
             given = self.model.backbone.convert_state_dict(dict(opened.state_dict))
             named = {
                 key if key.startswith(WHOLE) else f"backbone.{key}": value

@@ -56,6 +56,7 @@ def test_a_run_ends_with_errors_by_horizon_and_curves(trained):
     assert Image.open(pictures[0]).size[0] > 600
 
 
+@pytest.mark.slow
 def test_its_test_is_repeated_with_any_batch_size(trained, tmp_path, capsys):
     typed = ["mode=test", f"ckpt={trained.folder()}", f"output_dir={tmp_path}"]
     ended = run_here([*typed, "data.eval_batch_size=7"], capsys)
@@ -116,9 +117,12 @@ def test_quantiles_are_an_option(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_average_compiling_and_side_effect_run(tmp_path, capsys):
-    more = ("task.ema={decay: 0.9}", "task.onecycle_side_effect=true")
-    ended = run_here(words(tmp_path, *more, "optimizer.name=adam"), capsys)
+@pytest.mark.parametrize(
+    "more",
+    [("task.ema={decay: 0.9}", "task.onecycle_side_effect=true"), ("trainer.compile=true",)],
+)
+def test_average_side_effect_and_compiling_run(more, tmp_path, capsys):
+    ended = run_here(words(tmp_path, *more), capsys)
     assert ended.status == 0, ended.err
 
 
@@ -183,8 +187,9 @@ def test_whole_networks_are_exported(backbone, to, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mappings", "landscape"])
-def test_analyses_apply(trained, kind, tmp_path):
-    typed = [kind, f"ckpt={trained.folder()}", f"out={tmp_path}", "images=4"]
+def test_analyses_apply(kind, tmp_path, capsys):
+    folder = run_here(words(tmp_path, backbone="ffnet_1d_glu"), capsys).folder()
+    typed = [kind, f"ckpt={folder}", f"out={tmp_path / 'found'}", "images=4"]
     typed += ["points=3"] if kind == "landscape" else []
     assert analyse.main(typed) == 0
     assert list(tmp_path.rglob("*.csv"))

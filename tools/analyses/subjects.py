@@ -166,7 +166,7 @@ class Subject:
             return Batch(images, torch.full((len(names),), -1), names, samples, inside)
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = _resize(images, self.size)
-        whole = (images.shape[2], images.shape[3])
+        whole = (images.shape[-2], images.shape[-1])
         return Batch(images, labels, names, samples, (whole,) * len(images))
 
     def logits(self, images: Tensor) -> Tensor:

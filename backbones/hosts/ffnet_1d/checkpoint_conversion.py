@@ -9,7 +9,7 @@ Source: the authors' code (github.com/ysj9909/FFNet), time_series_forecasting/mo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -44,7 +44,7 @@ def convert_official_state_dict(
     return converted
 
 
-def is_official(state_dict: dict[str, Tensor]) -> bool:
+def is_official(state_dict: Mapping[str, Tensor]) -> bool:
     """Return True for a state dict under the authors' names."""
     return any("downsample_layers.0." in key for key in state_dict)
 

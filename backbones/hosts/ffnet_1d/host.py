@@ -17,6 +17,7 @@ figures come from the authors' code (github.com/ysj9909/FFNet), which differs fr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch.nn.functional as F
@@ -118,6 +119,10 @@ class FFNet1D(SeriesBackbone):
     def fuse(self) -> FFNet1D:
         """Fold the branches of D and their BatchNorm into one kernel, in place: for inference."""
         return fuse(self)
+
+    def is_official(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return True for tensors under the authors' names."""
+        return is_official(tensors)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the authors' tensors, and leave out those that their code never uses."""

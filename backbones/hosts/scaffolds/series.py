@@ -8,6 +8,7 @@ Axes: B series, L look-back steps, M variables, N tokens, C channels, T horizon.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor, nn
@@ -41,6 +42,10 @@ class SeriesBackbone(Backbone):
     def num_tokens(self, length: int) -> int:
         """Return N for a series of L steps."""
         return -(-length // self.feature_info[0].stride)
+
+    def is_official(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return True for the tensors of a whole network under its authors' names."""
+        return False
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, M, N) of the map for series (B, L, M)."""
