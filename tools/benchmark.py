@@ -104,8 +104,8 @@ IMAGES = {"image_size": "224", **SHARED}
 DEFAULTS = {
     "mixers": {"host": "deit_t,swin_t,poolformer_s12", "mixer": "*", **IMAGES},
     "backbones": {
-        "task": usual_task(), "backbone": "", "baseline": "", "compare": "", "out": "", **IMAGES,
-        "image_size": "",
+        "backbone": "", "baseline": "", "compare": "", "out": "", **IMAGES, "image_size": "",
+        "task": usual_task(),
     },
     "tokens": {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
