@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class RowConv(nn.Conv2d):
@@ -10,6 +10,10 @@ class RowConv(nn.Conv2d):
 
     Shape: (B, C, H, W) -> (B, C, H, W).
     """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve each row: (B, C, H, W) -> (B, C, H, W)."""
+        return super().forward(x)
 
 
 def row_conv(channels: int, kernel_size: int, *, bias: bool = True) -> RowConv:

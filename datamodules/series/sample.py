@@ -52,7 +52,7 @@ class SampleForecasting(SampleDataModule, SeriesDataModule):
 def write_series(file: Path, hours: int, seed: int) -> None:
     """Write a series of ``hours`` rows in ETT's format."""
     values = make_series(hours, seed)
-    times = START + np.arange(hours) * np.timedelta64(3600, "s")
+    times: Any = START + np.arange(hours) * np.timedelta64(3600, "s")
     lines = [",".join(("date", *NAMES))]
     for time, row in zip(times, values.tolist(), strict=True):
         cells = (f"{value:.4f}" for value in row)

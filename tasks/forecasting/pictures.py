@@ -100,9 +100,10 @@ def draw(forecast: Forecast) -> Image.Image:
         axis.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=8, frameon=False)
     if np.issubdtype(times.dtype, np.datetime64):
-        places = dates.AutoDateLocator(maxticks=10)
+        untyped: Any = dates
+        places = untyped.AutoDateLocator(maxticks=10)
         axes[-1, 0].xaxis.set_major_locator(places)
-        axes[-1, 0].xaxis.set_major_formatter(dates.ConciseDateFormatter(places))
+        axes[-1, 0].xaxis.set_major_formatter(untyped.ConciseDateFormatter(places))
     axes[0, 0].set_title(_short(forecast.name), fontsize=9, loc="left")
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110)

@@ -150,19 +150,15 @@ def task_objective(subject: Subject) -> tuple[Any, Any, int]:
     batches = [batch.samples for batch in subject.batches()]
 
     def objective() -> torch.Tensor:
-        like = next(network.parameters())
-        typed = [
-            {key: one.to(like.dtype) if _is_float(one) else one for key, one in batch.items()}
-            for batch in batches
+        dtype = next(network.parameters()).dtype  # double for the curvature
+        cast = [
+            {key: one[key].to(dtype) if one[key].is_floating_point() else one[key] for key in one}
+            for one in batches
         ]
-        parts = [task.evaluation_loss(one, network.predict(one)) for one in typed]
+        parts = [task.evaluation_loss(one, network.predict(one)) for one in cast]
         return sum(total for total, _ in parts) / sum(count for _, count in parts)
 
     return network, objective, sum(len(next(iter(one.values()))) for one in batches)
-
-
-def _is_float(value: Any) -> bool:
-    return bool(getattr(value, "is_floating_point", bool)())
 
 
 def _unlabelled(subject: Subject) -> str:
