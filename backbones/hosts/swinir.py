@@ -63,11 +63,11 @@ class SwinIR(SuperResolutionBackbone):
         self.norm = nn.LayerNorm(WIDTH)
         self.conv_after = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
         self.set_width(WIDTH)
-        for stage, layer in enumerate(self.layers):
-            for index, block in enumerate(layer.get_submodule("blocks").children()):
-                slot = Slot(WIDTH, RATIO, config.grid(1), stage, index, dense=config.dense)
-                fill(block, "mlp", config.channel_mixer, slot)
-                fill(block, "attn", config.token_mixer, slot)
+        blocks = [b for layer in self.layers for b in layer.get_submodule("blocks").children()]
+        for index, block in enumerate(blocks):  # of one stage, as width and map stay the same
+            slot = Slot(WIDTH, RATIO, config.grid(1), 0, index, dense=config.dense)
+            fill(block, "mlp", config.channel_mixer, slot)
+            fill(block, "attn", config.token_mixer, slot)
         # A window reaches one pixel less than its side; convolutions are one per group and four.
         self.set_radius(sum(DEPTHS) * (WINDOW - 1) + len(DEPTHS) + 4)
         self.no_weight_decay = frozenset(
