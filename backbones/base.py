@@ -19,6 +19,7 @@ from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
 from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
+from backbones.layers.one_row import keep_centre_row
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
@@ -111,6 +112,14 @@ class Backbone(nn.Module):
         Shape: (B, 3, H, W) -> (B, C_i, ceil(H / s_i), ceil(W / s_i)).
         """
         raise NotImplementedError
+
+    def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
+        """Return the shapes that ``feature_info`` declares for the maps of these inputs."""
+        sides = images.shape[2:]
+        return [
+            (len(images), info.channels, *(-(-side // info.stride) for side in sides))
+            for info in self.feature_info
+        ]
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the embedding by the host's final norm and pooling.
@@ -293,6 +302,8 @@ class Mixer(nn.Module):
         grid_axes: Axes of the parameters and buffers whose shapes follow the map size, by name,
             such as ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
         built_for: Map size (H, W) that it was built for; None outside a factory.
+        ignores_order: True if it treats all orders of the tokens alike, as attention without
+            positions does.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -303,6 +314,7 @@ class Mixer(nn.Module):
     channel_mappings: tuple[str, ...] = ()
     grid_axes: Mapping[str, str] = MappingProxyType({})
     built_for: tuple[int, int] | None = None
+    ignores_order: bool = False
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
@@ -404,6 +416,10 @@ class Mixer(nn.Module):
         """
         return False
 
+    def narrow(self) -> None:
+        """Keep the centre row of each k x k kernel, for maps of one row such as series."""
+        keep_centre_row(self)
+
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
         raise ValueError(no_prefix(class_name(self)))
@@ -457,6 +473,8 @@ def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
 
 class PointwiseMixer(Mixer):
     """Mixer of (..., C) that treats all tokens alike, prefix tokens included."""
+
+    ignores_order = True
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens like all others: (B, P, C) -> (B, P, C)."""

@@ -24,6 +24,7 @@ from backbones.registry import (
     list_mixers,
     look_up,
     mixers,
+    why_unfit,
     without_prefix,
 )
 
@@ -78,7 +79,8 @@ def create_mixer(
     Args:
         name: One of ``list_mixers()``.
         dim: Channels C.
-        grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it.
+        grid: Map size (H, W) at the build resolution, for mixers whose tables depend on it. With
+            (1, L), for series and text, k x k kernels become 1 x k.
         block: Block index within a stage, for mixers that alternate, such as shifted windows.
         **options: The mixer's own, see ``mixer_options(name)``.
 
@@ -259,6 +261,9 @@ def _factory(
     if kind not in host.slots:
         raise ValueError(f"{host.name} lacks a slot for {kind} mixers; it has {sorted(host.slots)}")
     entry = find_mixer(name, kind)
+    unfit = why_unfit(host, entry)
+    if unfit:
+        raise ValueError(f"{name} does not serve {host.name}, because {unfit}")
     _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
 
@@ -352,6 +357,8 @@ def _build_mixer(
         )
     _check_methods(entry.name, type(mixer))
     mixer.kind, mixer.built_for = entry.kind, slot.grid
+    if slot.grid[0] == 1 < slot.grid[1]:
+        mixer.narrow()
     return mixer
 
 
@@ -429,17 +436,18 @@ def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: 
 def _image_size(
     size: int | tuple[int, int] | None, host: HostEntry, patch_size: int
 ) -> tuple[int, int]:
-    """Return the build resolution (H, W); H is 1 for a host of another modality than images."""
-    size = 224 if size is None else size
+    """Return the build resolution (H, W); H is 1 for hosts of series and other signals."""
+    size = host.img_size if size is None else size
     is_image = host.modality == "image"
-    sides = (size if is_image else 1, size) if isinstance(size, int) else size
+    is_square = is_image or not isinstance(host.img_size, int)
+    sides = (size if is_square else 1, size) if isinstance(size, int) else size
     if len(sides) != 2:
         raise ValueError(f"img_size must be a side or (height, width), got {size}")
     height, width = sides
     least = LEAST_SIDE if patch_size == host.patch_size else LEAST_SMALL_SIDE
     if is_image and min(height, width) < least:
-        usual = small_patch_sizes(host)[-2]
-        remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={usual}"
+        patch = small_patch_sizes(host)[-2]
+        remedy = f"; {host.name} takes {LEAST_SMALL_SIDE} and more with patch_size={patch}"
         raise ValueError(
             f"img_size must be at least {least} in both directions, got {(height, width)}"
             + remedy * (least == LEAST_SIDE)

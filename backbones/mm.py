@@ -244,4 +244,4 @@ def register(names: Iterable[str]) -> None:
         MODELS.register_module(name, force=True, module=build)
 
 
-register(list_backbones())
+register(list_backbones(modality="image"))

@@ -64,6 +64,11 @@ class MixerEntry:
         """Support for class tokens, declared by the class that it builds."""
         return takes_prefix(built_class(self.build, Mixer), self.kind)
 
+    @property
+    def ignores_order(self) -> bool:
+        """True if the order of tokens changes only the order of its outputs."""
+        return built_class(self.build, Mixer).ignores_order
+
 
 @dataclass(frozen=True, eq=False)  # compared by identity
 class HostEntry:
@@ -77,6 +82,8 @@ class HostEntry:
     patch_size: int
     without_prefix: Mapping[str, Any]
     modality: str = "image"
+    img_size: int | tuple[int, int] = 224
+    ordered: bool = True
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -112,6 +119,8 @@ def register_host(
     patch_size: int = 4,
     without_prefix: Mapping[str, Any] | None = None,
     modality: str = "image",
+    img_size: int | tuple[int, int] = 224,
+    ordered: bool = True,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -127,6 +136,10 @@ def register_host(
             its map; they apply with mixers that refuse prefix tokens.
         modality: Its inputs in the singular, such as "image" or "signal"; tasks of another
             modality reject the host.
+        img_size: Side or length that it is built for by default; (H, W) for maps of another
+            modality, where a typed side means a square.
+        ordered: False if its tokens have no order, as variables have none; only mixers whose class
+            declares ``ignores_order`` fit.
 
     Raises:
         ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
@@ -148,7 +161,7 @@ def register_host(
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
-            modality,
+            modality, img_size, ordered,
         )  # fmt: skip
         return build
 
@@ -256,9 +269,9 @@ def list_mixers(kind: Kind | None = None) -> list[str]:
     return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
 
 
-def list_hosts() -> list[str]:
-    """Return the names of all hosts, in the order of their families."""
-    return list(hosts())
+def list_hosts(modality: str | None = None) -> list[str]:
+    """Return the names of all hosts, or of one modality, in the order of their families."""
+    return [name for name, entry in hosts().items() if modality in (None, entry.modality)]
 
 
 def host_modality(name: str) -> str:
@@ -270,7 +283,9 @@ def host_modality(name: str) -> str:
     return look_up(name)[0].modality
 
 
-def list_backbones(pattern: str = "*", published: bool | None = None) -> list[str]:
+def list_backbones(
+    pattern: str = "*", published: bool | None = None, modality: str | None = None
+) -> list[str]:
     """Return the names for ``create_backbone``: all hosts, alone and with every fitting mixer.
 
     Published models with a token mixer have names as well (``named_on`` of the mixer).
@@ -278,6 +293,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
     Args:
         pattern: Shell pattern, for example ``"swin_*"``.
         published: True keeps the names that a paper reports, False all others.
+        modality: Keep the hosts of one modality, such as "image"; None keeps all.
 
     >>> list_backbones("posmlp_t_*")
     ['posmlp_t_glrpe', 'posmlp_t_lrpe', 'posmlp_t_lrpe_m', 'posmlp_t_sgu']
@@ -286,6 +302,7 @@ def list_backbones(pattern: str = "*", published: bool | None = None) -> list[st
         name
         for name, (host, mixer) in _table().items()
         if fnmatch.fnmatchcase(name, pattern)
+        and modality in (None, _HOSTS[host].modality)
         and published in (None, _is_published(_HOSTS[host], mixer))
     ]
 
@@ -352,6 +369,8 @@ def takes_token_mixer(host: HostEntry, mixer: str | None) -> bool:
 
 def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
     """Return the reason why a mixer cannot serve a host; empty if it can."""
+    if not host.ordered and not mixer.ignores_order:
+        return "its tokens have no order, which the mixer depends on"
     reasons = mixer.unfit_for.items()
     return next((why for pattern, why in reasons if fnmatch.fnmatchcase(host.name, pattern)), "")
 

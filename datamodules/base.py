@@ -35,7 +35,7 @@ from datamodules.loading.workers import Loader, end_slow_workers, init_worker
 # Limits of loader processes; further ones only fill the memory.
 WORKERS_PER_CORE, MANY_WORKERS = 8, 32
 TRIED = 100  # samples that a preview tries in place of broken ones
-Split = Literal["train", "val", "predict"]
+Split = Literal["train", "val", "test", "predict"]
 SPLITS: dict[Split, str] = {"val": "validation", "train": "training"}
 
 
@@ -131,6 +131,11 @@ class BaseDataModule(LightningDataModule):
             self._datasets = {**self.build()}
             if self.predict_path is not None:
                 self.set_predict_inputs(self.predict_path)
+
+    @property
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Options of a backbone that the data decide, such as the number of variables."""
+        return {}
 
     @property
     def head_arguments(self) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
 from tests.tensors import drawn_tensors
 
+# Tests over the registry give images to these; hosts of other modalities have tests of their own.
+HOSTS, NAMES = list_hosts("image"), list_backbones(modality="image")
+
 
 def rest_slow(cases: Sequence, quick: Collection) -> list:
     """The cases of a test, of which only the quick ones run by default."""
@@ -31,18 +34,18 @@ def drawn(*seeds: int) -> list[str]:
     Another seed gives other pairs.
     """
     names, hosts_with, chosen = defaultdict(dict), Counter(), []
-    for name in list_backbones():
+    for name in NAMES:
         host, mixer = look_up(name)
         names[host.name][mixer] = name
         hosts_with[mixer] += 1
     for seed in seeds:
         generator, taken = random.Random(seed), Counter()
-        for host in generator.sample(list_hosts(), len(names)):
+        for host in generator.sample(HOSTS, len(names)):
             rank = {m: (taken[m], hosts_with[m], generator.random()) for m in names[host]}
             mixer = min(rank, key=rank.get)
             taken[mixer] += len(rank) > 1
             chosen.append(names[host][mixer])
-    return [name for name in list_backbones() if name in chosen]
+    return [name for name in NAMES if name in chosen]
 
 
 def rest_slow_pairs(cases: Sequence[tuple], quick: Collection[tuple]) -> list:
@@ -52,7 +55,7 @@ def rest_slow_pairs(cases: Sequence[tuple], quick: Collection[tuple]) -> list:
 
 _FILES = {
     find_host(name).build.__module__.split(".")[2]: name  # backbones.hosts.<file or package>
-    for name in reversed(list_hosts())
+    for name in reversed(HOSTS)
 }
 # The first host of each file or package of hosts.
 SMALLEST = sorted(_FILES.values())
@@ -76,7 +79,7 @@ def by_turns(*targets: str) -> list[tuple[str, str]]:
     """
     drawings = [{look_up(n)[0].name: n for n in drawn(seed)} for seed in range(len(targets))]
     cases = []
-    for turn, host in enumerate(list_hosts()):
+    for turn, host in enumerate(HOSTS):
         own = turn % len(targets)
         others = [i for i in range(len(targets)) if i != own] if host in SMALLEST else []
         # The first drawing has every mixer, so no name of it is left out.
@@ -88,7 +91,7 @@ def by_turns(*targets: str) -> list[tuple[str, str]]:
 def each_mixer(*hosts: str) -> list[str]:
     """Every mixer once, on the first of these hosts that takes it, or else on any."""
     on = defaultdict(dict)
-    for name in list_backbones():
+    for name in NAMES:
         host, mixer = look_up(name)
         if mixer:
             on[mixer][host.name] = name

@@ -21,15 +21,17 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             ffnet   the training form, and fused (default: ffnet_1,ffnet_2)
                             posmlp  token matrices computed per pass, and cached (posmlp_t)
                             sbm     softmax attention, and SBM (sbm_t)
-  task=classification       loop: any task; options of run.py such as data.batch_size=64
+  task=classification       backbones: also {tasks}, with the whole network and inputs that
+                            tools/complexity.py counts
+                            loop: any task; options of run.py such as data.batch_size=64
                             head=retinanet logger=csv may follow (default: backbone=deit_t)
                             data: {pipelines}
   root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
   dim=64                    tokens: channels
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
-  image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224); backbones for
-                            other inputs get those of their task
+  image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224); inputs of
+                            another shape are those that the task counts
   out=growth.png            backbones: plot the growth of time over several image sizes
   rounds=30                 each round times every network once in random order (loop: 100,
                             data: 300, since augmentation varies)
@@ -72,7 +74,7 @@ from pathlib import Path
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.engine.family import families
+from tasks.engine.family import families, find_family
 from tools.bench import growth
 from tools.bench import timed_networks as networks
 from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
@@ -102,7 +104,9 @@ SHARED = {
 IMAGES = {"image_size": "", **SHARED}
 DEFAULTS = {
     "mixers": {"host": "deit_t,swin_t,poolformer_s12", "mixer": "*", **IMAGES},
-    "backbones": {"backbone": "", "baseline": "", "compare": "", "out": "", **IMAGES},
+    "backbones": {
+        "backbone": "", "baseline": "", "compare": "", "out": "", "task": "", **IMAGES,
+    },
     "tokens": {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
         **SHARED, "batch": "1",
@@ -124,6 +128,10 @@ CHOICES = {
     "train": SWITCH, "compile": SWITCH, "cuda_graphs": SWITCH, "keep_memory": SWITCH,
 }  # fmt: skip
 
+# Families whose whole networks take one tensor.
+WHOLE = tuple(
+    name for name, one in families().items() if one.counted is not None and not one.counted.parts
+)
 PIPELINES = tuple(name for name, family in families().items() if family.pipeline)
 
 COLUMNS = {
@@ -153,6 +161,7 @@ COLUMNS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 after an error."""
     text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
+    text = text.replace("{tasks}", ", ".join(one for one in WHOLE if one != usual_task()))
     text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
     text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
     return run_command("benchmark.py", text, run_benchmark, arguments, needs_arguments=True)
@@ -167,7 +176,8 @@ def run_benchmark(typed: Sequence[str]) -> None:
     if kind == "loop":
         own = [one for one in arguments if one.partition("=")[0] in DEFAULTS[kind]]
         words = [one for one in arguments if one not in own]
-    choices = {**CHOICES, "task": PIPELINES} if kind == "data" else CHOICES
+    tasks = {"data": {"task": PIPELINES}, "backbones": {"task": WHOLE}}
+    choices = {**CHOICES, **tasks.get(kind, {})}
     options = parse_options(own, DEFAULTS[kind], choices, takes_backbone=kind != "data")
     if kind == "data":
         from tools.bench.pipelines import time_pipelines
@@ -222,8 +232,10 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
         raise ValueError(
             f"backbone= is missing: pass backbone=NAME,NAME or compare={'|'.join(COMPARISONS)}"
         )
-    chosen = read_networks(backbones, words)
-    baseline = read_network(options["baseline"]) if options["baseline"] else chosen[0]
+    family = find_family(options["task"]) if options["task"] else None
+    chosen = read_networks(backbones, words, family)
+    typed = options["baseline"]
+    baseline = read_network(typed, family=family) if typed else chosen[0]
     again = [] if baseline in chosen else [baseline]  # its ratio shows the noise
     return [[baseline, *again, *chosen]]
 
@@ -242,7 +254,8 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     )
 
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
-    shapes = networks.input_shapes([one for run in runs for one, _ in run], options["image_size"])
+    names = [one for run in runs for one, _ in run]
+    shapes = networks.input_shapes(names, options["image_size"], options.get("task", ""))
     rounds = parse_integer("rounds", options["rounds"], least=2)
     picture = options.get("out", "")
     if picture:
@@ -274,7 +287,10 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
         for shape, batch, kind in itertools.product(shapes, batches, kinds):
             seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
             for index in range(1, len(run)):
-                made = make_record(run, index, seconds, kind, growth.format_size(shape), batch)
+                made = make_record(
+                    run, index, seconds, kind, growth.format_size(shape), batch,
+                    options.get("task", ""),
+                )  # fmt: skip
                 made["peak_mb"] = highest[index] / 1e6
                 made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
                 if len(shapes) > 1:
@@ -294,6 +310,7 @@ def make_record(
     kind: str,
     size: str,
     batch: int,
+    task: str = "",
 ) -> Record:
     """Return the record of one network; papers only time forward passes."""
     from tools.bench.timing import summarise_ratios
@@ -305,7 +322,9 @@ def make_record(
         "batch": batch,
         "ms": statistics.median(seconds[index]) * 1e3,
         **summarise_ratios(seconds[index], seconds[0]),
-        "paper_ratio": networks.find_paper_ratio(run[index], run[0]) if kind == "forward" else None,
+        "paper_ratio": networks.find_paper_ratio(run[index], run[0], task)
+        if kind == "forward"
+        else None,
     }
 
 

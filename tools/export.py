@@ -33,7 +33,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.engine.family import ANY, find_family
+from tasks.engine.family import ANY, find_family, imported
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import network_name
@@ -43,9 +43,9 @@ from tools.exports import (
     COMPARED,
     TARGETS,
     ExportRequest,
-    Target,
     check_exported,
     checkpoint_of,
+    exported_family,
     exporter,
     new_folder,
 )
@@ -53,6 +53,7 @@ from tools.exports import (
 SHARED = {
     "backbone": "", "to": "", "ckpt": "", "out": "", "overwrite": "false", "image_size": "",
 }  # fmt: skip
+LEAST_SIDE = 64  # of the images that graphs of any size are recorded with
 LIST = {"backbone": "*", "to": ",".join(TARGETS), "image_size": "64", "format": "table"}
 # Options of a backbone that the export sets itself.
 DECIDED_BY_EXPORT = {
@@ -96,14 +97,19 @@ def export(arguments: Sequence[str]) -> list[Path]:
     if not options["backbone"] and not run:
         raise ValueError("backbone=NAME is missing, or ckpt=<run folder>; see --help")
     name, typed = read_network(
-        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""), words
+        options["backbone"] or (run or {}).get("backbone", {}).get("name", ""),
+        words,
+        find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
+    special = exported_family(run, name).exporters.get(to)
+    if special:
+        function = imported(special)
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
-    size = _checked_size(options["image_size"] or _run_image_size(run, target))
+    size = _checked_size(options["image_size"] or _run_image_size(run, to))
     label = network_name(name, chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
@@ -144,10 +150,15 @@ def _checked_size(text: str) -> tuple[int, int]:
     return size
 
 
-def _run_image_size(run: Mapping[str, Any] | None, target: Target) -> str:
-    """Return the image size of a classifier's run, at which its graphs are recorded."""
-    records = "what" in target.settings
-    if run is None or not records or find_family(run["task_name"]).export_of(ANY) != "classifier":
+def _run_image_size(run: Mapping[str, Any] | None, to: str) -> str:
+    """Return the image size of a run at which its graphs are recorded; empty for the usual one."""
+    records = "what" in TARGETS[to].settings
+    if run is None or not records:
+        return ""
+    family = find_family(run["task_name"])
+    if family.exports.get(to) == "model":
+        return str(LEAST_SIDE)  # the graph serves any size
+    if family.export_of(ANY) != "classifier":
         return ""
     return str(run["data"].get("image_size") or "")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from backbones.layers.eager import is_recording
+from backbones.options.suggestions import plural
 
 
 class Info(Protocol):
@@ -40,13 +41,12 @@ def check_maps(host: Any, images: Tensor, maps: object) -> None:
             f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
             "correct either"
         )
-    batch, _, *sides = images.shape
-    size = "x".join(map(str, sides))
-    for place, (map_, info) in enumerate(zip(maps, infos, strict=True)):
-        declared = (batch, info.channels, *(-(-side // info.stride) for side in sides))
+    size = "x".join(map(str, images.shape[2:]))
+    shapes = host.map_shapes(images)
+    for place, (map_, info, declared) in enumerate(zip(maps, infos, shapes, strict=True)):
         if getattr(map_, "shape", None) != declared:
             raise ValueError(
-                f"map {place} of {name} is {_shape(map_)} for {host.modality}s of {size}; "
+                f"map {place} of {name} is {_shape(map_)} for {plural(host.modality)} of {size}; "
                 f"feature_info declares {info.channels} channels at stride {info.stride}, which "
                 f"is {declared}; correct either"
             )

@@ -10,7 +10,7 @@ from backbones.options.signatures import (
     keywords,
     whole_arguments,
 )
-from backbones.options.suggestions import listed, shortened, unknown, unknown_backbone
+from backbones.options.suggestions import listed, plural, shortened, unknown, unknown_backbone
 from backbones.options.values import check_odd, check_value
 from backbones.options.variants import Origin, variant_of
 
@@ -27,6 +27,7 @@ __all__ = [
     "keywords",
     "listed",
     "plain_config",
+    "plural",
     "remembering",
     "shortened",
     "unknown",

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 # Arguments that are objects, not options.
-GIVEN = {"backbone", "num_classes", "model", "class_names"}
+GIVEN = {"backbone", "num_classes", "model", "class_names", "horizon", "targets", "scale"}
 
 
 class Remembering:

@@ -10,6 +10,11 @@ LISTED = 400  # characters of a list of names, so that a message fits into ten l
 NAMED = 100  # characters of the unknown name
 
 
+def plural(modality: str) -> str:
+    """Return the plural of a modality: "images", "series"."""
+    return modality if modality.endswith("s") else f"{modality}s"
+
+
 def listed(names: Iterable[object], most: int = LISTED) -> str:
     """Join names by commas, and count the names beyond a limit.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -64,7 +64,8 @@ class BaseTask(Remembering, LightningModule):
         metric_stores: Names of the attributes that ``update_metrics`` updates.
         why_no_loss: Reason why validation logs no loss; empty if it logs one.
         latest_loss: Loss of the last training batch of this process; None before the first.
-        class_figures: Metrics per class of the last evaluation; empty without classes.
+        class_figures: Metrics per class, or per part of the output, of the last evaluation.
+        figures_file: Name of the file of ``class_figures``.
     """
 
     family: ClassVar[Family]
@@ -72,6 +73,7 @@ class BaseTask(Remembering, LightningModule):
     headline: tuple[str, ...]
     metric_stores: tuple[str, ...]
     why_no_loss: str = ""
+    figures_file: str = "classes.csv"
 
     def __init__(
         self,
@@ -128,6 +130,16 @@ class BaseTask(Remembering, LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimiser, and a schedule that is updated at every step."""
         return optimizer_and_schedule(self)
+
+    def schedule_factor(
+        self, steps: int, steps_per_epoch: int, lr: float
+    ) -> Callable[[int], float]:
+        """Return the rate of each step over the top rate ``lr``."""
+        return learning_rate_factor(steps, steps_per_epoch, lr, **self.schedule_options)
+
+    def shown_figures(self, mode: str) -> list[Row]:
+        """Return the rows of ``class_figures`` that a run prints; after a training none."""
+        return [] if mode == "fit" else self.class_figures
 
     def check_training(self, strategy: Any, batch: int) -> None:
         """Refuse conflicting options of task and trainer; see ``optimizing.check_training``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from backbones.options.suggestions import plural
 from tasks.engine.schedule_rule import ScheduleRule
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -109,10 +110,16 @@ class Family:
         pipeline: Function that tools/benchmark.py data times; empty refuses the family.
         exports: Part of a run to export ("model", "classifier" or "backbone"), by target of
             tools/export.py; absent targets are refused.
+        exporters: Dotted name of the function that writes the whole network, by target; for
+            families whose networks the usual exporters do not take.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
         parts_evaluation: Function that evaluates data modules with several ``parts``.
         published: Published results; None without any.
+        averaged: Option whose values papers average, such as data.horizon; a sweep over it prints
+            the average.
+        averaged_values: The values that papers average.
+        channels_first: True if an input without its batch begins with its channels.
     """
 
     name: str
@@ -131,9 +138,13 @@ class Family:
     counted: Counted | None = None
     pipeline: str = ""
     exports: Mapping[str, str] = field(default_factory=dict)
+    exporters: Mapping[str, str] = field(default_factory=dict)
     analyses: Mapping[str, str] = field(default_factory=dict)
     parts_evaluation: str = ""
     published: Published | None = None
+    averaged: str = ""
+    averaged_values: tuple[int, ...] = ()
+    channels_first: bool = True
 
     @property
     def table_metric(self) -> str:
@@ -179,8 +190,9 @@ class Family:
             return
         shown = [*fitting[:5], *(["..."] if len(fitting) > 5 else [])]
         raise ValueError(
-            f"task={self.name} takes {self.modality}s, but {host} is a backbone for {modality}s; "
-            f"pass backbone={', '.join(shown) if shown else f'<a host for {self.modality}s>'}"
+            f"task={self.name} takes {plural(self.modality)}, but {host} is a backbone for "
+            f"{plural(modality)}; pass backbone="
+            f"{', '.join(shown) if shown else f'<a host for {plural(self.modality)}>'}"
         )
 
 

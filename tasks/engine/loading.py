@@ -41,12 +41,18 @@ def check_options(config: Mapping[str, Any]) -> None:
         check_arguments(call, config[group], group)
 
 
-def build_backbone(config: Mapping[str, Any]) -> Backbone:
+def build_backbone(config: Mapping[str, Any], data: Any = None) -> Backbone:
     """Build the network of a config with its pretrained weights.
 
     With ``keep_classifier`` the network stays untrained until ``build_task`` loads all weights.
+
+    Args:
+        config: Complete config as plain values.
+        data: Datamodule, which sets the options that the backbone has and the data decide.
     """
-    options = config["backbone"]
+    options = dict(config["backbone"])
+    decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
+    options |= {key: value for key, value in decided.items() if key in options}
     kept = config.get("keep_classifier") and options.get("pretrained")
     return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
 
@@ -62,7 +68,7 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
     keeps = bool(config.get("keep_classifier"))
     if keeps:
         _check_kept(config)
-    backbone = build_backbone(config) if backbone is None else backbone
+    backbone = build_backbone(config, data) if backbone is None else backbone
     model = build(config, "head", backbone=backbone, **data.head_arguments)
     recipe = {"optimizer": config["optimizer"], "schedule": config["schedule"]}
     task: BaseTask = build(config, "task", model=model, **data.task_arguments, **recipe)

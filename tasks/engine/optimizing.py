@@ -35,11 +35,10 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     warning = None if task.ema is None else task.ema.decay_warning(steps)
     if warning is not None:
         log_info(warning)
-    factor = learning_rate_factor(
+    factor = task.schedule_factor(
         steps,
         math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches),
         scaled_lr(options["lr"], options.get("reference_batch"), batch or 1),
-        **task.schedule_options,
     )
     scheduler = LambdaLR(optimizer, factor)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -7,13 +7,15 @@ from itertools import cycle, product
 import pytest
 import torch
 
-from backbones import Backbone, create_backbone, list_backbones, list_hosts, list_mixers
+from backbones import Backbone, create_backbone, list_mixers
 from backbones.analysis.patch_reach import reached_patches
 from backbones.registry import find_host, look_up
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import (
     BOTH,
+    HOSTS,
+    NAMES,
     QUICK_NAMES,
     SMALLEST,
     build_short,
@@ -108,7 +110,7 @@ def test_networks_of_the_meta_device_load_and_run(host, assign):
         torch.testing.assert_close(backbone(x), built(x))
 
 
-@pytest.mark.parametrize("host", rest_slow(list_hosts(), SMALLEST[::3]))
+@pytest.mark.parametrize("host", rest_slow(HOSTS, SMALLEST[::3]))
 def test_every_host_runs_at_large_odd_sizes(host):
     for dense in (False, True):
         with torch.device("meta"), torch.no_grad():
@@ -229,13 +231,11 @@ def test_a_host_starts_from_the_weights_of_earlier_releases_with_and_without_mix
 
 
 TOKEN_MIXERS = list_mixers("token")
-TOKEN_HOSTS = [host for host in list_hosts() if "token" in find_host(host).slots]
+TOKEN_HOSTS = [host for host in HOSTS if "token" in find_host(host).slots]
 TOKEN_PAIRS = [(host, mixer) for host in TOKEN_HOSTS for mixer in TOKEN_MIXERS]
 # The first host of each file with every mixer, all others with some: they differ in size only.
 DRAWN = drawn(0)
-REACH_NAMES = [
-    name for name in list_backbones() if look_up(name)[0].name in SMALLEST or name in DRAWN
-]
+REACH_NAMES = [name for name in NAMES if look_up(name)[0].name in SMALLEST or name in DRAWN]
 REACH_PAIRS = [
     (host, mixer)
     for turn, (host, mixer) in enumerate(TOKEN_PAIRS)

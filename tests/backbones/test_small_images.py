@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from backbones import create_backbone, list_hosts
+from backbones import create_backbone
 from backbones.factory import small_patch_sizes
 from backbones.registry import find_host
 from heads.linear import LinearClassifier
 from tests.errors import refuses
-from tests.families import SMALLEST, meta_backbone, rest_slow_pairs, shorten
+from tests.families import HOSTS, SMALLEST, meta_backbone, rest_slow_pairs, shorten
 from tests.tensors import images
 
-PATCHES = [(name, size) for name in list_hosts() for size in small_patch_sizes(find_host(name))]
+PATCHES = [(name, size) for name in HOSTS for size in small_patch_sizes(find_host(name))]
 # Of each host that is the first of its file one patch size, the sizes by turns.
 TURNS = [
     (name, sizes[index % len(sizes)])

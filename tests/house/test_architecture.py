@@ -210,7 +210,7 @@ ALLOWED_IMPORTS = {
     "factory": {"base", "checkpoints", "fast", "options", "registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
-    | {"replace", "importing", "mixing"},
+    | {"replace", "importing", "mixing", "parameters"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
     | {"base", "options", "registry", "factory", ""},
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tasks.engine.family import families
 from tools import doctor
 from tools.installation import checks, packages
 
@@ -263,7 +264,9 @@ def test_doctor_finds_classification_usable_without_the_mm_packages():
     found = [checks.check_operators(checks.EMPTY_PROBE, versions())]
     assert doctor.core_is_fine(rows, found)
     text = doctor.format_report(rows, found)
-    assert "Can run: classification, transfer. Need the above: detection, segmentation." in text
+    usable = [name for name, family in families().items() if not family.needs]
+    assert {"classification", "super_resolution", "transfer"} <= set(usable)
+    assert f"Can run: {', '.join(usable)}. Need the above: detection, segmentation." in text
     rows = packages.list_packages(lambda name: None if name == "lightning" else PINS[name])
     assert not doctor.core_is_fine(rows, [])
 

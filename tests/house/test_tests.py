@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from backbones import list_backbones, list_hosts, list_mixers
+from backbones import list_mixers
 from backbones.registry import look_up
-from tests.families import SMALLEST, by_turns, drawn, each_mixer, sparse
+from tests.families import HOSTS, NAMES, SMALLEST, by_turns, drawn, each_mixer, sparse
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -30,7 +30,7 @@ def test_imports_avoid_tests_and_private_registry_tables(path):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_draw_covers_hosts_and_channel_mixers(seed):
     pairs = [look_up(name) for name in drawn(seed)]
-    assert sorted(host.name for host, _ in pairs) == sorted(list_hosts())
+    assert sorted(host.name for host, _ in pairs) == sorted(HOSTS)
     assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
     assert drawn(seed) == drawn(seed)
     assert set(drawn(seed)) != set(drawn(seed + 1))
@@ -39,9 +39,9 @@ def test_a_draw_covers_hosts_and_channel_mixers(seed):
 @pytest.mark.parametrize("targets", [("a", "b"), ("a", "b", "c", "d")], ids=len)
 def test_turns_cover_hosts_mixers_and_targets(targets):
     cases = by_turns(*targets)
-    assert len(cases) == len(set(cases)) == len(list_hosts()) + (len(targets) - 1) * len(SMALLEST)
+    assert len(cases) == len(set(cases)) == len(HOSTS) + (len(targets) - 1) * len(SMALLEST)
     pairs = [look_up(name) for _, name in cases]
-    assert {host.name for host, _ in pairs} == set(list_hosts())
+    assert {host.name for host, _ in pairs} == set(HOSTS)
     assert {mixer for _, mixer in pairs} >= {None, *list_mixers("channel")} - {"ffn"}
     for host in SMALLEST:
         assert {target for target, name in cases if look_up(name)[0].name == host} == {*targets}
@@ -50,7 +50,7 @@ def test_turns_cover_hosts_mixers_and_targets(targets):
 def test_draws_of_mixers_cover_all():
     pairs = [look_up(name) for name in each_mixer("deit_t")]
     mixers = [mixer for _, mixer in pairs]
-    assert sorted(mixers) == sorted({mixer for _, mixer in map(look_up, list_backbones())} - {None})
+    assert sorted(mixers) == sorted({mixer for _, mixer in map(look_up, NAMES)} - {None})
     assert all(host.name == "deit_t" for host, mixer in pairs if mixer.startswith("afbo"))
     pairs = [look_up(name) for name in sparse(3)]
     assert {host.name for host, _ in pairs} >= set(SMALLEST)

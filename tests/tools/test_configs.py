@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
 from tasks.engine.ema import WeightEMA
-from tasks.engine.family import imported
+from tasks.engine.family import families, imported
 from tasks.engine.instantiate import build
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tests.families import rest_slow, rest_slow_pairs
@@ -21,7 +21,7 @@ from tools.cli.errors import one_line_errors
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import apply_fixed_schedule
 
-TASKS = ("classification", "detection", "segmentation", "transfer")
+TASKS = tuple(families())
 
 
 def fitting_options(group, task):
@@ -37,8 +37,11 @@ def fitting_options(group, task):
 def check_config(config):
     """Check that every part accepts the options of the config."""
     config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
-    given = {"data": ("seed", "predict_path"), "head": ("backbone", "num_classes"),
-             "task": ("model", "class_names", "optimizer", "schedule")}  # fmt: skip
+    given = {
+        "data": ("seed", "predict_path"),
+        "head": ("backbone", "num_classes", "scale", "horizon", "targets"),
+        "task": ("model", "class_names", "optimizer", "schedule"),
+    }
     for group, names in given.items():
         target = config[group]["_target_"]
         factory = imported(target)
@@ -137,7 +140,14 @@ def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
         assert config[group][key] == own[group][key]
 
 
-PAPER_RECIPES = [name for name in options("recipe") if name != "sample_long"]
+def _is_for_images(recipe):
+    tasks = (read_yaml(CONFIGS / "recipe" / f"{recipe}.yaml").get("recipe") or {}).get("_tasks_")
+    return all(families()[task].modality == "image" for task in tasks or ())
+
+
+PAPER_RECIPES = [
+    name for name in options("recipe") if name != "sample_long" and _is_for_images(name)
+]
 # A drop path is passed where neither recipe nor paper gives one for the size.
 DROP_PATH = "backbone.drop_path_rate=0.1"
 
@@ -192,7 +202,7 @@ def test_typed_options_override_a_recipe_and_may_be_needed(capsys):
     )
 
 
-NAMED = list_backbones()[::100]
+NAMED = list_backbones(modality="image")[::100]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -33,6 +33,8 @@ from tools.runs import report
 ROWS = experiments()
 RUNNABLE = [name for name, row in ROWS.items() if not row.train.cannot_run]
 CLASSES = {"classification": 1000, "detection": 80, "segmentation": 150, "transfer": 100}
+TARGETS = {"super_resolution": {"scale": 4}}
+TUNED = ("detection", "segmentation", "transfer")  # from a trained backbone
 TOOLKIT = {"detection": "mmdet", "segmentation": "mmseg"}
 # One row of each kind of training.
 KINDS = {
@@ -127,7 +129,7 @@ def test_rows_name_configs_and_start_from_their_own_backbone_on_imagenet():
         row, start = ROWS[name], ROWS[name].train.start
         assert all(getattr(row.train, group) in known for group, known in groups.items()), name
         assert None not in (row.train.data, row.train.trainer), name
-        dense = row.task != "classification" and not row.backbone.startswith("resnet")
+        dense = row.task in TUNED and not row.backbone.startswith("resnet")
         assert bool(start) == (dense or name.endswith("_384")), name
         if start and start.startswith("experiment="):
             first = find_experiment(start.removeprefix("experiment="))
@@ -154,7 +156,7 @@ def check_config(name):
     assert config["data"]["_target_"] == published_test_set(row)[0]
     assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
     assert config["head"].get("name") == row.head
-    assert config["trainer"]["strategy"] == "ddp"
+    assert config["trainer"]["strategy"] == row.train.trainer
     if row.task == "classification":
         assert config["data"]["image_size"] == config["backbone"]["img_size"] == row.image_size
     for key, value in row.options.items():
@@ -169,15 +171,19 @@ def test_every_row_composes(name):
     check_config(name)
 
 
-@pytest.mark.parametrize("name", rest_slow(RUNNABLE, MODELS))
+COUNTED = [one for one in RUNNABLE if ROWS[one].task in (*CLASSES, *TARGETS)]
+
+
+@pytest.mark.parametrize("name", rest_slow(COUNTED, MODELS))
 def test_every_model_has_the_parameters_of_its_row(name):
     row = ROWS[name]
     if row.task in TOOLKIT:
         pytest.importorskip(TOOLKIT[row.task])
-    config, classes = check_config(name), row.classes or CLASSES[row.task]
+    config = check_config(name)
+    targets = TARGETS.get(row.task) or {"num_classes": row.classes or CLASSES[row.task]}
     with torch.device("meta"):
         backbone = create_backbone(**config["backbone"])
-        count = count_parameters(build(config, "head", backbone=backbone, num_classes=classes))
+        count = count_parameters(build(config, "head", backbone=backbone, **targets))
     if row.task == "transfer":  # the row counts ImageNet's 1000 classes
         count += (1000 - 100) * (backbone.num_features + 1)
     assert row.options.get("fused") or count == row.params
@@ -228,9 +234,10 @@ def test_the_settings_that_papers_state(name):
         assert {group["weight_decay"] for group in groups.values()} == {0.05}
 
 
-SAMPLE = {task: f"sample_{task}" for task in CLASSES}
+SAMPLE = {task: f"sample_{task}" for task in (*CLASSES, *TARGETS)}
 OTHER = SAMPLE | {"classification": "cifar100", "transfer": "folder",
-                  "segmentation": "segmentation_folder"}  # fmt: skip
+                  "segmentation": "segmentation_folder",
+                  "super_resolution": "image_folder"}  # fmt: skip
 # Unpublished settings, by row.
 MISSING = {
     "posmlp_t2_posmlp_t_384": "recipe=deit_384",

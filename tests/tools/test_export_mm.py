@@ -18,12 +18,12 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
-from backbones import create_backbone, list_hosts
+from backbones import create_backbone
 from backbones.registry import look_up
 from datamodules import LightAugmentation
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
+from tests.families import HOSTS, SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
 from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
 from tests.runs import arguments, completed
 from tools import export
@@ -229,8 +229,8 @@ def test_other_initialisations_are_mmengines():
 @pytest.mark.parametrize(
     ("name", "dense"),
     rest_slow_pairs(
-        [*((host, dense) for host in list_hosts() for dense in (False, True)),
-         *((name, True) for name in drawn(0, 1, 2, 3) if name not in list_hosts())],
+        [*((host, dense) for host in HOSTS for dense in (False, True)),
+         *((name, True) for name in drawn(0, 1, 2, 3) if name not in HOSTS)],
         [(host, True) for host in SMALLEST],
     ),
 )  # fmt: skip

@@ -212,8 +212,13 @@ def _plain(value):
     return getattr(value, "__name__", None) or repr(value)
 
 
-def test_every_recipe_is_stated():
-    recipes = set(options("recipe"))
+def _tasks_of(recipe):
+    text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
+    return (yaml.safe_load(text).get("recipe") or {}).get("_tasks_", [])
+
+
+def test_every_recipe_of_images_is_stated():
+    recipes = {name for name in options("recipe") if "forecasting" not in _tasks_of(name)}
     dense = {name for name in recipes if name.endswith(DENSE)}
     assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}
     tuned = {name for name in recipes if name.endswith(("_cifar100", "_cifar100_sgd"))}
@@ -223,8 +228,8 @@ def test_every_recipe_is_stated():
 
 @pytest.mark.parametrize("recipe", options("recipe"))
 def test_recipes_give_values_only_for_what_exists(recipe):
-    """Their tables have patterns of hosts, or heads or tasks."""
-    names = [*list_hosts(), *options("head"), *options("task")]
+    """Their tables have patterns of hosts, heads, tasks or data sets."""
+    names = [*list_hosts(), *options("head"), *options("task"), *options("data")]
     text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
     tables = yaml.safe_load(text).get("recipe", {})
     for option, table in tables.items():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from backbones.options.suggestions import plural
 from tasks.engine.family import Family
 from tools.cli.tables import Columns, Record
 
@@ -82,7 +83,7 @@ def check_applies(family: Family, name: str) -> None:
         known = ", ".join(family.analyses) or "none"
         raise ValueError(
             f"{name} does not apply to task={family.name}, whose networks take "
-            f"{family.modality}s; its analyses: {known}"
+            f"{plural(family.modality)}; its analyses: {known}"
         )
 
 

@@ -155,7 +155,8 @@ class Subject:
     def _batch(self, samples: Any, names: tuple[str, ...]) -> Batch:
         processor = self.preprocessor()
         if processor is None:
-            images, labels = samples["image"], samples["label"]
+            images = samples[next(iter(self.family.batch))]
+            labels = samples.get("label", torch.full((len(images),), -1))
         else:
             one = [
                 _prepare_sample(processor, samples, index, self.size) for index in range(len(names))
@@ -165,7 +166,7 @@ class Subject:
             return Batch(images, torch.full((len(names),), -1), names, samples, inside)
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = _resize(images, self.size)
-        whole = (images.shape[2], images.shape[3])
+        whole = (images.shape[-2], images.shape[-1])
         return Batch(images, labels, names, samples, (whole,) * len(images))
 
     def logits(self, images: Tensor) -> Tensor:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backbones.options.suggestions import plural
+from tasks.engine.family import Family, find_family
 from tools.cli.arguments import parse_image_size
 from tools.cli.typed_network import Network, network_label, read_networks
 from tools.cli.usual_family import family_of_backbone, usual_task
 from tools.papers.published import list_papers, load_rows
 
+IMAGE_AXES = 3  # channels, height and width
 NUM_CLASSES = 1000  # of ImageNet-1K, used in the papers' counts and times
 
 
@@ -60,39 +63,57 @@ def select_comparison_runs(
     return [[one, one, other] for one, other in zip(baselines, others, strict=True)]
 
 
-def input_shapes(names: Sequence[str], image_sizes: str) -> list[tuple[int, ...]]:
+def timed_family(name: str, task: str = "") -> Family:
+    """Return the family of a typed task, else the usual one of a backbone's modality."""
+    return find_family(task) if task else family_of_backbone(name)
+
+
+def input_shapes(names: Sequence[str], image_sizes: str, task: str = "") -> list[tuple[int, ...]]:
     """Return the shapes of inputs to time backbones on, without the batch.
 
     Args:
         names: The backbones.
         image_sizes: As typed; empty for the usual one.
+        task: As typed; empty for that of the backbones' modality.
 
     Raises:
         ValueError: The backbones take different inputs, or ones that lack an image size.
     """
-    takers = {family.modality: family for family in map(family_of_backbone, names)}
+    takers = {family.modality: family for family in (timed_family(name, task) for name in names)}
     if len(takers) > 1:
         raise ValueError(
-            f"backbones for {'s and '.join(takers)}s need different inputs; time them separately"
+            f"backbones for {' and '.join(map(plural, takers))} need different inputs; time them "
+            "separately"
         )
     (family,) = takers.values()
     if family.counted is None:
         raise ValueError(f"task={family.name} does not define an input to time {names[0]} on")
-    if family.counted.shape and image_sizes:
-        raise ValueError(f"{names[0]} takes {family.modality}s; leave image_size= out")
-    if family.counted.shape:
-        return [family.counted.shape]
+    shape = family.counted.shape
+    if shape and not image_sizes:
+        return [shape]
+    if shape and len(shape) != IMAGE_AXES:
+        raise ValueError(f"{names[0]} takes {plural(family.modality)}; leave image_size= out")
     sizes = (image_sizes or family.counted.size).split(",")
     return [(3, *parse_image_size(size or " ")) for size in sizes]
 
 
 def build_network(network: Network, options: Mapping[str, str]) -> Any:
-    """Build the classification network on its device."""
+    """Build the network of a task on its device: by default a classifier."""
     from backbones import create_backbone
     from heads.linear import LinearClassifier
 
     name, own = network
-    return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+    family = timed_family(name, options.get("task", ""))
+    if family.name == usual_task():
+        return to_device(LinearClassifier(create_backbone(name, **own), NUM_CLASSES), options)
+    from tasks.engine.instantiate import build
+    from tools.papers.dense_counts import head_config
+
+    counted = family.counted
+    assert counted is not None
+    config = {"head": head_config(family.name, counted.head)}
+    model = build(config, "head", backbone=create_backbone(name, **own), **counted.targets)
+    return to_device(model, options)
 
 
 def to_device(model: Any, options: Mapping[str, str]) -> Any:
@@ -107,23 +128,23 @@ def to_device(model: Any, options: Mapping[str, str]) -> Any:
     return torch.compile(model, fullgraph=True, dynamic=False)
 
 
-def find_paper_ratio(network: Network, baseline: Network) -> float | None:
+def find_paper_ratio(network: Network, baseline: Network, task: str = "") -> float | None:
     """Return the ratio of two latencies that one paper reports, on its own hardware."""
     one, other = (
         network_label((name, non_default_options(name, own))) for name, own in (network, baseline)
     )
     for paper in list_papers():
-        reported = _latencies(paper)
+        reported = _latencies(paper, timed_family(network[0], task).name)
         if one != other and {one, other} <= reported.keys():
             return reported[one] / reported[other]
     return None
 
 
 @functools.cache
-def _latencies(paper: str) -> dict[str, float]:
+def _latencies(paper: str, task: str) -> dict[str, float]:
     """Return milliseconds by network, from the first table that reports them."""
     found: dict[str, float] = {}
-    for row in load_rows(paper, usual_task()):
+    for row in load_rows(paper, task):
         if "latency_ms" in row.reported:
             name = network_label((row.backbone, non_default_options(row.backbone, row.options)))
             found.setdefault(name, row.reported["latency_ms"])

@@ -56,13 +56,13 @@ def read_networks(
     return networks
 
 
-def read_network(text: str, words: Sequence[str] = ()) -> Network:
-    """Parse a single network.
+def read_network(text: str, words: Sequence[str] = (), family: Family | None = None) -> Network:
+    """Parse a single network; see ``read_networks``.
 
     Raises:
         ValueError: A name or option is unknown, or several networks are given.
     """
-    found = read_networks(text, words)
+    found = read_networks(text, words, family)
     if len(found) > 1:
         raise ValueError(
             f"{' '.join([f'backbone={text}', *words])} names {len(found)} networks; this command "

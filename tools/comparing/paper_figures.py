@@ -75,6 +75,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     if target != published_test_set(row)[0]:
         return None
     other = _differences(run, row)
+    other = _other_figures(row) or other
     if other:
         notes.append(f"{what}: {_few(other)}")
         return None
@@ -128,7 +129,7 @@ def compare_with_row(
         row, other = _changed(run)
     if row is None:
         return None
-    why_not = other or _other_data(run, row)
+    why_not = other or _other_figures(row) or _other_data(run, row)
     why_not = why_not or _differences(run, row, groups)
     theirs = _metrics(row, run)
     metrics = {}
@@ -291,6 +292,18 @@ def _find_robustness_row(run: RunRecord) -> Row | None:
     rows = [row for paper in list_papers() for row in _rows(paper, run)]
     figures = _figures_on_sets(run.task)
     return next((row for row in rows if row.name and figures & row.metrics.keys()), None)
+
+
+def _other_figures(row: Row) -> list[str]:
+    """Return why one run cannot give a row's figures."""
+    if row.quoted:
+        return [f"the paper quotes these figures from {row.quoted}"]
+    family = find_family(row.task)
+    if not family.averaged:
+        return []
+    values = ",".join(map(str, family.averaged_values))
+    sets = f" data={','.join(row.train.also)}" if row.train.also else ""
+    return [f"the paper's figures are averages; pass --multirun{sets} {family.averaged}={values}"]
 
 
 def _other_data(run: RunRecord, row: Row) -> list[str]:

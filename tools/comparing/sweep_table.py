@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from tools.comparing.averages import show_averages
 from tools.comparing.run_records import read_run
 from tools.comparing.side_by_side import DEFAULTS, show
 from tools.comparing.table import setting
@@ -71,3 +72,4 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     options = {**DEFAULTS, "by": ",".join(["backbone", *by]), "plot": axis}
     print()
     show(folders, options)
+    show_averages(finished, swept)

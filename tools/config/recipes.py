@@ -29,14 +29,17 @@ def replace_null_recipe(overrides: Sequence[str]) -> list[str]:
 
 
 def register_resolvers() -> None:
-    """Register the resolvers of configs: ``of_host``, ``of_head`` and ``beside_token_mixer``.
+    """Register the resolvers of configs: ``of_host``, ``of_head``, ``of_data`` and so on.
 
     ``${of_host:OPTION}`` and ``${of_head:OPTION}`` look up the host's or head's name in the table
-    ``recipe.OPTION``, which maps patterns to values. ``${beside_token_mixer:OPTION}`` is the
-    default of a host's class-token option with the typed token mixer.
+    ``recipe.OPTION``, which maps patterns to values. ``${of_data:OPTION}`` looks up the name of the
+    data set; a value ``{OTHER: table}`` is looked up by the option OTHER.
+    ``${beside_token_mixer:OPTION}`` is the default of a host's class-token option with the typed
+    token mixer.
     """
     OmegaConf.register_new_resolver("of_host", _host_value, replace=True)
     OmegaConf.register_new_resolver("of_head", _head_value, replace=True)
+    OmegaConf.register_new_resolver("of_data", _data_value, replace=True)
     OmegaConf.register_new_resolver("beside_token_mixer", _prefix_option, replace=True)
 
 
@@ -86,6 +89,16 @@ def _host_value(option: str, *, _root_: Any) -> Any:
 
 def _head_value(option: str, *, _root_: Any) -> Any:
     return _look_up(_root_.recipe.get(option), _root_.head.name, option)
+
+
+def _data_value(option: str, *, _root_: Any) -> Any:
+    target = str(_root_.data._target_).rpartition(".")[2]
+    name = target.removesuffix("DataModule").lower()
+    value = _look_up(_root_.recipe.get(option), name, option)
+    if not isinstance(value, Mapping):
+        return value
+    ((other, table),) = value.items()
+    return _look_up(table, str(OmegaConf.select(_root_, other)), option)
 
 
 def _prefix_option(option: str, *, _root_: Any) -> Any:

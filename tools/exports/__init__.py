@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.engine.family import find_family
+from backbones.options.suggestions import plural
+from tasks.engine.family import Family, find_family
 from tasks.engine.plain_files import DamagedFile, read_text
 from tools.cli.network_names import network_name
 from tools.cli.usual_family import family_of_backbone
@@ -190,18 +191,27 @@ class ExportRequest:
         return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
 
 
+def exported_family(run: Mapping[str, Any] | None, backbone: str) -> Family:
+    """Return the family of a run, or without a run the usual one of a backbone."""
+    return find_family(run["task_name"]) if run else family_of_backbone(backbone)
+
+
 def check_exported(run: Mapping[str, Any] | None, backbone: str, to: str) -> None:
     """Check that the family of a run, or without a run of a backbone, defines a target.
 
     Raises:
-        ValueError: Names the targets that it does.
+        ValueError: Names the targets that it does, or asks for the run that it needs.
     """
-    family = find_family(run["task_name"]) if run else family_of_backbone(backbone)
+    family = exported_family(run, backbone)
     if not family.export_of(to):
         known = ", ".join(family.exports) or "none"
         raise ValueError(
             f"to={to} does not take networks of task={family.name}, which are for "
-            f"{family.modality}s; its targets: {known}"
+            f"{plural(family.modality)}; its targets: {known}"
+        )
+    if run is None and family.export_of(to) == "model":
+        raise ValueError(
+            f"to={to} takes networks of task={family.name} from their runs; pass ckpt=<run folder>"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from backbones import Backbone
 from backbones.checkpoints.adoption import CLASSIFIER, Conversion, adopt, convert
 from backbones.checkpoints.opening import Checkpoint
 from heads.linear import LinearClassifier
+from tasks.engine.loading import open_task
 from tools.exports import NUM_CLASSES, ExportRequest, seeded
 from tools.exports.class_lists import class_names
 
@@ -108,30 +109,31 @@ def _looks_dense(checkpoint: Checkpoint) -> bool:
     return any(key.startswith(("norm0.", "pyramid.")) for key in keys)
 
 
-def list_outputs(network: LinearClassifier | Maps, images: Tensor) -> list[Tensor]:
-    """Return logits, or maps, as a list."""
+def list_outputs(network: nn.Module, images: Tensor) -> list[Tensor]:
+    """Return logits, maps or enlarged images as a list."""
     outputs = network(images)
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
-def export_class_names(
-    request: ExportRequest, parts: Mapping[str, LinearClassifier | Maps]
-) -> tuple[str, ...]:
+def export_class_names(request: ExportRequest, parts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the class names if a classifier is among the parts, else an empty tuple."""
     network = parts.get("classifier")
     return class_names(request, network.num_classes if network else 0)
 
 
-def build_parts(request: ExportRequest) -> dict[str, LinearClassifier | Maps]:
+def build_parts(request: ExportRequest) -> dict[str, Any]:
     """Return the networks to record by their file names: ``classifier``, ``maps`` or ``dense``.
 
     By default these are all parts of the checkpoint; a classifier also provides the maps of its
-    backbone.
+    backbone. Families that export their models whole give ``model`` alone.
 
     Raises:
         ValueError: The checkpoint lacks the part, or its weights are another model's.
     """
     requested = _requested_part(request.settings)
+    if request.exported_part == "model":
+        assert request.ckpt is not None, "a run has a checkpoint"
+        return {"model": open_task(request.ckpt).model.eval()}
     if request.checkpoint is None and requested == "dense":
         return {"dense": Maps(request.create_backbone(dense=True)).eval()}
     exported = build_export_network(request)

@@ -14,11 +14,10 @@ from pathlib import Path
 import onnxruntime
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as states
-from torch import Tensor
+from torch import Tensor, nn
 
-from heads.linear import LinearClassifier
 from tools.exports import ExportRequest, check_equal
-from tools.exports.networks import Maps, build_parts, export_class_names, list_outputs
+from tools.exports.networks import build_parts, export_class_names, list_outputs
 from tools.exports.tracing import INPUT, LONG, Graph, find_calling_module, inference_form, trace
 from tools.exports.usage import Described, output_names, preprocessing, write_usage
 
@@ -63,9 +62,7 @@ def export(request: ExportRequest) -> list[Path]:
     return [*files, *write_usage(request, described, names)]
 
 
-def _compare(
-    request: ExportRequest, graph: Graph, network: LinearClassifier | Maps, path: Path
-) -> None:
+def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Path) -> None:
     """Run a written model on several sizes and compare its outputs."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):

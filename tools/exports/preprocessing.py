@@ -76,6 +76,12 @@ def read_preprocessing(run: Mapping[str, Any] | None) -> Preprocessing | None:
 FROM_RUN = "the run's validation"
 USUAL = "the papers' ImageNet recipe; the checkpoint does not record its own"
 
+# Of models that take images as they are.
+UNCHANGED: Values = {
+    "size": None, "resize": {"unchanged": True}, "crop": None, "interpolation": "bicubic",
+    "upright": True, "channels": "RGB", "mean": [0.0] * 3, "std": [1.0] * 3, "source": FROM_RUN,
+}  # fmt: skip
+
 
 def describe_preprocessing(
     run: Mapping[str, Any] | None, backbone: Backbone, size: Size, *, fixed: bool

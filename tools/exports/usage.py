@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from backbones.base import Backbone
-from heads.linear import LinearClassifier
 from tools.exports import ExportRequest
 from tools.exports.class_lists import NAMES, write_names
-from tools.exports.networks import Maps
-from tools.exports.preprocessing import Values, describe_preprocessing
+from tools.exports.preprocessing import UNCHANGED, Values, describe_preprocessing
 from tools.exports.tracing import INPUT, Graph
 
 README, INFER, PREPROCESSING = "README.md", "infer.py", "preprocessing.json"
@@ -35,6 +34,7 @@ OPENED = {
     True: "ImageOps.exif_transpose(Image.open(sys.argv[1]))",
 }
 RESIZES = {  # by the first key of the rule in preprocessing.json
+    "unchanged": "shape = image.size",
     "shorter_side": "shape = [{shorter_side} * side // min(image.size) for side in image.size]",
     "height": "shape = {width}, {height}",
     "longest_side_at_most": """limits = {longest_side_at_most}, {shortest_side_at_most}
@@ -50,6 +50,10 @@ for label in shares.argsort()[::-1][:5]:
     print(f"{{shares[label] / shares.sum():.4f}}  {name}")"""
 SHOW_MAPS = """for name, values in zip({names}, outputs):
     print(name, values.shape)"""
+
+SHOW_IMAGE = """pixels = (outputs[0][0].clip(0, 1) * 255).round().astype("uint8").transpose(1, 2, 0)
+Image.fromarray(pixels).save("{name}.png")
+print("{name}.png", pixels.shape)"""
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,10 @@ class Described:
     prepared: Values
 
 
-def output_names(network: LinearClassifier | Maps) -> list[str]:
-    """Name the outputs: ``logits``, or ``map_<stride>`` for each map, fine to coarse."""
+def output_names(network: Any) -> list[str]:
+    """Name the outputs: ``logits``, ``map_<stride>`` for each map, or those of a whole model."""
+    if hasattr(network, "outputs"):
+        return list(network.outputs)
     if network.num_classes:
         return [LOGITS]
     names = [f"map_{info.stride}" for info in network.backbone.feature_info]
@@ -132,6 +138,8 @@ def output_names(network: LinearClassifier | Maps) -> list[str]:
 def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> Values:
     """Describe the preprocessing of images for a graph."""
     fixed = "height" not in graph.free
+    if request.exported_part == "model":
+        return {**UNCHANGED, "size": list(request.image_size) if fixed else None}
     return describe_preprocessing(request.run, backbone, request.image_size, fixed=fixed)
 
 
@@ -163,9 +171,12 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
     crop = dict(zip(("height", "width"), prepared["crop"] or (), strict=False))
     place = PLACE.format(**crop) if crop else ""
     is_classifier = list(graph.outputs) == [LOGITS]
+    is_alone = is_classifier or "unchanged" in prepared["resize"]  # an output that is no tuple
     if is_classifier:
         show = SHOW_CLASSES.format(name="{names[label]!r}" if classes else "class {label}")
         show = f"names = json.loads({form.classes})\n{show}" if classes else show
+    elif is_alone:
+        show = SHOW_IMAGE.format(name=graph.outputs[0])
     else:
         show = SHOW_MAPS.format(names=names)
     return SCRIPT.format(
@@ -181,9 +192,7 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
         channels="[..., ::-1]" if prepared["channels"] == "BGR" else "",
         mean=prepared["mean"],
         std=prepared["std"],
-        run=form.run.format(
-            names=names, begin="[" if is_classifier else "", end="]" if is_classifier else ""
-        ),
+        run=form.run.format(names=names, begin="[" * is_alone, end="]" * is_alone),
         show=show,
     )
 

@@ -15,6 +15,8 @@ HEADLINES = {
     "top1_linear_probe": "% top-1",
     "ap": "box AP",
     "miou": "mIoU",
+    "psnr_set5": "dB on Set5",
+    "mse": "MSE",
 }
 
 

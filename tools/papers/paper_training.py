@@ -15,10 +15,12 @@ class Training:
     """Training settings of a row; configs/published/README.md explains the fields.
 
     ``start`` is the run.py command, without ``run.py``, that trains the row's initial weights.
-    If ``cannot_run`` is set, the row runs only with one of the options in ``needs``.
+    If ``cannot_run`` is set, the row runs only with one of the options in ``needs``. ``also`` lists
+    all data sets over which the row's figures are averages, ``data`` among them.
     """
 
     data: str = ""
+    also: Sequence[str] = ()
     recipe: str | None = None
     protocol: str | None = None
     trainer: str = "ddp"

@@ -65,7 +65,8 @@ class Row:
     ``reported`` has counts as ``Printed``. ``rule`` is the paper's rule for counting ``macs``.
     ``cause`` gives one of ``CAUSES`` for each count that differs for a known reason. ``name`` is
     the value for ``experiment=``, empty for a row without a metric; ``train`` has its training
-    settings.
+    settings. ``quoted`` names the source of figures that the paper took from elsewhere: they are
+    shown, but not compared.
 
     Rows of detectors and segmentors have ``macs`` of the whole model for an image of (H, W)
     ``counted_at``. ``head_options`` override the head's file, and ``classes`` the task's usual
@@ -91,6 +92,7 @@ class Row:
     rule: str = "macs"
     cause: Mapping[str, str] = field(default_factory=dict)
     variant: str = ""
+    quoted: str = ""
     train: Training = field(default_factory=Training)
     name: str = ""
 

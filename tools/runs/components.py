@@ -26,6 +26,7 @@ from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.source import Source, keep_source, read_source
+from tools.runs.untrained import evaluate_once, trains
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     built = resume.without_start(config) if resumed else config
-    backbone = build_backbone(built)  # refuses wrong options before the data are read
-    datamodule = _data(config, checkpoint, backbone)
+    datamodule, without_data = _datamodule(config, checkpoint)
+    # Refuses wrong options before the data are read.
+    backbone = build_backbone(built, datamodule)
+    if not without_data:
+        _prepare(config, datamodule, backbone)
     task = build_task(built, datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
@@ -85,7 +89,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         checkpoint_every=config["checkpoint_every"],
         **(trainer.extras(config, folder, task) if training else {}),
     )
-    if training and not solves(task.model):
+    if training and not solves(task.model) and trains(task):
         trainer.check_fit(engine, task, datamodule)
         if is_first_process():
             check_space(folder, task, top_k=config["callbacks"]["top_k"])
@@ -95,12 +99,15 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     return Components(datamodule, task, engine, facts, code, start)
 
 
-def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Module) -> Any:
-    """Build the datamodule; before a training replace ``auto`` options and check all files."""
+def _datamodule(config: dict[str, Any], checkpoint: Checkpoint | None) -> tuple[Any, bool]:
+    """Build the datamodule; return it, and True if the run needs no data set."""
     known = automatic.apply_fixed_schedule(config)
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
-    if predict_mode.needs_no_data(config, datamodule, checkpoint):
-        return datamodule
+    return datamodule, predict_mode.needs_no_data(config, datamodule, checkpoint)
+
+
+def _prepare(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
+    """Read the data set; before a training replace ``auto`` options and check all files."""
     datamodule.fixed_order = bool(config["trainer"].get(OVERFIT))
     datamodule.prepare_data()
     datamodule.setup()
@@ -109,7 +116,6 @@ def _data(config: dict[str, Any], checkpoint: Checkpoint | None, backbone: nn.Mo
         check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():
         datamodule.check_files()
-    return datamodule
 
 
 def solves(model: nn.Module) -> bool:
@@ -141,6 +147,8 @@ def execute(
     report.log_network(task.model.backbone, config["backbone"])
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
+    if not trains(task):
+        return evaluate_once(engine, task, datamodule)
     report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
         resume.log_start(parts.start, new_length)

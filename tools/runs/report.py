@@ -70,7 +70,7 @@ def initial_facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...])
         "pooling": None if model.backbone.dense else model.backbone.pooling,
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, shape=shape),
-        "macs_at": list(shape[1:]),
+        "macs_at": list(shape[1:] if find_family(config["task_name"]).channels_first else shape),
         "network": describe_network(model.backbone),
         "strategy": config["trainer"]["strategy"],
     }
@@ -179,14 +179,15 @@ def write(
     _draw(folder, known, task, datamodule, problems)
     with _noted(problems):
         if task.class_figures:
-            write_classes(folder, task.class_figures)
+            write_classes(folder / task.figures_file, task.class_figures)
     with _noted(problems):
         # Written last: a run with a summary is finished.
         _write_summary(folder, known)
     table = {name: f"{value:.4g}" for name, value in known["metrics"].items()}
     table |= describe_left_out(known) | compare_with_paper(known) | describe_cost(known)
-    if task.class_figures and known["mode"] != "fit":
-        print_classes(task.class_figures)
+    shown = task.shown_figures(known["mode"])
+    if shown:
+        print_classes(shown)
     print_table(f"{known['task']}, {known['backbone']}, {known['mode']}", table, folder)
     if problems:
         raise OSError("; ".join(problems))
@@ -291,13 +292,13 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 
 
-def write_classes(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write classes.csv: the metrics of each class, empty where undefined."""
+def write_classes(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the metrics of each class, empty where undefined."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(folder / CLASSES, text.getvalue())
+    write_whole(file, text.getvalue())
 
 
 def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -60,11 +60,11 @@ class SameConv(nn.Conv2d):
     def start_as_identity(self) -> None:
         """Set the centre tap to 1 on the diagonal plus a truncated normal of 0.02, biases to 0."""
         nn.init.trunc_normal_(self.weight, std=0.02)
-        centre = self.kernel_size[0] // 2
+        row, column = (side // 2 for side in self.kernel_size)
         if self.groups == self.in_channels:
-            self.weight[:, :, centre, centre] += 1
+            self.weight[:, :, row, column] += 1
         else:
-            self.weight[:, :, centre, centre].diagonal().add_(1)
+            self.weight[:, :, row, column].diagonal().add_(1)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

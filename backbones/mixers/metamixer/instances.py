@@ -102,6 +102,7 @@ class SelfAttention(MetaMixer):
     """Self-attention, in which prefix tokens are tokens among those of the map."""
 
     prefix_mixing = "joint"
+    ignores_order = True
     leave: MergeHeads
     fused: Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -138,6 +138,29 @@ def segmentor_objective(subject: Subject) -> tuple[Any, Any, int]:
     return network, objective, len(truths)
 
 
+def task_objective(subject: Subject) -> tuple[Any, Any, int]:
+    """Return a copy of the network, its validation loss on the inputs, and their number."""
+    import copy
+
+    import torch
+
+    task: Any = copy.copy(subject.task)
+    network = copy.deepcopy(task.model)
+    task.model = network
+    batches = [batch.samples for batch in subject.batches()]
+
+    def objective() -> torch.Tensor:
+        dtype = next(network.parameters()).dtype  # double for the curvature
+        cast = [
+            {key: one[key].to(dtype) if one[key].is_floating_point() else one[key] for key in one}
+            for one in batches
+        ]
+        parts = [task.evaluation_loss(one, network.predict(one)) for one in cast]
+        return sum(total for total, _ in parts) / sum(count for _, count in parts)
+
+    return network, objective, sum(len(next(iter(one.values()))) for one in batches)
+
+
 def _unlabelled(subject: Subject) -> str:
     return (
         f"the landscape of {subject.label} needs labelled images: leave input= out, or pass a "

@@ -1,0 +1,133 @@
+"""Base of the datasets for super-resolution: batches of low and high resolution."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.files.headers import read_header
+from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
+from datamodules.super_resolution.pairs import Middles, Pair, Patches, WholeImages, collate
+from datamodules.super_resolution.reading import ImagesToEnlarge
+from datamodules.super_resolution.reading import collect as collect_images
+
+DRAWN = 128  # low-resolution pixels of the sides of images to draw
+
+
+class SuperResolutionDataModule(BaseDataModule):
+    """Base of one layout; subclasses list the images of both splits in ``pairs``.
+
+    Training batches have ``low`` (B, 3, p, p), ``high`` (B, 3, r p, r p) and ``sample_id``.
+    Evaluation has whole images; those of different sizes in a batch are a list.
+
+    Args:
+        root: Folder of the dataset.
+        scale: Factor r.
+        patch_size: Side p of the low-resolution patches.
+        patches_per_image: Patches that an epoch takes from each image.
+        flip: Flip and turn the patches.
+        batch_size: Patches per training batch and process.
+        **options: Options of ``BaseDataModule``.
+    """
+
+    unit = "images"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        scale: int = 4,
+        patch_size: int = 64,
+        patches_per_image: int = 1,
+        flip: bool = True,
+        batch_size: int = 16,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, batch_size=batch_size, **options)
+        self.scale = check_minimum("scale", scale, 2)
+        self.patch_size = check_minimum("patch_size", patch_size, 1)
+        self.patches_per_image = check_minimum("patches_per_image", patches_per_image, 1)
+        self.flip = flip
+        self.input_shape = (3, patch_size, patch_size)
+
+    @property
+    def head_arguments(self) -> dict[str, Any]:
+        """The scale."""
+        return {"scale": self.scale}
+
+    def target_facts(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"scale": self.scale}
+
+    def target_identity(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"scale": self.scale}
+
+    def predict_only(self, scale: int | None = None) -> None:
+        """Set the scale, if a checkpoint has one, and serve prediction alone."""
+        self.scale = self.scale if scale is None else scale
+        super().predict_only()
+
+    def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """Return the images of training and validation."""
+        raise NotImplementedError
+
+    def build(self) -> dict[Split, SeededDataset]:
+        """List the images, and cut those of the training into patches."""
+        train, val = self.pairs()
+        patches = Patches(train, self.scale, self.patch_size, self.patches_per_image, self.flip)
+        whole = WholeImages(val, self.scale)
+        return {
+            "train": self.seeded(patches, patches.path),
+            "val": self.seeded(whole, whole.path),
+        }
+
+    def file_check(self, split: Split) -> Callable[[int], None]:
+        """Return a check of the headers of an image's files, and of their sizes."""
+        images: Any = self.dataset(split).dataset
+        count = len(images.pairs)
+
+        def check(index: int) -> None:
+            if index < count:
+                self._check(images.pairs[index], split)
+
+        return check
+
+    def _check(self, pair: Pair, split: Split) -> None:
+        high = read_header(pair.high)
+        sides = high.width // self.scale, high.height // self.scale
+        least = self.patch_size if split == "train" else 1
+        if min(sides) < least:
+            raise ValueError(
+                f"{pair.high} has {high.width}x{high.height} pixels, but data.scale={self.scale} "
+                f"and data.patch_size={self.patch_size} take {self.scale * least} pixels and more; "
+                "lower data.patch_size, or remove the image"
+            )
+        if pair.low is None:
+            return
+        low = read_header(pair.low)
+        if (low.width, low.height) != sides:
+            raise ValueError(
+                f"{pair.low} has {low.width}x{low.height} pixels, but {pair.high} has "
+                f"{high.width}x{high.height}: data.scale={self.scale} takes "
+                f"{sides[0]}x{sides[1]}, rounded down; make the small image again, or remove its "
+                "folder"
+            )
+
+    def preview_batch(self, count: int) -> Any:
+        """Return the middles of up to ``count`` images to draw."""
+        drawn = copy.copy(self)
+        drawn._datasets = {name: Middles(one, DRAWN) for name, one in self._datasets.items()}
+        return super(SuperResolutionDataModule, drawn).preview_batch(count)
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch of samples."""
+        return collate
+
+    def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
+        """Return the dataset of images to enlarge."""
+        found = ImagesToEnlarge(collect_images(inputs))
+        return TolerantDataset(found, found.name)

@@ -1,0 +1,219 @@
+"""Folders of high-resolution images, with or without low-resolution ones beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datamodules.base import Split
+from datamodules.files.folders import first_few, list_folders, list_images, validation_folder
+from datamodules.loading.sampling import NamedDataset, SeededDataset
+from datamodules.super_resolution.base import SuperResolutionDataModule
+from datamodules.super_resolution.pairs import Pair, WholeImages
+
+HIGH = ("HR", "GT", "original")  # names of the folder of high-resolution images within a set
+LOW = ("LR_bicubic/X{scale}", "LRbicx{scale}", "LR_bicubic/x{scale}", "LR/X{scale}")
+VALIDATION = range(801, 901)  # numbers of DIV2K's validation images
+COUNTS = {"Set5": 5, "Set14": 14, "B100": 100, "Urban100": 100, "Manga109": 109}
+SETS = {name.lower(): name for name in COUNTS}
+OTHER_NAMES = {"b100": ("BSD100", "BSDS100")}
+
+
+class ImageFolderSRDataModule(SuperResolutionDataModule):
+    """Any images: ``train`` and ``val``, or one folder of which a share is validated.
+
+    Layout: each folder has the images, or ``HR`` with the images and ``LR_bicubic/X2``, ``X3`` and
+    ``X4`` with their small ones, named ``0001x4.png`` for ``0001.png``. Without small images the
+    large ones are shrunk as by MATLAB's imresize.
+
+    Args:
+        root: The folder.
+        val_share: Share of the images to validate without a folder ``val``, the last by name.
+        **options: Options of ``SuperResolutionDataModule``.
+    """
+
+    layout = "train and val with images, or one folder of images"
+    example = "data=image_folder data.root=/data/photos"
+
+    def __init__(
+        self, root: str | Path | None = None, *, val_share: float = 0.1, **options: Any
+    ) -> None:
+        super().__init__(root, **options)
+        if not 0 < val_share < 1:
+            raise ValueError(f"data.val_share must be between 0 and 1, got {val_share}")
+        self.val_share = val_share
+
+    def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """Return the images of both folders, or of one folder in two parts."""
+        if (self.folder / "train").is_dir():
+            val = validation_folder(self.folder)
+            if not val.is_dir():
+                raise FileNotFoundError(f"{self.folder} has train, but lacks val; add it")
+            return tuple(find_pairs(one, self.scale) for one in (self.folder / "train", val))  # type: ignore[return-value]
+        found = find_pairs(self.folder, self.scale)
+        count = math.ceil(self.val_share * len(found))
+        if count == len(found):
+            raise ValueError(
+                f"{self.folder} has {len(found)} images, of which data.val_share={self.val_share} "
+                "leaves none to train with; add images, or lower it"
+            )
+        return found[:-count], found[-count:]
+
+
+class DIV2KDataModule(SuperResolutionDataModule):
+    """DIV2K: 800 training images, 100 validation images.
+
+    Layout: ``DIV2K_train_HR`` and ``DIV2K_valid_HR``, with or without ``DIV2K_train_LR_bicubic/X4``
+    and ``DIV2K_valid_LR_bicubic/X4``, as published. A training folder of all 900 images is
+    accepted: 801 to 900 are validated.
+
+    Source: Agustsson and Timofte, "NTIRE 2017 Challenge", https://data.vision.ee.ethz.ch/cvl/DIV2K.
+    """
+
+    layout = "DIV2K_train_HR and DIV2K_valid_HR"
+    example = "data=div2k data.root=/data/DIV2K"
+
+    def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """Return the images of both folders."""
+        folder = self.folder / "DIV2K" if (self.folder / "DIV2K").is_dir() else self.folder
+        train = self._published(folder, "DIV2K_train")
+        if not (folder / "DIV2K_valid_HR").is_dir():
+            val = [pair for pair in train if _number(pair) in VALIDATION]
+            if not val:
+                raise FileNotFoundError(f"folder {folder / 'DIV2K_valid_HR'} does not exist")
+            return [pair for pair in train if pair not in val], val
+        return train, self._published(folder, "DIV2K_valid")
+
+    def _published(self, folder: Path, name: str) -> list[Pair]:
+        high = folder / f"{name}_HR"
+        if not high.is_dir():
+            raise FileNotFoundError(f"folder {high} does not exist; the set has {self.layout}")
+        return match_pairs(high, folder / f"{name}_LR_bicubic" / f"X{self.scale}", self.scale)
+
+
+class DF2KDataModule(DIV2KDataModule):
+    """DIV2K and Flickr2K together; validation is DIV2K's.
+
+    Layout: that of DIV2K, and ``Flickr2K_HR`` (with ``Flickr2K_LR_bicubic/X4``), all in one folder
+    or in folders ``DIV2K`` and ``Flickr2K``.
+    """
+
+    layout = "DIV2K_train_HR, DIV2K_valid_HR and Flickr2K_HR"
+    example = "data=df2k data.root=/data/DF2K"
+
+    def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """Return the training images of both sets, and DIV2K's validation images."""
+        train, val = super().pairs()
+        inner = self.folder / "Flickr2K"
+        folder = inner if inner.is_dir() else self.folder
+        return [*train, *self._published(folder, "Flickr2K")], val
+
+
+class BenchmarkDataModule(SuperResolutionDataModule):
+    """Set5, Set14, B100, Urban100 and Manga109, to evaluate one by one.
+
+    Layout: a folder per set, or the folder of one; each has images, or ``HR`` with images and
+    ``LR_bicubic/X4`` with small ones.
+
+    Args:
+        root: The folder.
+        sets: Names of the sets, of ``SETS``.
+        published_counts: Require the published number of images per set.
+        **options: Options of ``SuperResolutionDataModule``.
+    """
+
+    layout = "a folder per set: Set5, Set14, B100, Urban100, Manga109"
+    example = "mode=test data=sr_benchmark data.root=/data/benchmark"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        sets: Sequence[str] = tuple(SETS),
+        published_counts: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        if not sets or not set(sets) <= SETS.keys():
+            raise ValueError(f"data.sets must name sets of {', '.join(SETS)}; got {list(sets)}")
+        self.sets, self.published_counts = tuple(sets), published_counts
+
+    def build(self) -> dict[Split, SeededDataset]:
+        """Find the sets; the first one is chosen."""
+        self.parts = [(name, self._find(name)) for name in self.sets]
+        self.choose(self.sets[0])
+        return {"val": self._datasets["val"]}  # type: ignore[dict-item]
+
+    def dataset(self, split: Split) -> NamedDataset:
+        """Return the images of the chosen set; there are none to train with."""
+        if split == "train":
+            raise ValueError(
+                f"{', '.join(self.sets)}: images for evaluation only; pass mode=test ckpt=<run "
+                "folder>, or train with data=div2k"
+            )
+        return super().dataset(split)
+
+    def choose(self, name: str) -> None:
+        """Evaluate one of the sets from now on."""
+        whole = WholeImages(dict(self.parts)[name], self.scale)
+        self._datasets["val"] = self.seeded(whole, whole.path)
+
+    def _find(self, name: str) -> list[Pair]:
+        names = (SETS[name], *OTHER_NAMES.get(name, ()))
+        wanted = {one.lower() for one in names}
+        folders = [self.folder / one for one in list_folders(self.folder) if one.lower() in wanted]
+        alone = len(self.sets) == 1 and (self.folder.name.lower() in wanted or not folders)
+        if not folders and not alone:
+            raise FileNotFoundError(f"{self.folder} must hold a folder {names[0]}; add it")
+        folder = self.folder if alone else folders[0]
+        pairs = find_pairs(folder, self.scale)
+        count = COUNTS[SETS[name]]
+        if self.published_counts and len(pairs) != count:
+            raise ValueError(
+                f"{folder} has {len(pairs)} images, but {SETS[name]} has {count}; complete it, or "
+                "pass data.published_counts=false"
+            )
+        return pairs
+
+
+def find_pairs(folder: Path, scale: int) -> list[Pair]:
+    """Return the images of a folder, or of its ``HR`` with their small ones, by name."""
+    high = next((folder / name for name in HIGH if (folder / name).is_dir()), folder)
+    low = [folder / name.format(scale=scale) for name in LOW]
+    found = next((one for one in low if one.is_dir()), None)
+    return match_pairs(high, found, scale)
+
+
+def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
+    """Match the images of two folders by name; without the second one all are shrunk.
+
+    Raises:
+        ValueError: The first folder has no images, or names differ.
+    """
+    names = list_images(high)
+    if not names:
+        raise ValueError(f"{high} holds no images; put the high-resolution images there")
+    if low is None or not low.is_dir():
+        return [Pair(high / name) for name in names]
+    small = {Path(name).stem: low / name for name in list_images(low)}
+    pairs, missing = [], []
+    for name in names:
+        stem = Path(name).stem
+        found = small.get(f"{stem}x{scale}", small.get(stem))
+        if found is None:
+            missing.append(f"{stem}x{scale}")
+        pairs.append(Pair(high / name, found))
+    surplus = small.keys() - {pair.low.stem for pair in pairs if pair.low is not None}
+    if missing or surplus:
+        wrong = f"lacks {first_few(missing)}" if missing else f"has {first_few(sorted(surplus))}"
+        raise ValueError(
+            f"{low} {wrong}, unlike {high}; give both the same images, or remove {low} to shrink "
+            "the large ones"
+        )
+    return pairs
+
+
+def _number(pair: Pair) -> int:
+    return int(pair.high.stem) if pair.high.stem.isdecimal() else 0

@@ -1,0 +1,116 @@
+"""Pictures of forecasts: past, forecast and truth as curves."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Values = NDArray[np.float64]
+MOST = 4  # variables of a picture
+DIGITS = 6  # significant ones of written values
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Forecast of a series in its own units.
+
+    Attributes:
+        name: Name of the series.
+        past: Table of the look-back, with ``times``, ``names``, ``values`` (L, M) and ``step()``.
+        names: Names of the predicted variables.
+        values: (T, V).
+        truth: (T, V), if known.
+        quantiles: (T, V) by level.
+    """
+
+    name: str
+    past: Any
+    names: tuple[str, ...]
+    values: Values
+    truth: Values | None = None
+    quantiles: Mapping[float, Values] = field(default_factory=dict)
+
+    @property
+    def times(self) -> NDArray[Any]:
+        """Time stamps of the forecast (T,)."""
+        return self.past.times[-1] + np.arange(1, len(self.values) + 1) * self.past.step()
+
+    def plain(self) -> dict[str, Any]:
+        """Return time stamps and values as lists."""
+        found: dict[str, Any] = {
+            "times": [str(time).replace("T", " ") for time in self.times],
+            "forecast": _by_name(self.names, self.values),
+        }
+        if self.quantiles:
+            by_level = {
+                level: _by_name(self.names, values) for level, values in self.quantiles.items()
+            }
+            found["quantiles"] = {
+                name: {f"{level:g}": by_level[level][name] for level in by_level}
+                for name in self.names
+            }
+        return found
+
+
+def _by_name(names: tuple[str, ...], values: Values) -> dict[str, list[float]]:
+    return {
+        name: [float(f"{value:.{DIGITS}g}") for value in column]
+        for name, column in zip(names, values.T, strict=True)
+    }
+
+
+def draw(forecast: Forecast) -> Image.Image:
+    """Draw the first and last variables, each with past, truth, forecast and outer quantiles."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib import dates
+
+    count = len(forecast.names)
+    shown = range(count) if count <= MOST else [*range(MOST - 1), count - 1]
+    figure, axes = plt.subplots(
+        len(shown), 1, figsize=(9, 0.8 + 1.7 * len(shown)), sharex=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    times = forecast.times
+    for axis, index in zip(axes[:, 0], shown, strict=True):
+        name = forecast.names[index]
+        past = forecast.past.values[:, forecast.past.names.index(name)]
+        axis.plot(forecast.past.times, past, color="0.45", label="past", linewidth=1)
+        if forecast.truth is not None:
+            axis.plot(times, forecast.truth[:, index], color="black", label="truth", linewidth=1)
+        axis.plot(
+            times, forecast.values[:, index], color="tab:orange", label="forecast", linewidth=1.4
+        )
+        if len(forecast.quantiles) > 1:
+            low, high = min(forecast.quantiles), max(forecast.quantiles)
+            axis.fill_between(
+                times, forecast.quantiles[low][:, index], forecast.quantiles[high][:, index],
+                color="tab:orange", alpha=0.25, linewidth=0, label=f"{low:g} to {high:g}",
+            )  # fmt: skip
+        axis.set_ylabel(name)
+        axis.margins(x=0.01)
+        axis.grid(alpha=0.3)
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, fontsize=8, frameon=False)
+    if np.issubdtype(times.dtype, np.datetime64):
+        untyped: Any = dates
+        places = untyped.AutoDateLocator(maxticks=10)
+        axes[-1, 0].xaxis.set_major_locator(places)
+        axes[-1, 0].xaxis.set_major_formatter(untyped.ConciseDateFormatter(places))
+    axes[0, 0].set_title(_short(forecast.name), fontsize=9, loc="left")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
+    plt.close(figure)
+    return Image.open(drawn).convert("RGB")
+
+
+def _short(name: str) -> str:
+    """Return the name of a series without the folders of its file."""
+    return name.rpartition("/")[2]

@@ -1,0 +1,238 @@
+"""Super-resolution, measured by PSNR and SSIM of the Y channel."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.opening import Checkpoint, in_memory, open_checkpoint
+from backbones.layers.bicubic import MARGIN, enlarge, mirror
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, input_names
+from tasks.engine.whole_files import whole_file
+from tasks.super_resolution.family import FAMILY
+from tasks.super_resolution.pictures import Panel, caption, centre, draw_panels, to_picture
+from tasks.super_resolution.png import write_png
+from tasks.super_resolution.quality import compared, psnr, ssim
+
+ENLARGED = "enlarged"  # folder of the enlarged images
+LONGEST_NAME = 240  # bytes of a file's name without its ending
+STRIPE = 32  # low-resolution rows that are rounded and written at once
+DRAWN = 60  # low-resolution pixels of a picture's sides
+
+
+class SuperResolutionTask(BaseTask):
+    """Enlargement of images by a whole factor.
+
+    PSNR and SSIM are the means of the images' figures, see ``quality``. The validation loss is the
+    mean absolute difference, see ``evaluation_loss``.
+    """
+
+    family = FAMILY
+    headline = ("psnr", "ssim")
+    metric_stores = ("psnr", "ssim")
+    preview_images = 6
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
+        self.psnr, self.ssim = (MeanMetric().set_dtype(torch.float64) for _ in range(2))
+        self._stems: Counter[str] = Counter()
+
+    @property
+    def scale(self) -> int:
+        """Factor of the enlargement."""
+        return int(self.model.scale)
+
+    def update_metrics(self, batch: Batch, predictions: list[Tensor]) -> None:
+        """Add the figures of each image."""
+        for enlarged, truth in zip(predictions, batch["high"], strict=True):
+            for name, value in self._figures_of(enlarged, truth).items():
+                getattr(self, name).update(value)
+
+    def _figures_of(self, enlarged: Tensor, truth: Tensor) -> dict[str, float]:
+        one, other = compared(enlarged, truth, self.scale)
+        return {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Return the means over all images."""
+        return {name: getattr(self, name).compute().float() for name in self.metric_stores}
+
+    def reset_metrics(self) -> None:
+        """Reset the means."""
+        self.psnr.reset()
+        self.ssim.reset()
+
+    def evaluation_loss(self, batch: Batch, predictions: list[Tensor]) -> Summed:
+        """Return the sum of absolute differences and the number of values."""
+        pairs = list(zip(predictions, batch["high"], strict=True))
+        total = torch.stack([(one.double() - other).abs().sum() for one, other in pairs]).sum()
+        return total, torch.tensor(sum(one.numel() for one, _ in pairs), device=total.device)
+
+    def target_state(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"scale": self.scale}
+
+    def target_arguments(self) -> dict[str, Any]:
+        """Return the scale."""
+        return {"scale": self.scale}
+
+    @classmethod
+    def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return the scale of a checkpoint; files of authors lack it."""
+        return {"scale": checkpoint.values.get("scale")}
+
+    def check_targets(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint of another scale."""
+        scale = checkpoint.values.get("scale")
+        if scale not in (None, self.scale):
+            raise ValueError(self._other_scale(checkpoint.path, scale))
+
+    def _other_scale(self, path: str, scale: int) -> str:
+        return f"{path} enlarges {scale} times; pass data.scale={scale} instead of {self.scale}"
+
+    def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
+        """Load a checkpoint of this task, or a file of the network's authors.
+
+        Raises:
+            ValueError: The weights belong to another model or scale.
+        """
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        self.check_targets(opened)
+        if not opened.is_of_task:
+            tensors = self.model.convert_state_dict(opened.tensors)
+            scale = self.model.scale_of(tensors)
+            if scale not in (None, self.scale):
+                raise ValueError(self._other_scale(opened.path, scale))
+            opened = in_memory(tensors, opened.path)
+        adopt(self.model, opened)
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Return per image ``image``, its name, ``enlarged`` (H, W, C), and figures if known."""
+        rows = []
+        for index, row in enumerate(self._named(batch, datamodule)):
+            stripes = list(self._stripes(batch, index))
+            rows.append(row | {"enlarged": np.concatenate(stripes)})
+        return rows
+
+    def _named(self, batch: Batch, datamodule: Any) -> list[Row]:
+        names = input_names(batch, datamodule, "image")
+        sizes = [[self.scale * side for side in image.shape[:0:-1]] for image in batch["low"]]
+        return [
+            {"image": name, "size": size} for name, size in zip(names, sizes, strict=True)
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def _stripes(self, batch: Batch, index: int) -> Iterator[NDArray[Any]]:
+        """Yield stripes (h, W, C) of an enlarged image, in the depth and channels of its file."""
+        low = batch["low"][index]
+        alpha = batch["alpha"][index] if "alpha" in batch else low[:0]
+        is_grey = "grey" in batch and bool(batch["grey"][index])
+        bits = int(batch["bits"][index]) if "bits" in batch else 8
+        most = 2**bits - 1
+        wide = mirror(alpha[None], 2, MARGIN, MARGIN)
+        done = 0
+        for whole in self.model.enlarge_rows(low):
+            for stripe in whole.split(STRIPE * self.scale, dim=1):
+                stripe = stripe.float()
+                if is_grey:
+                    stripe = stripe.mean(0, keepdim=True)
+                if len(alpha):
+                    rows = stripe.shape[1] // self.scale
+                    part = enlarge(wide[:, :, done : done + rows + 2 * MARGIN], self.scale)
+                    cut = self.scale * MARGIN
+                    stripe = torch.cat([stripe, part[0, :, cut:-cut].float()])
+                    done += rows
+                values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
+                yield values.astype(np.uint8 if bits == 8 else np.uint16)
+
+    def on_predict_start(self) -> None:
+        """Count the files that share a name."""
+        trainer: Any = self.trainer
+        paths = [Path(name) for name in trainer.datamodule.predict_names()]
+        self._stems = Counter(path.stem for path in paths)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
+        """Enlarge the images of a batch, and write each stripe by stripe."""
+        trainer: Any = self.trainer
+        if self.is_spare:
+            return []
+        broken = batch.pop(UNREADABLE, ())
+        rows = self._named(batch, trainer.datamodule) if batch else []
+        for index, row in enumerate(rows):
+            row[ENLARGED] = self._write(batch, index, row)
+        return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
+
+    def _write(self, batch: Batch, index: int, row: Row) -> str:
+        trainer: Any = self.trainer
+        path = Path(row["image"])
+        alone, number = self._stems[path.stem] == 1, int(batch["sample_id"][index])
+        name = path.stem if alone else f"{number:05d}_{path.name}"
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            name = f"{number:05d}_{path.stem[:50]}"
+        target = Path(trainer.default_root_dir) / ENLARGED / f"{name}_x{self.scale}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target) as file:
+            write_png(file, self._stripes(batch, index), row["size"][1])
+        return f"{ENLARGED}/{target.name}"
+
+    def answer(self, row: Row) -> str:
+        """Return the size and the file of an enlarged image."""
+        width, height = row["size"]
+        return f"{width}x{height} pixels, {row[ENLARGED]}"
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Draw the middle of each image: low resolution, bicubic, ours and, if known, the truth."""
+        weights = next(self.model.parameters(), None)
+        pictures = []
+        for index, whole in enumerate(batch["low"]):
+            low = whole if weights is None else whole.to(weights)
+            low = centre(low, DRAWN)
+            ours = self.model.predict({"low": low[None]})[0].cpu()
+            small = low.float().cpu()
+            pixels = small.repeat_interleave(self.scale, 1).repeat_interleave(self.scale, 2)
+            shown = {
+                f"low resolution, x{self.scale}": pixels,
+                "bicubic": enlarge(small[None], self.scale)[0],
+                "ours": ours,
+            }
+            truth = None
+            if "high" in batch:
+                truth = _same_middle(batch["high"][index], whole, low, self.scale)
+            panels = []
+            for title, image in shown.items():
+                figures = {} if truth is None else self._figures_of(image, truth)
+                panels.append(Panel(to_picture(image), title, caption(figures)))
+            if truth is not None:
+                panels.append(Panel(to_picture(truth), "truth", "PSNR and SSIM of Y"))
+            pictures.append(draw_panels(panels))
+        return pictures
+
+
+def _same_middle(high: Tensor, whole: Tensor, low: Tensor, scale: int) -> Tensor:
+    """Crop the true image to the part that the cropped small image shows."""
+    top, left = (
+        (one - other) // 2 for one, other in zip(whole.shape[1:], low.shape[1:], strict=True)
+    )
+    rows, columns = low.shape[1:]
+    return high[
+        :, scale * top : scale * (top + rows), scale * left : scale * (left + columns)
+    ].cpu()
