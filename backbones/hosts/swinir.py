@@ -26,8 +26,9 @@ from backbones.hosts.scaffolds.super_resolution import (
     rename_released,
 )
 from backbones.hosts.scaffolds.timm_source import extend, extend_all, refuse_pretrained
-from backbones.hosts.swin import TABLE, AnyWindowAttention, SwinBlock
+from backbones.hosts.swin import TABLE, SwinBlock
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.parameters.layer_ids import LayerNames, Rule
 
 WIDTH, HEADS, WINDOW, RATIO = 60, 6, 8, 2.0

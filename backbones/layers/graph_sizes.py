@@ -40,8 +40,8 @@ def leading(x: Tensor, axis: int, length: int) -> Tensor:
     return x.narrow(axis, 0, length)
 
 
-def whole_window(x: Tensor, side: int) -> Tensor:
-    """Prepare a map (B, C, H, W) for a convolution of this side and stride.
+def whole_window(x: Tensor, sides: Sequence[int]) -> Tensor:
+    """Prepare a map (B, C, H, W) for a convolution whose sides are also its strides.
 
     A map smaller than one window is padded with zeros to it. An export for any size leaves all maps
     as they are.
@@ -49,10 +49,10 @@ def whole_window(x: Tensor, side: int) -> Tensor:
     height, width = x.shape[-2:]
     if is_any_size((height, width)):
         return x
-    if min(height, width) < side:
-        x = F.pad(x, (0, max(0, side - width), 0, max(0, side - height)))
+    if height < sides[0] or width < sides[1]:
+        x = F.pad(x, (0, max(0, sides[1] - width), 0, max(0, sides[0] - height)))
     # In bfloat16, torch 2.12 convolves a single window in channels-last memory wrongly on CPUs.
-    return x.contiguous() if max(height, width) < 2 * side else x
+    return x.contiguous() if height < 2 * sides[0] and width < 2 * sides[1] else x
 
 
 def ceil_div(length: int, divisor: int) -> int:

@@ -12,24 +12,29 @@ from torch import nn
 def keep_centre_row(module: nn.Module) -> None:
     """Replace k x k kernels by their centre row, in place; maps of one row give the same output.
 
-    Only convolutions and mean pooling of stride 1 with k // 2 zeros around the map are changed.
+    Convolutions and mean pooling of stride 1 with zeros around the map are changed. Convolutions
+    over windows, of stride k, keep their first row: a row padded to a window fills only that.
     """
     for part in module.modules():
-        if isinstance(part, nn.Conv2d):
+        if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
             _narrow_conv(part)
         elif isinstance(part, nn.AvgPool2d):
             _narrow_pool(part)
 
 
-def _narrow_conv(conv: nn.Conv2d) -> None:
+def _narrow_conv(conv: nn.Conv2d | nn.ConvTranspose2d) -> None:
     height, width = conv.kernel_size
-    same = conv.padding == (height // 2, width // 2) and conv.dilation == (1, 1)
-    if height == 1 or not same or conv.stride != (1, 1) or conv.padding_mode != "zeros":
+    around = [step * (side // 2) for step, side in zip(conv.dilation, (height, width), strict=True)]
+    same = conv.stride == (1, 1) and conv.padding == tuple(around)
+    windows = conv.stride == conv.kernel_size and conv.padding == (0, 0)
+    if height == 1 or not (same or windows) or conv.padding_mode != "zeros":
         return
-    centre = slice(height // 2, height // 2 + 1)
-    conv.weight = nn.Parameter(conv.weight.detach()[:, :, centre].clone())
-    conv.kernel_size, conv.padding = (1, width), (0, width // 2)
-    conv._reversed_padding_repeated_twice = [width // 2, width // 2, 0, 0]
+    row = height // 2 if same else 0
+    conv.weight = nn.Parameter(conv.weight.detach()[:, :, row : row + 1].clone())
+    conv.kernel_size, conv.stride = (1, width), (1, conv.stride[1])
+    beside = around[1] if same else 0
+    conv.padding = (0, beside)
+    conv._reversed_padding_repeated_twice = [beside, beside, 0, 0]
 
 
 def _narrow_pool(pool: nn.AvgPool2d) -> None:

@@ -54,7 +54,8 @@ def write_series(file: Path, hours: int, seed: int) -> None:
     values = make_series(hours, seed)
     times: Any = START + np.arange(hours) * np.timedelta64(3600, "s")
     lines = [",".join(("date", *NAMES))]
-    for time, row in zip(times, values.tolist(), strict=True):
+    rows: Any = values.tolist()
+    for time, row in zip(times, rows, strict=True):
         cells = (f"{value:.4f}" for value in row)
         lines.append(",".join((str(time).replace("T", " "), *cells)))
     file.write_text("\n".join(lines) + "\n")

@@ -124,7 +124,7 @@ def test_many_networks_of_one_class_are_all_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr("backbones.create_backbone", lambda width: width)
     monkeypatch.setattr("heads.linear.LinearClassifier", Widths)
-    options = {"compile": "true", "device": "cpu"}
+    options = {"task": "classification", "compile": "true", "device": "cpu"}
     with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
         models = [networks.build_network((width, {}), options) for width in (1, 2, 3, 4)]
         for model in (*models, *models):

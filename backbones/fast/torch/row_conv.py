@@ -16,7 +16,7 @@ from backbones.layers.row_conv import RowConv
 LONGEST = 4  # rows of at most so many kernels, beyond which most of the matrix is zero
 
 
-class FastRowConv(FastModule, RowConv):
+class FastRowConv(FastModule, RowConv):  # type: ignore[misc]
     """One product per channel, over all rows of the batch."""
 
     operators_on = ()

@@ -71,9 +71,8 @@ class RecursiveAtrousSelfAttention(Mixer):
         size = x.shape[1:3]
         q = split_heads(self._queries(x).flatten(1, 2), self.num_heads)
         if self.reduce is not None and self.norm is not None:
-            x = self.norm(
-                to_nhwc(self.reduce(whole_window(to_nchw(x), self.reduce.kernel_size[0])))
-            )
+            windows = whole_window(to_nchw(x), self.reduce.kernel_size)
+            x = self.norm(to_nhwc(self.reduce(windows)))
         k, v = self.kv(x.flatten(1, 2)).chunk(2, dim=-1)
         k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)
         mixed = F.scaled_dot_product_attention(q, k, v)
@@ -82,8 +81,9 @@ class RecursiveAtrousSelfAttention(Mixer):
     def _queries(self, x: Tensor) -> Tensor:
         """Sum a depthwise convolution's outputs at three dilations, each after SiLU."""
         q, weight = to_nchw(self.q(x)), self.atrous.weight
+        rows, columns = (side // 2 for side in self.atrous.kernel_size)
         scales = [
-            F.silu(F.conv2d(q, weight, padding=d, dilation=d, groups=len(weight)))
+            F.silu(F.conv2d(q, weight, None, 1, (d * rows, d * columns), d, len(weight)))
             for d in DILATIONS
         ]
         return to_nhwc(scales[0] + scales[1] + scales[2])

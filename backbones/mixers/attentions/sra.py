@@ -56,7 +56,7 @@ class ReducedKeys(nn.Module):
         if self.pool is not None:
             tokens = self.norm(self.sr(F.adaptive_avg_pool2d(maps, self.pool)).flatten(2).mT)
             return F.gelu(tokens)
-        return self.norm(self.sr(whole_window(maps, self.sr.kernel_size[0])).flatten(2).mT)
+        return self.norm(self.sr(whole_window(maps, self.sr.kernel_size)).flatten(2).mT)
 
 
 class SpatialReductionAttention(Mixer):
