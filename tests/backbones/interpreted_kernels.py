@@ -21,7 +21,7 @@ from backbones.fast.cpu.iffn import operands
 from backbones.fast.trial import difference
 from backbones.fast.triton import choice, operators
 from backbones.mixers.afbo.variants import afbo, scfbo_gc
-from tests.forms import both_ways
+from tests.both_ways import both_ways
 from tests.tensors import build_mixer, tokens
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)

@@ -265,7 +265,10 @@ def test_token_mixers_fit_beside_any_channel_mixer_at_any_size(host, token_mixer
         build_short(host, token_mixer=mixer, dense=True, img_size=(96, 64)).eval()
         for mixer in (token_mixer, None)
     )
-    assert len(backbone.mixers()) - len(plain.mixers()) == len(backbone.token_mixers())
+    swapped = {f"{name}." for name in backbone.token_mixers()}
+    assert swapped
+    assert swapped <= backbone.mixers().keys()
+    assert swapped.isdisjoint(plain.mixers())
     for size in [(96, 64), (75, 110)]:
         x = images(*size).float()
         assert [m.shape for m in backbone(x)] == [m.shape for m in plain(x)]

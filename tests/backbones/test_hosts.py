@@ -12,8 +12,8 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 from backbones import create_backbone, list_hosts
 from backbones.analysis.counting import count_parameters
-from backbones.hosts import gcvit, swin
-from backbones.layers import shifted_windows
+from backbones.hosts import swin
+from backbones.mixers.attentions import window_attention
 from heads.linear import LinearClassifier
 from tests.families import (
     SMALLEST,
@@ -326,8 +326,7 @@ def window_blocks():
 
 
 def any_size(monkeypatch, value):
-    for module in (swin, gcvit, shifted_windows):
-        monkeypatch.setattr(module, "is_any_size", lambda size: value)
+    monkeypatch.setattr(window_attention, "is_any_size", lambda size: value)
 
 
 @pytest.mark.parametrize("single", [False, True])

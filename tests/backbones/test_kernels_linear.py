@@ -14,7 +14,8 @@ from backbones.fast.cpu.posmlp import batched
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.mixers.ffn import FFN
 from backbones.mixers.token_mlps.hire import HireMixer
-from tests.forms import both_ways, build_fast, compiled
+from tests.both_ways import both_ways
+from tests.forms import build_fast, compiled
 from tests.tensors import randomise, tokens
 from tests.threads import torch_threads
 

@@ -15,7 +15,8 @@ from backbones import create_backbone
 from backbones.fast import fast, switched_off
 from backbones.fast.cpu import afbo, iffn, sbm
 from backbones.layers.conv_pos_enc import ConvPosEnc
-from tests.forms import both_ways, build_fast, compiled
+from tests.both_ways import both_ways
+from tests.forms import build_fast, compiled
 from tests.tensors import randomise, tokens
 from tests.threads import torch_threads
 

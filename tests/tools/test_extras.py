@@ -146,7 +146,7 @@ def log_twice(folder, name, **options):
     config = composed("backbone=deit_t")
     for steps in ((0, 1), (1, 2)):
         (log,) = loggers.make_loggers({name: options}, folder, config)
-        with loggers.closing([log]):
+        with loggers.closing_loggers([log]):
             log.resume_at(steps[0])
             for step in steps:
                 log.log_metrics({"train/loss": 1.0 + step, "epoch": 0}, step)

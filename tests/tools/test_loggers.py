@@ -84,6 +84,7 @@ def test_links_in_a_run_folder_are_not_followed(make, name, tmp_path, caplog):
     (tmp_path / "run").mkdir()
     (tmp_path / "foreign").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "foreign")
+    caplog.set_level("INFO")
     log = make(tmp_path / "run", {"backbone": {"name": "deit_t"}})
     log.log_metrics({"loss": 1.0}, 0)
     log.close("success")
