@@ -29,6 +29,12 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"{minutes:.1f} minutes of processor time in all")
 
 
+def pytest_collection_modifyitems(items):
+    """Reject names of tests that change from process to process: xdist needs the same in each."""
+    if changing := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{changing[0]} holds an address; give its parameters ids")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def freeze_imported_objects(request):
     """Exclude imported objects from garbage collection, which mmengine runs at each dataset.

@@ -276,7 +276,7 @@ def star_arguments():
         ("star_mixer", star_arguments),  # has no gradient
         ("conv_pos_enc", lambda: (torch.ones(2, 3, 4, 5), torch.ones(5, 1, 3, 3), None)),
     ],
-    ids=str,
+    ids=["gated", "branched", "branched-training", "star", "conv_pos_enc"],
 )
 @torch.enable_grad()
 def test_schemas_and_gradients_of_operators_agree(operator, arguments):
