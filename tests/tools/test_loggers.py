@@ -78,7 +78,9 @@ def test_lines_that_are_no_rows_are_left_out(damage, tmp_path):
 
 
 @pytest.mark.slow  # both packages take seconds to import
-@pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow.db")], ids=str)
+@pytest.mark.parametrize(
+    ("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow.db")], ids=["wandb", "mlflow"]
+)
 def test_links_in_a_run_folder_are_not_followed(make, name, tmp_path, caplog):
     pytest.importorskip(make.__name__)
     (tmp_path / "run").mkdir()
