@@ -15,18 +15,16 @@ Axes: B images, H W map, C channels, h heads, R^2 regions of T tokens.
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.layers.precision import without_autocast
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -112,9 +110,7 @@ class BiLevelRoutingAttention(Mixer):
         precise = torch.promote_types(means.dtype, torch.float32)
         dim = means.shape[-1]
         weight, bias = self.qkv.weight.detach(), self.qkv.bias.detach()
-        device = means.device.type
-        known = is_autocast_available(device)
-        with torch.autocast(device, enabled=False) if known else contextlib.nullcontext():
+        with without_autocast(means.device):
             both = F.linear(
                 means.to(precise), weight[: 2 * dim].to(precise), bias[: 2 * dim].to(precise)
             )
