@@ -304,6 +304,8 @@ class Mixer(nn.Module):
         built_for: Map size (H, W) that it was built for; None outside a factory.
         ignores_order: True if it treats all orders of the tokens alike, as attention without
             positions does.
+        makes_choices: True if it selects parts by the largest scores, so that rounding may turn a
+            choice.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -315,6 +317,7 @@ class Mixer(nn.Module):
     grid_axes: Mapping[str, str] = MappingProxyType({})
     built_for: tuple[int, int] | None = None
     ignores_order: bool = False
+    makes_choices: bool = False
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
@@ -479,6 +482,29 @@ class PointwiseMixer(Mixer):
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens like all others: (B, P, C) -> (B, P, C)."""
         return self.mix(prefix)
+
+
+class SequenceMixer(Mixer):
+    """Mixer of a row of tokens, among which prefix tokens are the first.
+
+    A subclass defines ``mix_sequence``.
+    """
+
+    prefix_mixing = "joint"
+
+    def mix_sequence(self, tokens: Tensor) -> Tensor:
+        """Mix all tokens: (B, N, C) -> (B, N, C)."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix the tokens of a map: (B, H, W, C) -> the same."""
+        return self.mix_sequence(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix map and prefix tokens in one row: (B, H, W, C) and (B, P, C) -> both."""
+        count = prefix.shape[1]
+        mixed = self.mix_sequence(torch.cat([prefix, x.flatten(1, 2)], dim=1))
+        return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
 
 
 @dataclass(frozen=True)

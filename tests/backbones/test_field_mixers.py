@@ -133,6 +133,22 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("rasa", {"steps": 0}, "reduction and steps must be at least 1, got 8 and 0"),
         ("local_global", {"sampling": 0}, "sampling must be at least 1, got 0"),
         ("hire", {"shift": -1}, "got region=4, shift=-1 for 24 channels"),
+        ("single_head", {"ratio": 0.01}, "ratio must give from 1 to 24 channels .*, got 0.01 and"),
+        ("differential", {"num_heads": 8}, "num_heads must divide 12: one of .*, got 8"),
+        ("differential", {"depth": -1}, "depth at least 0, got 24 and -1"),
+        ("mqa2d", {"key_dim": 0}, "must be at least 1, got 4, 0 and 2"),
+        ("outlook", {"stride": 3}, "stride must be from 1 to 2 for windows of side 3, got 3"),
+        ("aggregated", {"reduction": 0}, "reduction must be at least 1, got 0"),
+        ("neighborhood", {"dilation": 0}, "dilation must be at least 1, got 0"),
+        ("bi_level", {"regions": 2, "topk": 5}, "topk from 1 to regions\\^2, got 2 and 5"),
+        ("mlla", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
+        ("rala", {"num_heads": 4}, "num_heads must divide 6: one of .*, got 4"),
+        ("focused_linear", {"power": 0.0}, "power must be above 0, got 0.0"),
+        ("polaformer", {"alpha": -1.0}, "alpha at least 0, got 24 and -1.0"),
+        ("agent", {"agents": 48}, "agents must be a square number such as 49, got 48"),
+        ("performer", {"features": 0}, "features must be at least 1, got 0"),
+        ("retention", {"decay_range": -1.0}, "decay_range must be at least 0, got -1.0"),
+        ("poly_attn", {"head_dim": 1}, "head_dim must be at least 2 .*, got 1 and 1"),
     ],
 )
 def test_options_out_of_range_are_refused(name, options, said):
@@ -152,5 +168,15 @@ def test_mixers_that_alternate_follow_their_block():
     assert kinds == [True, False] * 4
     shifts = [mixer.layers.shift for mixer in hire.mixers().values()]
     assert shifts == [0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 0, 1]
+    with torch.device("meta"):
+        differential = create_backbone("deit_t", token_mixer="differential")
+        routed = create_backbone("pvt_v2_b1", token_mixer="bi_level")
+        agents = create_backbone("pvt_v2_b1", token_mixer="agent")
+        decaying = create_backbone("pvt_v2_b1", token_mixer="retention")
+    assert [mixer.side**2 for mixer in agents.mixers().values()] == [9, 9, 16, 16] + [49] * 4
+    assert [mixer.decomposed for mixer in decaying.mixers().values()] == [True] * 6 + [False] * 2
+    depths = [mixer.lambda_init for mixer in differential.mixers().values()]
+    assert depths == sorted(depths)
+    assert [mixer.topk for mixer in routed.mixers().values()] == [1, 1, 4, 4, 16, 16, 49, 49]
     orders = [len(mixer.widths) for mixer in gnconv.mixers().values()]
     assert orders == [2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5]
