@@ -133,6 +133,15 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("rasa", {"steps": 0}, "reduction and steps must be at least 1, got 8 and 0"),
         ("local_global", {"sampling": 0}, "sampling must be at least 1, got 0"),
         ("hire", {"shift": -1}, "got region=4, shift=-1 for 24 channels"),
+        ("afno", {"blocks": 7}, "blocks must divide the 24 channels, got 7"),
+        ("afno", {"threshold": -0.1}, "threshold must be at least 0, got -0.1"),
+        ("atm", {"share": 5}, "share must divide the 24 channels, got 5"),
+        ("spatial_mlp", {"expansion": 0.01}, "must give at least 1 hidden token, got 0.01"),
+        ("hyper_mixing", {"num_heads": 3, "expansion": 0.2}, "divide the 4 hidden tokens, got 3"),
+        ("hsm_ssd", {"states": 0}, "states must be at least 1, got 0"),
+        ("ss2d", {"states": 0, "rank": 1}, "states and rank must be at least 1, got 0 and 1"),
+        ("gated_delta", {"key_ratio": 0.01}, "must give each head a channel and a token, got 0.01"),
+        ("mlstm", {"num_heads": 5}, "num_heads must divide the 48 inner channels, got 5"),
     ],
 )
 def test_options_out_of_range_are_refused(name, options, said):
