@@ -141,6 +141,12 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("hsm_ssd", {"states": 0}, "states must be at least 1, got 0"),
         ("ss2d", {"states": 0, "rank": 1}, "states and rank must be at least 1, got 0 and 1"),
         ("gated_delta", {"key_ratio": 0.01}, "must give each head a channel and a token, got 0.01"),
+        ("kan", {"degree": 0}, "intervals and degree must be at least 1, got 5 and 0"),
+        ("gr_kan", {"groups": 7}, "groups must divide the widths 24 and 96, got 7"),
+        ("soft_moe", {"slots": 0}, "experts and slots must be at least 1, got 8 and 0"),
+        ("sparse_moe", {"selected": 9}, "selected must be from 1 to the 8 experts, got 9"),
+        ("sparse_moe", {"capacity": 0.0}, "capacity must be above 0, .*; got 0.0, 0.0 and 0.01"),
+        ("ttt", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
         ("mlstm", {"num_heads": 5}, "num_heads must divide the 48 inner channels, got 5"),
     ],
 )
