@@ -39,7 +39,7 @@ from tasks.classification.teacher import (
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
 from tasks.engine.gather import refuse_together
-from tasks.engine.whole_files import write_whole
+from tasks.engine.whole_files import whole_file
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
@@ -281,14 +281,16 @@ class ClassificationTask(ClassesTask):
             kinds.insert(1, "name")
             keys.insert(1, "names")
         places = range(1, 1 + min(5, len(self.class_names)))
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
-        for row in rows:
-            groups = zip(*(row[key] for key in keys), strict=True)
-            writer.writerow([row["image"], *(value for group in groups for value in group)])
         # File names need not be UTF-8; they are written unchanged.
-        write_whole(folder / "predictions.csv", text.getvalue())
+        with whole_file(folder / "predictions.csv") as file:
+            text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+            writer = csv.writer(text)
+            writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
+            for row in rows:
+                groups = zip(*(row[key] for key in keys), strict=True)
+                writer.writerow([row["image"], *(value for group in groups for value in group)])
+            text.flush()
+            text.detach()
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
