@@ -61,6 +61,7 @@ class BaseTask(Remembering, LightningModule):
     Attributes:
         family: Family of the task: its metrics, their directions, its modality.
         data: Datamodule that prepares inputs for ``predict``; by default that of the training.
+        source: Run folder or checkpoint that ``tasks.load`` opened.
         preview_images: Number of inputs with predictions that a run draws.
         headline: Metrics shown in progress lines.
         metric_stores: Names of the attributes that ``update_metrics`` updates.
@@ -88,6 +89,7 @@ class BaseTask(Remembering, LightningModule):
         super().__init__()
         self.model: Any = model
         self.data: Any = None
+        self.source: Path | None = None
         self.optimizer_options = OPTIMIZER | dict(optimizer or {})
         self.schedule_options = SCHEDULE | dict(schedule or {})
         # Sums, since torchmetrics' mean ignores its weights if NaN is allowed. Double precision,
@@ -320,6 +322,23 @@ class BaseTask(Remembering, LightningModule):
     ) -> Iterator[Row]:
         """Yield what ``predict`` returns, holding one batch at a time."""
         return predicting.stream(self, predicting.serving(self, images, batch_size, num_workers))
+
+    def export(self, to: str, **options: Any) -> list[Path]:
+        """Export the network of a task from ``tasks.load``, as ``tools/export.py`` does.
+
+        Args:
+            to: Target, such as "onnx", "torch_export", "timm" or "mmdet".
+            **options: Options of ``tools/export.py``: ``out``, ``overwrite``, ``image_size``, ...
+
+        Returns:
+            The written files.
+
+        Raises:
+            ValueError: The network has no form in this target, or the outputs of the export differ.
+        """
+        from tasks.engine.loading import export_task
+
+        return export_task(self, to, options)
 
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
