@@ -76,11 +76,11 @@ def export_or_list(arguments: Sequence[str]) -> None:
         options = parse_options(arguments[1:], LIST, {"format": FORMATS})
         write(list_exports(options), options["format"], COLUMNS)
     else:
-        export(arguments)
+        print("\n".join(map(str, export(arguments))))
 
 
 def export(arguments: Sequence[str]) -> list[Path]:
-    """Export one backbone to one target and print the written files."""
+    """Export one backbone to one target; return the written files."""
     words, own = split_backbone_options(arguments)
     to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
     if not to:
@@ -126,9 +126,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages print while they work
             files = function(request)
-    written = [out / path.relative_to(folder) for path in files]
-    print("\n".join(map(str, written)))
-    return written
+    return [out / path.relative_to(folder) for path in files]
 
 
 def progress_printer() -> Callable[[str], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -121,8 +122,34 @@ def open_task(path: str | Path) -> BaseTask:
     data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
-    task.data = data
+    task.data, task.source = data, Path(path)
     return task
+
+
+def export_task(task: BaseTask, to: str, options: Mapping[str, Any]) -> list[Path]:
+    """Export the network of a task from ``tasks.load``; see ``BaseTask.export``.
+
+    Raises:
+        ValueError: The task has no run, or other weights than its run.
+    """
+    if task.source is None:
+        raise ValueError("export() takes a task from tasks.load(<run folder>)")
+    saved = open_task(task.source).model.state_dict()
+    for name, values in task.model.state_dict().items():
+        if not torch.equal(values.cpu(), saved[name]):
+            raise ValueError(
+                f"{name} differs from {task.source}, which export() reads; train by tools/run.py, "
+                "or save a checkpoint and load that"
+            )
+    words = [f"{key}={_as_word(value)}" for key, value in options.items() if value is not None]
+    # Commands are above the tasks; only this call needs one.
+    command: Any = importlib.import_module("tools.export")
+    written: list[Path] = command.export([f"to={to}", f"ckpt={task.source}", *words])
+    return written
+
+
+def _as_word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
