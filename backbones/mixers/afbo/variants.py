@@ -87,7 +87,7 @@ def afbo(
     bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
-    """Build W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, or one of its ablations.
+    """Build AFBO: W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, or one of its ablations.
 
     Parameters: C h (1 / (rounds g1) + window / g2 + 1) + 2 h k^2 + 4 h + C, for widths that divide
     evenly.
