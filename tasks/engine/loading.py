@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,6 +23,8 @@ from tasks.engine.run_files import BuiltNetwork
 from tasks.engine.saved_config import open_saved
 
 logger = logging.getLogger(__name__)
+
+EXPORT = "tools.export.export"  # a command, above the tasks; only an export imports it
 
 
 def check_options(config: Mapping[str, Any]) -> None:
@@ -142,9 +143,7 @@ def export_task(task: BaseTask, to: str, options: Mapping[str, Any]) -> list[Pat
                 "or save a checkpoint and load that"
             )
     words = [f"{key}={_as_word(value)}" for key, value in options.items() if value is not None]
-    # Commands are above the tasks; only this call needs one.
-    command: Any = importlib.import_module("tools.export")
-    written: list[Path] = command.export([f"to={to}", f"ckpt={task.source}", *words])
+    written: list[Path] = imported(EXPORT)([f"to={to}", f"ckpt={task.source}", *words])
     return written
 
 

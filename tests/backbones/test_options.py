@@ -16,7 +16,7 @@ from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import compose_checked
 
 MIXERS = [
-    ("afob", {}, "no mixer called 'afob'; did you mean afbo"),
+    ("afob", {}, "no mixer called 'afob'; did you mean .*afbo"),
     ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
     ("iffn", {"n_branches": 0}, "n_branches must divide"),
     ("iffn", {"dw_residual": "inside"}, "dw_residual=inside is not true or false or one of"),
