@@ -28,6 +28,11 @@ EARLIER = {"afbo", "iffn", "metamixer", "posmlp", "sbm"}
 SIZES = [(9, 15), (8, 8)]  # the second is the size that tables are built for
 # Maps as (B, C, H, W), as (B, H, W, C), and tokens with a class token.
 HOSTS = ("poolformer_s12", "lvt_r1", "deit_t")
+# Their papers claim a cost that is linear in the number of tokens.
+LINEAR = [
+    "xca", "channel_attention", "efficient_additive", "outlook", "neighborhood", "relu_linear",
+    "mlla", "rala", "focused_linear", "polaformer", "agent", "hydra", "performer",
+]  # fmt: skip
 every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 
@@ -86,6 +91,14 @@ def test_multiply_adds_are_those_of_the_equations(name, options):
     for height, width in SIZES:
         expected = REFERENCES[name].macs(mixer, dim, height, width)
         assert count_macs(mixer.float(), shape=(height, width, dim)) == expected
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_mixers_cost_the_same_per_token(name):
+    with torch.device("meta"):
+        mixer = create_mixer(name, 64, grid=(28, 28))
+    few, many = (count_macs(mixer, shape=(side, side, 64)) for side in (28, 56))
+    assert many == 4 * few
 
 
 PAIRS = [

@@ -10,8 +10,8 @@ comes from an MLP of two layers on offsets in log space. Without pooling (r = 1)
 part remains, with all tokens as keys.
 
 Source: Shi, "TransNeXt: Robust Foveal Visual Perception for Vision Transformers", CVPR 2024,
-https://arxiv.org/abs/2311.17132, Sec. 3.1 to 3.3, Eq. 3 to 9. Windows of 3x3, r = 8, 4, 2, 1 by
-stage, 24 channels per head, hidden width 512 and the initialisation are those of the authors' code.
+https://arxiv.org/abs/2311.17132. Windows of 3x3, r = 8, 4, 2, 1 by stage, 24 channels per head,
+hidden width 512 and the initialisation are those of the authors' code.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels, M pooled tokens, K neighbours.
 """
@@ -206,7 +206,7 @@ class AggregatedAttention(Mixer):
         return self.attn.mix(x)
 
 
-@register_mixer("aggregated", kind="token", source="TransNeXt (CVPR 2024), Eq. 3 to 9")
+@register_mixer("aggregated", kind="token", source="TransNeXt (CVPR 2024)")
 def aggregated(
     dim: int,
     *,
@@ -236,7 +236,7 @@ def aggregated(
     Raises:
         ValueError: A reduction below 1, an even window, or ``num_heads`` that does not divide C.
 
-    Source: TransNeXt (CVPR 2024), Eq. 3 to 9, https://arxiv.org/abs/2311.17132.
+    Source: TransNeXt (CVPR 2024), https://arxiv.org/abs/2311.17132.
     """
     check_odd(window)
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction

@@ -6,9 +6,9 @@ The map is cut into R x R regions. q_i and k_j are means of queries and keys ove
 V_r all keys and values of the chosen regions, D is a depthwise 5x5 convolution.
 
 Source: Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", CVPR 2023,
-https://arxiv.org/abs/2303.08810, Sec. 3.2, Eq. 3 to 7. R = 7, k = 1, 4, 16 and all by stage, 32
-channels per head, s = C^-1/2 for all heads and truncated normal weights of 0.02 are those of the
-authors' code, as is routing without a gradient.
+https://arxiv.org/abs/2303.08810. R = 7, k = 1, 4, 16 and all by stage, 32 channels per head, s =
+C^-1/2 for all heads and truncated normal weights of 0.02 are those of the authors' code, as is
+routing without a gradient.
 
 Axes: B images, H W map, C channels, h heads, R^2 regions of T tokens.
 """
@@ -31,7 +31,7 @@ from backbones.registry import register_mixer
 TOPK = (1, 4, 16)  # by stage; all in the fourth
 
 
-@register_mixer("bi_level", kind="token", source="BiFormer (CVPR 2023), Eq. 3 to 7")
+@register_mixer("bi_level", kind="token", source="BiFormer (CVPR 2023)")
 class BiLevelRoutingAttention(Mixer):
     """W (softmax(s Q K_r^T) V_r + D V) with keys and values of the k most related regions r.
 
@@ -52,7 +52,7 @@ class BiLevelRoutingAttention(Mixer):
     Raises:
         ValueError: R below 1, k below 1 or above R^2, or ``num_heads`` that does not divide C.
 
-    Source: BiFormer (CVPR 2023), Eq. 3 to 7, https://arxiv.org/abs/2303.08810.
+    Source: BiFormer (CVPR 2023), https://arxiv.org/abs/2303.08810.
     """
 
     makes_choices = True

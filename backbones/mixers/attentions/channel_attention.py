@@ -5,9 +5,9 @@
 Each channel is a token that holds an abstract of the whole map.
 
 Source: Ding et al., "DaViT: Dual Attention Vision Transformers", ECCV 2022,
-https://arxiv.org/abs/2204.03645, Eq. 4 and 5. The roles of Q, K and V are those of the authors'
-code; they are three equal projections, which the paper names in another order. Groups of 32
-channels, biases and truncated normal weights of 0.02 are the authors'.
+https://arxiv.org/abs/2204.03645. The roles of Q, K and V are those of the authors' code; they are
+three equal projections, which the paper names in another order. Groups of 32 channels, biases and
+truncated normal weights of 0.02 are the authors'.
 
 Axes: B images, N tokens, C channels, g groups of d channels.
 """
@@ -22,7 +22,7 @@ from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
 
 
-@register_mixer("channel_attention", kind="token", source="DaViT (ECCV 2022), Eq. 4 and 5")
+@register_mixer("channel_attention", kind="token", source="DaViT (ECCV 2022)")
 class ChannelAttention(SequenceMixer):
     """W [A_1, ..., A_g] with A_i = Q_i softmax(K_i^T V_i / sqrt d)^T.
 
@@ -38,7 +38,7 @@ class ChannelAttention(SequenceMixer):
     Raises:
         ValueError: ``num_heads`` does not divide C.
 
-    Source: DaViT (ECCV 2022), Eq. 4 and 5, https://arxiv.org/abs/2204.03645.
+    Source: DaViT (ECCV 2022), https://arxiv.org/abs/2204.03645.
     """
 
     ignores_order = True

@@ -6,9 +6,8 @@ Queries q_n and keys are vectors of length 1 per token. The weights a are of len
 tokens. There are no values: the global query g, times each key, takes their place.
 
 Source: Shaker et al., "SwiftFormer: Efficient Additive Attention for Transformer-based Real-time
-Mobile Vision Applications", ICCV 2023, https://arxiv.org/abs/2303.15446, Eq. 3 to 6. The length 1
-of a, where the paper scales by sqrt C alone, W2 and the initialisation are those of the authors'
-code.
+Mobile Vision Applications", ICCV 2023, https://arxiv.org/abs/2303.15446. The length 1 of a, where
+the paper scales by sqrt C alone, W2 and the initialisation are those of the authors' code.
 
 Axes: B images, N tokens, C channels.
 """
@@ -24,7 +23,7 @@ from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
 
 
-@register_mixer("efficient_additive", kind="token", source="SwiftFormer (ICCV 2023), Eq. 3 to 6")
+@register_mixer("efficient_additive", kind="token", source="SwiftFormer (ICCV 2023)")
 class EfficientAdditiveAttention(SequenceMixer):
     """W2 (W1 (g * K) + Q) with the global query g; class tokens are among the tokens.
 
@@ -33,7 +32,7 @@ class EfficientAdditiveAttention(SequenceMixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 5 C.
 
-    Source: SwiftFormer (ICCV 2023), Eq. 3 to 6, https://arxiv.org/abs/2303.15446.
+    Source: SwiftFormer (ICCV 2023), https://arxiv.org/abs/2303.15446.
     """
 
     ignores_order = True

@@ -3,10 +3,10 @@
     y = W (softmax(q k^T / sqrt d) v * sigmoid(W_g x))
 
 Source: Qiu et al., "Gated Attention for Large Language Models: Non-linearity, Sparsity, and
-Attention-Sink-Free", NeurIPS 2025, https://arxiv.org/abs/2505.06708, Eq. 5, position G1, with a
-gate per head and channel or per head. The paper is about text; here attention is not causal and has
-no rotary positions. Layers without bias and the standard deviation of 0.02 are those of the
-authors' released models (Qwen3-Next).
+Attention-Sink-Free", NeurIPS 2025, https://arxiv.org/abs/2505.06708, position G1, with a gate per
+head and channel or per head. The paper is about text; here attention is not causal and has no
+rotary positions. Layers without bias and the standard deviation of 0.02 are those of the authors'
+released models (Qwen3-Next).
 
 Axes: B images, N tokens, C channels, h heads of d channels.
 """
@@ -26,7 +26,7 @@ from backbones.registry import register_mixer
 Gate = Literal["element", "head"]
 
 
-@register_mixer("gated_attention", kind="token", source="Gated attention (NeurIPS 2025), Eq. 5")
+@register_mixer("gated_attention", kind="token", source="Gated attention (NeurIPS 2025)")
 class GatedAttention(SequenceMixer):
     """W (softmax(q k^T / sqrt d) v * sigmoid(W_g x)); class tokens are among the tokens.
 
@@ -42,7 +42,7 @@ class GatedAttention(SequenceMixer):
     Raises:
         ValueError: ``num_heads`` does not divide C.
 
-    Source: Gated attention (NeurIPS 2025), Eq. 5, https://arxiv.org/abs/2505.06708.
+    Source: Gated attention (NeurIPS 2025), https://arxiv.org/abs/2505.06708.
     """
 
     ignores_order = True

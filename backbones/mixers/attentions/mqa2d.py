@@ -6,9 +6,9 @@
 D_k and D_v are depthwise convolutions with stride t; with t = 1 they and their norms are left out.
 
 Source: Qin et al., "MobileNetV4: Universal Models for the Mobile Ecosystem", ECCV 2024,
-https://arxiv.org/abs/2404.10518, Sec. 4, Eq. 1. Layers without bias, 4 heads of 64 channels and t =
-2 before the last stage are those of the paper's MNv4-Hybrid-M; the paper leaves initialisation
-open, and timm's Xavier uniform is used.
+https://arxiv.org/abs/2404.10518. Layers without bias, 4 heads of 64 channels and t = 2 before the
+last stage are those of the paper's MNv4-Hybrid-M; the paper leaves initialisation open, and timm's
+Xavier uniform is used.
 
 Axes: B images, H W map, N tokens, M reduced tokens, C channels, h heads of d channels.
 """
@@ -29,7 +29,7 @@ from backbones.registry import register_mixer
 STRIDES = (2, 2, 2, 1)  # by stage
 
 
-@register_mixer("mqa2d", kind="token", source="MobileNetV4 (ECCV 2024), Eq. 1")
+@register_mixer("mqa2d", kind="token", source="MobileNetV4 (ECCV 2024)")
 class MultiQueryAttention(Mixer):
     """W [A_1, ..., A_h] with the same keys and values in all heads.
 
@@ -49,7 +49,7 @@ class MultiQueryAttention(Mixer):
     Raises:
         ValueError: An even kernel, or another number below 1.
 
-    Source: MobileNetV4 (ECCV 2024), Eq. 1, https://arxiv.org/abs/2404.10518.
+    Source: MobileNetV4 (ECCV 2024), https://arxiv.org/abs/2404.10518.
     """
 
     def __init__(

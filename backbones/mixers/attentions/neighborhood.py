@@ -7,9 +7,9 @@ every t-th token, of those in the same row and column modulo t. B is read from a
 of two tokens.
 
 Source: Hassani et al., "Neighborhood Attention Transformer", CVPR 2023,
-https://arxiv.org/abs/2204.07143, Sec. 3.1, Eq. 1 to 3; dilation: Hassani and Shi, "Dilated
-Neighborhood Attention Transformer", 2022, https://arxiv.org/abs/2209.15001. k = 7, 32 channels per
-head and truncated normal values of 0.02 are those of the authors' code.
+https://arxiv.org/abs/2204.07143; dilation: Hassani and Shi, "Dilated Neighborhood Attention
+Transformer", 2022, https://arxiv.org/abs/2209.15001. k = 7, 32 channels per head and truncated
+normal values of 0.02 are those of the authors' code.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels, K = k^2 neighbours.
 """
@@ -49,7 +49,7 @@ def neighbours(
     return rest[:, None] + dilation * steps, steps - step[:, None] + kernel_size - 1, exists
 
 
-@register_mixer("neighborhood", kind="token", source="NAT (CVPR 2023), Eq. 1 to 3")
+@register_mixer("neighborhood", kind="token", source="NAT (CVPR 2023)")
 class NeighborhoodAttention(Mixer):
     """W softmax(q_i K^T / sqrt d + B) V over the neighbours of each token i.
 
@@ -68,7 +68,7 @@ class NeighborhoodAttention(Mixer):
     Raises:
         ValueError: An even side, a dilation below 1, or ``num_heads`` that does not divide C.
 
-    Source: NAT (CVPR 2023), Eq. 1 to 3, https://arxiv.org/abs/2204.07143.
+    Source: NAT (CVPR 2023), https://arxiv.org/abs/2204.07143.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ m is the mean of the t x t tokens in the middle of a window, from which its K x 
 read. Results are added where windows overlap.
 
 Source: Yuan et al., "VOLO: Vision Outlooker for Visual Recognition", TPAMI 2022,
-https://arxiv.org/abs/2106.13112, Sec. 3.1, Eq. 3 to 5. Windows of 3 x 3 in steps of 2, 32 channels
-per head, values without bias and truncated normal weights of 0.02 are those of the authors' code.
+https://arxiv.org/abs/2106.13112. Windows of 3 x 3 in steps of 2, 32 channels per head, values
+without bias and truncated normal weights of 0.02 are those of the authors' code.
 
 Axes: B images, H W map, C channels, n heads of d channels, K = s^2 places in a window.
 """
@@ -24,7 +24,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("outlook", kind="token", source="VOLO (TPAMI 2022), Eq. 3 to 5")
+@register_mixer("outlook", kind="token", source="VOLO (TPAMI 2022)")
 class OutlookAttention(Mixer):
     """W sum over windows of softmax(W_A m / sqrt d) [W_V x_1, ..., W_V x_K].
 
@@ -42,7 +42,7 @@ class OutlookAttention(Mixer):
     Raises:
         ValueError: An even side, a stride out of range, or ``num_heads`` that does not divide C.
 
-    Source: VOLO (TPAMI 2022), Eq. 3 to 5, https://arxiv.org/abs/2106.13112.
+    Source: VOLO (TPAMI 2022), https://arxiv.org/abs/2106.13112.
     """
 
     def __init__(

@@ -6,10 +6,11 @@
 Queries and keys share the projection u. D_q and D_k are depthwise 5x5 convolutions, D_v and D_o 3x3
 ones. s is a sigmoid of a learnt number per head, 1 / sqrt d at the start.
 
-Source: "Activation-Free Backbones for Image Recognition: Polynomial Alternatives for Spatial and
-Channel Mixing" (PolyNeXt), 2026, https://arxiv.org/abs/2605.20839, PolyAttn. Heads of 32 channels,
-one per 64 channels of the map, layers without bias and torch's initialisation are those of the
-authors' code. There a layer norm precedes the mixer, as in most hosts here.
+Source: Wang, Gregory and Chrysos, "Activation-Free Backbones for Image Recognition: Polynomial
+Alternatives within MetaFormer-Style Vision Models" (PolyNeXt), ICML 2026,
+https://arxiv.org/abs/2605.20839, PolyAttn. Heads of 32 channels, one per 64 channels of the map,
+layers without bias and torch's initialisation are those of the authors' code. There a layer norm
+precedes the mixer, as in most hosts here.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -29,7 +30,7 @@ from backbones.registry import register_mixer
 POWER = 4
 
 
-@register_mixer("poly_attn", kind="token", source="PolyNeXt (2026), PolyAttn")
+@register_mixer("poly_attn", kind="token", source="PolyNeXt (ICML 2026), PolyAttn")
 class PolynomialAttention(Mixer):
     """W D_o (P v / sum P) with P = (s q k^T + 1)^4; class tokens are not mixed: the host pools.
 
@@ -43,7 +44,7 @@ class PolynomialAttention(Mixer):
     Raises:
         ValueError: ``head_dim`` below 2, or ``num_heads`` below 1.
 
-    Source: PolyNeXt (2026), https://arxiv.org/abs/2605.20839.
+    Source: PolyNeXt (ICML 2026), https://arxiv.org/abs/2605.20839.
     """
 
     def __init__(self, dim: int, *, head_dim: int = 32, num_heads: int | None = None) -> None:

@@ -5,8 +5,8 @@
 x_1 are the first r C channels, GN is a group norm of one group.
 
 Source: Yun and Ro, "SHViT: Single-Head Vision Transformer with Memory Efficient Macro Design", CVPR
-2024, https://arxiv.org/abs/2401.16456, Sec. 3.2, Eq. 1 to 3. r = 1/4.67 and d = 16 are the paper's,
-norms and the last scale of 0 at the start those of the authors' code. Norms of the host stay.
+2024, https://arxiv.org/abs/2401.16456. r = 1/4.67 and d = 16 are the paper's, norms and the last
+scale of 0 at the start those of the authors' code. Norms of the host stay.
 
 Axes: B images, H W map, C channels, d channels of queries and keys.
 """
@@ -23,7 +23,7 @@ from backbones.layers.reparam import ConvBN
 from backbones.registry import register_mixer
 
 
-@register_mixer("single_head", kind="token", source="SHViT (CVPR 2024), Eq. 1 to 3")
+@register_mixer("single_head", kind="token", source="SHViT (CVPR 2024)")
 class SingleHeadAttention(Mixer):
     """BN(W ReLU([softmax(q k^T / sqrt d) v, x_2])) with q, k, v of the channels x_1.
 
@@ -41,7 +41,7 @@ class SingleHeadAttention(Mixer):
     Raises:
         ValueError: A ratio that gives less than one channel or more than C, or d below 1.
 
-    Source: SHViT (CVPR 2024), Eq. 1 to 3, https://arxiv.org/abs/2401.16456.
+    Source: SHViT (CVPR 2024), https://arxiv.org/abs/2401.16456.
     """
 
     def __init__(self, dim: int, *, ratio: float = 0.214, qk_dim: int = 16) -> None:

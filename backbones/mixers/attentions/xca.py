@@ -6,8 +6,8 @@ Q and K are divided by the length of each channel over all tokens, so that K^T Q
 is learnt per head; the parameter is 1 / tau.
 
 Source: El-Nouby et al., "XCiT: Cross-Covariance Image Transformers", NeurIPS 2021,
-https://arxiv.org/abs/2106.09681, Sec. 3.2, Eq. 3. The paper leaves the initialisation open; tau = 1
-and truncated normal weights of 0.02 are those of the authors' code.
+https://arxiv.org/abs/2106.09681. The paper leaves the initialisation open; tau = 1 and truncated
+normal weights of 0.02 are those of the authors' code.
 
 Axes: B images, N tokens, C channels, h heads of d channels.
 """
@@ -26,7 +26,7 @@ from backbones.registry import register_mixer
 HEAD_DIM = 48
 
 
-@register_mixer("xca", kind="token", source="XCiT (NeurIPS 2021), Eq. 3")
+@register_mixer("xca", kind="token", source="XCiT (NeurIPS 2021)")
 class CrossCovarianceAttention(SequenceMixer):
     """W V softmax(K^T Q / tau); class tokens are among the tokens.
 
@@ -40,7 +40,7 @@ class CrossCovarianceAttention(SequenceMixer):
     Raises:
         ValueError: ``num_heads`` does not divide C.
 
-    Source: XCiT (NeurIPS 2021), Eq. 3, https://arxiv.org/abs/2106.09681.
+    Source: XCiT (NeurIPS 2021), https://arxiv.org/abs/2106.09681.
     """
 
     ignores_order = True

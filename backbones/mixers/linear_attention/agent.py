@@ -6,9 +6,8 @@ B_1 and B_2 are sums of a small table, interpolated to the map, and of tables of
 D is a depthwise 3x3 convolution.
 
 Source: Han et al., "Agent Attention: On the Integration of Softmax and Linear Attention", ECCV
-2024, https://arxiv.org/abs/2312.08874, Sec. 3.3 and 4, Eq. 4 to 8. 9, 16, 49 and 49 agents by
-stage, tables of 7x7, 64 channels per head and truncated normal values of 0.02 are those of the
-authors' code for PVT.
+2024, https://arxiv.org/abs/2312.08874. 9, 16, 49 and 49 agents by stage, tables of 7x7, 64 channels
+per head and truncated normal values of 0.02 are those of the authors' code for PVT.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels, n agents.
 """
@@ -33,7 +32,7 @@ AGENTS = (9, 16, 49, 49)  # by stage
 TABLE = 7
 
 
-@register_mixer("agent", kind="token", source="Agent Attention (ECCV 2024), Eq. 4 to 8")
+@register_mixer("agent", kind="token", source="Agent Attention (ECCV 2024)")
 class AgentAttention(Mixer):
     """W (softmax(q a^T / sqrt d + B_2) softmax(a k^T / sqrt d + B_1) v + D v) with agents a.
 
@@ -55,7 +54,7 @@ class AgentAttention(Mixer):
     Raises:
         ValueError: n is not a square number, or ``num_heads`` does not divide C.
 
-    Source: Agent Attention (ECCV 2024), Eq. 4 to 8, https://arxiv.org/abs/2312.08874.
+    Source: Agent Attention (ECCV 2024), https://arxiv.org/abs/2312.08874.
     """
 
     grid_axes = MappingProxyType(

@@ -7,9 +7,9 @@ D is a depthwise 5x5 convolution that all heads share. E is a table of positions
 channel; lengths are taken over all heads.
 
 Source: Han et al., "FLatten Transformer: Vision Transformer using Focused Linear Attention", ICCV
-2023, https://arxiv.org/abs/2308.00442, Eq. 5 to 9. The paper leaves s and E open; they, p = 3, 64
-channels per head, 1e-6 and truncated normal weights of 0.02 are those of the authors' code, which
-also reduces keys in some hosts.
+2023, https://arxiv.org/abs/2308.00442. The paper leaves s and E open; they, p = 3, 64 channels per
+head, 1e-6 and truncated normal weights of 0.02 are those of the authors' code, which also reduces
+keys in some hosts.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """

@@ -5,8 +5,8 @@
 q^ and k^ are queries and keys of length 1 over the channels of each token.
 
 Source: Bolya et al., "Hydra Attention: Efficient Attention with Many Heads", ECCV 2022 workshops,
-https://arxiv.org/abs/2209.07484, Sec. 3.3, Eq. 7 and 8. Projections and their truncated normal
-weights of 0.02 are those of the paper's host, DeiT.
+https://arxiv.org/abs/2209.07484. Projections and their truncated normal weights of 0.02 are those
+of the paper's host, DeiT.
 
 Axes: B images, N tokens, C channels.
 """
@@ -21,7 +21,7 @@ from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
 
 
-@register_mixer("hydra", kind="token", source="Hydra Attention (2022), Eq. 7 and 8")
+@register_mixer("hydra", kind="token", source="Hydra Attention (2022)")
 class HydraAttention(SequenceMixer):
     """W (q^ * sum_n k^_n * v_n); class tokens are among the tokens.
 
@@ -31,7 +31,7 @@ class HydraAttention(SequenceMixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 4 C.
 
-    Source: Hydra Attention (2022), Eq. 7 and 8, https://arxiv.org/abs/2209.07484.
+    Source: Hydra Attention (2022), https://arxiv.org/abs/2209.07484.
     """
 
     ignores_order = True

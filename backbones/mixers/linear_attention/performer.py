@@ -7,9 +7,9 @@ R has n random directions, in blocks of d orthogonal ones with lengths of normal
 largest product R x' of a query, or of all keys, so that the exponential stays in range.
 
 Source: Choromanski et al., "Rethinking Attention with Performers", ICLR 2021,
-https://arxiv.org/abs/2009.14794, Eq. 5 to 7, Lemma 1, Sec. 2.4. m and 1e-4 are those of the
-authors' code. n = d ln d, rounded, follows the paper's Theorem 4. R is drawn from a fixed seed and
-kept in checkpoints; the paper's redrawing during training is left out.
+https://arxiv.org/abs/2009.14794, Lemma 1. m and 1e-4 are those of the authors' code. n = d ln d,
+rounded, follows the paper's Theorem 4. R is drawn from a fixed seed and kept in checkpoints; the
+paper's redrawing during training is left out.
 
 Axes: B images, N tokens, C channels, h heads of d channels, n features.
 """
@@ -42,7 +42,7 @@ def orthogonal_directions(count: int, dim: int, seed: int) -> Tensor:
     return torch.cat(blocks)[:count] * normal(count).norm(dim=1, keepdim=True)
 
 
-@register_mixer("performer", kind="token", source="Performer (ICLR 2021), Eq. 5 to 7")
+@register_mixer("performer", kind="token", source="Performer (ICLR 2021)")
 class PerformerAttention(SequenceMixer):
     """W [f(q) (f(k)^T v) / (f(q) sum f(k))] with random features f.
 
@@ -60,7 +60,7 @@ class PerformerAttention(SequenceMixer):
     Raises:
         ValueError: n below 1, or ``num_heads`` that does not divide C.
 
-    Source: Performer (ICLR 2021), Eq. 5 to 7, https://arxiv.org/abs/2009.14794.
+    Source: Performer (ICLR 2021), https://arxiv.org/abs/2009.14794.
     """
 
     ignores_order = True

@@ -9,9 +9,9 @@ channel. k has a table E of positions added. v_1 and v_2 are halves of each head
 depthwise 5x5 convolution that all heads share.
 
 Source: Meng et al., "PolaFormer: Polarity-aware Linear Attention for Vision Transformers", ICLR
-2025, https://arxiv.org/abs/2501.15061, Eq. 5 to 9. The paper leaves s and E open; they, a = 4, 64
-channels per head, 1e-6 in the divisor and truncated normal weights of 0.02 are those of the
-authors' code, which also reduces keys in some hosts.
+2025, https://arxiv.org/abs/2501.15061. The paper leaves s and E open; they, a = 4, 64 channels per
+head, 1e-6 in the divisor and truncated normal weights of 0.02 are those of the authors' code, which
+also reduces keys in some hosts.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -34,7 +34,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-@register_mixer("polaformer", kind="token", source="PolaFormer (ICLR 2025), Eq. 5 to 9")
+@register_mixer("polaformer", kind="token", source="PolaFormer (ICLR 2025)")
 class PolarityAwareLinearAttention(Mixer):
     """W (g * ([A(q~, k~, v_1), A(q^, k~, v_2)] + D v)) with signs of products kept apart.
 
@@ -54,7 +54,7 @@ class PolarityAwareLinearAttention(Mixer):
     Raises:
         ValueError: Odd C, an even kernel, negative a, or ``num_heads`` that does not divide C / 2.
 
-    Source: PolaFormer (ICLR 2025), Eq. 5 to 9, https://arxiv.org/abs/2501.15061.
+    Source: PolaFormer (ICLR 2025), https://arxiv.org/abs/2501.15061.
     """
 
     grid_axes = MappingProxyType({"positional_encoding": "1 N C"})

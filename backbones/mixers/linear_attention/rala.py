@@ -7,9 +7,9 @@ a raises the rank of the buffer k'^T v, o that of the output. R turns queries an
 of their token (rotary positions per head), L is a depthwise 5x5 convolution.
 
 Source: Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025,
-https://arxiv.org/abs/2411.07635, Sec. 3.3, Eq. 6 to 9. The paper leaves R and L open; they, 1e-6 in
-the divisor, 64 channels per head and truncated normal weights of 0.02 are those of the authors'
-code. Its frequencies end at 1 / 10000 (``inclusive=true``), those of other implementations before.
+https://arxiv.org/abs/2411.07635. The paper leaves R and L open; they, 1e-6 in the divisor, 64
+channels per head and truncated normal weights of 0.02 are those of the authors' code. Its
+frequencies end at 1 / 10000 (``inclusive=true``), those of other implementations before.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -30,7 +30,7 @@ from backbones.registry import register_mixer
 HEAD_DIM = 64
 
 
-@register_mixer("rala", kind="token", source="RALA (CVPR 2025), Eq. 6 to 9")
+@register_mixer("rala", kind="token", source="RALA (CVPR 2025)")
 class RankAugmentedLinearAttention(Mixer):
     """W (o * (R(q) (R(k')^T v / N) / (q mean k') + L v)) with reweighted keys k'.
 
@@ -48,7 +48,7 @@ class RankAugmentedLinearAttention(Mixer):
     Raises:
         ValueError: C is not a multiple of 4, or ``num_heads`` does not divide C / 4.
 
-    Source: RALA (CVPR 2025), Eq. 6 to 9, https://arxiv.org/abs/2411.07635.
+    Source: RALA (CVPR 2025), https://arxiv.org/abs/2411.07635.
     """
 
     def __init__(

@@ -6,9 +6,9 @@
 D_s is a depthwise convolution, G_s a 1x1 convolution within each head's q, k or v.
 
 Source: Cai et al., "EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense
-Prediction", ICCV 2023, https://arxiv.org/abs/2205.14756, Sec. 3.1, Eq. 3. One scale of 5x5 beside
-the first, 32 channels per head, 1e-15 in the divisor and truncated normal weights of 0.02 are those
-of the authors' code.
+Prediction", ICCV 2023, https://arxiv.org/abs/2205.14756. One scale of 5x5 beside the first, 32
+channels per head, 1e-15 in the divisor and truncated normal weights of 0.02 are those of the
+authors' code.
 
 Axes: B images, H W map, P prefix tokens, N tokens, C channels, h heads of d channels, S scales.
 """
@@ -33,7 +33,7 @@ from backbones.registry import register_mixer
 EPS = 1e-15
 
 
-@register_mixer("relu_linear", kind="token", source="EfficientViT (ICCV 2023), Eq. 3")
+@register_mixer("relu_linear", kind="token", source="EfficientViT (ICCV 2023)")
 class ReLULinearAttention(Mixer):
     """BN(W [A(q_0, k_0, v_0), ..., A(q_S, k_S, v_S)]) with attention A by ReLU features.
 
@@ -51,7 +51,7 @@ class ReLULinearAttention(Mixer):
     Raises:
         ValueError: ``num_heads`` does not divide C, or an even side.
 
-    Source: EfficientViT (ICCV 2023), Eq. 3, https://arxiv.org/abs/2205.14756.
+    Source: EfficientViT (ICCV 2023), https://arxiv.org/abs/2205.14756.
     """
 
     prefix_mixing = "joint"

@@ -6,10 +6,10 @@ The decomposed form attends within rows and then within columns: A_H (A_W V), wh
 decay with the distance along their axis. g differs between heads, L is a depthwise 5x5 convolution.
 
 Source: Fan et al., "RMT: Retentive Networks Meet Vision Transformers", CVPR 2024,
-https://arxiv.org/abs/2309.11523, Sec. 3.2 and 3.3, Eq. 5 to 8. The paper leaves g and the
-initialisation open; g = 1 - 2^(-2 - r i / h) of head i, r = 4, 4, 6, 6 by stage, the full form in
-the fourth stage and truncated normal weights of 0.02 are those of the authors' released RMT-S.
-Their code adds log D to the logits and turns Q and K by positions; here A is the paper's.
+https://arxiv.org/abs/2309.11523. The paper leaves g and the initialisation open; g = 1 - 2^(-2 - r
+i / h) of head i, r = 4, 4, 6, 6 by stage, the full form in the fourth stage and truncated normal
+weights of 0.02 are those of the authors' released RMT-S. Their code adds log D to the logits and
+turns Q and K by positions; here A is the paper's.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -30,7 +30,7 @@ RANGES = (4.0, 4.0, 6.0, 6.0)  # by stage
 FIRST = 2.0
 
 
-@register_mixer("retention", kind="token", source="RMT (CVPR 2024), Eq. 5 to 8")
+@register_mixer("retention", kind="token", source="RMT (CVPR 2024)")
 class ManhattanAttention(Mixer):
     """W (A V + L V) with attention A that decays with the distance of two tokens.
 
@@ -50,7 +50,7 @@ class ManhattanAttention(Mixer):
     Raises:
         ValueError: An even kernel, negative r, or ``num_heads`` that does not divide C.
 
-    Source: RMT (CVPR 2024), Eq. 5 to 8, https://arxiv.org/abs/2309.11523.
+    Source: RMT (CVPR 2024), https://arxiv.org/abs/2309.11523.
     """
 
     def __init__(
