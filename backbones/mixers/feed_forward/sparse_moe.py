@@ -34,7 +34,7 @@ from backbones.registry import register_mixer
 class SparseMoE(Mixer):
     """The k best of E FFNs for each token; class tokens are routed among themselves.
 
-    Tasks add ``auxiliary_loss`` of a training step to their losses.
+    Tasks add its balancing loss to theirs.
 
     Args:
         dim: Channels C.
@@ -81,6 +81,7 @@ class SparseMoE(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Route the tokens of a map: (B, H, W, C) -> (B, H, W, C)."""
+        self.auxiliary_loss = None  # of another pass, or of a recomputation
         return self.routed(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class SparseMoE(Mixer):
         self.auxiliary_loss = loss if self.auxiliary_loss is None else self.auxiliary_loss + loss
 
     def take_auxiliary_loss(self) -> Tensor | None:
-        """Return the loss since the last call, and forget it."""
+        """Return the weighted balancing loss of the last training pass, and forget it."""
         loss, self.auxiliary_loss = self.auxiliary_loss, None
         return loss
 
