@@ -420,7 +420,7 @@ class Mixer(nn.Module):
         """Keep the centre row of each k x k kernel, for maps of one row such as series."""
         keep_centre_row(self)
 
-    def take_auxiliary_loss(self) -> Tensor | None:
+    def take_penalty(self) -> Tensor | None:
         """Return a loss of the last training pass for the task to add, and forget it."""
         return None
 

@@ -16,7 +16,7 @@ from tasks.engine.batches import Batch, batch_size
 def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """Return the losses of a batch and the sum of those with "loss" in the name.
 
-    Losses of mixers (``Mixer.take_auxiliary_loss``) are added as "auxiliary_loss".
+    Losses of mixers (``Mixer.take_penalty``) are added as "auxiliary_loss".
 
     Raises:
         ValueError: Batch norm gets one value per channel.
@@ -31,7 +31,7 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
             f"{batch_size(batch)}; pass data.batch_size=2 or more, or for UperNet "
             "head.group_norm=true"
         ) from error
-    own = (part.take_auxiliary_loss() for part in model.modules() if isinstance(part, Mixer))
+    own = (part.take_penalty() for part in model.modules() if isinstance(part, Mixer))
     if auxiliary := [loss for loss in own if loss is not None]:
         losses = {**losses, "auxiliary_loss": torch.stack(auxiliary).sum()}
     parts = [value for name, value in losses.items() if "loss" in name]

@@ -178,9 +178,9 @@ def test_experts_are_balanced_by_a_loss_of_importance_and_load():
     x, weight = tokens(2, 5, 6, 8), mixer.router.weight
     torch.manual_seed(1)
     mixer(x)
-    assert copy.deepcopy(mixer).take_auxiliary_loss() is None
-    loss = mixer.take_auxiliary_loss()
-    assert mixer.take_auxiliary_loss() is None
+    assert copy.deepcopy(mixer).take_penalty() is None
+    loss = mixer.take_penalty()
+    assert mixer.take_penalty() is None
     torch.manual_seed(1)
     logits = x.flatten(0, 2) @ weight.T
     noise = torch.randn(2, 30, 4, dtype=torch.float64).flatten(0, 1) / 4
@@ -193,4 +193,4 @@ def test_experts_are_balanced_by_a_loss_of_importance_and_load():
         *(torch.autograd.grad(one, weight)[0] for one in (loss, expected)), rtol=1e-6, atol=1e-9
     )
     mixer.eval()(x)
-    assert mixer.take_auxiliary_loss() is None
+    assert mixer.take_penalty() is None
