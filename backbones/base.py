@@ -423,6 +423,10 @@ class Mixer(nn.Module):
         """Keep the centre row of each k x k kernel, for maps of one row such as series."""
         keep_centre_row(self)
 
+    def take_penalty(self) -> Tensor | None:
+        """Return a loss of the last training pass for the task to add, and forget it."""
+        return None
+
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
         raise ValueError(no_prefix(class_name(self)))

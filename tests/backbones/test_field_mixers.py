@@ -1,5 +1,6 @@
 """The field's mixers against references: numbers, gradients, multiply-adds and three hosts."""
 
+import copy
 import importlib
 import pkgutil
 from itertools import cycle
@@ -208,3 +209,27 @@ def test_mixers_that_alternate_follow_their_block():
     assert [mixer.topk for mixer in routed.mixers().values()] == [1, 1, 4, 4, 16, 16, 49, 49]
     orders = [len(mixer.widths) for mixer in gnconv.mixers().values()]
     assert orders == [2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5]
+
+
+def test_experts_are_balanced_by_a_loss_of_importance_and_load():
+    """Their mean and its gradients; copies and evaluation leave the loss out."""
+    mixer = create_mixer("sparse_moe", 8, experts=4, noise=1.0, balance=0.5).double().train()
+    x, weight = tokens(2, 5, 6, 8), mixer.router.weight
+    torch.manual_seed(1)
+    mixer(x)
+    assert copy.deepcopy(mixer).take_penalty() is None
+    loss = mixer.take_penalty()
+    assert mixer.take_penalty() is None
+    torch.manual_seed(1)
+    logits = x.flatten(0, 2) @ weight.T
+    noise = torch.randn(2, 30, 4, dtype=torch.float64).flatten(0, 1) / 4
+    second = (logits + noise).sort(-1, descending=True).values[:, 1:2]
+    load = 1 - torch.distributions.Normal(0.0, 1.0).cdf((second - logits) * 4)
+    sums = [part.sum(0) for part in (logits.softmax(-1), load)]
+    expected = 0.5 / 2 * sum((v.std(correction=0) / v.mean()) ** 2 for v in sums)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one, weight)[0] for one in (loss, expected)), rtol=1e-6, atol=1e-9
+    )
+    mixer.eval()(x)
+    assert mixer.take_penalty() is None

@@ -34,7 +34,7 @@ from backbones.registry import register_mixer
 class SparseMoE(Mixer):
     """The k best of E FFNs for each token; class tokens are routed among themselves.
 
-    Tasks add ``auxiliary_loss`` of a training step to their losses.
+    Tasks add its balancing loss to theirs.
 
     Args:
         dim: Channels C.
@@ -77,10 +77,11 @@ class SparseMoE(Mixer):
         self.router = nn.Linear(dim, experts, bias=False)
         nn.init.trunc_normal_(self.router.weight, std=0.02)
         self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio))
-        self.auxiliary_loss: Tensor | None = None
+        self.penalty: Tensor | None = None
 
     def mix(self, x: Tensor) -> Tensor:
         """Route the tokens of a map: (B, H, W, C) -> (B, H, W, C)."""
+        self.penalty = None  # of another pass, or of a recomputation
         return self.routed(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class SparseMoE(Mixer):
             noisy = logits + self.deviation * torch.randn_like(logits)
         shares, chosen = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
         if self.training and self.balance:
-            self.add_loss(logits, noisy)
+            self.add_penalty(logits, noisy)
         places = max(1, round(self.selected * count * self.capacity / experts))
         index, is_taken = seats(chosen, experts, places)
         seated = x.new_zeros(len(x), experts * places + 1, x.shape[-1])
@@ -108,24 +109,24 @@ class SparseMoE(Mixer):
         weights = (shares.mT.flatten(1) * is_taken).to(x.dtype)
         return (weights.unsqueeze(-1) * back).unflatten(1, (self.selected, count)).sum(1)
 
-    def add_loss(self, logits: Tensor, noisy: Tensor) -> None:
-        """Add the balancing loss of tokens to ``auxiliary_loss``."""
-        loss = variation(logits.softmax(dim=-1).sum((0, 1)))
+    def add_penalty(self, logits: Tensor, noisy: Tensor) -> None:
+        """Add the balancing loss of tokens to ``penalty``."""
+        penalty = variation(logits.softmax(dim=-1).sum((0, 1)))
         if self.deviation:
             least = noisy.topk(self.selected, dim=-1).values[..., -1:]
             chance = torch.special.ndtr((logits - least) / self.deviation)
-            loss = (loss + variation(chance.sum((0, 1)))) / 2
-        loss = self.balance * loss
-        self.auxiliary_loss = loss if self.auxiliary_loss is None else self.auxiliary_loss + loss
+            penalty = (penalty + variation(chance.sum((0, 1)))) / 2
+        penalty = self.balance * penalty
+        self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
-    def take_auxiliary_loss(self) -> Tensor | None:
-        """Return the loss since the last call, and forget it."""
-        loss, self.auxiliary_loss = self.auxiliary_loss, None
-        return loss
+    def take_penalty(self) -> Tensor | None:
+        """Return the weighted balancing loss of the last training pass, and forget it."""
+        penalty, self.penalty = self.penalty, None
+        return penalty
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out a loss that is part of a graph."""
-        return {**super().__getstate__(), "auxiliary_loss": None}  # type: ignore[dict-item]
+        return {**super().__getstate__(), "penalty": None}  # type: ignore[dict-item]
 
 
 def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:

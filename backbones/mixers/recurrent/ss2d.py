@@ -106,18 +106,21 @@ class SelectiveScan2d(Mixer):
 
     def scanned(self, u: Tensor) -> Tensor:
         """Return y of each direction: (K, B, L, E) -> the same, in float32 at least."""
-        projected = torch.einsum("kble,kpe->kblp", u, self.x_proj_weight)
+        projected = u.flatten(1, 2) @ self.x_proj_weight.mT
         low_rank, b, c = projected.split(self.parts, dim=-1)
-        step = torch.einsum("kblr,ker->kble", low_rank, self.dt_projs_weight)
+        step = low_rank @ self.dt_projs_weight.mT
         precise = torch.promote_types(u.dtype, torch.float32)
-        step = F.softplus(step.to(precise) + self.dt_projs_bias.to(precise)[:, None, None])
-        u, b, c = (part.to(precise).unsqueeze(axis) for part, axis in ((u, -1), (b, 3), (c, 3)))
-        per_direction = (DIRECTIONS, 1, 1, u.shape[3])
+        # Tokens come first in a scan: (L, K, B, ...).
+        step, b, c = (
+            part.to(precise).unflatten(1, u.shape[1:3]).movedim(2, 0) for part in (step, b, c)
+        )
+        u = u.to(precise).movedim(2, 0)
+        per_direction = (DIRECTIONS, 1, u.shape[3])
+        step = F.softplus(step.contiguous() + self.dt_projs_bias.to(precise).unsqueeze(1))
         decay = -self.A_logs.to(precise).exp().view(*per_direction, -1) * step.unsqueeze(-1)
-        # Tokens come first in a scan: (L, K, B, E, n).
-        states = scan(decay.movedim(2, 0), (step.unsqueeze(-1) * u * b).movedim(2, 0))
-        read = (states.movedim(0, 2) * c).sum(-1)
-        return read + self.Ds.to(precise).view(per_direction) * u.squeeze(-1)
+        states = scan(decay, (step * u).unsqueeze(-1) * b.unsqueeze(3))
+        read = (states * c.unsqueeze(3)).sum(-1)
+        return (read + self.Ds.to(precise).view(per_direction) * u).movedim(0, 2)
 
 
 def along_directions(x: Tensor) -> Tensor:
