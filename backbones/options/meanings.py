@@ -26,7 +26,7 @@ def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
         )
         names: list[str] = []
         for line in section[1].splitlines() if section else ():
-            entry = re.match(r" {4}(\w+(?:, \w+)*): (.*)", line)
+            entry = re.match(r" {4}\**(\w+(?:, \w+)*): (.*)", line)
             if entry:
                 names = entry[1].split(", ")
                 found |= dict.fromkeys(names, entry[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import inspect
 import json
@@ -24,6 +25,11 @@ from tools.complexity import count_model
 
 EQUATIONS = yaml.safe_load((Path(__file__).parent / "equations.yaml").read_text(encoding="utf-8"))
 COUNTED_ON = ("deit_t", "swin_t", "poolformer_s12")
+# Token mixers that plain hosts have, of which papers report rows.
+OWN_IN = {
+    "cycle_fc": "cyclemlp_*", "ffnified": "ffnet_[1-4]", "ggqpe": "posmlp_*", "hire": "hiremlp_*",
+    "pooling": "poolformer_*", "sbm": "sbm_*", "sgu": "gmlp_*",
+}  # fmt: skip
 INTRODUCTION = """# Mixers
 
 A channel mixer replaces a host's feed-forward network, and a token mixer its attention or pooling.
@@ -169,23 +175,25 @@ def _hosts(entry: MixerEntry) -> str:
 
 
 def _rows(entry: MixerEntry) -> str:
-    ending = f"_{entry.name}"
-    known = [name for name in list_backbones() if name.endswith(ending)]
-    found = paper_counts.of_backbone(known)
-    return rows_table(found) or "No paper of `configs/published` reports a row with it."
+    known = [name for name in list_backbones() if name.endswith(f"_{entry.name}")]
+    pattern = OWN_IN.get(entry.name, "")
+    known += [name for name in hosts() if fnmatch.fnmatch(name, pattern)]
+    found = paper_counts.of_mixer(entry.name, known)
+    text = rows_table(found) or "The papers of `configs/published` report no row with it."
+    return f"It is the own token mixer of the hosts `{pattern}`.\n\n{text}" if pattern else text
 
 
 def _notes(entry: MixerEntry, built: type) -> str:
-    """Return the docstrings of the files that define it, and of their package."""
+    """Return the docstrings of the files that define it, and of the package of its paper."""
     names = dict.fromkeys(
         [entry.build.__module__, built.__module__, entry.build.__module__.rpartition(".")[0]]
     )
     texts = [
-        inspect.getdoc(importlib.import_module(name))
+        inspect.getdoc(importlib.import_module(name)) or ""
         for name in names
         if name.startswith("backbones.mixers.")
     ]
-    return "\n\n".join(docstring(text) for text in texts if text)
+    return "\n\n".join(docstring(text) for text in texts if "Source:" in text)
 
 
 def docstring(text: str) -> str:
