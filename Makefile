@@ -3,9 +3,10 @@ PY := .venv/bin/python
 PACKAGES := backbones heads tasks datamodules tools
 # One process per core, each with one thread, since small networks gain little from more threads.
 # Bytecode is kept, or each test that starts a command would compile lightning, hydra and mmengine.
-# Tests build thousands of networks: large pages and 1 GiB of kept memory save a seventh of the time.
+# The default tests build thousands of small networks: large pages and 1 GiB of kept memory save a
+# seventh of their time. The slow ones build large networks, of which they would keep gigabytes.
 MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(MEMORY) $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint docs measurements doctor clean
@@ -21,7 +22,7 @@ demo: install  ## train a small detector on sample data (5 to 8 minutes on 2 idl
 	@echo "Look at the pictures in outputs/detection/swin_t_afbo/latest/preview and at curves.png beside it"
 
 test: install lint  ## run make lint and the default tests
-	$(PYTEST)
+	$(MEMORY) $(PYTEST)
 
 test-all: install lint  ## run make lint and all tests, including slow ones
 	$(PYTEST) -m ""

@@ -37,9 +37,6 @@ TINY = {
         "mask_head:{num_convs:1,conv_out_channels:32}}}",
     ),
     "segmentation": (*SCENES, "head.channels=64"),
-    "forecasting": (
-        "data.hours=600", "data.lookback=24", "data.horizon=12", "data.batch_size=64",
-    ),
 }  # fmt: skip
 # One run of a sweep or search.
 SHORTEST = ("task=classification", "trainer=cpu", *TINY["classification"], "trainer.max_epochs=1",

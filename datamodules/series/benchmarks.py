@@ -8,6 +8,7 @@ stamps (Weather lacks some), and scale a constant column by 1.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,6 @@ class BenchmarkDataModule(SeriesDataModule):
     """Base of the sets: their file, split and number of variables.
 
     Attributes:
-        usual_file: Name of the file.
         usual_split: Rows or shares of training, validation and test.
         variables: Number of variables M of the published file.
 
@@ -38,7 +38,6 @@ class BenchmarkDataModule(SeriesDataModule):
         **options: Of ``SeriesDataModule``.
     """
 
-    usual_file: ClassVar[str]
     usual_split: ClassVar[tuple[float, ...]] = SHARES
     variables: ClassVar[int]
 
@@ -60,6 +59,11 @@ class BenchmarkDataModule(SeriesDataModule):
             constant=constant,
             **options,
         )
+
+    @property
+    @abstractmethod
+    def usual_file(self) -> str:
+        """Name of the file."""
 
 
 class ETTh1DataModule(BenchmarkDataModule):

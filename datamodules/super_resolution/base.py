@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,9 @@ class SuperResolutionDataModule(BaseDataModule):
         self.scale = self.scale if scale is None else scale
         super().predict_only()
 
+    @abstractmethod
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
         """Return the images of training and validation."""
-        raise NotImplementedError
 
     def build(self) -> dict[Split, SeededDataset]:
         """List the images, and cut those of the training into patches."""

@@ -140,6 +140,10 @@ class BenchmarkDataModule(SuperResolutionDataModule):
             raise ValueError(f"data.sets must name sets of {', '.join(SETS)}; got {list(sets)}")
         self.sets, self.published_counts = tuple(sets), published_counts
 
+    def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """Return the images of all sets; there are none to train with."""
+        return [], [pair for _, part in self.parts for pair in part]
+
     def build(self) -> dict[Split, SeededDataset]:
         """Find the sets; the first one is chosen."""
         self.parts = [(name, self._find(name)) for name in self.sets]

@@ -56,7 +56,7 @@ MIXERS = [
     ("cheby_kan", {"degree": 0}, r"degree must be at least 1, got 0"),
 ]  # fmt: skip
 HOSTS = [
-    ("deit_b_scheme_44", {}, "no deit_b_scheme_44: .*class token.*; it serves .*swin_t"),
+    ("deit_b_scheme_44", {}, "no deit_b_scheme_44: .*class token.*; it serves .*pvt_v2_b1"),
     ("swin_t_afob", {}, "no backbone called 'swin_t_afob'; did you mean .*swin_t_afbo"),
     ("swint_afbo", {}, "no backbone called 'swint_afbo'; did you mean .*swin_t_afbo"),
     ("swin-t_afbo", {}, "no backbone called 'swin-t_afbo'; did you mean .*swin_t_afbo"),

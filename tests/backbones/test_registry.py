@@ -458,7 +458,7 @@ def test_deepcopy_pickle_and_state_dict_keep_a_backbone(name, options):
 
 
 COMPILED = [
-    *((name, {}) for name in SWAPPED),
+    *((f"{host}_afbo", {}) for host in QUICK),
     *((name, {"fused": True}) for name in ("ffnet_1", "ffnet_3", "ffnet_seg")),
     *((name, {}) for name in ("ffnet_3", "ffnet_seg")),
     ("sbm_t", {"pos": "ape", "preset": "alt"}),
@@ -467,7 +467,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.slow  # by default tests/tasks/test_compilation.py compiles the blocks
+# By default tests/tasks/test_compilation.py compiles the blocks; all hosts train compiled below.
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), COMPILED, ids=str)
 @torch.no_grad()
 def test_compiles_into_one_graph(name, options):
@@ -475,15 +476,15 @@ def test_compiles_into_one_graph(name, options):
     backbone = build_short(name, **options).eval().double()
     torch._dynamo.reset()
     compiled = torch.compile(backbone, fullgraph=True, backend="eager")
-    for size in ((96, 64), (65, 100)):
-        images = torch.randn(1, 3, *size, dtype=torch.float64)
+    images = torch.randn(1, 3, 65, 100, dtype=torch.float64)
+    for _ in range(2):
         torch.testing.assert_close(compiled(images), backbone(images))
         for parameter in backbone.parameters():
             parameter.data += 0.01  # the graph holds no old matrix
 
 
-@pytest.mark.slow  # a minute of a C++ compiler each, so every second host
-@pytest.mark.parametrize("name", [*SWAPPED[::2], "ffnet_1", "ffnet_1_afbo", "sbm_t"])
+@pytest.mark.slow  # half a minute of a C++ compiler each
+@pytest.mark.parametrize("name", ["deit_t_afbo", "ffnet_1", "ffnet_1_afbo", "swin_t"])
 @torch.no_grad()
 def test_compiled_code_gives_the_same(name):
     backbone = short(name).eval()

@@ -12,7 +12,7 @@ from PIL import Image
 
 import tasks
 from datamodules.series.sample import write_series
-from tests.runs import ROOT, TINY, composed, run_here, run_shared
+from tests.runs import ROOT, composed, run_here, run_shared
 from tools import analyse, complexity
 from tools.export import export
 
@@ -20,11 +20,12 @@ NETWORK = ("backbone.dim=8", "backbone.expansion=2")
 SERIES_HOSTS = (
     "last_value", "seasonal_naive", "nlinear", "dlinear", "patchtst", "itransformer",
 )  # fmt: skip
+TINY = ("data.hours=600", "data.lookback=24", "data.horizon=12", "data.batch_size=64")
 
 
 def words(folder, *more, backbone="ffnet_1d"):
     own = NETWORK if backbone.startswith("ffnet_1d") else ()
-    usual = ("trainer=cpu", "logger=csv", *TINY["forecasting"], "trainer.max_epochs=1")
+    usual = ("trainer=cpu", "logger=csv", *TINY, "trainer.max_epochs=1")
     return ["task=forecasting", f"backbone={backbone}", *own, *usual, f"output_dir={folder}", *more]
 
 

@@ -191,7 +191,7 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["g2=abc", "g1=7", "drop=2"])
 def test_a_wrong_mixer_is_refused_before_the_data_are_read(option, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tools.runs.components._data", lambda *_: pytest.fail("came too far"))
+    monkeypatch.setattr("tools.runs.components._prepare", lambda *_: pytest.fail("came too far"))
     typed = arguments(
         "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
     )
