@@ -410,6 +410,20 @@ class Mixer(nn.Module):
         """
         return tensors
 
+    def take_earlier_form(
+        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Change to an earlier default form if tensors have it; for exports that name no options.
+
+        Args:
+            tensors: By their names in the mixer.
+            given: Options that the export names.
+
+        Returns:
+            The options that changed; none by default.
+        """
+        return {}
+
     def is_dead(self, key: str, value: Tensor) -> bool:
         """Return True if a checkpoint's tensor that the mixer lacks would change no output.
 

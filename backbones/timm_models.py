@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone, list_backbones
 from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
+from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.registry import host_modality
@@ -279,7 +280,9 @@ def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]
     """
     backbone, source = model.backbone, str(model.pretrained_cfg.get("file") or "the checkpoint")
     tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
-    converted = convert(in_memory(tensors, source), backbone)
+    checkpoint = in_memory(tensors, source)
+    take_earlier_forms(backbone, checkpoint.state_dict)
+    converted = convert(checkpoint, backbone)
     adopt(backbone, converted)
     classifier = {}
     # timm drops a classifier of another size as one layer, but LVT's has two.

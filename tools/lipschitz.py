@@ -17,7 +17,7 @@ usage: python tools/lipschitz.py [key=value ...]
   residual=false           true: bound x + f(x), a block without its norm
   format=table             table or json
 
-Only mixers that process every token by itself are bounded: affn, iffn with
+Only mixers that process every token by itself are bounded: affn, iffn_bn with
 backbone.mixer.spatial=false, ffn and the hosts' own FFNs. product is
 ||W1|| ||diag(max |slope|) W0||, the simple bound for comparison.
 """

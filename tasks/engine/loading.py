@@ -17,7 +17,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.family import family_of_task, imported
 from tasks.engine.instantiate import build, check_target
-from tasks.engine.old_names import with_current_targets
+from tasks.engine.old_names import with_current_targets, with_earlier_options
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
 from tasks.engine.saved_config import open_saved
@@ -166,7 +166,7 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
         validate(BuiltNetwork, dict(saved))
     except ValueError as error:
         raise ValueError(f"{checkpoint.path} is damaged: in config {error}") from None
-    config: dict[str, Any] = with_current_targets(saved)
+    config = with_earlier_options(with_current_targets(saved))
     if not isinstance(config.get("data"), Mapping):
         target = check_target(config["task"], "task")
         config["data"] = usual_data([target], config["backbone"].get("img_size"))

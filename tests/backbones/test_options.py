@@ -132,7 +132,7 @@ def test_mixers_name_the_valid_options(name, options, message):
 
 ODD_KERNELS = {
     "afbo", "afbo_cs", "afbo_s", "afbo_sc", "convnext", "convnext_v2", "ffnified", "full", "iffn",
-    "iffn_spatial", "pooling", "sbm", "scfbo_gc", "scfbo_oc",
+    "iffn_bn", "iffn_spatial", "pooling", "sbm", "scfbo_gc", "scfbo_oc",
 }  # fmt: skip
 
 
@@ -140,7 +140,7 @@ ODD_KERNELS = {
 def test_text_options_and_kernels_of_mixers_name_their_values(name):
     for option, default in mixer_options(name).items():
         if isinstance(default, str):
-            message = f"{option}( must be one of|=qqq is not one of) "
+            message = f"{option}( must be one of|=qqq is not (true or false or )?one of) "
             assert default in refuses(message, create_mixer, name, 24, **{option: "qqq"})
         if option == "kernel_size" and name in ODD_KERNELS:
             for size in (0, 2, 4, 6):
