@@ -540,6 +540,7 @@ class HostConfig:
         patch_size: Stride of the first map.
         channel_mixer: Builds the mixer that replaces an FFN; None keeps the host's own.
         token_mixer: Builds the mixer that replaces attention or pooling; None keeps the host's own.
+        in_chans: Channels of the images.
     """
 
     img_size: tuple[int, int]
@@ -549,6 +550,7 @@ class HostConfig:
     patch_size: int = 4
     channel_mixer: MixerFactory | None = None
     token_mixer: MixerFactory | None = None
+    in_chans: int = 3
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return the size (H, W) of the map with this stride at the build resolution."""

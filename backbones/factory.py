@@ -108,7 +108,7 @@ def create_backbone(
     pretrained: bool | str | Path | None = None,
     img_size: int | tuple[int, int] | None = None,
     drop_path_rate: float = 0.0,
-    mixer: Mapping[str, Any] | None = None,
+    mixer: Mapping[str, Any] | str | None = None,
     token_mixer: Mapping[str, Any] | str | None = None,
     dense: bool = False,
     patch_size: int | None = None,
@@ -129,7 +129,8 @@ def create_backbone(
             for signals takes their length L, which is a grid of (1, L).
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
-            its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x).
+            its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x). A name, or options
+            with "name", put that mixer in, as the suffix of a host's name does.
         token_mixer: Name, or options with "name", of the mixer that replaces attention or pooling.
         dense: False builds the published classification network, equal to the parameter. True adds
             the parts for dense prediction (a norm per output map, DeiT's feature pyramid) and omits
@@ -156,6 +157,7 @@ def create_backbone(
     [(2, 192, 4, 6)]
     """
     check_value("name", name, str)
+    name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
@@ -169,6 +171,8 @@ def create_backbone(
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
     patch = host.patch_size if patch_size is None else patch_size
+    if img_size is None and host.usual_size is not None:
+        img_size = host.usual_size({**keywords(host.build), **host_kwargs})
     _check_patch_size(host, patch, pretrained, dense)
     config = HostConfig(
         img_size=_image_size(img_size, host, patch),
@@ -200,6 +204,27 @@ def create_backbone(
     backbone.set_grad_checkpointing(grad_checkpointing)
     backbone.train()
     return convert_to_fast(backbone) if fast else backbone
+
+
+def join_mixer(
+    name: str, mixer: Mapping[str, Any] | str | None
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Return a backbone's name with the name of its channel mixer, and the mixer's other options.
+
+    Raises:
+        ValueError: The backbone's name has another mixer.
+    """
+    options = {"name": mixer} if isinstance(mixer, str) else dict(mixer or {})
+    typed = options.pop("name", None)
+    if typed is None:
+        return name, mixer if isinstance(mixer, Mapping) else None
+    entry = find_mixer(typed, "channel")
+    host, own = look_up(name)
+    if own is not None and own != entry.name:
+        raise ValueError(
+            f"{name} already has {own}; type backbone={host.name} to use {entry.name} instead"
+        )
+    return f"{host.name}_{entry.name}", options
 
 
 def _record(
