@@ -68,6 +68,8 @@ class Backbone(nn.Module):
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
         img_size: Build resolution (H, W); (1, L) for signals.
+        in_chans: Channels of the images.
+        input_keys: Names of the weights that read the images, if ``in_chans`` is not 3.
         pooling: Source of the embedding in words: the mean of the last map, or the class token.
     """
 
@@ -91,6 +93,8 @@ class Backbone(nn.Module):
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
     img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+    input_keys: tuple[str, ...] = ()
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -13,6 +13,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
+from backbones.layers.input_channels import adapt_input, check_in_chans
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -43,6 +44,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "name": name,
         "pretrained": None,
         "img_size": None,
+        **({"in_chans": 3} if host.modality == "image" else {}),
         "drop_path_rate": 0.0,
         "dense": False,
         "patch_size": host.patch_size,
@@ -107,6 +109,7 @@ def create_backbone(
     *,
     pretrained: bool | str | Path | None = None,
     img_size: int | tuple[int, int] | None = None,
+    in_chans: int = 3,
     drop_path_rate: float = 0.0,
     mixer: Mapping[str, Any] | str | None = None,
     token_mixer: Mapping[str, Any] | str | None = None,
@@ -127,6 +130,8 @@ def create_backbone(
             missing from the file keeps its initialisation; any other difference is an error.
         img_size: Build resolution (side or (H, W)), 224 by default; other sizes run too. A host
             for signals takes their length L, which is a grid of (1, L).
+        in_chans: Channels of the images, 1 to 12. Weights for 3 are adapted as timm does: summed
+            for 1, otherwise repeated and scaled by 3 / in_chans.
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
             its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x). A name, or options
@@ -160,7 +165,8 @@ def create_backbone(
     name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
     given: dict[str, Any] = {
-        "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
+        "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
+        "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
         "norm_eval": norm_eval,
@@ -170,6 +176,7 @@ def create_backbone(
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
+    check_in_chans(in_chans, host.name, host.modality)
     patch = host.patch_size if patch_size is None else patch_size
     if img_size is None and host.usual_size is not None:
         img_size = host.usual_size({**keywords(host.build), **host_kwargs})
@@ -182,6 +189,7 @@ def create_backbone(
         patch_size=patch,
         channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
         token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
+        in_chans=in_chans,
     )
     token_name = _typed_name(token_mixer)
     _check_prefix(host, [mixer_name, token_name], host_kwargs)
@@ -196,6 +204,8 @@ def create_backbone(
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
         cause = mixer_name if by_channel else token_name
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
+    if backbone.in_chans != in_chans:
+        adapt_input(backbone, in_chans, keep_weights=config.pretrained)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)

@@ -64,7 +64,9 @@ def _fold_all(
     else:
         shares = shares.softmax(-1)
     weight = torch.cat([share * one[0] for share, one in zip(shares, layers, strict=True)], dim=1)
-    bias = sum((share * one[1] for share, one in zip(shares, layers, strict=True)), start=shares[0] * 0)
+    bias = sum(
+        (share * one[1] for share, one in zip(shares, layers, strict=True)), start=shares[0] * 0
+    )
     return (weight, bias), used
 
 
@@ -72,7 +74,14 @@ def _fold(below: Mapping[str, Tensor], name: str) -> tuple[Linear | None, Collec
     """Return one linear layer, with a BatchNorm before it or without, as weight and bias."""
     if "head.bn.weight" in below or "head_dist.bn.weight" in below:
         return _fold_pair(below, name)
-    part = next((p for p in ("", "linear.", "fc2.", "fc.", "l.") if f"{p}weight" in below and below[f"{p}weight"].ndim in (2, 4)), None)
+    part = next(
+        (
+            p
+            for p in ("", "linear.", "fc2.", "fc.", "l.")
+            if f"{p}weight" in below and below[f"{p}weight"].ndim in (2, 4)
+        ),
+        None,
+    )
     if part is None:
         return None, ()
     weight = below[f"{part}weight"].flatten(1)
@@ -91,7 +100,9 @@ def _fold_pair(below: Mapping[str, Tensor], name: str) -> tuple[Linear | None, C
     """Return the mean of a classifier ``head`` and, if there is one, ``head_dist``."""
     folded, used = [], set()
     for part in ("head", "head_dist"):
-        inside = {k.removeprefix(f"{part}."): v for k, v in below.items() if k.startswith(f"{part}.")}
+        inside = {
+            k.removeprefix(f"{part}."): v for k, v in below.items() if k.startswith(f"{part}.")
+        }
         linear, keys = _fold(inside, f"{name}.{part}")
         if linear is not None:
             folded.append(linear)

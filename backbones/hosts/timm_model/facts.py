@@ -5,6 +5,7 @@ Axes: B images, H W map, C channels.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -48,12 +49,15 @@ class Facts:
 
     Attributes:
         size: Build resolution (H, W).
+        network: The model with timm's classifier, without values.
         options: All options for ``timm.create_model``, those for the size included.
         is_fixed: True if it takes images of this size only.
-        pads: True if sides must be multiples of its strides.
+        padded: Size of the images of ``calls``, a multiple of ``multiple``.
+        multiple: Number of pixels that sides are padded to multiples of.
         calls: Calls of its modules in a pass.
         maps: Maps of its feature interface, fine to coarse, one per stride.
         num_features: Channels of its pooled features.
+        has_pooling: True if it pools its map; False for encoders without classifier.
         prefix: Prefix tokens of its blocks.
         layers: Number of each parameter's layer, by timm's ``group_matcher``.
         stages: The same in coarse groups.
@@ -62,12 +66,15 @@ class Facts:
     """
 
     size: Size
+    network: nn.Module
     options: Mapping[str, Any]
     is_fixed: bool
-    pads: bool
+    padded: Size
+    multiple: int
     calls: Mapping[str, list[Call]]
     maps: tuple[Map, ...]
     num_features: int
+    has_pooling: bool
     prefix: int
     layers: Mapping[str, int]
     stages: Mapping[str, int]
@@ -91,11 +98,16 @@ def check_model(model: str) -> str:
         ValueError: timm lacks it.
     """
     name = model.partition(".")[0]
-    if not timm.is_model(name):
+    if not is_of_timm(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has them all"
         raise ValueError(f"timm has no model {model!r}; {hint}")
     return model
+
+
+def is_of_timm(name: str) -> bool:
+    """Return True for a model of timm itself, not for one that was registered there."""
+    return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("timm.")
 
 
 def find_facts(
@@ -113,7 +125,7 @@ def find_facts(
 @functools.lru_cache(maxsize=64)
 def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) -> Facts:
     given = json.loads(typed)
-    plain: Any = create_on_meta(model, {})
+    plain: Any = create_on_meta(model, {})  # with timm's classifier, the last of its layers
     known = inspect.signature(type(plain).__init__).parameters
     config = timm.get_pretrained_cfg(model)
     options: dict[str, Any] = {}
@@ -125,6 +137,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     if not class_token and getattr(plain, "num_prefix_tokens", 0):
         options |= _without_tokens(model, known)
     options |= {"in_chans": in_chans} if in_chans != 3 else {}
+    rate = given.pop("drop_path_rate", 0.0)
+    if rate or "drop_path_rate" in known:
+        given["drop_path_rate"] = rate
     options |= given
     fixed = config is not None and bool(config.fixed_input_size)
     is_fixed = fixed and not options.get("dynamic_img_size")
@@ -133,30 +148,39 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
             f"{model} takes images of {'x'.join(map(str, own_size(model)))} pixels only, got "
             f"{'x'.join(map(str, size))}; pass this size as img_size"
         )
-    network: Any = create_on_meta(model, {"num_classes": 1, **options})
-    images = torch.zeros(BATCH, in_chans, *size, device="meta")
+    differs = {key: value for key, value in options.items() if key != "drop_path_rate" or value}
+    network: Any = create_on_meta(model, options) if differs else plain
+    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network, size)
+    padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
+    images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
 
     def run() -> None:
         with torch.no_grad(), torch.device("meta"):
-            features = network.forward_features(images)
-            found["embedding"] = network.forward_head(features, pre_logits=True)
+            features, found["maps"] = _features_and_maps(network, images)
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # encoders lack a head
+                found["embedding"] = network.forward_head(features, pre_logits=True)
 
     calls = _run_checked(model, size, lambda: record_calls(network, run))
+    maps = _last_of_strides(found["maps"], padded)
+    embedding = found.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
         size,
+        network,
         options,
         is_fixed,
-        _pads(network, calls, known),
+        padded,
+        multiple,
         calls,
-        _maps(network, images, size),
-        found["embedding"].shape[-1],
+        maps,
+        maps[-1].channels if embedding is None else embedding.shape[-1],
+        embedding is not None,
         getattr(network, "num_prefix_tokens", 0),
         _groups(network, coarse=False),
         _groups(network, coarse=True),
         (names,) if isinstance(names, str) else tuple(names),
-        hasattr(network.get_classifier(), "fc2"),
+        embedding is not None and hasattr(network.get_classifier(), "fc2"),
     )
 
 
@@ -209,7 +233,14 @@ def _run_checked(model: str, size: Size, run: Any) -> Any:
         ) from error
 
 
-def _pads(network: nn.Module, calls: Mapping[str, list[Call]], known: Mapping[str, Any]) -> bool:
+def _multiple(network: Any, size: Size) -> int:
+    """Return the least common multiple of a model's strides."""
+    strides = [one["reduction"] for one in feature_info(network)]
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", ())
+    return math.lcm(*map(int, strides), *(patch if isinstance(patch, tuple) else ()))
+
+
+def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
     """Return True if sides that the strides do not divide are refused or cut off."""
     cuts = any(
         isinstance(module, nn.Conv2d)
@@ -217,31 +248,40 @@ def _pads(network: nn.Module, calls: Mapping[str, list[Call]], known: Mapping[st
         and not isinstance(module.padding, str)
         and 2 * max(module.padding) < max(module.kernel_size) - 1
         and "Same" not in type(module).__name__
-        for name, module in network.named_modules()
-        if name in calls
+        for module in network.modules()
     )
     return cuts or "img_size" in known or hasattr(network, "patch_embed")
 
 
-def _maps(network: Any, images: torch.Tensor, size: Size) -> tuple[Map, ...]:
-    """Return the last map of each stride."""
-    with torch.no_grad(), torch.device("meta"):
-        try:
-            found = network.forward_intermediates(images, intermediates_only=True)
-        except (RuntimeError, AttributeError):  # it needs values, which are zeros here
-            found = _maps_of_values(network, images)
+def _features_and_maps(network: Any, images: torch.Tensor) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return the features of a pass, and the shapes (C, h, w) of the maps."""
+    try:
+        features, maps = network.forward_intermediates(images)
+    except RuntimeError as error:  # it reads values, which tensors on the meta device lack
+        if "meta" not in str(error):
+            raise
+        info = feature_info(network)
+        shapes = [
+            (one["num_chs"], *(-(-side // one["reduction"]) for side in images.shape[2:]))
+            for one in info
+        ]
+        return network.forward_features(images), shapes
+    return features, [tuple(one.shape[1:]) for one in maps]
+
+
+def feature_info(network: Any) -> list[dict[str, Any]]:
+    """Return timm's description of a model's maps."""
+    info = network.feature_info
+    return list(info.info if hasattr(info, "info") else info)
+
+
+def _last_of_strides(shapes: list[tuple[int, ...]], size: Size) -> tuple[Map, ...]:
+    """Return the last map of each stride, fine to coarse."""
     by_stride: dict[int, Map] = {}
-    for index, one in enumerate(found):
-        _, channels, height, width = one.shape
+    for index, (channels, height, width) in enumerate(shapes):
         stride = round(size[0] / height)
         by_stride[stride] = Map(index, channels, (height, width), stride)
     return tuple(sorted(by_stride.values(), key=lambda one: one.stride))
-
-
-def _maps_of_values(network: Any, images: torch.Tensor) -> list[torch.Tensor]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    raise ValueError(f"{type(network).__name__} has no maps on the meta device") from None
 
 
 def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
@@ -251,10 +291,3 @@ def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
         return {}
     found: dict[str, int] = group_parameters(network, matcher(coarse=coarse), reverse=True)
     return found
-
-
-def least_multiple(facts: Facts) -> int:
-    """Return the number of pixels that the sides of images must be multiples of."""
-    if not facts.pads or facts.is_fixed:
-        return 1
-    return math.lcm(*(one.stride for one in facts.maps))

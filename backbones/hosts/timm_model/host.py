@@ -1,8 +1,8 @@
 """Any model of timm as a host, with mixers in its feed-forward networks and token mixers.
 
 Its blocks keep timm's code. A mixer in a slot gets the map (B, h, w, C), whatever the layout of the
-block. The maps are those of timm's feature interface; where they lack strides 4, 8, 16 and 32, dense
-prediction gets the simple pyramid of plain vision transformers, from the map next to stride 16.
+block. The maps are those of timm's feature interface; where they lack strides 4, 8, 16 and 32,
+dense prediction gets the simple pyramid of plain vision transformers from the map next to stride 16.
 
 Source: Wightman, "PyTorch Image Models", 2019, https://github.com/huggingface/pytorch-image-models.
 """
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -30,11 +29,11 @@ from backbones.base import (
     no_prefix,
     takes_prefix,
 )
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_pretrained
 from backbones.hosts.timm_model.classifiers import convert_classifier
-from backbones.hosts.timm_model.facts import Facts, Map, create, find_facts, least_multiple, own_size
+from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
 from backbones.hosts.timm_model.layer_groups import LayerGroups
-from backbones.hosts.timm_model.layouts import Frame, PatchPositions, Size
+from backbones.hosts.timm_model.layouts import Frame, Size
 from backbones.hosts.timm_model.placed import Placed, without_windows
 from backbones.hosts.timm_model.slots import Found, Kind, Slots, find_slots
 from backbones.layers.classifier import Classifier
@@ -44,6 +43,7 @@ from backbones.layers.feature_pyramid import (
     SimpleFeaturePyramid,
 )
 from backbones.layers.graph_sizes import ceil_div, crop, missing, same_size
+from backbones.layers.input_channels import COLOURS, input_layers
 from backbones.registry import register_host
 from backbones.replace import replace
 
@@ -70,10 +70,15 @@ class TimmBackbone(Backbone):
         self.network: Any = network
         self.model, self.facts, self.dense = model, facts, config.dense
         self.num_features = facts.num_features
-        self.num_prefix_tokens = facts.prefix
-        self.frame = Frame(facts.size, facts.is_fixed)
-        self.slots: Slots = find_slots(network, facts.calls, facts.size, self.frame)
-        self.multiple = least_multiple(facts)
+        self.frame = Frame(facts.padded, facts.is_fixed)
+        self.slots: Slots = find_slots(network, facts.calls, facts.padded, self.frame)
+        prefixes = [one.layout.prefix for one in self.slots.found]
+        self.num_prefix_tokens = max([facts.prefix, *prefixes])
+        self.in_chans = config.in_chans
+        if config.in_chans != COLOURS:
+            self.input_keys = tuple(
+                f"{name}.weight" for name in input_layers(self, config.in_chans)
+            )
         self.pooling = getattr(network, "global_pool", "") or "timm's own pooling"
         exempt = getattr(network, "no_weight_decay", lambda: ())()
         self.no_weight_decay = frozenset(f"{NETWORK}{name}" for name in exempt)
@@ -96,16 +101,14 @@ class TimmBackbone(Backbone):
         else:
             self.feature_info = tuple(FeatureInfo(one.channels, one.stride) for one in self.taken)
             self.size_divisor = self.feature_info[-1].stride
+        self._indices = [one.index for one in self.taken]
         if config.dense:
-            before = {name for name, _ in self.network.named_parameters()}
+            before = set(self.network.state_dict())
             self.network.prune_intermediate_layers(
                 [one.index for one in self.taken], prune_norm=True, prune_head=True
             )
-            after = {name for name, _ in self.network.named_parameters()}
+            after = set(self.network.state_dict())
             self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(before - after))
-            self._indices = _indices_after_pruning(self.network, self.taken)
-        else:
-            self._indices = [one.index for one in self.taken]
 
     def _fill(self, kind: Kind, factory: MixerFactory | None, config: HostConfig) -> None:
         """Put mixers into the slots of a kind.
@@ -126,13 +129,14 @@ class TimmBackbone(Backbone):
                 + "; python -m backbones.hosts.timm_model.listing shows which models have"
             )
         for one, slot in zip(places, _slots(places, config, self.facts), strict=True):
-            self._fill_one(one, factory(slot))
+            self.fill_slot(one, factory(slot))
         kept = [f"{name} ({why})" for name, why in self.slots.kept.items()]
         if kept:
             rest = f" and {len(kept) - 3} more" * (len(kept) > 3)
             logger.info("%s keeps %s%s", self.model, ", ".join(kept[:3]), rest)
 
-    def _fill_one(self, found: Found, mixer: Mixer) -> None:
+    def fill_slot(self, found: Found, mixer: Mixer) -> None:
+        """Put a mixer into a slot."""
         if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
             raise ValueError(no_prefix(class_name(mixer)))
         own = self.network.get_submodule(found.name)
@@ -181,8 +185,8 @@ class TimmBackbone(Backbone):
                 f"pixels and takes no others, got {height}x{width}; pass img_size="
                 f"{height if height == width else [height, width]}"
             )
-        more = missing(height, self.multiple), missing(width, self.multiple)
-        if self.multiple > 1 and more != (0, 0):
+        more = missing(height, self.facts.multiple), missing(width, self.facts.multiple)
+        if self.facts.multiple > 1 and more != (0, 0):
             images = F.pad(images, (0, more[1], 0, more[0]))
         self.frame.image = images.shape[-2], images.shape[-1]
         return images
@@ -197,6 +201,8 @@ class TimmBackbone(Backbone):
 
     def _pooled(self, images: Tensor, *, pre_logits: bool) -> Tensor:
         self.check_embeds()
+        if not self.facts.has_pooling:
+            return self(images)[-1].mean(dim=(2, 3))
         features = self.network.forward_features(self._padded(images))
         pooled: Tensor = self.network.forward_head(features, pre_logits=pre_logits)
         return pooled
@@ -215,7 +221,7 @@ class TimmBackbone(Backbone):
         blocks = dict.fromkeys(f"{NETWORK}{one.block}" for one in self.slots.found)
         if not blocks:
             modules = dict(self.network.named_modules())
-            stages = [str(info["module"]) for info in _feature_info(self.network)]
+            stages = [str(info["module"]) for info in feature_info(self.network)]
             blocks = {f"{NETWORK}{name}": None for name in stages if name in modules}
         present = {name for name, _ in self.named_modules()}
         return tuple(name for name in blocks if name in present)
@@ -280,8 +286,8 @@ class TimmBackbone(Backbone):
 
     def _of_timm(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         filter_fn = getattr(inspect.getmodule(type(self.network)), "checkpoint_filter_fn", None)
-        if filter_fn is not None:
-            state_dict = filter_fn(state_dict, self.network)
+        if filter_fn is not None:  # it reads tables that a mixer may have replaced here
+            state_dict = filter_fn(state_dict, self.facts.network)
         state_dict, classifier = convert_classifier(
             state_dict, self.facts.classifier, type(self.network).__name__
         )
@@ -305,19 +311,10 @@ def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
     return slots
 
 
-def _indices_after_pruning(network: Any, taken: tuple[Map, ...]) -> list[int]:
-    return [one.index for one in taken]
-
-
 def _resized(x: Tensor, size: Size) -> Tensor:
     if same_size(x.shape[-2:], size):
         return x
     return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
-
-
-def _feature_info(network: Any) -> list[dict[str, Any]]:
-    info = network.feature_info
-    return list(info.info if hasattr(info, "info") else info)
 
 
 def _fits(one: Found, output: Tensor) -> bool:
@@ -342,12 +339,11 @@ def build(
     chosen = dict(options or {})
     if config.patch_size != PATCH_SIZE:
         chosen["patch_size"] = config.patch_size
-    if config.drop_path_rate:
-        chosen["drop_path_rate"] = config.drop_path_rate
+    chosen["drop_path_rate"] = config.drop_path_rate
     facts = find_facts(model, chosen, config.img_size, config.in_chans, class_token)
     given = {"num_classes": 1 if facts.has_mlp_head else 0, **facts.options}
     if config.pretrained:
-        network = create_timm_model(model, config, **given)
+        network = create_pretrained(model, given)
     else:
         network = create(model, given)
     if facts.has_mlp_head:

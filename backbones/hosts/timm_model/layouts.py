@@ -5,7 +5,8 @@ Axes: B images, h x w map, C channels, P prefix tokens, T windows of S x S place
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,36 +14,51 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.eager import is_recording
 from backbones.layers.graph_sizes import ceil_div
 
 Size = tuple[int, int]
 Folded = tuple[Tensor, Tensor | None]  # the map (B, h, w, C), and prefix tokens (B, P, C) if any
 
 
-@dataclass(eq=False)
 class Frame:
     """Size of the images that a network is looking at, which its tokens do not tell.
 
-    Attributes:
-        image: (H, W) of the current pass.
+    Threads may run one network on images of different sizes.
+
+    Args:
+        image: (H, W) of the build resolution.
         is_fixed: True if the network takes images of one size only.
-        seen: Map sizes by stride and number of tokens, for blocks that compute again in backward.
     """
 
-    image: Size
-    is_fixed: bool = False
-    seen: dict[tuple[int, int], Size] = field(default_factory=dict)
+    def __init__(self, image: Size, is_fixed: bool = False) -> None:
+        self._last, self.is_fixed = image, is_fixed
+        self._of_thread: dict[int, Size] = {}
+        # By stride and number of tokens, for blocks that compute again in the backward pass.
+        self._seen: dict[tuple[int, int], Size] = {}
+
+    @property
+    def image(self) -> Size:
+        """(H, W) of the current pass."""
+        if torch.compiler.is_compiling():
+            return self._last
+        return self._of_thread.get(threading.get_ident(), self._last)
+
+    @image.setter
+    def image(self, size: Size) -> None:
+        self._last = size
+        if not torch.compiler.is_compiling():
+            self._of_thread[threading.get_ident()] = size
 
     def grid(self, stride: int, tokens: int) -> Size:
         """Return the size (h, w) of a map of so many tokens at a stride in pixels."""
         height, width = self.image
         size = ceil_div(height, stride), ceil_div(width, stride)
-        if isinstance(tokens, torch.SymInt) or isinstance(height, torch.SymInt):
+        if is_recording() or size[0] * size[1] == tokens:
+            if not is_recording():
+                self._seen[stride, tokens] = size
             return size
-        if size[0] * size[1] == tokens:
-            self.seen[stride, tokens] = size
-            return size
-        return self.seen[stride, tokens]
+        return self._seen[stride, tokens]
 
 
 @dataclass(frozen=True)

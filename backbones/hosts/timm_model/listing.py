@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("models.json")
 
@@ -23,7 +24,7 @@ class Listed:
 
     Attributes:
         family: timm's file that it lies in.
-        parameters: Number of its parameters without classifier.
+        parameters: Number of its parameters, timm's classifier included.
         size: Side or (H, W) of its images.
         strides: Strides of its maps.
         channel: Number of feed-forward networks that channel mixers may replace.
@@ -67,7 +68,9 @@ def find_models(patterns: Iterable[str] = ("*",)) -> list[str]:
     """Return the models of timm that match shell patterns."""
     import timm
 
-    names = timm.list_models()
+    from backbones.hosts.timm_model.facts import is_of_timm
+
+    names = filter(is_of_timm, timm.list_models())
     return [one for one in names if any(fnmatch.fnmatchcase(one, p) for p in patterns)]
 
 
@@ -86,7 +89,7 @@ def try_models(names: Iterable[str]) -> Iterator[tuple[str, Listed]]:
 
 def try_model(model: str) -> Listed:
     """Build a model on the meta device, and return what it takes."""
-    from backbones.hosts.timm_model.facts import create_on_meta, find_facts, own_size
+    from backbones.hosts.timm_model.facts import find_facts, own_size
     from backbones.hosts.timm_model.layouts import Frame
     from backbones.hosts.timm_model.slots import find_slots
 
@@ -96,8 +99,8 @@ def try_model(model: str) -> Listed:
         facts = find_facts(model, {}, size, 3, class_token=True)
     except ValueError as error:
         return Listed(family, size=size, error=str(error))
-    network = create_on_meta(model, {"num_classes": 0, **facts.options})
-    slots = find_slots(network, facts.calls, size, Frame(size))
+    network: Any = facts.network
+    slots = find_slots(network, facts.calls, facts.padded, Frame(facts.padded))
     kept: dict[str, str] = {}
     counts: Counter[str] = Counter(re.sub(r"\d+", "*", name) for name in slots.kept)
     for name, why in slots.kept.items():
@@ -124,3 +127,32 @@ def smallest_of_families(listed: Mapping[str, Listed]) -> dict[str, str]:
         rank = (-(one.channel > 0) - (one.token > 0), one.parameters, name)
         best[one.family] = min(best.get(one.family, rank), rank)
     return {family: found[2] for family, found in sorted(best.items())}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Numbers of a family's models, and of those that take mixers of each kind."""
+
+    family: str
+    models: int
+    channel: int
+    token: int
+    example: str
+
+
+def count_families(listed: Mapping[str, Listed]) -> list[Family]:
+    """Return the families by name, with their smallest model with the most kinds of slots."""
+    families: dict[str, list[Listed]] = {}
+    for one in listed.values():
+        families.setdefault(one.family, []).append(one)
+    examples = smallest_of_families(listed)
+    return [
+        Family(
+            name,
+            len(found),
+            sum(one.channel > 0 for one in found),
+            sum(one.token > 0 for one in found),
+            examples.get(name, ""),
+        )
+        for name, found in sorted(families.items())
+    ]

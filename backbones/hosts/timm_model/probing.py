@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -196,14 +195,3 @@ def _layer(
             math.prod(weight.shape[2:]), groups, stride if isinstance(stride, int) else max(stride),
         )  # fmt: skip
     return None
-
-
-def run_features(network: Any, size: tuple[int, int], in_chans: int) -> Callable[[], Any]:
-    """Return a function that runs a timm model on images of zeros on the meta device."""
-    images = torch.zeros(BATCH, in_chans, *size, device="meta")
-
-    def run() -> Any:
-        with torch.no_grad(), torch.device("meta"):
-            return network.forward_features(images)
-
-    return run

@@ -37,9 +37,13 @@ from backbones.hosts.timm_model.layouts import (
 from backbones.hosts.timm_model.probing import BATCH, COMBINING, POOLING, Call, Layer
 
 Kind = Literal["channel", "token"]
+# "either" is an FFN with depthwise convolutions, as some token mixers are; "weak" counts as a token
+# mixer if its block has no other.
+Sort = Literal["channel", "token", "either", "weak"]
 POSITIONS = re.compile(r"(^|\.)(\w*pos_\w*|\w*cpe\d*|crpe\d*|\w*pos)(\.|$)")
 OUTSIDE = re.compile(r"(^|\.)(stem\w*|patch_embed)\.")
 DOWNSAMPLING = re.compile(r"(^|\.)(downsample|global_block)\.")
+ATTENDING = "softmax"
 PARTIAL = ("Partial_conv3",)  # a convolution of some channels, which leaves the others alone
 # Modules that add their input themselves; the mixer in their place gets the same shortcut.
 WITH_SHORTCUT = ("RepMixer", "RepVggDw")
@@ -96,7 +100,7 @@ class Slots:
 class _Candidate:
     call: Call
     module: nn.Module
-    kind: Literal["channel", "token", "either", "weak"]
+    kind: Sort
     block: str
     around: Call  # the module that adds its input to what the candidate returns
 
@@ -154,31 +158,44 @@ def _around(name: str, calls: Mapping[str, list[Call]]) -> Call | None:
 
 def _kind(
     name: str, module: nn.Module, call: Call, around: Call, calls: Mapping[str, list[Call]]
-) -> Literal["channel", "token", "either", "weak"] | None:
-    if call.returned != call.given or len(call.given) < 3 or POSITIONS.search(name):
-        return None
-    if name.rpartition(".")[2].isdigit():
+) -> Sort | None:
+    """Return what a module is by its calls of torch; None if a mixer cannot replace it."""
+    same = call.returned == call.given and len(call.given) > 2
+    if not same or POSITIONS.search(name) or name.rpartition(".")[2].isdigit():
         return None
     if type(module).__name__ in WITH_SHORTCUT:
         return "weak"
     if call.adds_input or call.scales_input:
         return None
-    pointwise = [layer for layer in call.layers if layer.is_pointwise]
-    spatial = [layer for layer in call.layers if not layer.is_pointwise]
     if _is_transposed(call, around):
         return "token" if call.layers else None
     if isinstance(module, nn.Linear):
         return None
-    has_recurrence = any(isinstance(part, nn.RNNBase) for part in module.modules())
-    if has_recurrence or any(_mixes_tokens(layer, call) for layer in pointwise):
-        return "token"
-    if call.functions & COMBINING:
-        return "token" if pointwise else None
+    if _combines_places(module, call):
+        is_recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        return "token" if call.layers or is_recurrent else None
     if call.functions & POOLING:
         return "weak" if not call.layers else None
     if type(module).__name__ in PARTIAL:
         return "weak"
-    if any(layer.groups == 1 or layer.stride > 1 for layer in spatial):
+    return _kind_of_layers(name, call, around, calls)
+
+
+def _combines_places(module: nn.Module, call: Call) -> bool:
+    """Return True for attention, a recurrence, or linear layers over tokens."""
+    if call.functions & COMBINING or any(_mixes_tokens(layer, call) for layer in call.layers):
+        return any(layer.is_pointwise for layer in call.layers)
+    attends = ATTENDING in call.functions and all(layer.is_pointwise for layer in call.layers)
+    return attends or any(isinstance(part, nn.RNNBase) for part in module.modules())
+
+
+def _kind_of_layers(
+    name: str, call: Call, around: Call, calls: Mapping[str, list[Call]]
+) -> Sort | None:
+    """Return the kind of a module of pointwise layers and convolutions."""
+    pointwise = [layer for layer in call.layers if layer.is_pointwise]
+    spatial = [layer for layer in call.layers if not layer.is_pointwise]
+    if call.functions & COMBINING or any(one.groups == 1 or one.stride > 1 for one in spatial):
         return None
     if len(pointwise) > 1:
         first, last = pointwise[0], pointwise[-1]
@@ -186,7 +203,7 @@ def _kind(
             return None
         if not any(layer.is_depthwise for layer in spatial):
             return "channel" if last.inputs >= first.inputs else None
-        return "either" if last.inputs > first.inputs else None
+        return "either" if last.inputs > first.inputs else "weak"
     if not spatial or not around.adds_input or not _comes_first(name, call, around, calls):
         return None
     return "weak" if not pointwise or call.layers[-1].is_pointwise else None
@@ -224,9 +241,7 @@ def _block(name: str) -> str:
     return ".".join(parts)
 
 
-def _settled(
-    candidates: list[_Candidate], kept: dict[str, str]
-) -> list[tuple[_Candidate, Kind]]:
+def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_Candidate, Kind]]:
     """Decide what conv FFNs are, and which of several token mixers of a block counts."""
     blocks: dict[str, list[_Candidate]] = {}
     for one in candidates:
@@ -248,7 +263,9 @@ def _settled(
                     settled.append((one, "token"))
             elif one.kind == "either":
                 is_first = one is channel[0] and len(channel) > 1
-                settled.append((one, "token" if is_first and not has_token | bool(weak) else "channel"))
+                settled.append(
+                    (one, "token" if is_first and not has_token | bool(weak) else "channel")
+                )
             else:
                 settled.append((one, "token" if one.kind == "token" else "channel"))
     return settled
@@ -306,12 +323,14 @@ def _slot(
             method = WINDOWED[cls.__name__]
     if method:
         assert around is not None
-        grid = _grid(around.given, dim, size, network)
+        grid = _grid(around.given, dim, one.call, size, network)
         if grid is None:
             return "the size of its block's map is not recognised"
         place = Place(_stride(size, grid), grid, frame)
         layout: Layout | str = (
-            ChannelsFirst(place) if _is_channels_first(around.given, dim) else Layout(place)
+            ChannelsFirst(place)
+            if _is_channels_first(around.given, dim, one.call)
+            else Layout(place)
         )
     else:
         layout = _layout(one, dim, network, modules, around, size, frame)
@@ -341,8 +360,11 @@ def _width(one: _Candidate) -> int | None:
     return next((w for w in (layers[0].inputs, layers[-1].outputs) if w in given[1:]), None)
 
 
-def _is_channels_first(shape: tuple[int, ...], dim: int) -> bool:
-    return len(shape) == 4 and shape[1] == dim and shape[-1] != dim
+def _is_channels_first(shape: tuple[int, ...], dim: int, call: Call) -> bool:
+    """Return True for (B, C, h, w); where w is C as well, the first layer decides."""
+    if len(shape) != 4 or shape[1] != dim:
+        return False
+    return shape[-1] != dim or not (call.layers and call.layers[0].is_linear)
 
 
 def _stride(size: Size, grid: Size) -> int:
@@ -360,10 +382,12 @@ def _is_grid(grid: Size, size: Size) -> bool:
     )
 
 
-def _grid(shape: tuple[int, ...], dim: int, size: Size, network: nn.Module) -> Size | None:
+def _grid(
+    shape: tuple[int, ...], dim: int, call: Call, size: Size, network: nn.Module
+) -> Size | None:
     """Return (h, w) of a map of 4 axes, or of tokens without prefix; None if it is neither."""
     if len(shape) == 4 and shape[0] == BATCH:
-        grid = shape[2:] if _is_channels_first(shape, dim) else shape[1:3]
+        grid = shape[2:] if _is_channels_first(shape, dim, call) else shape[1:3]
         return (grid[0], grid[1]) if _is_grid((grid[0], grid[1]), size) else None
     if len(shape) == 3 and shape[0] == BATCH:
         found = _tokens(shape[1], size, network)
@@ -401,11 +425,11 @@ def _layout(
     if special is not None:
         return special
     if shape[0] == BATCH and len(shape) == 4:
-        grid = _grid(shape, dim, size, network)
+        grid = _grid(shape, dim, one.call, size, network)
         if grid is None:
             return f"its input {shape} is not a map of the image"
         place = Place(_stride(size, grid), grid, frame)
-        return ChannelsFirst(place) if _is_channels_first(shape, dim) else Layout(place)
+        return ChannelsFirst(place) if _is_channels_first(shape, dim, one.call) else Layout(place)
     if shape[0] == BATCH and len(shape) == 3:
         transposed = shape[1] == dim and shape[2] != dim
         found = _tokens(shape[2] if transposed else shape[1], size, network)
@@ -432,7 +456,7 @@ def _windows(
     shape, wrong = one.call.given, f"its input {one.call.given} is not a map of the image"
     if around is None or shape[0] % BATCH or shape[-1] != dim:
         return wrong
-    grid = _grid(around.given, dim, size, network)
+    grid = _grid(around.given, dim, one.call, size, network)
     if grid is None:
         return wrong
     places = math.prod(shape[1:-1])
@@ -468,7 +492,7 @@ def _special(
             side = tuple(part.patch_size)
             first = kind == "MobileVitV2Block"
             places = math.prod(shape[2:]) if first else shape[0] // BATCH * shape[1]
-            rows = math.isqrt(places)
+            rows = round(math.sqrt(places * size[0] / size[1]))
             grid = (rows, places // rows)
             if not _is_grid(grid, size):
                 return f"its input {shape} is not a map of the image"
