@@ -28,16 +28,19 @@ class Catching(Mixer):
         raise Seen
 
 
-def build_for_geometry(model: str) -> TimmBackbone:
-    """A model at an oblong size if it takes one, or else at its own."""
-    for size in ((128, 192), None):
+def build_for_geometry(model: str, kind: str) -> TimmBackbone:
+    """A model at an oblong size if it takes one, where its first slot has 12 rows or more."""
+    for size in ((128, 192), (256, 384), None):
         try:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
-                return create_backbone("timm", model=model, img_size=size, fast=False).eval()
+                backbone = create_backbone("timm", model=model, img_size=size, fast=False).eval()
         except ValueError:
             continue
-    raise ValueError(f"{model} cannot be built")
+        found = first_slot(backbone, kind)
+        if found is None or found.layout.place.size[0] >= 12 or size == (256, 384):
+            break
+    return backbone
 
 
 def first_slot(backbone: TimmBackbone, kind: str) -> Found | None:
@@ -50,10 +53,10 @@ def seen_changes(backbone: TimmBackbone, found: Found) -> tuple[Tensor, Tensor]:
     Modules before the slot that read the whole map return their input, or zeros.
     """
     catching = Catching()
+    order = list(backbone.facts.calls)
+    place = order.index(found.name)
     local = set(_before(backbone, found)) | {
-        one.name
-        for one in backbone.slots.of("token")
-        if one.block == found.block and found.kind == "channel"
+        one.name for one in backbone.slots.found if order.index(one.name) < place
     }
     for name in sorted(local, key=lambda one: -one.count(".")):
         backbone.network.get_submodule(name).register_forward_hook(_silence)

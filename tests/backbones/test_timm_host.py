@@ -42,7 +42,7 @@ def rest_slow(names, quick=QUICK):
     ],
 )
 def test_a_changed_block_of_pixels_changes_the_map_of_a_mixer_there_and_nowhere_else(model, kind):
-    backbone = build_for_geometry(model)
+    backbone = build_for_geometry(model, kind)
     found = first_slot(backbone, kind)
     changed, expected = seen_changes(backbone, found)
     # Convolutions before the slot reach a few places further.
@@ -257,3 +257,66 @@ def test_a_placed_mixer_gets_oblong_maps():
 )
 def test_errors_name_the_remedy(options, said):
     refuses(said, create_backbone, **{"name": "timm", **options})
+
+
+# Named hosts and their models in timm. Swin pads before it rolls, as its authors do; the size has
+# no padding. ``extra`` are options of the named host.
+NAMED = {
+    "deit_t": "deit_tiny_patch16_224",
+    "convnext_t": "convnext_tiny",
+    "mixer_s16": "mixer_s16_224",
+    "gmlp_s": "gmlp_s16_224",
+    "poolformer_s12": "poolformer_s12",
+    "pvt_v2_b1": "pvt_v2_b1",
+    "gcvit_xxt": "gcvit_xxtiny",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "resnet18": "resnet18",
+}
+
+
+@pytest.mark.parametrize(
+    ("host", "model"),
+    [
+        pytest.param(*pair, marks=() if pair[0] == "resnet18" else pytest.mark.slow)
+        for pair in NAMED.items()
+    ],
+)
+@torch.no_grad()
+def test_a_named_host_is_the_same_network(host, model):
+    theirs = timm.create_model(model, num_classes=0)
+    tensors = drawn_tensors(theirs.state_dict())
+    theirs.load_state_dict(tensors)
+    images = torch.randn(1, 3, 224, 224, dtype=torch.float64)
+    embeddings = []
+    for name, options in ((host, {}), ("timm", {"model": model})):
+        backbone = create_backbone(name, **options).double()
+        adopt(backbone, in_memory(theirs.double().state_dict(), "file"))
+        embeddings.append(backbone.eval().embed(images))
+    torch.testing.assert_close(*embeddings, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("in_chans", [1, 4, 12])
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [("swin_t", {}), ("poolformer_s12", {}), ("timm", {"model": "test_vit"})],
+)
+def test_weights_adapt_to_other_channels(host, options, in_chans):
+    from timm.models import adapt_input_conv
+
+    plain = create_backbone(host, img_size=64, **options)
+    other = create_backbone(host, img_size=64, in_chans=in_chans, **options)
+    report = adopt(other, in_memory(plain.state_dict(), "file"))
+    (key,) = other.input_keys
+    assert report.initialised == ()
+    torch.testing.assert_close(
+        other.state_dict()[key], adapt_input_conv(in_chans, plain.state_dict()[key])
+    )
+    embedding = other.eval().embed(torch.randn(1, in_chans, 64, 64))
+    assert embedding.shape == (1, other.num_features)
+    again = create_backbone(host, img_size=64, in_chans=in_chans, **options)
+    adopt(again, in_memory(other.state_dict(), "file"))
+    assert torch.equal(again.state_dict()[key], other.state_dict()[key])
+
+
+def test_channels_are_from_1_to_12():
+    refuses("in_chans must be from 1 to 12", create_backbone, "deit_t", in_chans=13)

@@ -21,8 +21,9 @@ from timm.models import group_parameters
 from torch import nn
 
 from backbones.hosts.timm_model.layouts import Size
-from backbones.hosts.timm_model.probing import BATCH, Call, record_calls
+from backbones.hosts.timm_model.probing import BATCH, ModuleCall, record_calls
 
+TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
 ANY_SIZE = ("dynamic_img_size", "strict_img_size")  # options for images of any size
 
 
@@ -63,6 +64,7 @@ class Facts:
         stages: The same in coarse groups.
         classifier: Names of timm's classifiers.
         has_mlp_head: True if its classifier has a hidden layer.
+        has_two_tokens: True if it has classifiers of a class and a distillation token.
     """
 
     size: Size
@@ -71,7 +73,7 @@ class Facts:
     is_fixed: bool
     padded: Size
     multiple: int
-    calls: Mapping[str, list[Call]]
+    calls: Mapping[str, list[ModuleCall]]
     maps: tuple[Map, ...]
     num_features: int
     has_pooling: bool
@@ -80,6 +82,7 @@ class Facts:
     stages: Mapping[str, int]
     classifier: tuple[str, ...]
     has_mlp_head: bool
+    has_two_tokens: bool
 
 
 def own_size(model: str, options: Mapping[str, Any] | None = None) -> Size:
@@ -181,6 +184,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
         _groups(network, coarse=True),
         (names,) if isinstance(names, str) else tuple(names),
         embedding is not None and hasattr(network.get_classifier(), "fc2"),
+        type(network).__name__ in TWO_TOKENS and getattr(network, "head_dist", None) is not None,
     )
 
 

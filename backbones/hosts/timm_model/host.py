@@ -1,8 +1,8 @@
 """Any model of timm as a host, with mixers in its feed-forward networks and token mixers.
 
 Its blocks keep timm's code. A mixer in a slot gets the map (B, h, w, C), whatever the layout of the
-block. The maps are those of timm's feature interface; where they lack strides 4, 8, 16 and 32,
-dense prediction gets the simple pyramid of plain vision transformers from the map next to stride 16.
+block. The maps are those of timm's feature interface. Where they lack strides 4, 8, 16 and 32,
+dense prediction gets the simple pyramid of plain ViTs from the map next to stride 16.
 
 Source: Wightman, "PyTorch Image Models", 2019, https://github.com/huggingface/pytorch-image-models.
 """
@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
 PATCH_SIZE = 16
 NETWORK = "network."
+READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
 
 
 class TimmBackbone(Backbone):
@@ -196,7 +197,14 @@ class TimmBackbone(Backbone):
         return self._pooled(images, pre_logits=True)
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the input of the last linear layer of timm's classifier."""
+        """Return the input of the last linear layer of timm's classifier.
+
+        Those are the class and distillation tokens, one after another, of a network that has both.
+        """
+        if self.facts.has_two_tokens:
+            self.check_embeds()
+            tokens: Tensor = self.network.forward_features(self._padded(images))
+            return tokens[:, :2].flatten(1)
         return self._pooled(images, pre_logits=not self.facts.has_mlp_head)
 
     def _pooled(self, images: Tensor, *, pre_logits: bool) -> Tensor:
@@ -209,7 +217,7 @@ class TimmBackbone(Backbone):
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
         """Build one linear layer on ``features``."""
-        width = self.num_features
+        width = self.num_features * (2 if self.facts.has_two_tokens else 1)
         if self.facts.has_mlp_head:
             width = self.network.get_classifier().fc1.out_features
         return Classifier(width, num_classes, drop)
@@ -284,12 +292,16 @@ class TimmBackbone(Backbone):
             renamed[key] = value
         return renamed
 
+    def _reads_parts(self) -> bool:
+        """Return True if each of timm's classifiers reads its own part of the features."""
+        return self.facts.has_two_tokens or type(self.network).__name__ in READ_PARTS
+
     def _of_timm(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         filter_fn = getattr(inspect.getmodule(type(self.network)), "checkpoint_filter_fn", None)
         if filter_fn is not None:  # it reads tables that a mixer may have replaced here
             state_dict = filter_fn(state_dict, self.facts.network)
         state_dict, classifier = convert_classifier(
-            state_dict, self.facts.classifier, type(self.network).__name__
+            state_dict, self.facts.classifier, joint=self._reads_parts()
         )
         return {f"{NETWORK}{key}": value for key, value in state_dict.items()} | classifier
 
@@ -347,8 +359,8 @@ def build(
     else:
         network = create(model, given)
     if facts.has_mlp_head:
-        classifier: Any = network.get_submodule(facts.classifier[0])
-        classifier.fc2 = nn.Identity()
+        classifier: Any = network
+        classifier.get_classifier().fc2 = nn.Identity()
     return TimmBackbone(network, model, facts, config)
 
 

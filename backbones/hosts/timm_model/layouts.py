@@ -115,7 +115,7 @@ class ChannelsFirst(Layout):
         return to_nchw(x)
 
 
-class Tokens(Layout):
+class TokenSequence(Layout):
     """(B, P + h * w, C): prefix tokens, then the map row by row."""
 
     def fold(self, x: Tensor) -> Folded:

@@ -71,7 +71,7 @@ class Layer:
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module.
 
     Attributes:
@@ -94,14 +94,14 @@ class Call:
     scales_input: bool = False
 
 
-def record_calls(network: nn.Module, run: Callable[[], Any]) -> dict[str, list[Call]]:
+def record_calls(network: nn.Module, run: Callable[[], Any]) -> dict[str, list[ModuleCall]]:
     """Return the calls of every module while ``run`` runs, by module and in order.
 
     Args:
         network: On the meta device.
         run: Calls the network.
     """
-    recorder = _Recorder()
+    recorder = _CallRecorder()
     handles = []
     for name, module in network.named_modules():
         if name:
@@ -115,13 +115,13 @@ def record_calls(network: nn.Module, run: Callable[[], Any]) -> dict[str, list[C
     return recorder.calls
 
 
-class _Recorder(TorchFunctionMode):
+class _CallRecorder(TorchFunctionMode):
     """Records the functions of torch for every module that is running."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[str, list[Call]] = {}
-        self._running: list[Call] = []
+        self.calls: dict[str, list[ModuleCall]] = {}
+        self._running: list[ModuleCall] = []
         self._roots: dict[int, int] = {}  # tensor -> the tensor that it is an arrangement of
         self._kept: list[Tensor] = []  # so that no two tensors of the pass share an id
 
@@ -129,7 +129,7 @@ class _Recorder(TorchFunctionMode):
         def begin(_: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
             first = next((one for one in args if isinstance(one, Tensor)), None)
             shape = () if first is None else tuple(first.shape)
-            call = Call(name, shape, 0 if first is None else self._root(first))
+            call = ModuleCall(name, shape, 0 if first is None else self._root(first))
             self.calls.setdefault(name, []).append(call)
             self._running.append(call)
 

@@ -30,11 +30,11 @@ from backbones.hosts.timm_model.layouts import (
     Permuted,
     Place,
     Size,
-    Tokens,
+    TokenSequence,
     TransposedTokens,
     Windows,
 )
-from backbones.hosts.timm_model.probing import BATCH, COMBINING, POOLING, Call, Layer
+from backbones.hosts.timm_model.probing import BATCH, COMBINING, POOLING, Layer, ModuleCall
 
 Kind = Literal["channel", "token"]
 # "either" is an FFN with depthwise convolutions, as some token mixers are; "weak" counts as a token
@@ -98,15 +98,15 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Candidate:
-    call: Call
+    call: ModuleCall
     module: nn.Module
     kind: Sort
     block: str
-    around: Call  # the module that adds its input to what the candidate returns
+    around: ModuleCall  # the module that adds its input to what the candidate returns
 
 
 def find_slots(
-    network: nn.Module, calls: Mapping[str, list[Call]], size: Size, frame: Frame
+    network: nn.Module, calls: Mapping[str, list[ModuleCall]], size: Size, frame: Frame
 ) -> Slots:
     """Return the slots of a network from the calls of its modules.
 
@@ -142,7 +142,7 @@ def find_slots(
     return Slots(tuple(found), kept | _kept_mixers([one.name for one in found], kept, calls))
 
 
-def _around(name: str, calls: Mapping[str, list[Call]]) -> Call | None:
+def _around(name: str, calls: Mapping[str, list[ModuleCall]]) -> ModuleCall | None:
     """Return the call of the block around a module: with a shortcut, or in a list of blocks."""
     parts = name.split(".")
     if not any(part.isdigit() for part in parts[:-1]) or OUTSIDE.search(name):
@@ -157,7 +157,11 @@ def _around(name: str, calls: Mapping[str, list[Call]]) -> Call | None:
 
 
 def _kind(
-    name: str, module: nn.Module, call: Call, around: Call, calls: Mapping[str, list[Call]]
+    name: str,
+    module: nn.Module,
+    call: ModuleCall,
+    around: ModuleCall,
+    calls: Mapping[str, list[ModuleCall]],
 ) -> Sort | None:
     """Return what a module is by its calls of torch; None if a mixer cannot replace it."""
     same = call.returned == call.given and len(call.given) > 2
@@ -181,7 +185,7 @@ def _kind(
     return _kind_of_layers(name, call, around, calls)
 
 
-def _combines_places(module: nn.Module, call: Call) -> bool:
+def _combines_places(module: nn.Module, call: ModuleCall) -> bool:
     """Return True for attention, a recurrence, or linear layers over tokens."""
     if call.functions & COMBINING or any(_mixes_tokens(layer, call) for layer in call.layers):
         return any(layer.is_pointwise for layer in call.layers)
@@ -190,7 +194,7 @@ def _combines_places(module: nn.Module, call: Call) -> bool:
 
 
 def _kind_of_layers(
-    name: str, call: Call, around: Call, calls: Mapping[str, list[Call]]
+    name: str, call: ModuleCall, around: ModuleCall, calls: Mapping[str, list[ModuleCall]]
 ) -> Sort | None:
     """Return the kind of a module of pointwise layers and convolutions."""
     pointwise = [layer for layer in call.layers if layer.is_pointwise]
@@ -209,14 +213,14 @@ def _kind_of_layers(
     return "weak" if not pointwise or call.layers[-1].is_pointwise else None
 
 
-def _is_transposed(call: Call, around: Call) -> bool:
+def _is_transposed(call: ModuleCall, around: ModuleCall) -> bool:
     """Return True if a module reads (B, C, N) within a block of tokens (B, N, C)."""
     if len(call.given) != 3 or len(around.given) != 3 or call.given[1] == call.given[2]:
         return False
     return call.given[1:] == around.given[:0:-1]
 
 
-def _mixes_tokens(layer: Layer, call: Call) -> bool:
+def _mixes_tokens(layer: Layer, call: ModuleCall) -> bool:
     """Return True for a linear layer over the last axis of tokens that were transposed."""
     if not layer.is_linear or len(call.given) != 3 or len(layer.shape) != 3:
         return False
@@ -224,7 +228,9 @@ def _mixes_tokens(layer: Layer, call: Call) -> bool:
     return layer.shape[2] == tokens != layer.shape[1]
 
 
-def _comes_first(name: str, call: Call, around: Call, calls: Mapping[str, list[Call]]) -> bool:
+def _comes_first(
+    name: str, call: ModuleCall, around: ModuleCall, calls: Mapping[str, list[ModuleCall]]
+) -> bool:
     """Return True for the first layer of a block that lies outside of other token mixers."""
     above = name.removeprefix(f"{around.name}.").split(".")[:-1]
     parents = [".".join([around.name, *above[:end]]) for end in range(1, len(above) + 1)]
@@ -280,7 +286,7 @@ def _is_only_convolution(one: _Candidate) -> bool:
 
 
 def _kept_mixers(
-    found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[Call]]
+    found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
 ) -> dict[str, str]:
     """Return attention without a slot, with the reason."""
     reasons = {}
@@ -305,7 +311,7 @@ def _slot(
     kind: Kind,
     network: nn.Module,
     modules: Mapping[str, nn.Module],
-    calls: Mapping[str, list[Call]],
+    calls: Mapping[str, list[ModuleCall]],
     size: Size,
     frame: Frame,
 ) -> Found | str:
@@ -360,7 +366,7 @@ def _width(one: _Candidate) -> int | None:
     return next((w for w in (layers[0].inputs, layers[-1].outputs) if w in given[1:]), None)
 
 
-def _is_channels_first(shape: tuple[int, ...], dim: int, call: Call) -> bool:
+def _is_channels_first(shape: tuple[int, ...], dim: int, call: ModuleCall) -> bool:
     """Return True for (B, C, h, w); where w is C as well, the first layer decides."""
     if len(shape) != 4 or shape[1] != dim:
         return False
@@ -383,7 +389,7 @@ def _is_grid(grid: Size, size: Size) -> bool:
 
 
 def _grid(
-    shape: tuple[int, ...], dim: int, call: Call, size: Size, network: nn.Module
+    shape: tuple[int, ...], dim: int, call: ModuleCall, size: Size, network: nn.Module
 ) -> Size | None:
     """Return (h, w) of a map of 4 axes, or of tokens without prefix; None if it is neither."""
     if len(shape) == 4 and shape[0] == BATCH:
@@ -415,7 +421,7 @@ def _layout(
     dim: int,
     network: nn.Module,
     modules: Mapping[str, nn.Module],
-    around: Call | None,
+    around: ModuleCall | None,
     size: Size,
     frame: Frame,
 ) -> Layout | str:
@@ -439,7 +445,7 @@ def _layout(
         place = Place(_stride(size, grid), grid, frame)
         if transposed:
             return "its prefix tokens lie in the map" if prefix else TransposedTokens(place)
-        return Tokens(place, prefix)
+        return TokenSequence(place, prefix)
     return _windows(one, dim, modules, around, size, frame, network)
 
 
@@ -447,7 +453,7 @@ def _windows(
     one: _Candidate,
     dim: int,
     modules: Mapping[str, nn.Module],
-    around: Call | None,
+    around: ModuleCall | None,
     size: Size,
     frame: Frame,
     network: nn.Module,
