@@ -68,6 +68,8 @@ class Backbone(nn.Module):
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
         img_size: Build resolution (H, W); (1, L) for signals.
+        in_chans: Channels of the images.
+        input_keys: Names of the weights that read the images, if ``in_chans`` is not 3.
         pooling: Source of the embedding in words: the mean of the last map, or the class token.
     """
 
@@ -91,6 +93,8 @@ class Backbone(nn.Module):
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
     img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+    input_keys: tuple[str, ...] = ()
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -584,6 +588,7 @@ class HostConfig:
         patch_size: Stride of the first map.
         channel_mixer: Builds the mixer that replaces an FFN; None keeps the host's own.
         token_mixer: Builds the mixer that replaces attention or pooling; None keeps the host's own.
+        in_chans: Channels of the images.
     """
 
     img_size: tuple[int, int]
@@ -593,6 +598,7 @@ class HostConfig:
     patch_size: int = 4
     channel_mixer: MixerFactory | None = None
     token_mixer: MixerFactory | None = None
+    in_chans: int = 3
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return the size (H, W) of the map with this stride at the build resolution."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from backbones.base import Backbone, Mixer
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.opening import TASK, Checkpoint
+from backbones.layers.input_channels import adapt_tensors
 
 V = TypeVar("V")
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     """
     file = checkpoint.state_dict
     tensors = backbone.convert_state_dict(dict(file))
+    adapt_tensors(tensors, backbone.input_keys, backbone.in_chans)
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):

@@ -1,0 +1,71 @@
+"""A mixer in the place of a module of timm's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+
+from backbones.base import Mixer, PointwiseMixer
+from backbones.hosts.timm_model.layouts import ChannelsFirst, Layout, TransposedTokens
+from backbones.replace import share_state
+
+
+class Placed(nn.Module):
+    """A mixer behind a conversion of its block's layout; other arguments of the block are unused.
+
+    Args:
+        mixer: Gets the map (B, h, w, C).
+        layout: Layout of the block's tensor.
+        shortcut: Add the input, as the replaced module did.
+    """
+
+    def __init__(self, mixer: Mixer, layout: Layout, shortcut: bool = False) -> None:
+        super().__init__()
+        self.mixer, self.layout, self.shortcut = mixer, layout, shortcut
+
+    def forward(self, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
+        """Return the mixed tensor in the layout of ``x``."""
+        mixed = self._mixed(x)
+        return x + mixed if self.shortcut else mixed
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        is_last = not isinstance(self.layout, ChannelsFirst | TransposedTokens) and not getattr(
+            self.layout, "channels_first", False
+        )
+        is_alike = isinstance(self.mixer, PointwiseMixer) and self.mixer.prefix_mixing == "none"
+        if is_last and is_alike:
+            return self.mixer(x)
+        map_, prefix = self.layout.fold(x)
+        if prefix is None:
+            return self.layout.unfold(self.mixer(map_), None, x)
+        map_, prefix = self.mixer(map_, prefix)
+        return self.layout.unfold(map_, prefix, x)
+
+
+def without_windows(block: nn.Module, method: str) -> nn.Module:
+    """Return a block whose method that cuts windows calls its attention on the whole map."""
+    return share_state(block, _plain_class(type(block), method))
+
+
+@functools.cache
+def _plain_class(kind: Any, method: str) -> type[nn.Module]:
+    def attend(self: Any, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
+        return self.attn(x)
+
+    return type(f"Whole{kind.__name__}", (Whole, kind), {method: attend, "method": method})
+
+
+class Whole(nn.Module):
+    """Base class of such blocks, made at run time."""
+
+    method: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bare, (type(self).__bases__[1], self.method), self.__dict__
+
+
+def _bare(kind: Any, method: str) -> nn.Module:
+    made = _plain_class(kind, method)
+    return made.__new__(made)
