@@ -22,6 +22,7 @@ value, m chunks of c tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ from backbones.registry import register_mixer
 
 HEAD_DIM = 64
 CHUNK = 64  # tokens
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 LEAST_STEP, MOST_STEP = 1e-3, 0.1  # between which softplus(b) starts
 
 
@@ -92,6 +94,10 @@ class GatedDeltaRule(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Run over the rows both ways: (B, H, W, C) -> (B, H, W, C)."""
+        return self.mixed(x, delta_rule)
+
+    def mixed(self, x: Tensor, rule: Rule) -> Tensor:
+        """Run over the rows by a form of ``delta_rule``: (B, H, W, C) -> (B, H, W, C)."""
         tokens = x.flatten(1, 2)
         precise = torch.promote_types(x.dtype, torch.float32)
         both = torch.cat([tokens, tokens.flip(1)])
@@ -104,7 +110,7 @@ class GatedDeltaRule(Mixer):
         step = F.softplus(self.step(both).to(precise) + self.dt_bias.to(precise))
         log_decay = -self.A_log.to(precise).exp() * step
         beta = self.beta(both).to(precise).sigmoid()
-        read = delta_rule(q * q.shape[-1] ** -0.5, k, v, log_decay.mT, beta.mT)
+        read = rule(q * q.shape[-1] ** -0.5, k, v, log_decay.mT, beta.mT)
         forward, backward = read.chunk(2)
         normed = self.norm((forward + backward.flip(2)).to(x.dtype))
         return self.proj(merge_heads(normed) * F.silu(self.gate(tokens))).unflatten(
