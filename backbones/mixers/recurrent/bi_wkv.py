@@ -55,6 +55,7 @@ class BidirectionalWKV(Mixer):
         rise, fall = depth / (LAYERS - 1), 1 - depth / LAYERS
         share = torch.arange(dim) / dim
         spread = torch.arange(dim) / max(1, dim - 1)
+        self.wkv = WKV()
         self.decay = nn.Parameter(-5 + 8 * spread ** (0.7 + 1.3 * rise))
         self.bonus = nn.Parameter(math.log(0.3) + 0.5 * ((torch.arange(dim) + 1) % 3 - 1))
         self.mix_k = nn.Parameter(share**fall)
@@ -74,8 +75,16 @@ class BidirectionalWKV(Mixer):
                 (self.key, self.mix_k), (self.value, self.mix_v), (self.receptance, self.mix_r)
             )
         )  # fmt: skip
-        mean = bi_wkv(k, v, self.decay, self.bonus).to(x.dtype)
+        mean = self.wkv(k, v, self.decay, self.bonus).to(x.dtype)
         return self.output(r.sigmoid() * mean).unflatten(1, (x.shape[1], x.shape[2]))
+
+
+class WKV(nn.Module):
+    """``bi_wkv`` as a part, which hooks, profilers and pictures name."""
+
+    def forward(self, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
+        """Return the weighted means: (B, N, C) -> (B, N, C)."""
+        return bi_wkv(k, v, decay, bonus)
 
 
 def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:

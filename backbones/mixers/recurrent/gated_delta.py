@@ -88,13 +88,14 @@ class GatedDeltaRule(Mixer):
         low, high = math.log(LEAST_STEP), math.log(MOST_STEP)
         steps = (torch.rand(heads) * (high - low) + low).exp()
         self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))
+        self.rule = DeltaRule()
         self.gate = nn.Linear(dim, heads * value, bias=False)
         self.norm = nn.RMSNorm(value, eps=1e-5)
         self.proj = nn.Linear(heads * value, dim, bias=False)
 
     def mix(self, x: Tensor) -> Tensor:
         """Run over the rows both ways: (B, H, W, C) -> (B, H, W, C)."""
-        return self.mixed(x, delta_rule)
+        return self.mixed(x, self.rule)
 
     def mixed(self, x: Tensor, rule: Rule) -> Tensor:
         """Run over the rows by a form of ``delta_rule``: (B, H, W, C) -> (B, H, W, C)."""
@@ -116,6 +117,14 @@ class GatedDeltaRule(Mixer):
         return self.proj(merge_heads(normed) * F.silu(self.gate(tokens))).unflatten(
             1, (x.shape[1], x.shape[2])
         )
+
+
+class DeltaRule(nn.Module):
+    """``delta_rule`` as a part, which hooks, profilers and pictures name."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+        """Return what all tokens read: values (B, h, N, e) -> (B, h, N, e)."""
+        return delta_rule(q, k, v, log_decay, beta)
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
