@@ -8,7 +8,7 @@ below, left or right (Q-shift), mixed with x channel by channel. The decay w and
 learnt per channel.
 
 Source: Duan et al., "Vision-RWKV: Efficient and Scalable Visual Perception with RWKV-Like
-Architectures", ICLR 2025, https://arxiv.org/abs/2403.02308, Eq. 2 to 6. Initialisation by depth as
+Architectures", ICLR 2025, https://arxiv.org/abs/2403.02308. Initialisation by depth as
 in the authors' code, for 12 layers; deeper blocks start as the twelfth. Their kernel adds 1e-6 to
 the denominator, which is left out. Sums over both sides are recurrences of ``layers/scans``.
 
@@ -34,7 +34,7 @@ from backbones.registry import register_mixer
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 
 
-@register_mixer("bi_wkv", kind="token", source="Vision-RWKV (ICLR 2025), Eq. 2 to 6")
+@register_mixer("bi_wkv", kind="token", source="Vision-RWKV (ICLR 2025)")
 class BidirectionalWKV(Mixer):
     """W (sigmoid(r) * y) with bidirectional WKV; class tokens are not mixed.
 
@@ -46,7 +46,7 @@ class BidirectionalWKV(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 5 C.
 
-    Source: Vision-RWKV (ICLR 2025), Eq. 2 to 6, https://arxiv.org/abs/2403.02308.
+    Source: Vision-RWKV (ICLR 2025), https://arxiv.org/abs/2403.02308.
     """
 
     def __init__(self, dim: int, *, slot: Slot | None = None) -> None:

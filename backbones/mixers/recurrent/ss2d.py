@@ -8,7 +8,7 @@ and projections of u to Delta = softplus(P_d P_r u + b), B and C. Every channel 
 own.
 
 Source: Liu et al., "VMamba: Visual State Space Model", NeurIPS 2024,
-https://arxiv.org/abs/2401.10166, Sec. 4.2 and 4.4; after Gu and Dao, "Mamba", 2023,
+https://arxiv.org/abs/2401.10166; after Gu and Dao, "Mamba", 2023,
 https://arxiv.org/abs/2312.00752. One state per channel, no wider inner channels, no gate, and the
 initialisation are those of VMamba-T in the authors' code. The scan is that of ``layers/scans``.
 
