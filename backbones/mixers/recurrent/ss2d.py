@@ -12,6 +12,9 @@ https://arxiv.org/abs/2401.10166; after Gu and Dao, "Mamba", 2023,
 https://arxiv.org/abs/2312.00752. One state per channel, no wider inner channels, no gate, and the
 initialisation are those of VMamba-T in the authors' code. The scan is that of ``layers/scans``.
 
+With 3,136 tokens and 64 channels a loop over tokens takes 16 times as long forward and 34 times
+with gradients, on one core of an AMD EPYC by ``tools/benchmark.py scans train=true``.
+
 Axes: B images, L = H W tokens, K = 4 directions, E inner channels, n states, r rank of Delta.
 """
 
