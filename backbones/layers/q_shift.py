@@ -1,6 +1,6 @@
 """Q-shift: quarters of the channels come from the four neighbours of a token.
 
-Source: Duan et al., Vision-RWKV, ICLR 2025, https://arxiv.org/abs/2403.02308, Eq. 3.
+Source: Duan et al., Vision-RWKV, ICLR 2025, https://arxiv.org/abs/2403.02308.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 import copy
 import importlib
 import pkgutil
+import sys
+import types
 from itertools import cycle
 
 import pytest
@@ -10,7 +12,10 @@ import torch
 
 from backbones import create_backbone, create_mixer, list_mixers
 from backbones.analysis.counting import count_macs
+from backbones.fast.torch.gated_delta import FastGatedDelta
+from backbones.mixers.recurrent.gated_delta import delta_rule
 from backbones.registry import find_host, find_mixer, why_unfit
+from backbones.replace import share_state
 from tests.families import build_short, rest_slow_pairs
 from tests.references import field
 from tests.tensors import build_mixer, images, tokens
@@ -173,8 +178,8 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("gated_delta", {"key_ratio": 0.01}, "must give each head a channel and a token, got 0.01"),
         ("kan", {"degree": 0}, "intervals and degree must be at least 1, got 5 and 0"),
         ("gr_kan", {"groups": 7}, "groups must divide the widths 24 and 96, got 7"),
-        ("soft_moe", {"slots": 0}, "experts and slots must be at least 1, got 8 and 0"),
-        ("sparse_moe", {"selected": 9}, "selected must be from 1 to the 8 experts, got 9"),
+        ("soft_moe", {"slots": 0}, "experts and slots must be at least 1, got 4 and 0"),
+        ("sparse_moe", {"selected": 5}, "selected must be from 1 to the 4 experts, got 5"),
         ("sparse_moe", {"capacity": 0.0}, "capacity must be above 0, .*; got 0.0, 0.0 and 0.01"),
         ("ttt", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
         ("mlstm", {"num_heads": 5}, "num_heads must divide the 48 inner channels, got 5"),
@@ -233,3 +238,27 @@ def test_experts_are_balanced_by_a_loss_of_importance_and_load():
     )
     mixer.eval()(x)
     assert mixer.take_penalty() is None
+
+
+def test_kernels_of_fla_get_what_they_document(monkeypatch):
+    """On a CPU, with the plain form in the place of the kernel; no kernel runs here."""
+    calls = []
+
+    def kernel(q, k, v, g, beta, scale):
+        calls.append([part.shape for part in (q, k, v, g, beta)])
+        assert {part.dtype for part in (q, k, v)} == {torch.bfloat16}
+        parts = (part.transpose(1, 2).float() for part in (q, k, v))
+        read = delta_rule(*parts, g.transpose(1, 2), beta.transpose(1, 2))
+        return (scale * read).transpose(1, 2).to(q.dtype), None
+
+    module = types.ModuleType("fla.ops.gated_delta_rule")
+    module.chunk_gated_delta_rule = kernel
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    mixer = create_mixer("gated_delta", 24, num_heads=2)
+    x = tokens(2, 5, 6, 24).float()
+    expected, form = mixer(x), share_state(mixer, FastGatedDelta)
+    assert not form.serves(x)  # not on a GPU
+    with torch.autocast("cpu", torch.bfloat16):
+        found = form.compute(x).float()
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert calls == [[(4, 30, 2, 9)] * 2 + [(4, 30, 2, 18)] + [(4, 30, 2)] * 2]

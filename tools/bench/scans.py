@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers.scans import scan
 from backbones.mixers.recurrent.bi_wkv import bi_wkv
 from backbones.mixers.recurrent.gated_delta import delta_rule
 from backbones.mixers.recurrent.mlstm import mlstm
+from backbones.mixers.recurrent.ss2d import selective_scan
 from tools.bench.timing import (
     interleave,
     make_step,
@@ -24,29 +24,35 @@ from tools.cli.arguments import parse_integer
 from tools.cli.tables import Record
 
 
-def loop_states(log_decay: Tensor, values: Tensor) -> Tensor:
-    """Return all states of s_t = exp(log_decay_t) * s_{t-1} + values_t, (N, ...)."""
-    state, states = torch.zeros_like(values[0]), []
-    for decay, value in zip(log_decay.exp().unbind(0), values.unbind(0), strict=True):
-        state = torch.addcmul(value, decay, state)
-        states.append(state)
-    return torch.stack(states)
+def loop_selective(u: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return the reads of the selective scan."""
+    state, reads = torch.zeros_like(u[0].unsqueeze(-1) * a), []
+    for token, width, write, read in zip(*(x.unbind(0) for x in (u, step, b, c)), strict=True):
+        decay = (width.unsqueeze(-1) * a).exp()
+        state = decay * state + (width * token).unsqueeze(-1) * write.unsqueeze(-2)
+        reads.append((state * read.unsqueeze(-2)).sum(-1))
+    return torch.stack(reads)
 
 
 def loop_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     """Return bi_wkv's means, by a loop in each direction."""
-    count, weight = k.shape[1], (k - k.detach().amax(1, keepdim=True)).exp()
-    own = (bonus / count).exp() * weight
-    sums, rate = torch.cat([weight * v, weight], dim=-1), (-decay / count).exp().repeat(2)
-    total: Tensor | float = torch.cat([own * v, own], dim=-1)
-    for step in (1, -1):
-        state, states = torch.zeros_like(sums[:, 0]), []
-        for value in sums.unbind(1)[::step]:
-            states.append(state)
-            state = torch.addcmul(value, rate, state)
-        total = total + torch.stack(states[::step], dim=1)
-    top, bottom = total.chunk(2, dim=-1)
-    return top / bottom
+    count, rate = k.shape[1], (-decay / k.shape[1]).exp()
+    weights = (k - k.detach().amax(1, keepdim=True)).unbind(1)
+    sums = []
+    for order in (range(count), range(count - 1, -1, -1)):
+        top, bottom, found = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]), [()] * count
+        values = v.unbind(1)
+        for t in order:
+            found[t] = (top, bottom)
+            weight = weights[t].exp()
+            top, bottom = rate * top + weight * values[t], rate * bottom + weight
+        sums.append(found)
+    means = []
+    for value, weight, before, after in zip(v.unbind(1), weights, *sums, strict=True):
+        own = (bonus / count + weight).exp()
+        top, bottom = (one + other for one, other in zip(before, after, strict=True))
+        means.append((top + own * value) / (bottom + own))
+    return torch.stack(means, dim=1)
 
 
 def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
@@ -81,7 +87,9 @@ def make_inputs(name: str, tokens: int, dim: int) -> tuple[Tensor, ...]:
         dim: Channels C of the mixer.
     """
     if name == "ss2d":
-        return -0.1 * torch.rand(tokens, 4, 1, dim, 1), torch.randn(tokens, 4, 1, dim, 1)
+        u, step = torch.randn(tokens, 4, 1, dim), torch.rand(tokens, 4, 1, dim)
+        b, c = torch.randn(2, tokens, 4, 1, 1)
+        return u, step, -torch.ones(4, 1, dim, 1), b, c
     if name == "bi_wkv":
         k, v = torch.randn(2, 1, tokens, dim)
         return k, v, torch.linspace(-5, 3, dim), torch.zeros(dim)
@@ -97,7 +105,7 @@ def make_inputs(name: str, tokens: int, dim: int) -> tuple[Tensor, ...]:
 
 Scan = Callable[..., Tensor]
 SCANS: dict[str, tuple[Scan, Scan]] = {
-    "ss2d": (scan, loop_states),
+    "ss2d": (selective_scan, loop_selective),
     "bi_wkv": (bi_wkv, loop_wkv),
     "gated_delta": (delta_rule, loop_delta),
     "mlstm": (mlstm, loop_mlstm),

@@ -43,6 +43,7 @@ FEATURES = {
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
     "schedulefree": "optimizer.name=schedulefree_*",
+    "fla-core": "backbone.token_mixer=gated_delta on a GPU",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
     "wandb": "logger=wandb",

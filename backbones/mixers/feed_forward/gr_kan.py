@@ -5,7 +5,7 @@
 The channels of a group share b, all channels share a. F1 starts as the identity, F2 as GELU.
 
 Source: Yang and Wang, "Kolmogorov-Arnold Transformer", ICLR 2025,
-https://arxiv.org/abs/2409.10594, Eq. 9 to 13. Eight groups and the coefficients that F2 starts from
+https://arxiv.org/abs/2409.10594. Eight groups and the coefficients that F2 starts from
 are those of the authors' code. Weights start normal of variance gain / fan-in, which keeps the
 variance (Sec. 4.3); the code overwrites them with a deviation of 0.02.
 """
@@ -39,7 +39,7 @@ STARTS: dict[str, tuple[tuple[float, ...], tuple[float, ...], float]] = {
 }
 
 
-@register_mixer("gr_kan", kind="channel", source="KAT (ICLR 2025), Eq. 9 to 13")
+@register_mixer("gr_kan", kind="channel", source="KAT (ICLR 2025)")
 class GroupRationalKAN(PointwiseMixer):
     """W2 F2(W1 F1(x) + b1) + b2, class tokens among the tokens.
 

@@ -6,7 +6,7 @@ B_m are the B-splines of degree k on a uniform grid of G intervals in [-1, 1] an
 side. Beyond them only SiLU is left.
 
 Source: Liu et al., "KAN: Kolmogorov-Arnold Networks", ICLR 2025, https://arxiv.org/abs/2404.19756,
-Eq. 2.10 to 2.13. G = 5, k = 3, grid and initialisation are those of the public code efficient-kan:
+Eq. 2.10 to 2.12. G = 5, k = 3, grid and initialisation are those of the public code efficient-kan:
 the splines start as noise of 0.1 / G at the grid's points. The paper leaves a network for vision
 open. One layer from C to C has the size of an FFN with four times as wide hidden channels, to a
 quarter, and is the default, as in ``cheby_kan``; ``expansion`` gives two layers.
@@ -27,7 +27,7 @@ from backbones.registry import register_mixer
 NOISE = 0.1
 
 
-@register_mixer("kan", kind="channel", source="KAN (ICLR 2025), Eq. 2.10 to 2.13")
+@register_mixer("kan", kind="channel", source="KAN (ICLR 2025), Eq. 2.10 to 2.12")
 class KAN(PointwiseMixer):
     """One B-spline and one SiLU for every pair of an input and an output channel.
 

@@ -5,7 +5,7 @@
 In x' four quarters of the channels come from a neighbour above, below, left or right (Q-shift).
 
 Source: Duan et al., "Vision-RWKV: Efficient and Scalable Visual Perception with RWKV-Like
-Architectures", ICLR 2025, https://arxiv.org/abs/2403.02308, Eq. 3 and 7. Initialisation by depth as
+Architectures", ICLR 2025, https://arxiv.org/abs/2403.02308. Initialisation by depth as
 in the authors' code, for 12 layers; deeper blocks start as the twelfth.
 """
 
@@ -24,7 +24,7 @@ from backbones.registry import register_mixer
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 
 
-@register_mixer("rwkv_channel_mix", kind="channel", source="Vision-RWKV (ICLR 2025), Eq. 7")
+@register_mixer("rwkv_channel_mix", kind="channel", source="Vision-RWKV (ICLR 2025)")
 class RWKVChannelMix(Mixer):
     """sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2; class tokens are mapped alike without the shift.
 
@@ -35,7 +35,7 @@ class RWKVChannelMix(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: (2 M + 1) C^2 + 2 C.
 
-    Source: Vision-RWKV (ICLR 2025), Eq. 7, https://arxiv.org/abs/2403.02308.
+    Source: Vision-RWKV (ICLR 2025), https://arxiv.org/abs/2403.02308.
     """
 
     value_layer = "value"

@@ -8,7 +8,7 @@ learnt.
 
 Source: Puigcerver et al., "From Sparse to Soft Mixtures of Experts", ICLR 2024,
 https://arxiv.org/abs/2308.00951, Sec. 2.1 and 2.3. One slot per expert is the paper's choice; its
-networks have 128 experts and more, of which the default of 8 takes fewer, since each is as large as
+networks have 128 experts and more, of which the default of 4 takes fewer, since each is as large as
 the FFN that they replace. Phi starts normal of variance 1 / C.
 
 Axes: B images, N tokens (class tokens first, then the map), C channels, n experts of p slots.
@@ -49,7 +49,7 @@ class SoftMoE(Mixer):
     prefix_mixing = "joint"
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 4.0, experts: int = 8, slots: int = 1
+        self, dim: int, *, hidden_ratio: float = 4.0, experts: int = 4, slots: int = 1
     ) -> None:
         super().__init__()
         if experts < 1 or slots < 1:

@@ -12,8 +12,8 @@ loss keeps experts equally busy, the mean of
 Source: Riquelme et al., "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021,
 https://arxiv.org/abs/2106.05974, Sec. 2 and App. A. k = 2, r = 1.05, the loss's weight of 0.01 and
 eps normal of 1 / E in training (``noise=1``) are the authors'. Their networks have 32 experts and
-route batches of many images; here 8 is the default and an image is routed by itself, so that its
-outputs do not depend on the batch.
+route batches of many images; here 4 is the default, since each is as large as the FFN that they
+replace, and an image is routed by itself, so that its outputs do not depend on the batch.
 
 Axes: B images, N tokens, E experts of capacity c.
 """
@@ -58,7 +58,7 @@ class SparseMoE(Mixer):
         dim: int,
         *,
         hidden_ratio: float = 4.0,
-        experts: int = 8,
+        experts: int = 4,
         selected: int = 2,
         capacity: float = 1.05,
         noise: float = 0.0,

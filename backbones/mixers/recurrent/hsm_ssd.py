@@ -7,7 +7,7 @@ D is a depthwise 3x3 convolution. All products of channels with channels act on 
 their cost does not grow with the map.
 
 Source: Lee et al., "EfficientViM: Efficient Vision Mamba with Hidden State Mixer based State Space
-Duality", CVPR 2025, https://arxiv.org/abs/2411.15241, Sec. 4.1. States by stage are those of
+Duality", CVPR 2025, https://arxiv.org/abs/2411.15241. States by stage are those of
 EfficientViM-M1; weights start as torch's do, as in the authors' code. The paper adds a number A per
 state to Delta, which the softmax over tokens cancels; it is left out.
 

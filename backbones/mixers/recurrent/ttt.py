@@ -42,8 +42,7 @@ class TestTimeTraining(Mixer):
         rope: Turn pairs of channels by a token's row and column; C must be a multiple of 4.
         qkv_bias: Biases of queries, keys and values.
 
-    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 4 C d + 2 C d + 4 C + 12
-    d.
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 6 C d + 4 C + 12 d.
 
     Raises:
         ValueError: Heads that do not divide C, or ``rope`` with C not a multiple of 4.

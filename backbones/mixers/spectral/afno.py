@@ -6,9 +6,9 @@ W1 and W2 are complex and block-diagonal. ReLU and the soft threshold S_lambda a
 imaginary parts alone.
 
 Source: Guibas et al., "Adaptive Fourier Neural Operators: Efficient Token Mixers for
-Transformers", ICLR 2022, https://arxiv.org/abs/2111.13587, Sec. 4 and its pseudo-code, which adds
-x. The paper leaves the scale of the transforms, the threshold and the initialisation open; here
-they are orthonormal, 0.01 and normal of 0.02, as the authors released.
+Transformers", ICLR 2022, https://arxiv.org/abs/2111.13587, whose pseudo-code adds x. The paper
+leaves the scale of the transforms, the threshold and the initialisation open; here they are
+orthonormal, 0.01 and normal of 0.02, as the authors released.
 
 Axes: B images, H W map, F = W // 2 + 1 columns of the half spectrum, k blocks of p channels.
 """

@@ -3,7 +3,7 @@
     y = IFFT2(K * FFT2(x))
 
 Source: Rao et al., "Global Filter Networks for Image Classification", NeurIPS 2021,
-https://arxiv.org/abs/2107.00645, Eq. 5. Transforms are orthonormal and K starts normal of 0.02, as
+https://arxiv.org/abs/2107.00645. Transforms are orthonormal and K starts normal of 0.02, as
 in the authors' code.
 """
 
@@ -19,7 +19,7 @@ from backbones.layers.spectral import filter_spectrum
 from backbones.registry import register_mixer
 
 
-@register_mixer("global_filter", kind="token", source="GFNet (NeurIPS 2021), Eq. 5")
+@register_mixer("global_filter", kind="token", source="GFNet (NeurIPS 2021)")
 class GlobalFilter(Mixer):
     """IFFT2(K * FFT2(x)) for each channel; class tokens are not mixed: the host pools its map.
 
@@ -32,7 +32,7 @@ class GlobalFilter(Mixer):
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 H (W // 2 + 1) C.
 
-    Source: GFNet (NeurIPS 2021), Eq. 5, https://arxiv.org/abs/2107.00645.
+    Source: GFNet (NeurIPS 2021), https://arxiv.org/abs/2107.00645.
     """
 
     grid_axes = MappingProxyType({"filter": "H F C 2"})

@@ -7,7 +7,7 @@ The offsets o and p are linear in LN(x); a read between two tokens is interpolat
 tokens outside of the map are zero. The shares a come from the means of all three branches (split
 attention).
 
-Source: Wei et al., "Active Token Mixer", AAAI 2023, https://arxiv.org/abs/2203.06108, Sec. 3; the
+Source: Wei et al., "Active Token Mixer", AAAI 2023, https://arxiv.org/abs/2203.06108; the
 merge and the initialisation (truncated normal of 0.02) as in the authors' code. There every second
 block reuses the offsets of the one before; here each block computes its own.
 

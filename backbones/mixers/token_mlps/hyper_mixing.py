@@ -7,7 +7,7 @@ tokens fits and the cost is linear in it. p are sines and cosines of the token's
 heads every part works on its own C / h channels.
 
 Source: Mai et al., "HyperMixer: An MLP-based Low Cost Alternative to Transformers", ACL 2023,
-https://arxiv.org/abs/2203.03691, Sec. 2.2 and 2.3, with ``tied`` for W2 = W1. Positions from 1,
+https://arxiv.org/abs/2203.03691, with ``tied`` for W2 = W1. Positions from 1,
 their frequencies 10000^(-2 c / C) of channel c, the factor sqrt(C), missing biases and the
 initialisation are those of the authors' code.
 

@@ -7,7 +7,7 @@ D is a depthwise 3x3 convolution, R a linear layer over the H tokens of each col
 W tokens of each row, both shared by all channels. W fuses the three maps.
 
 Source: Tang et al., "Sparse MLP for Image Recognition: Is Self-Attention Really Necessary?", AAAI
-2022, https://arxiv.org/abs/2109.05422, Fig. 2 and Eq. 1; batch norms and GELU before each layer as
+2022, https://arxiv.org/abs/2109.05422; batch norms and GELU before each layer as
 in the authors' code, which keeps torch's initialisation.
 
 Axes: B images, H W map, C channels.

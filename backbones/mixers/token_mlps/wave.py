@@ -8,9 +8,9 @@ neighbour. Theta is a linear layer, or a depthwise convolution, with batch norm 
 a come from the means of all three branches (split attention).
 
 Source: Tang et al., "An Image Patch is a Wave: Phase-Aware Vision MLP", CVPR 2022,
-https://arxiv.org/abs/2111.12294, Eq. 3 to 9. Neighbourhoods of 7, the merge and torch's initial
+https://arxiv.org/abs/2111.12294. Neighbourhoods of 7, the merge and torch's initial
 convolutions are the authors'. Cosine and sine of one channel are weighted for the same channel, as
-in Eq. 9; the released code places them half of the channels apart.
+in the paper; the released code places them half of the channels apart.
 
 Axes: B images, H W map, C channels.
 """
@@ -32,7 +32,7 @@ from backbones.registry import register_mixer
 Phase = Literal["fc", "depthwise"]
 
 
-@register_mixer("wave", kind="token", source="WaveMLP (CVPR 2022), Eq. 3 to 9")
+@register_mixer("wave", kind="token", source="WaveMLP (CVPR 2022)")
 class PhaseAwareMixing(Mixer):
     """W (a0 P_width(x) + a1 P_height(x) + a2 U x); class tokens are not mixed.
 
@@ -47,7 +47,7 @@ class PhaseAwareMixing(Mixer):
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters with "fc" and C a multiple of 4:
     7 C^2 + 153 C / 4.
 
-    Source: WaveMLP (CVPR 2022), Eq. 3 to 9, https://arxiv.org/abs/2111.12294.
+    Source: WaveMLP (CVPR 2022), https://arxiv.org/abs/2111.12294.
     """
 
     def __init__(

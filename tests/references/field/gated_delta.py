@@ -45,7 +45,7 @@ def reference(mixer, x):
 def macs(mixer, c, h, w):
     n, heads = h * w, mixer.num_heads
     key, value = mixer.widths[0] // heads, mixer.widths[2] // heads
-    chunk = min(64, n)
+    chunk = min(32, n)
     chunks = -(-n // chunk)
     wide, given = sum(mixer.widths), heads * value
     both = 2 * n * (c * wide + wide * mixer.conv.kernel_size[0] + 2 * c * heads)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-CASES = [{}, {"experts": 4, "selected": 1, "capacity": 0.5, "hidden_ratio": 1}]
+CASES = [{}, {"experts": 5, "selected": 1, "capacity": 0.5, "hidden_ratio": 1}]
 
 
 def reference(mixer, x):
