@@ -12,7 +12,7 @@ Axes: B inputs, C channels, N tokens, D width, p patch size.
 from __future__ import annotations
 
 import re
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from timm.layers import Attention, DropPath, Mlp
@@ -71,6 +71,13 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
+class TanhGELU(nn.GELU):
+    """GELU by a hyperbolic tangent."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+
 class Block(nn.Module):
     """Attention and MLP, each between modulated norm and gate: (B, N, D) -> (B, N, D)."""
 
@@ -80,9 +87,7 @@ class Block(nn.Module):
             nn.LayerNorm(dim, eps=EPS, elementwise_affine=False) for _ in range(2)
         )
         self.attn: nn.Module = Attention(dim, heads, qkv_bias=True)
-        self.mlp: nn.Module = Mlp(
-            dim, int(RATIO * dim), act_layer=lambda: nn.GELU(approximate="tanh")
-        )
+        self.mlp: nn.Module = Mlp(dim, int(RATIO * dim), act_layer=TanhGELU)
         self.adaLN_modulation = modulation(dim, 6)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
@@ -138,6 +143,7 @@ class DiT(DenoisingBackbone):
         dim: D.
         depth: Blocks.
         heads: Heads of the attention.
+        frequency_shift: 0, or 1 for the frequencies of times in diffusers; see ``sinusoids``.
 
     Source: DiT (ICCV 2023), https://arxiv.org/abs/2212.09748.
     """
@@ -146,13 +152,16 @@ class DiT(DenoisingBackbone):
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,
-        depth: int, heads: int,
+        depth: int, heads: int, frequency_shift: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(channels, num_classes, learn_sigma)
         self.patch, self.dim, self.img_size = config.patch_size, dim, config.img_size
         self.size_divisor = self.patch
         self.x_embedder = PatchEmbed(channels, dim, self.patch)
-        self.t_embedder, self.y_embedder = TimeEmbedder(dim), LabelEmbedder(num_classes, dim)
+        self.t_embedder, self.y_embedder = (
+            TimeEmbedder(dim, frequency_shift),
+            LabelEmbedder(num_classes, dim),
+        )
         self.blocks = nn.ModuleList(
             Block(dim, heads, rate) for rate in drop_path_rates(config.drop_path_rate, depth)
         )
@@ -243,11 +252,12 @@ def _register(name: str, depth: int, dim: int, heads: int, learns: bool = True) 
         channels: int = CHANNELS,
         num_classes: int = CLASSES,
         learn_sigma: bool = learns,
+        frequency_shift: Literal[0, 1] = 0,
     ) -> DiT:
         refuse_pretrained(name, config)
         return DiT(
             config, channels=channels, num_classes=num_classes, learn_sigma=learn_sigma, dim=dim,
-            depth=depth, heads=heads,
+            depth=depth, heads=heads, frequency_shift=frequency_shift,
         )  # fmt: skip
 
     build.__doc__ = f"""{depth} blocks of width {dim} with {heads} heads.
@@ -257,6 +267,7 @@ def _register(name: str, depth: int, dim: int, heads: int, learns: bool = True) 
         channels: Channels of the input; data modules pass their own number.
         num_classes: Classes; data modules pass their own number.
         learn_sigma: Predict variances as well.
+        frequency_shift: 1 for the frequencies of times in diffusers, 0 for the authors'.
     """
 
 

@@ -45,6 +45,8 @@ FEATURES = {
     "schedulefree": "optimizer.name=schedulefree_*",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
+    "diffusers": "task=generation head.vae",
+    "torch-fidelity": "task=generation task.inception",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }
