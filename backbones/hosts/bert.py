@@ -98,7 +98,7 @@ class TanhFFN(PointwiseMixer):
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
-class Block(nn.Module):
+class TextBlock(nn.Module):
     """norm(x + attn(x)), then norm(x + FFN(x)): (B, L, C) -> (B, L, C)."""
 
     def __init__(
@@ -163,7 +163,7 @@ class TextEncoder(Backbone):
         self.drop = nn.Dropout(drop)
         hidden = int(RATIO * dim)
         self.blocks = nn.ModuleList(
-            Block(
+            TextBlock(
                 dim, heads, drop=drop, rate=rate, causal=causal, eps=eps,
                 mlp=TanhFFN(dim, hidden) if causal else FFN(dim, hidden_ratio=RATIO),
             )

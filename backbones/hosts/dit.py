@@ -59,7 +59,7 @@ SHARED = {
 }
 
 
-class PatchEmbed(nn.Module):
+class LatentPatchEmbed(nn.Module):
     """Linear layer over patches: (B, C, H, W) -> (B, N, D)."""
 
     def __init__(self, channels: int, dim: int, patch: int) -> None:
@@ -78,7 +78,7 @@ class TanhGELU(nn.GELU):
         super().__init__(approximate="tanh")
 
 
-class Block(nn.Module):
+class DiTBlock(nn.Module):
     """Attention and MLP, each between modulated norm and gate: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, dim: int, heads: int, drop_path: float) -> None:
@@ -101,7 +101,7 @@ class Block(nn.Module):
         return x + self.drop_path(gate2 * y)
 
 
-class FinalLayer(nn.Module):
+class DiTFinalLayer(nn.Module):
     """Modulated norm and linear layer: (B, N, D) -> (B, N, O)."""
 
     def __init__(self, dim: int, out: int) -> None:
@@ -157,20 +157,20 @@ class DiT(DenoisingBackbone):
         super().__init__(channels, num_classes, learn_sigma)
         self.patch, self.dim, self.img_size = config.patch_size, dim, config.img_size
         self.size_divisor = self.patch
-        self.x_embedder = PatchEmbed(channels, dim, self.patch)
+        self.x_embedder = LatentPatchEmbed(channels, dim, self.patch)
         self.t_embedder, self.y_embedder = (
             TimeEmbedder(dim, frequency_shift),
             LabelEmbedder(num_classes, dim),
         )
         self.blocks = nn.ModuleList(
-            Block(dim, heads, rate) for rate in drop_path_rates(config.drop_path_rate, depth)
+            DiTBlock(dim, heads, rate) for rate in drop_path_rates(config.drop_path_rate, depth)
         )
-        self.final_layer = FinalLayer(dim, self.patch**2 * self.out_channels)
+        self.final_layer = DiTFinalLayer(dim, self.patch**2 * self.out_channels)
         init_denoiser(self)
         zero(self.final_layer.linear, self.final_layer.adaLN_modulation[1])
         grid = config.grid(self.patch)
         for index, each in enumerate(self.blocks):
-            block = cast("Block", each)
+            block = cast("DiTBlock", each)
             zero(block.adaLN_modulation[1])
             slot = Slot(dim, RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp", config.channel_mixer, slot)

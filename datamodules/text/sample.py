@@ -52,7 +52,7 @@ class SampleGlue(SampleDataModule, GlueDataModule):
             "dev": check_minimum("num_val", num_val, 2),
         }
         self.sample_seed = check_minimum("sample_seed", sample_seed, 0)
-        self.set_name = f"grammar-{num_train}-{num_val}-seed{sample_seed}"
+        self.set_name = f"grammar2-{num_train}-{num_val}-seed{sample_seed}"
 
     def write(self, folder: Path) -> None:
         """Write both tsv files, corpus.txt of right sentences, and the tokenizer's vocab.txt."""

@@ -108,6 +108,8 @@ class WordPiece:
 def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
     """Return special tokens, letters inside and at the start of words, and the most frequent words.
 
+    A word that is another one and a last letter, such as a plural, is left to two pieces.
+
     Args:
         texts: Texts to count words in.
         size: Most pieces.
@@ -118,5 +120,6 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
     for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if len(pieces) >= size:
             break
-        pieces.setdefault(word)
+        if word[:-1] not in counts:
+            pieces.setdefault(word)
     return list(pieces)
