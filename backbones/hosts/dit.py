@@ -12,7 +12,7 @@ Axes: B inputs, C channels, N tokens, D width, p patch size.
 from __future__ import annotations
 
 import re
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from timm.layers import Attention, DropPath, Mlp
@@ -59,7 +59,7 @@ SHARED = {
 }
 
 
-class PatchEmbed(nn.Module):
+class LatentPatchEmbed(nn.Module):
     """Linear layer over patches: (B, C, H, W) -> (B, N, D)."""
 
     def __init__(self, channels: int, dim: int, patch: int) -> None:
@@ -71,7 +71,14 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
-class Block(nn.Module):
+class TanhGELU(nn.GELU):
+    """GELU by a hyperbolic tangent."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+
+class DiTBlock(nn.Module):
     """Attention and MLP, each between modulated norm and gate: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, dim: int, heads: int, drop_path: float) -> None:
@@ -80,9 +87,7 @@ class Block(nn.Module):
             nn.LayerNorm(dim, eps=EPS, elementwise_affine=False) for _ in range(2)
         )
         self.attn: nn.Module = Attention(dim, heads, qkv_bias=True)
-        self.mlp: nn.Module = Mlp(
-            dim, int(RATIO * dim), act_layer=lambda: nn.GELU(approximate="tanh")
-        )
+        self.mlp: nn.Module = Mlp(dim, int(RATIO * dim), act_layer=TanhGELU)
         self.adaLN_modulation = modulation(dim, 6)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
@@ -96,7 +101,7 @@ class Block(nn.Module):
         return x + self.drop_path(gate2 * y)
 
 
-class FinalLayer(nn.Module):
+class DiTFinalLayer(nn.Module):
     """Modulated norm and linear layer: (B, N, D) -> (B, N, O)."""
 
     def __init__(self, dim: int, out: int) -> None:
@@ -138,6 +143,7 @@ class DiT(DenoisingBackbone):
         dim: D.
         depth: Blocks.
         heads: Heads of the attention.
+        frequency_shift: 0, or 1 for the frequencies of times in diffusers; see ``sinusoids``.
 
     Source: DiT (ICCV 2023), https://arxiv.org/abs/2212.09748.
     """
@@ -146,22 +152,25 @@ class DiT(DenoisingBackbone):
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,
-        depth: int, heads: int,
+        depth: int, heads: int, frequency_shift: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(channels, num_classes, learn_sigma)
         self.patch, self.dim, self.img_size = config.patch_size, dim, config.img_size
         self.size_divisor = self.patch
-        self.x_embedder = PatchEmbed(channels, dim, self.patch)
-        self.t_embedder, self.y_embedder = TimeEmbedder(dim), LabelEmbedder(num_classes, dim)
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, rate) for rate in drop_path_rates(config.drop_path_rate, depth)
+        self.x_embedder = LatentPatchEmbed(channels, dim, self.patch)
+        self.t_embedder, self.y_embedder = (
+            TimeEmbedder(dim, frequency_shift),
+            LabelEmbedder(num_classes, dim),
         )
-        self.final_layer = FinalLayer(dim, self.patch**2 * self.out_channels)
+        self.blocks = nn.ModuleList(
+            DiTBlock(dim, heads, rate) for rate in drop_path_rates(config.drop_path_rate, depth)
+        )
+        self.final_layer = DiTFinalLayer(dim, self.patch**2 * self.out_channels)
         init_denoiser(self)
         zero(self.final_layer.linear, self.final_layer.adaLN_modulation[1])
         grid = config.grid(self.patch)
         for index, each in enumerate(self.blocks):
-            block = cast("Block", each)
+            block = cast("DiTBlock", each)
             zero(block.adaLN_modulation[1])
             slot = Slot(dim, RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp", config.channel_mixer, slot)
@@ -243,11 +252,12 @@ def _register(name: str, depth: int, dim: int, heads: int, learns: bool = True) 
         channels: int = CHANNELS,
         num_classes: int = CLASSES,
         learn_sigma: bool = learns,
+        frequency_shift: Literal[0, 1] = 0,
     ) -> DiT:
         refuse_pretrained(name, config)
         return DiT(
             config, channels=channels, num_classes=num_classes, learn_sigma=learn_sigma, dim=dim,
-            depth=depth, heads=heads,
+            depth=depth, heads=heads, frequency_shift=frequency_shift,
         )  # fmt: skip
 
     build.__doc__ = f"""{depth} blocks of width {dim} with {heads} heads.
@@ -257,6 +267,7 @@ def _register(name: str, depth: int, dim: int, heads: int, learns: bool = True) 
         channels: Channels of the input; data modules pass their own number.
         num_classes: Classes; data modules pass their own number.
         learn_sigma: Predict variances as well.
+        frequency_shift: 1 for the frequencies of times in diffusers, 0 for the authors'.
     """
 
 

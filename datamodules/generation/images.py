@@ -213,8 +213,8 @@ class LabelledImages:
             image = opened.convert(MODES[self.data.channels])
         scale = size / min(image.size)
         if scale != 1:
-            sides = tuple(max(size, round(scale * side)) for side in image.size)
-            image = image.resize(sides, Image.Resampling.BICUBIC, reducing_gap=3)
+            width, height = (max(size, round(scale * side)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
         left, top = ((side - size) // 2 for side in image.size)
         pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.float32)
         if self.training and self.data.flip and np.random.random() < 0.5:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -228,45 +228,6 @@ def _ply_header(path: Path, file: BinaryIO) -> tuple[str, int, list[tuple[str, s
             if words[1] not in PLY_TYPES:
                 raise ValueError(f"{path}: vertices have a property of type {words[1]}")
             fields.append((words[2], PLY_TYPES[words[1]]))
-
-
-def write_ply(
-    file: BinaryIO,
-    coord: Floats,
-    color: NDArray[Any],
-    labels: NDArray[Any],
-    comments: Sequence[str],
-) -> None:
-    """Write points with colours from 0 to 255 and labels as a binary ply file.
-
-    Args:
-        file: Open for writing.
-        coord: (N, 3).
-        color: (N, 3).
-        labels: (N,).
-        comments: Lines for the header, such as the names of classes.
-    """
-    fields = [
-        *((axis, "<f4") for axis in "xyz"),
-        *((name, "u1") for name in ("red", "green", "blue")),
-        ("label", "<i4"),
-    ]
-    vertices = np.empty(len(coord), dtype=fields)
-    for index, axis in enumerate("xyz"):
-        vertices[axis] = coord[:, index]
-    for index, name in enumerate(("red", "green", "blue")):
-        vertices[name] = np.clip(np.round(color[:, index]), 0, 255)
-    vertices["label"] = labels
-    kinds = {"<f4": "float", "u1": "uchar", "<i4": "int"}
-    lines = [
-        "ply", "format binary_little_endian 1.0",
-        *(f"comment {line}" for line in comments),
-        f"element vertex {len(coord)}",
-        *(f"property {kinds[code]} {name}" for name, code in fields),
-        "end_header",
-    ]  # fmt: skip
-    file.write(("\n".join(lines) + "\n").encode())
-    file.write(vertices.tobytes())
 
 
 def is_cloud(path: Path) -> bool:

@@ -13,12 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from datamodules.points.clouds import IGNORED, Cloud, write_ply
+from heads.point_segmentation import IGNORED
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.whole_files import whole_file
 from tasks.point_segmentation.family import FAMILY
 from tasks.point_segmentation.pictures import UNKNOWN, draw_cloud, palette
+from tasks.point_segmentation.ply import write_ply
 
 CLOUDS = "clouds"  # folder of labelled clouds
 MOST = 8  # classes of a cloud listed in a line
@@ -125,7 +126,7 @@ class PointSegmentationTask(ClassesTask):
     def save_arrays(self, row: Row) -> Row:
         """Write a cloud with its predicted labels as a ply file; return its path in their place."""
         trainer: Any = self.trainer
-        cloud: Cloud = trainer.datamodule.predicted_cloud(row["number"])
+        cloud = trainer.datamodule.predicted_cloud(row["number"])
         target = f"{CLOUDS}/{row['number']:04d}_{Path(row['image']).stem}.ply"
         path = Path(trainer.default_root_dir) / target
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,7 @@ class PointSegmentationTask(ClassesTask):
         colours = palette(len(self.class_names))
         pictures = []
         for row in self.describe(batch, datamodule):
-            cloud: Cloud = datamodule.predicted_cloud(row["number"])
+            cloud = datamodule.predicted_cloud(row["number"])
             shown = {} if cloud.color is None else {"colours": cloud.color.astype(np.uint8)}
             present = set(row["labels"].tolist())
             if cloud.labels is not None:

@@ -13,7 +13,7 @@ from datamodules.points.augmentation import (
     grid_sample,
     rotated,
 )  # fmt: skip
-from datamodules.points.clouds import Cloud, read_cloud, write_ply
+from datamodules.points.clouds import Cloud, read_cloud
 from datamodules.points.folders import (
     S3DIS,
     SCANNET,
@@ -23,6 +23,7 @@ from datamodules.points.folders import (
     ScanNetDataModule,
 )  # fmt: skip
 from datamodules.points.sample import SamplePoints, make_room
+from tasks.point_segmentation.ply import write_ply
 
 SMALL = {"grid_size": 0.1, "batch_size": 2, "num_workers": 0, "elastic": False}
 

@@ -43,7 +43,7 @@ class SparseConvNorm(nn.Module):
         return self.norm(self.conv(x, level))
 
 
-class TokenMixer(nn.Module):
+class PointTokenMixer(nn.Module):
     """V(act(K(W x))), with K and V submanifold convolutions and their BatchNorms.
 
     Shape: (P, C) -> (P, C).
@@ -61,7 +61,7 @@ class TokenMixer(nn.Module):
         return self.value(self.act(self.key(self.query(x), level)), level)
 
 
-class ChannelMixer(nn.Module):
+class PointChannelMixer(nn.Module):
     """FFN(D(x)), with D a submanifold convolution and its BatchNorm.
 
     Shape: (P, C) -> (P, C).
@@ -80,7 +80,7 @@ class ChannelMixer(nn.Module):
         return self.ffn(self.query(x, level))
 
 
-class Block(nn.Module):
+class PointBlock(nn.Module):
     """x + drop_path(token(LN x)), then x + drop_path(channel(LN x)).
 
     Stochastic depth drops single voxels, as in the authors' code.
@@ -91,8 +91,8 @@ class Block(nn.Module):
     def __init__(self, dim: int, kernel_size: int, act: Activation, drop_path: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.token_mixer = TokenMixer(dim, kernel_size, act)
-        self.channel_mixer = ChannelMixer(dim, kernel_size, act)
+        self.token_mixer = PointTokenMixer(dim, kernel_size, act)
+        self.channel_mixer = PointChannelMixer(dim, kernel_size, act)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, level: VoxelLevel) -> Tensor:
@@ -105,7 +105,7 @@ class Block(nn.Module):
         fill(self.channel_mixer, "ffn", channel_mixer, slot)
 
 
-class Down(nn.Module):
+class PointDown(nn.Module):
     """Linear layer, maximum over 2 x 2 x 2 voxels, BatchNorm, activation: (P, C) -> (P', O)."""
 
     def __init__(self, dim: int, out_dim: int, act: Activation) -> None:
@@ -119,7 +119,7 @@ class Down(nn.Module):
         return self.act(self.norm(cell_max(self.linear(x), coarse)))
 
 
-class Projection(nn.Module):
+class PointProjection(nn.Module):
     """act(BN(W x + b)): (P, C) -> (P, O)."""
 
     def __init__(self, dim: int, out_dim: int, act: Activation) -> None:
@@ -133,20 +133,20 @@ class Projection(nn.Module):
         return self.act(self.norm(self.linear(x)))
 
 
-class Up(nn.Module):
+class PointUp(nn.Module):
     """Sum of projected skip and of the projected coarser voxel: (P, S) and (P', C) -> (P, O)."""
 
     def __init__(self, dim: int, skip_dim: int, out_dim: int, act: Activation) -> None:
         super().__init__()
-        self.proj = Projection(dim, out_dim, act)
-        self.skip = Projection(skip_dim, out_dim, act)
+        self.proj = PointProjection(dim, out_dim, act)
+        self.skip = PointProjection(skip_dim, out_dim, act)
 
     def forward(self, x: Tensor, skip: Tensor, coarse: VoxelLevel) -> Tensor:
         """Project both levels and add them: (P', C) and (P, S) -> (P, O)."""
         return self.skip(skip) + self.proj(x)[coarse.inverse]
 
 
-class Stage(nn.Module):
+class PointStage(nn.Module):
     """A change of resolution, if any, and blocks."""
 
     def __init__(
@@ -159,7 +159,7 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.embed = embed
-        self.blocks = nn.ModuleList(Block(dim, kernel_size, act, rate) for rate in rates)
+        self.blocks = nn.ModuleList(PointBlock(dim, kernel_size, act, rate) for rate in rates)
 
     def run_blocks(self, x: Tensor, level: VoxelLevel) -> Tensor:
         """Apply all blocks: (P, C) -> (P, C)."""

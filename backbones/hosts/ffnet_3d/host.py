@@ -24,11 +24,11 @@ from backbones.base import FeatureInfo, HostConfig, Slot
 from backbones.hosts.ffnet_3d.blocks import (
     RATIO,
     Activation,
-    Block,
-    Down,
     Function,
-    Stage,
-    Up,
+    PointBlock,
+    PointDown,
+    PointStage,
+    PointUp,
     batch_norm,
 )
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
@@ -42,7 +42,7 @@ STEM = 5  # side of the first kernel
 Form = Literal["code", "paper"]
 
 
-class Stem(nn.Module):
+class PointStem(nn.Module):
     """Submanifold convolution without bias, BatchNorm, activation: (P, F) -> (P, C)."""
 
     def __init__(self, channels: int, dim: int, act: Activation) -> None:
@@ -96,18 +96,18 @@ class FFNet3D(PointBackbone):
             _split(drop_path_rates(config.drop_path_rate, sum(each)), each)
             for each in (depths, decoder_depths)
         )
-        self.stem = Stem(channels, dims[0], act)
-        downs = [None, *(Down(*pair, act) for pair in itertools.pairwise(dims))]
+        self.stem = PointStem(channels, dims[0], act)
+        downs = [None, *(PointDown(*pair, act) for pair in itertools.pairwise(dims))]
         stages = [
-            Stage(down, dim, own, kernel_size, act)
+            PointStage(down, dim, own, kernel_size, act)
             for down, dim, own in zip(downs, dims, rates, strict=True)
         ]
         below = [*decoder_dims[1:], dims[-1]]
         for index in reversed(range(len(decoder_dims))):
             dim = decoder_dims[index]
-            up = Up(below[index], dims[index], dim, act)
+            up = PointUp(below[index], dims[index], dim, act)
             # The authors' decoder drops most in its first blocks.
-            stages.append(Stage(up, dim, decoder_rates[index][::-1], kernel_size, act))
+            stages.append(PointStage(up, dim, decoder_rates[index][::-1], kernel_size, act))
         self.stages = nn.ModuleList(stages)
         self.num_features = decoder_dims[0] if decoder_dims else dims[-1]
         self.feature_info = (FeatureInfo(self.num_features, 1),)
@@ -115,7 +115,7 @@ class FFNet3D(PointBackbone):
         for number, (stage, dim) in enumerate(zip(stages, widths, strict=True)):
             for index, block in enumerate(stage.blocks):
                 slot = Slot(dim, RATIO, (1, 1), number, index, dense=config.dense)
-                cast("Block", block).fill_slots(slot, config.channel_mixer)
+                cast("PointBlock", block).fill_slots(slot, config.channel_mixer)
 
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels at full resolution: (P, F) -> (P, C).
@@ -130,14 +130,14 @@ class FFNet3D(PointBackbone):
             )
         x, levels, skips = self.stem(features, level), [level], []
         for index, each in enumerate(self.stages):
-            stage = cast("Stage", each)
+            stage = cast("PointStage", each)
             if 0 < index < self.num_encoder:
                 skips.append(x)
                 levels.append(levels[-1].coarser())
-                x = cast("Down", stage.embed)(x, levels[-1])
+                x = cast("PointDown", stage.embed)(x, levels[-1])
             elif index:
                 coarse = levels.pop()
-                x = cast("Up", stage.embed)(x, skips.pop(), coarse)
+                x = cast("PointUp", stage.embed)(x, skips.pop(), coarse)
             x = stage.run_blocks(x, levels[-1])
         return x
 

@@ -6,12 +6,12 @@ Axes: B inputs, C channels of the input, H W its size, D width.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo
+from backbones.base import Backbone, FeatureInfo, Layout
 
 MODALITY = "noisy_image"
 CHANNELS, CLASSES, LATENT = 4, 1000, 32  # of the published latents of 256-pixel ImageNet
@@ -33,7 +33,7 @@ class DenoisingBackbone(Backbone):
     """
 
     modality = MODALITY
-    block_layout = "nchw"
+    block_layout: Layout = "nchw"
     pooling = "mean of the prediction"
 
     def __init__(self, channels: int, num_classes: int, learn_sigma: bool) -> None:
@@ -69,25 +69,29 @@ class DenoisingBackbone(Backbone):
         return self(images)[0].mean(dim=(2, 3))
 
 
-def sinusoids(times: Tensor, count: int = FREQUENCIES) -> Tensor:
-    """Return cosines, then sines of times at ``count`` / 2 frequencies: (B,) -> (B, count)."""
+def sinusoids(times: Tensor, shift: int = 0, count: int = FREQUENCIES) -> Tensor:
+    """Return cosines, then sines of times at ``count`` / 2 frequencies: (B,) -> (B, count).
+
+    Frequency i is 10000^(-i / (count / 2 - shift)); the shift is 0, and 1 in diffusers' DiT.
+    """
     half = count // 2
     steps = torch.arange(half, device=times.device, dtype=torch.float32)
-    angles = times.float()[:, None] * torch.exp(-math.log(PERIOD) * steps / half)
+    angles = times.float()[:, None] * torch.exp(-math.log(PERIOD) * steps / (half - shift))
     return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
 class TimeEmbedder(nn.Module):
     """Two linear layers over the sinusoids of a time: (B,) -> (B, D)."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, shift: int = 0) -> None:
         super().__init__()
+        self.shift = shift
         self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, times: Tensor) -> Tensor:
         """Embed times: (B,) -> (B, D)."""
-        weight = self.mlp[0].weight
-        return self.mlp(sinusoids(times).to(weight.dtype))
+        first = cast("nn.Linear", self.mlp[0])
+        return self.mlp(sinusoids(times, self.shift).to(first.weight.dtype))
 
 
 class LabelEmbedder(nn.Module):
@@ -122,8 +126,9 @@ def init_denoiser(network: nn.Module) -> None:
         if isinstance(part, LabelEmbedder):
             nn.init.normal_(part.embedding_table.weight, std=0.02)
         elif isinstance(part, TimeEmbedder):
-            for layer in (part.mlp[0], part.mlp[2]):
-                nn.init.normal_(layer.weight, std=0.02)
+            for layer in part.mlp:
+                if isinstance(layer, nn.Linear):
+                    nn.init.normal_(layer.weight, std=0.02)
 
 
 def zero(*layers: Any) -> None:

@@ -186,7 +186,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale[:, :, None, None]) + shift[:, :, None, None]
 
 
-class Block(nn.Module):
+class UDiTBlock(nn.Module):
     """Token and channel mixer, each between modulated norm and gate; half of U-DiT's block.
 
     Shape: (B, D, H, W) and a condition (B, D) -> (B, D, H, W).
@@ -216,7 +216,7 @@ class Block(nn.Module):
         return x + self.drop_path(gate2[:, :, None, None] * y)
 
 
-class FinalLayer(nn.Module):
+class UDiTFinalLayer(nn.Module):
     """Modulated norm and 3x3 convolution: (B, D, H, W) -> (B, O, H, W)."""
 
     def __init__(self, dim: int, out: int) -> None:
@@ -231,7 +231,7 @@ class FinalLayer(nn.Module):
         return self.out_proj(modulate(self.norm_final(x), shift, scale))
 
 
-class Down(nn.Module):
+class PixelDown(nn.Module):
     """3x3 convolution to half the channels, then 2x2 pixels as channels: D -> 2 D, half size."""
 
     def __init__(self, dim: int) -> None:
@@ -243,7 +243,7 @@ class Down(nn.Module):
         return F.pixel_unshuffle(self.conv(x), 2)
 
 
-class Up(nn.Module):
+class PixelUp(nn.Module):
     """3x3 convolution to twice the channels, channels as 2x2 pixels, skip, 1x1 convolution."""
 
     def __init__(self, dim: int, skip_dim: int, out_dim: int) -> None:

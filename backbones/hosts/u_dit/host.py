@@ -33,12 +33,12 @@ from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.hosts.u_dit.blocks import (
     RATIO,
-    Block,
-    Down,
     DownsampledAttention,
     FFNifiedAttention,
-    FinalLayer,
-    Up,
+    PixelDown,
+    PixelUp,
+    UDiTBlock,
+    UDiTFinalLayer,
 )
 from backbones.layers.reparam import fuse
 from backbones.options import check_odd
@@ -71,10 +71,10 @@ OUTER = {
 }  # fmt: skip
 
 
-class Stage(nn.Module):
+class UDiTStage(nn.Module):
     """A change of resolution, if any, and blocks."""
 
-    def __init__(self, embed: nn.Module | None, blocks: Sequence[Block]) -> None:
+    def __init__(self, embed: nn.Module | None, blocks: Sequence[UDiTBlock]) -> None:
         super().__init__()
         self.embed = embed
         self.blocks = nn.ModuleList(blocks)
@@ -110,8 +110,8 @@ class UDiT(DenoisingBackbone):
         self.t_embedders = nn.ModuleList(TimeEmbedder(width) for width in widths)
         self.y_embedders = nn.ModuleList(LabelEmbedder(num_classes, width) for width in widths)
         embeds = [
-            None, Down(dims[0]), Down(dims[1]), Up(dims[2], dims[1], dims[3]),
-            Up(dims[3], dims[0], dims[4]),
+            None, PixelDown(dims[0]), PixelDown(dims[1]), PixelUp(dims[2], dims[1], dims[3]),
+            PixelUp(dims[3], dims[0], dims[4]),
         ]  # fmt: skip
         rates = iter(drop_path_rates(config.drop_path_rate, sum(depths)))
         stages = []
@@ -121,11 +121,11 @@ class UDiT(DenoisingBackbone):
                 attn: nn.Module = DownsampledAttention(own, heads)
                 if ffnified is not None and number != BOTTLENECK:
                     attn = FFNifiedAttention(own, *ffnified)
-                blocks.append(Block(own, attn, RATIO, next(rates)))
-            stages.append(Stage(embed, blocks))
+                blocks.append(UDiTBlock(own, attn, RATIO, next(rates)))
+            stages.append(UDiTStage(embed, blocks))
         self.stages = nn.ModuleList(stages)
         self.output = nn.Conv2d(dims[-1], dims[-1], 3, padding=1)
-        self.final_layer = FinalLayer(dims[-1], self.out_channels * area)
+        self.final_layer = UDiTFinalLayer(dims[-1], self.out_channels * area)
         init_denoiser(self)
         zero(self.final_layer.out_proj, self.final_layer.adaLN_modulation[1])
         for number, (stage, own) in enumerate(zip(stages, dims, strict=True)):
@@ -134,7 +134,7 @@ class UDiT(DenoisingBackbone):
                 grid = config.grid(2 * self.patch)
             for index, block in enumerate(stage.blocks):
                 slot = Slot(own, RATIO, grid, number, index, dense=config.dense)
-                cast("Block", block).finish(slot, config)
+                cast("UDiTBlock", block).finish(slot, config)
 
     def denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W).
@@ -154,12 +154,12 @@ class UDiT(DenoisingBackbone):
         x = self.stem(F.pixel_unshuffle(x, self.patch) if self.patch > 1 else x)
         skips = []
         for number, each in enumerate(self.stages):
-            stage = cast("Stage", each)
+            stage = cast("UDiTStage", each)
             if 0 < number <= BOTTLENECK:
                 skips.append(x)
-                x = cast("Down", stage.embed)(x)
+                x = cast("PixelDown", stage.embed)(x)
             elif number:
-                x = cast("Up", stage.embed)(x, skips.pop())
+                x = cast("PixelUp", stage.embed)(x, skips.pop())
             for block in stage.blocks:
                 x = block(x, conditions[LEVELS[number]])
         x = self.final_layer(self.output(x), conditions[1])
