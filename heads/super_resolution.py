@@ -20,7 +20,7 @@ from backbones.options import Remembering, check_value
 
 TARGETS = ("SuperResolver",)
 Loss = Literal["l1", "charbonnier"]
-SEAM = 8  # least overlap of tiles in a network that cannot be cut exactly
+SEAM = 8  # most overlap of parts in a network that cannot be cut exactly
 
 
 class SuperResolver(Remembering, nn.Module):
@@ -79,11 +79,18 @@ class SuperResolver(Remembering, nn.Module):
 
     @property
     def margin(self) -> int:
-        """Overlap of tiles at each side, a multiple of the windows."""
+        """Overlap of parts at each side: the radius in whole windows, or a share of the part."""
         radius, divisor = self.host.radius, self.host.size_divisor
         if radius is None:
-            return SEAM
+            side = min(self._part())
+            return min(SEAM, side // 4, (side - divisor) // 2)
         return radius + missing(radius, divisor)
+
+    def _part(self) -> tuple[int, ...]:
+        """Return rows and columns of the parts of large images."""
+        if self.host.radius is not None:
+            return self.tile, self.tile
+        return tuple(side + missing(side, self.host.size_divisor) for side in self.host.img_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Enlarge whole images: (B, 3, H, W) -> (B, 3, r H, r W)."""
@@ -137,8 +144,7 @@ class SuperResolver(Remembering, nn.Module):
             yield self(images)[0]
             return
         height, width = image.shape[1:]
-        size = (self.tile, self.tile) if self.host.radius is not None else self.host.img_size
-        padded = self._padded(images)
+        size, padded = self._part(), self._padded(images)
         if self.host.radius is None:  # an image below the build resolution is mirrored up to it
             for axis in (2, 3):
                 lack = max(size[axis - 2] - padded.shape[axis], 0)
@@ -208,6 +214,7 @@ def spans(length: int, size: int, margin: int, divisor: int = 1) -> list[Span]:
     """
     if length <= size:
         return [Span(0, length, 0, length)]
+    assert size >= 2 * margin + divisor, "parts would not move on"
     found, first = [], 0
     while first < length:
         start = max(0, first - margin)

@@ -76,9 +76,14 @@ def test_the_declared_radius_is_what_an_output_depends_on():
         assert reached.abs().max() >= radius - 2  # and hardly less
 
 
-def test_a_network_of_global_mixers_takes_parts_of_its_build_resolution():
+@pytest.mark.parametrize(
+    ("name", "side", "part"),
+    [("ffnet_sr_light", 24, 24), ("ffnet_sr_light", 8, 8), ("swinir_light", 16, 16),
+     ("swinir_light", 8, 8), ("swinir_light", 12, 16)],
+)  # fmt: skip
+def test_a_network_of_global_mixers_takes_parts_of_its_build_resolution(name, side, part):
     torch.manual_seed(0)
-    backbone = shorten(create_backbone("ffnet_sr_light", token_mixer="attention", img_size=24))
+    backbone = shorten(create_backbone(name, token_mixer="attention", img_size=side))
     seen = []
     backbone.register_forward_hook(lambda host, given, out: seen.append(given[0].shape[2:]))
     model = SuperResolver(backbone, 2).eval()
@@ -87,7 +92,7 @@ def test_a_network_of_global_mixers_takes_parts_of_its_build_resolution():
         with torch.no_grad():
             (enlarged,) = model.predict(batch)
         assert enlarged.shape == (3, 2 * size[0], 2 * size[1])
-    assert set(seen) == {(24, 24)}
+    assert set(seen) == {(part, part)}
 
 
 @pytest.mark.parametrize(("length", "size", "margin", "divisor"), [
