@@ -49,6 +49,7 @@ class Facts:
     """What a model is like, built with some options for some image size.
 
     Attributes:
+        key: Arguments by which they are found again, instead of copied or pickled.
         size: Build resolution (H, W).
         network: The model with timm's classifier, without values.
         options: All options for ``timm.create_model``, those for the size included.
@@ -67,6 +68,7 @@ class Facts:
         has_two_tokens: True if it has classifiers of a class and a distillation token.
     """
 
+    key: tuple[Any, ...]
     size: Size
     network: nn.Module
     options: Mapping[str, Any]
@@ -83,6 +85,12 @@ class Facts:
     classifier: tuple[str, ...]
     has_mlp_head: bool
     has_two_tokens: bool
+
+    def __deepcopy__(self, memo: Any) -> Facts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find, self.key
 
 
 def own_size(model: str, options: Mapping[str, Any] | None = None) -> Size:
@@ -169,6 +177,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     embedding = found.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
+        (model, typed, size, in_chans, class_token),
         size,
         network,
         options,
@@ -293,5 +302,9 @@ def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
     matcher = getattr(network, "group_matcher", None)
     if matcher is None:
         return {}
-    found: dict[str, int] = group_parameters(network, matcher(coarse=coarse), reverse=True)
+    try:
+        groups = matcher(coarse=coarse)
+    except AssertionError:  # a family has fine groups only
+        groups = matcher(coarse=False)
+    found: dict[str, int] = group_parameters(network, groups, reverse=True)
     return found
