@@ -161,7 +161,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
         )
     differs = {key: value for key, value in options.items() if key != "drop_path_rate" or value}
     network: Any = create_on_meta(model, options) if differs else plain
-    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network, size)
+    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
+    if any(side % multiple for side in own_size(model)):
+        multiple = 1  # it is made for sizes that its strides do not divide
     padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
@@ -246,7 +248,7 @@ def _run_checked(model: str, size: Size, run: Any) -> Any:
         ) from error
 
 
-def _multiple(network: Any, size: Size) -> int:
+def _multiple(network: Any) -> int:
     """Return the least common multiple of a model's strides."""
     strides = [one["reduction"] for one in feature_info(network)]
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", ())
@@ -263,7 +265,7 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
         and "Same" not in type(module).__name__
         for module in network.modules()
     )
-    return cuts or "img_size" in known or hasattr(network, "patch_embed")
+    return cuts or "img_size" in known
 
 
 def _features_and_maps(network: Any, images: torch.Tensor) -> tuple[Any, list[tuple[int, ...]]]:
