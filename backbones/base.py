@@ -19,6 +19,7 @@ from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
 from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
+from backbones.layers.input_channels import adapt_input, adapt_tensors
 from backbones.layers.one_row import keep_centre_row
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
@@ -265,6 +266,15 @@ class Backbone(nn.Module):
             for name, module in self.named_modules()
             if isinstance(module, Mixer) and module.replaced is not None
         }
+
+    def set_in_chans(self, in_chans: int, *, keep_weights: bool = True) -> None:
+        """Take images of another number of channels; see ``layers.input_channels``."""
+        self.input_keys = adapt_input(self, in_chans, keep_weights=keep_weights)
+        self.in_chans = in_chans
+
+    def adapt_input(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors with weights for images of 3 channels adapted to ``in_chans``."""
+        return adapt_tensors(state_dict, self.input_keys, self.in_chans)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.

@@ -13,7 +13,6 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
-from backbones.layers.input_channels import adapt_input, check_in_chans
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -33,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Smallest sides of images, with the published patch size and with a smaller one.
 LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
+MOST_CHANNELS = 12  # of an image
 FROM_SLOT = ("grid", "slot")  # keywords of a mixer that only the slot sets
 
 
@@ -176,7 +176,7 @@ def create_backbone(
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
-    check_in_chans(in_chans, host.name, host.modality)
+    _check_in_chans(in_chans, host)
     patch = host.patch_size if patch_size is None else patch_size
     if img_size is None and host.usual_size is not None:
         img_size = host.usual_size({**keywords(host.build), **host_kwargs})
@@ -205,7 +205,7 @@ def create_backbone(
         cause = mixer_name if by_channel else token_name
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
     if backbone.in_chans != in_chans:
-        adapt_input(backbone, in_chans, keep_weights=config.pretrained)
+        backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
@@ -443,6 +443,14 @@ def _is_in(space: Mapping[str, Any], module: str) -> bool:
 def small_patch_sizes(host: HostEntry) -> list[int]:
     """Return the patch sizes for small images: half, quarter and eighth of the published one."""
     return [size for size in (host.patch_size >> halvings for halvings in (1, 2, 3)) if size]
+
+
+def _check_in_chans(in_chans: int, host: HostEntry) -> None:
+    """Check the number of channels of a host's images."""
+    if not 1 <= in_chans <= MOST_CHANNELS:
+        raise ValueError(f"in_chans must be from 1 to {MOST_CHANNELS}, got {in_chans}")
+    if in_chans != Backbone.in_chans and host.modality != "image":
+        raise ValueError(f"in_chans={in_chans} is for images; {host.name} takes {host.modality}")
 
 
 def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: bool) -> None:

@@ -31,9 +31,10 @@ from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.registry import host_modality
+from backbones.registry import host_modality, look_up
 
 PREFIX = "mixerlab_"
+OF_TIMM = "timm"  # the host for timm's own models
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
 Indices = int | Sequence[int] | None
 
@@ -206,6 +207,8 @@ def register() -> list[str]:
     """Register all image backbones that timm lacks, and return their names in timm."""
     module, added = sys.modules[__name__], []
     for name in list_backbones():
+        if look_up(name)[0].name == OF_TIMM:
+            continue
         entry = timm_name(name)
         if not timm.is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))

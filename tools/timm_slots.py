@@ -85,7 +85,7 @@ def _found(patterns: Sequence[str], *, is_tried: bool) -> Iterator[tuple[str, An
 
 
 def _record(name: str, one: Any) -> Record:
-    kept = [f"{part}: {why}" for part, why in (one.kept or {}).items()]
+    kept = [f"{part}: {why}" for part, why in one.kept.items()]
     return {
         "backbone": name, "channel": one.channel, "token": one.token,
         "settings": one.error or "; ".join(kept),

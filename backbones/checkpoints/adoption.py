@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from backbones.base import Backbone, Mixer
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.opening import TASK, Checkpoint
-from backbones.layers.input_channels import adapt_tensors
 
 V = TypeVar("V")
 logger = logging.getLogger(__name__)
@@ -157,8 +156,7 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
         ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
     file = checkpoint.state_dict
-    tensors = backbone.convert_state_dict(dict(file))
-    adapt_tensors(tensors, backbone.input_keys, backbone.in_chans)
+    tensors = backbone.adapt_input(backbone.convert_state_dict(dict(file)))
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import cast
 
-import torch
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from backbones.replace import replace
 
-COLOURS, MOST = 3, 12
-
-
-def check_in_chans(in_chans: int, host: str, modality: str) -> None:
-    """Check the number of channels of a host's inputs.
-
-    Raises:
-        ValueError: It is out of range, or the host takes no images.
-    """
-    if not 1 <= in_chans <= MOST:
-        raise ValueError(f"in_chans must be from 1 to {MOST}, got {in_chans}")
-    if in_chans != COLOURS and modality != "image":
-        raise ValueError(f"in_chans={in_chans} is for images; {host} takes inputs of {modality}")
+COLOURS = 3
 
 
 def input_layers(network: nn.Module, in_chans: int = COLOURS) -> list[str]:
@@ -44,26 +31,29 @@ def input_layers(network: nn.Module, in_chans: int = COLOURS) -> list[str]:
     return [name for name in found if name.rpartition(".")[0] == parent]
 
 
-def adapt_input(backbone: Any, in_chans: int, *, keep_weights: bool) -> None:
-    """Replace the first convolution of a backbone by one for another number of channels.
+def adapt_input(network: nn.Module, in_chans: int, *, keep_weights: bool) -> tuple[str, ...]:
+    """Replace the first convolution for images of 3 channels by one for another number.
 
     Args:
-        backbone: A ``Backbone`` for images of 3 channels, changed in place.
+        network: Changed in place.
         in_chans: Its new number of channels.
         keep_weights: Adapt the weights, as timm does; False draws new ones of the same variance of
             the outputs.
 
+    Returns:
+        The names of the new weights.
+
     Raises:
-        ValueError: The backbone lacks a convolution that reads images.
+        ValueError: The network lacks a convolution that reads images.
     """
-    names = input_layers(backbone)
+    names = input_layers(network)
     if not names:
         raise ValueError(
-            f"{type(backbone).__name__} lacks a convolution that reads 3 channels; leave in_chans "
+            f"{type(network).__name__} lacks a convolution that reads 3 channels; leave in_chans "
             "out"
         )
     for name in names:
-        conv = cast("nn.Conv2d", backbone.get_submodule(name))
+        conv = cast("nn.Conv2d", network.get_submodule(name))
         new = copy.deepcopy(conv)
         new.in_channels = in_chans
         new.weight = nn.Parameter(adapted(conv.weight.detach(), in_chans))
@@ -71,9 +61,8 @@ def adapt_input(backbone: Any, in_chans: int, *, keep_weights: bool) -> None:
             scale = conv.weight.detach().std() * (COLOURS / in_chans) ** 0.5
             nn.init.normal_(new.weight)
             new.weight.data.mul_(scale)
-        replace(backbone, name, new)
-    backbone.in_chans = in_chans
-    backbone.input_keys = tuple(f"{name}.weight" for name in names)
+        replace(network, name, new)
+    return tuple(f"{name}.weight" for name in names)
 
 
 def adapted(weight: Tensor, in_chans: int) -> Tensor:
@@ -85,12 +74,13 @@ def adapted(weight: Tensor, in_chans: int) -> Tensor:
     return made.contiguous()
 
 
-def adapt_tensors(tensors: dict[str, Tensor], keys: tuple[str, ...], in_chans: int) -> list[str]:
-    """Adapt the input weights of a checkpoint for 3 channels, and return what changed."""
-    changed = []
+def adapt_tensors(
+    tensors: dict[str, Tensor], keys: tuple[str, ...], in_chans: int
+) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors with input weights of 3 channels adapted."""
+    changed = {}
     for key in keys:
         weight = tensors.get(key)
         if weight is not None and weight.ndim == 4 and weight.shape[1] == COLOURS != in_chans:
-            tensors[key] = adapted(weight.to(torch.float32), in_chans).to(weight.dtype)
-            changed.append(key)
-    return changed
+            changed[key] = adapted(weight, in_chans)
+    return tensors | changed

@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
         models = {name: one for name, one in listed.items() if one.family == family.family}
         rows = [[f"`{name}`", one.channel, one.token] for name, one in models.items()]
         reasons = {
-            f"`{part}`: {why}" for one in models.values() for part, why in (one.kept or {}).items()
+            f"`{part}`: {why}" for one in models.values() for part, why in one.kept.items()
         } | {f"`{name}`: {one.error}" for name, one in models.items() if one.error}
         kept = "\n".join(f"* {reason}" for reason in sorted(reasons)[:12])
         parts.append(

@@ -17,6 +17,7 @@ from backbones.hosts.timm_model.placed import Placed
 from backbones.registry import find_host, find_mixer, why_unfit
 from heads.linear import LinearClassifier
 from tests.errors import refuses
+from tests.families import SMALLEST as SMALLEST_HOSTS
 from tests.tensors import drawn_tensors
 from tests.timm_geometry import build_for_geometry, first_slot, seen_changes, spread
 
@@ -295,18 +296,26 @@ def test_a_named_host_is_the_same_network(host, model):
     torch.testing.assert_close(*embeddings, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("in_chans", [1, 4, 12])
+ADAPTED = [(host, in_chans) for host in SMALLEST_HOSTS for in_chans in (1, 4, 12)]
+
+
 @pytest.mark.parametrize(
-    ("host", "options"),
-    [("swin_t", {}), ("poolformer_s12", {}), ("timm", {"model": "test_vit"})],
+    ("host", "in_chans"),
+    [
+        pytest.param(
+            *case, marks=() if case in (("timm", 4), ("poolformer_s12", 1)) else pytest.mark.slow
+        )
+        for case in ADAPTED
+    ],
 )
-def test_weights_adapt_to_other_channels(host, options, in_chans):
+def test_weights_adapt_to_other_channels(host, in_chans):
+    options = {"model": "test_vit"} if host == "timm" else {}
     from timm.models import adapt_input_conv
 
     plain = create_backbone(host, img_size=64, **options)
     other = create_backbone(host, img_size=64, in_chans=in_chans, **options)
     report = adopt(other, in_memory(plain.state_dict(), "file"))
-    (key,) = other.input_keys
+    key = other.input_keys[0]
     assert report.initialised == ()
     torch.testing.assert_close(
         other.state_dict()[key], adapt_input_conv(in_chans, plain.state_dict()[key])

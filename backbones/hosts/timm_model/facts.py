@@ -49,6 +49,7 @@ class Facts:
     """What a model is like, built with some options for some image size.
 
     Attributes:
+        key: Arguments by which they are found again, instead of copied or pickled.
         size: Build resolution (H, W).
         network: The model with timm's classifier, without values.
         options: All options for ``timm.create_model``, those for the size included.
@@ -67,6 +68,7 @@ class Facts:
         has_two_tokens: True if it has classifiers of a class and a distillation token.
     """
 
+    key: tuple[Any, ...]
     size: Size
     network: nn.Module
     options: Mapping[str, Any]
@@ -83,6 +85,12 @@ class Facts:
     classifier: tuple[str, ...]
     has_mlp_head: bool
     has_two_tokens: bool
+
+    def __deepcopy__(self, memo: Any) -> Facts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find, self.key
 
 
 def own_size(model: str, options: Mapping[str, Any] | None = None) -> Size:
@@ -153,7 +161,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
         )
     differs = {key: value for key, value in options.items() if key != "drop_path_rate" or value}
     network: Any = create_on_meta(model, options) if differs else plain
-    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network, size)
+    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
+    if any(side % multiple for side in own_size(model)):
+        multiple = 1  # it is made for sizes that its strides do not divide
     padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
@@ -169,6 +179,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     embedding = found.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
+        (model, typed, size, in_chans, class_token),
         size,
         network,
         options,
@@ -237,7 +248,7 @@ def _run_checked(model: str, size: Size, run: Any) -> Any:
         ) from error
 
 
-def _multiple(network: Any, size: Size) -> int:
+def _multiple(network: Any) -> int:
     """Return the least common multiple of a model's strides."""
     strides = [one["reduction"] for one in feature_info(network)]
     patch = getattr(getattr(network, "patch_embed", None), "patch_size", ())
@@ -254,7 +265,7 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
         and "Same" not in type(module).__name__
         for module in network.modules()
     )
-    return cuts or "img_size" in known or hasattr(network, "patch_embed")
+    return cuts or "img_size" in known
 
 
 def _features_and_maps(network: Any, images: torch.Tensor) -> tuple[Any, list[tuple[int, ...]]]:
@@ -293,5 +304,9 @@ def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
     matcher = getattr(network, "group_matcher", None)
     if matcher is None:
         return {}
-    found: dict[str, int] = group_parameters(network, matcher(coarse=coarse), reverse=True)
+    try:
+        groups = matcher(coarse=coarse)
+    except AssertionError:  # a family has fine groups only
+        groups = matcher(coarse=False)
+    found: dict[str, int] = group_parameters(network, groups, reverse=True)
     return found

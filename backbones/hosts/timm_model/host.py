@@ -245,6 +245,15 @@ class TimmBackbone(Backbone):
         folded, _ = layout.fold(output)
         return folded.permute(0, 3, 1, 2)
 
+    def cam_layer(self, block: str) -> str:
+        """Return the block, or with prefix tokens its first norm.
+
+        After the last attention only the class token is read, and the map's gradient is zero.
+        """
+        norm = f"{block}.norm1"
+        has_norm = norm in dict(self.named_modules())
+        return norm if self.num_prefix_tokens and has_norm else block
+
     def token_mixers(self) -> dict[str, nn.Module]:
         """Return the token mixers, timm's or replaced ones, by name and in order of depth."""
         return self._mixers_of("token")

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,18 @@ class Listed:
     channel: int = 0
     token: int = 0
     layouts: tuple[str, ...] = ()
-    kept: Mapping[str, str] | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
 
 def read_list() -> dict[str, Listed]:
     """Return the stored list."""
-    content = json.loads(FILE.read_text())
-    return {name: Listed(**entry) for name, entry in content["models"].items()}
+    return {name: _listed(one) for name, one in json.loads(FILE.read_text())["models"].items()}
+
+
+def _listed(entry: dict[str, Any]) -> Listed:
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return Listed(**{**entry, **lists})
 
 
 def write_list(listed: Mapping[str, Listed]) -> None:
