@@ -146,7 +146,7 @@ def _branched(
         n = torch.cat([c[i + 1] * F.gelu(c[i] * z + c[i + 2]) + c[i + 3] for i in (0, 4)], dim=-1)
         means = [value.double() for value in running]
         if layered:
-            n = F.layer_norm(n, (h,), *norms[:2], EPS[0])
+            n = F.layer_norm(n, (h,), norms[0], norms[1], EPS[0])
         else:
             n = _norm(n, means[:2], norms[:2], EPS[0], training)
         u = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)

@@ -145,7 +145,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     for option in ANY_SIZE:
         if option in known and "dynamic_img_size" in known:
             options["dynamic_img_size"] = True
-    if not class_token and getattr(plain, "num_prefix_tokens", 0):
+    if not class_token and int(getattr(plain, "num_prefix_tokens", 0)):
         options |= _without_tokens(model, known)
     options |= {"in_chans": in_chans} if in_chans != 3 else {}
     rate = given.pop("drop_path_rate", 0.0)

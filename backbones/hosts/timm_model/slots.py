@@ -289,7 +289,7 @@ def _kept_mixers(
     found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
 ) -> dict[str, str]:
     """Return attention without a slot, with the reason."""
-    reasons = {}
+    reasons: dict[str, str] = {}
     for name, made in calls.items():
         call, known = made[0], [*found, *kept, *reasons]
         if any(name == one or name.startswith(f"{one}.") for one in known):
@@ -495,7 +495,7 @@ def _special(
             grid = (side * count, side * count)
             return Windows(Place(_stride(size, grid), grid, frame), 0, (side, side))
         if kind in ("MobileVitBlock", "MobileVitV2Block"):
-            side = tuple(part.patch_size)
+            patch: tuple[int, int] = tuple(part.patch_size)
             first = kind == "MobileVitV2Block"
             places = math.prod(shape[2:]) if first else shape[0] // BATCH * shape[1]
             rows = round(math.sqrt(places * size[0] / size[1]))

@@ -126,7 +126,7 @@ class SparseMoE(Mixer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out a loss that is part of a graph."""
-        return {**super().__getstate__(), "penalty": None}  # type: ignore[dict-item]
+        return {**self.__dict__, "penalty": None}
 
 
 def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
