@@ -502,7 +502,7 @@ def _special(
             grid = (rows, places // rows)
             if not _is_grid(grid, size):
                 return f"its input {shape} is not a map of the image"
-            return PatchPositions(Place(_stride(size, grid), grid, frame), 0, side, first)
+            return PatchPositions(Place(_stride(size, grid), grid, frame), 0, patch, first)
     return None
 
 
