@@ -81,11 +81,15 @@ class TimmBackbone(Backbone):
                 f"{name}.weight" for name in input_layers(self, config.in_chans)
             )
         self.pooling = getattr(network, "global_pool", "") or "timm's own pooling"
-        exempt = getattr(network, "no_weight_decay", lambda: ())()
-        self.no_weight_decay = frozenset(f"{NETWORK}{name}" for name in exempt)
         self._set_maps(config)
         self._fill("channel", config.channel_mixer, config)
         self._fill("token", config.token_mixer, config)
+        exempt = {f"{NETWORK}{name}" for name in getattr(network, "no_weight_decay", set)()}
+        self.no_weight_decay = frozenset(
+            name
+            for name, _ in self.named_parameters()
+            if name in exempt or name.endswith(("pos_embed", "position_bias_table"))
+        )
 
     def _set_maps(self, config: HostConfig) -> None:
         maps = self.facts.maps
@@ -103,6 +107,8 @@ class TimmBackbone(Backbone):
             self.feature_info = tuple(FeatureInfo(one.channels, one.stride) for one in self.taken)
             self.size_divisor = self.feature_info[-1].stride
         self._indices = [one.index for one in self.taken]
+        if self.taken[-1].index == self.facts.num_maps - 1:  # from the end
+            self._indices = [index - self.facts.num_maps for index in self._indices]
         if config.dense:
             before = set(self.network.state_dict())
             self.network.prune_intermediate_layers(
@@ -141,9 +147,9 @@ class TimmBackbone(Backbone):
         if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
             raise ValueError(no_prefix(class_name(mixer)))
         own = self.network.get_submodule(found.name)
-        mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
-        mixer.is_related = False
-        replace(self.network, found.name, Placed(mixer, found.layout, found.shortcut))
+        placed = Placed(mixer, found.layout, found.shortcut)
+        placed.replaced = {key: value.shape for key, value in own.state_dict().items()}
+        replace(self.network, found.name, placed)
         if found.method:
             parent = found.name.rpartition(".")[0]
             block = self.network.get_submodule(parent)
@@ -275,7 +281,17 @@ class TimmBackbone(Backbone):
 
     def channel_places(self) -> list[str]:
         """Return the names of modules that channel mixers may replace or have replaced."""
-        return list(self.channel_mixers())
+        present = dict(self.network.named_modules())
+        names = [one.name for one in self.slots.of("channel") if one.name in present]
+        return [f"{NETWORK}{name}" for name in names]
+
+    def mixers(self) -> dict[str, Any]:
+        """Return the modules around the mixers, by the prefix of their keys."""
+        return {
+            f"{name}.": module
+            for name, module in self.named_modules()
+            if isinstance(module, Placed)
+        }
 
     @functools.cached_property
     def layer_ids(self) -> Any:
@@ -286,20 +302,9 @@ class TimmBackbone(Backbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
-        if not any(key.startswith(NETWORK) for key in state_dict):
-            state_dict = self._of_timm(state_dict)
-        placed = [
-            f"{NETWORK}{one.name}."
-            for one in self.slots.found
-            if isinstance(dict(self.network.named_modules()).get(one.name), Placed)
-        ]
-        renamed = {}
-        for key, value in state_dict.items():
-            prefix = next((one for one in placed if key.startswith(one)), None)
-            if prefix is not None and not key.startswith(f"{prefix}mixer."):
-                key = f"{prefix}mixer.{key.removeprefix(prefix)}"
-            renamed[key] = value
-        return renamed
+        if any(key.startswith(NETWORK) for key in state_dict):
+            return state_dict
+        return self._of_timm(state_dict)
 
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""
