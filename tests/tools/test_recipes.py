@@ -229,7 +229,7 @@ def test_every_recipe_of_images_is_stated():
 
 
 def test_fine_tuning_of_vision_transformers_is_that_of_mae():
-    """He et al., CVPR 2022, Table 9; its mixup, CutMix, smoothing and RandAugment are the base's."""
+    """He et al., CVPR 2022, Table 9; mixup, CutMix, smoothing and RandAugment are the base's."""
     recipe = yaml.safe_load((CONFIGS / "recipe/vit_finetune.yaml").read_text())
     assert recipe["defaults"][0] == "base/imagenet"
     optimizer, schedule = recipe["optimizer"], recipe["schedule"]

@@ -37,6 +37,7 @@ from backbones.hosts.timm_model.layouts import Frame, Size
 from backbones.hosts.timm_model.placed import Placed, without_windows
 from backbones.hosts.timm_model.slots import Found, Kind, Slots, find_slots
 from backbones.layers.classifier import Classifier
+from backbones.layers.eager import is_recording
 from backbones.layers.feature_pyramid import (
     PYRAMID_CHANNELS,
     PYRAMID_STRIDES,
@@ -160,6 +161,8 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return timm's maps, or four maps of 256 channels from the pyramid."""
         height, width = images.shape[-2:]
+        if _is_empty(images):
+            return tuple(images.new_empty(shape) for shape in self.map_shapes(images))
         padded = self._padded(images)
         maps = self.network.forward_intermediates(
             padded, indices=self._indices, intermediates_only=True
@@ -200,21 +203,23 @@ class TimmBackbone(Backbone):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return timm's pooled features, the input of its classifier: (B, num_features)."""
-        return self._pooled(images, pre_logits=True)
+        return self._pooled(images, self.num_features, pre_logits=True)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the last linear layer of timm's classifier.
 
         Those are the class and distillation tokens, one after another, of a network that has both.
         """
-        if self.facts.has_two_tokens:
+        if self.facts.has_two_tokens and not _is_empty(images):
             self.check_embeds()
             tokens: Tensor = self.network.forward_features(self._padded(images))
             return tokens[:, :2].flatten(1)
-        return self._pooled(images, pre_logits=not self.facts.has_mlp_head)
+        return self._pooled(images, self._width(), pre_logits=not self.facts.has_mlp_head)
 
-    def _pooled(self, images: Tensor, *, pre_logits: bool) -> Tensor:
+    def _pooled(self, images: Tensor, width: int, *, pre_logits: bool) -> Tensor:
         self.check_embeds()
+        if _is_empty(images):
+            return images.new_empty(0, width)
         if not self.facts.has_pooling:
             return self(images)[-1].mean(dim=(2, 3))
         features = self.network.forward_features(self._padded(images))
@@ -223,10 +228,13 @@ class TimmBackbone(Backbone):
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
         """Build one linear layer on ``features``."""
-        width = self.num_features * (2 if self.facts.has_two_tokens else 1)
+        return Classifier(self._width(), num_classes, drop)
+
+    def _width(self) -> int:
+        """Return the channels of ``features``."""
         if self.facts.has_mlp_head:
-            width = self.network.get_classifier().fc1.out_features
-        return Classifier(width, num_classes, drop)
+            return int(self.network.get_classifier().fc1.out_features)
+        return self.num_features * (2 if self.facts.has_two_tokens else 1)
 
     # Blocks, slots and layers
 
@@ -335,6 +343,11 @@ def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
             )
         )  # fmt: skip
     return slots
+
+
+def _is_empty(images: Tensor) -> bool:
+    """Return True for a batch of no images, which many of timm's models cannot reshape."""
+    return not is_recording() and images.shape[0] == 0
 
 
 def _resized(x: Tensor, size: Size) -> Tensor:
