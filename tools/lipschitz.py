@@ -76,6 +76,7 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
+    from backbones.hosts.timm_model.placed import Placed
     from tasks.engine.saved_config import open_saved
 
     saved = open_saved(options["ckpt"]) if options["ckpt"] else None
@@ -101,8 +102,9 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     # ``lipschitz_bound`` checks these closed lists.
     chosen: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
     for name in blocks:
+        module = backbone.get_submodule(name)
         found = lipschitz_bound(
-            backbone.get_submodule(name),
+            module.mixer if isinstance(module, Placed) else module,
             **chosen,
             residual=options["residual"] == "true",
             iterations=int(options["iterations"]),

@@ -58,6 +58,7 @@ class Facts:
         multiple: Number of pixels that sides are padded to multiples of.
         calls: Calls of its modules in a pass.
         maps: Maps of its feature interface, fine to coarse, one per stride.
+        num_maps: Number of maps of that interface.
         num_features: Channels of its pooled features.
         has_pooling: True if it pools its map; False for encoders without classifier.
         prefix: Prefix tokens of its blocks.
@@ -77,6 +78,7 @@ class Facts:
     multiple: int
     calls: Mapping[str, list[ModuleCall]]
     maps: tuple[Map, ...]
+    num_maps: int
     num_features: int
     has_pooling: bool
     prefix: int
@@ -188,6 +190,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
         multiple,
         calls,
         maps,
+        len(found["maps"]),
         maps[-1].channels if embedding is None else embedding.shape[-1],
         embedding is not None,
         getattr(network, "num_prefix_tokens", 0),

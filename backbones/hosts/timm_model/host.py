@@ -37,6 +37,7 @@ from backbones.hosts.timm_model.layouts import Frame, Size
 from backbones.hosts.timm_model.placed import Placed, without_windows
 from backbones.hosts.timm_model.slots import Found, Kind, Slots, find_slots
 from backbones.layers.classifier import Classifier
+from backbones.layers.eager import is_recording
 from backbones.layers.feature_pyramid import (
     PYRAMID_CHANNELS,
     PYRAMID_STRIDES,
@@ -81,11 +82,15 @@ class TimmBackbone(Backbone):
                 f"{name}.weight" for name in input_layers(self, config.in_chans)
             )
         self.pooling = getattr(network, "global_pool", "") or "timm's own pooling"
-        exempt = getattr(network, "no_weight_decay", lambda: ())()
-        self.no_weight_decay = frozenset(f"{NETWORK}{name}" for name in exempt)
         self._set_maps(config)
         self._fill("channel", config.channel_mixer, config)
         self._fill("token", config.token_mixer, config)
+        exempt = {f"{NETWORK}{name}" for name in getattr(network, "no_weight_decay", set)()}
+        self.no_weight_decay = frozenset(
+            name
+            for name, _ in self.named_parameters()
+            if name in exempt or name.endswith(("pos_embed", "position_bias_table"))
+        )
 
     def _set_maps(self, config: HostConfig) -> None:
         maps = self.facts.maps
@@ -103,6 +108,8 @@ class TimmBackbone(Backbone):
             self.feature_info = tuple(FeatureInfo(one.channels, one.stride) for one in self.taken)
             self.size_divisor = self.feature_info[-1].stride
         self._indices = [one.index for one in self.taken]
+        if self.taken[-1].index == self.facts.num_maps - 1:  # from the end
+            self._indices = [index - self.facts.num_maps for index in self._indices]
         if config.dense:
             before = set(self.network.state_dict())
             self.network.prune_intermediate_layers(
@@ -141,9 +148,9 @@ class TimmBackbone(Backbone):
         if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
             raise ValueError(no_prefix(class_name(mixer)))
         own = self.network.get_submodule(found.name)
-        mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
-        mixer.is_related = False
-        replace(self.network, found.name, Placed(mixer, found.layout, found.shortcut))
+        placed = Placed(mixer, found.layout, found.shortcut)
+        placed.replaced = {key: value.shape for key, value in own.state_dict().items()}
+        replace(self.network, found.name, placed)
         if found.method:
             parent = found.name.rpartition(".")[0]
             block = self.network.get_submodule(parent)
@@ -154,6 +161,8 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return timm's maps, or four maps of 256 channels from the pyramid."""
         height, width = images.shape[-2:]
+        if _is_empty(images):
+            return tuple(images.new_empty(shape) for shape in self.map_shapes(images))
         padded = self._padded(images)
         maps = self.network.forward_intermediates(
             padded, indices=self._indices, intermediates_only=True
@@ -194,21 +203,23 @@ class TimmBackbone(Backbone):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return timm's pooled features, the input of its classifier: (B, num_features)."""
-        return self._pooled(images, pre_logits=True)
+        return self._pooled(images, self.num_features, pre_logits=True)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the last linear layer of timm's classifier.
 
         Those are the class and distillation tokens, one after another, of a network that has both.
         """
-        if self.facts.has_two_tokens:
+        if self.facts.has_two_tokens and not _is_empty(images):
             self.check_embeds()
             tokens: Tensor = self.network.forward_features(self._padded(images))
             return tokens[:, :2].flatten(1)
-        return self._pooled(images, pre_logits=not self.facts.has_mlp_head)
+        return self._pooled(images, self._width(), pre_logits=not self.facts.has_mlp_head)
 
-    def _pooled(self, images: Tensor, *, pre_logits: bool) -> Tensor:
+    def _pooled(self, images: Tensor, width: int, *, pre_logits: bool) -> Tensor:
         self.check_embeds()
+        if _is_empty(images):
+            return images.new_empty(0, width)
         if not self.facts.has_pooling:
             return self(images)[-1].mean(dim=(2, 3))
         features = self.network.forward_features(self._padded(images))
@@ -217,10 +228,13 @@ class TimmBackbone(Backbone):
 
     def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
         """Build one linear layer on ``features``."""
-        width = self.num_features * (2 if self.facts.has_two_tokens else 1)
+        return Classifier(self._width(), num_classes, drop)
+
+    def _width(self) -> int:
+        """Return the channels of ``features``."""
         if self.facts.has_mlp_head:
-            width = self.network.get_classifier().fc1.out_features
-        return Classifier(width, num_classes, drop)
+            return int(self.network.get_classifier().fc1.out_features)
+        return self.num_features * (2 if self.facts.has_two_tokens else 1)
 
     # Blocks, slots and layers
 
@@ -275,7 +289,17 @@ class TimmBackbone(Backbone):
 
     def channel_places(self) -> list[str]:
         """Return the names of modules that channel mixers may replace or have replaced."""
-        return list(self.channel_mixers())
+        present = dict(self.network.named_modules())
+        names = [one.name for one in self.slots.of("channel") if one.name in present]
+        return [f"{NETWORK}{name}" for name in names]
+
+    def mixers(self) -> dict[str, Any]:
+        """Return the modules around the mixers, by the prefix of their keys."""
+        return {
+            f"{name}.": module
+            for name, module in self.named_modules()
+            if isinstance(module, Placed)
+        }
 
     @functools.cached_property
     def layer_ids(self) -> Any:
@@ -286,20 +310,9 @@ class TimmBackbone(Backbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
-        if not any(key.startswith(NETWORK) for key in state_dict):
-            state_dict = self._of_timm(state_dict)
-        placed = [
-            f"{NETWORK}{one.name}."
-            for one in self.slots.found
-            if isinstance(dict(self.network.named_modules()).get(one.name), Placed)
-        ]
-        renamed = {}
-        for key, value in state_dict.items():
-            prefix = next((one for one in placed if key.startswith(one)), None)
-            if prefix is not None and not key.startswith(f"{prefix}mixer."):
-                key = f"{prefix}mixer.{key.removeprefix(prefix)}"
-            renamed[key] = value
-        return renamed
+        if any(key.startswith(NETWORK) for key in state_dict):
+            return state_dict
+        return self._of_timm(state_dict)
 
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""
@@ -330,6 +343,11 @@ def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
             )
         )  # fmt: skip
     return slots
+
+
+def _is_empty(images: Tensor) -> bool:
+    """Return True for a batch of no images, which many of timm's models cannot reshape."""
+    return not is_recording() and images.shape[0] == 0
 
 
 def _resized(x: Tensor, size: Size) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer
+from backbones.base import Mixer, PointwiseMixer, PrefixMixing
 from backbones.hosts.timm_model.layouts import ChannelsFirst, Layout, TransposedTokens
 from backbones.replace import share_state
 
@@ -19,11 +21,24 @@ class Placed(nn.Module):
         mixer: Gets the map (B, h, w, C).
         layout: Layout of the block's tensor.
         shortcut: Add the input, as the replaced module did.
+
+    Attributes:
+        replaced: Keys and shapes of the module that it replaced.
+        is_related: True if that module was a mixer of the same class; never so in timm.
     """
+
+    replaced: Mapping[str, torch.Size]
+    is_related = False
 
     def __init__(self, mixer: Mixer, layout: Layout, shortcut: bool = False) -> None:
         super().__init__()
         self.mixer, self.layout, self.shortcut = mixer, layout, shortcut
+        self.replaced = {}
+
+    @property
+    def prefix_mixing(self) -> PrefixMixing:
+        """The mixer's treatment of prefix tokens."""
+        return self.mixer.prefix_mixing
 
     def forward(self, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
         """Return the mixed tensor in the layout of ``x``."""
