@@ -9,6 +9,7 @@ from backbones.base import HostConfig
 from backbones.hosts.dit import DiT
 from backbones.hosts.u_dit.host import AUTHORS, OUTER, PARTS, UDiT
 from tests.references import diffusion as plain
+from tools.papers.published import load_rows
 
 SIZES = {"channels": 3, "num_classes": 5, "learn_sigma": True}
 
@@ -155,3 +156,11 @@ def test_files_of_diffusers_with_several_embedders_are_refused():
     tensors = {key.format(i): torch.full((2, 2), float(i)) for i in range(2)}
     with pytest.raises(ValueError, match="DiT has one embedder of times and classes"):
         small_dit().convert_state_dict(tensors)
+
+
+@pytest.mark.parametrize("row", load_rows("ffnet", "generation"), ids=lambda row: row.name)
+def test_published_rows(row):
+    with torch.device("meta"):
+        host = create_backbone(row.backbone, **row.options)
+    assert count_parameters(host) == row.params
+    assert count_macs(host, shape=(4, 32, 32)) == row.exact_macs

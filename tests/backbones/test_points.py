@@ -12,6 +12,7 @@ from backbones.hosts.scaffolds.points import flat_square
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
 from heads.point_segmentation import PointSegmenter
 from tests.references import points as plain
+from tools.papers.published import load_rows
 
 SMALL = {"depths": (1, 1), "dims": (4, 6), "decoder_depths": (1,), "decoder_dims": (5,),
          "kernel_size": 3, "act": "gelu", "channels": 3}  # fmt: skip
@@ -137,3 +138,11 @@ def test_channel_mixers_that_ignore_order_fit():
     assert all(p.grad is not None for p in host.parameters())
     with pytest.raises(ValueError, match=r"takes 6 features per point, got 3; pass backbone"):
         host(torch.rand(1, 20, 6))
+
+
+@pytest.mark.parametrize("row", load_rows("ffnet", "point_segmentation"), ids=lambda row: row.name)
+def test_published_rows(row):
+    classes = {"scannet": 20, "scannet200": 200, "s3dis": 13}[row.train.data]
+    with torch.device("meta"):
+        host = create_backbone(row.backbone, **row.options)
+        assert count_parameters(PointSegmenter(host, classes, 0.02)) == row.params

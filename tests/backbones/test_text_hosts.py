@@ -5,7 +5,9 @@ import torch
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_parameters
+from heads.text import TextClassifier
 from tests.references import text as plain
+from tools.papers.published import load_rows
 
 WORDS = 50
 
@@ -200,3 +202,11 @@ def test_mixers_that_read_padding_are_refused():
     assert made.embed(texts()[0]).shape == (2, 64)
     with pytest.raises(ValueError, match=r"has 512 positions, fewer than 600 tokens"):
         create_backbone("bert_tiny", img_size=600)
+
+
+@pytest.mark.parametrize("row", load_rows("afbo", "glue"), ids=lambda row: row.name)
+def test_published_rows(row):
+    classes = 3 if row.train.data == "mnli" else 2
+    with torch.device("meta"):
+        model = TextClassifier(create_backbone(row.backbone, **row.options), classes)
+    assert count_parameters(model) == row.params
