@@ -7,9 +7,9 @@ Each head has two pairs of queries and keys of d channels, and values of 2 d cha
 index of the block.
 
 Source: Ye et al., "Differential Transformer", ICLR 2025, https://arxiv.org/abs/2410.05258, Eq. 1 to
-3. The paper is about text and counts n over the network; here n counts within a stage, and
-attention is not causal. Layers without bias, torch's initialisation and N(0, 0.1) for a_i and b_i
-are those of the authors' code; it puts the scale of RMSNorm on all heads alike.
+3. The paper is about text and counts n over the network; here n counts within a stage, and each
+token attends to all tokens. Layers without bias, torch's initialisation and N(0, 0.1) for a_i and
+b_i are those of the authors' code; it puts the scale of RMSNorm on all heads alike.
 
 Axes: B images, N tokens, C channels, h heads of 2 d channels.
 """

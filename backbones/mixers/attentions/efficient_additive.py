@@ -3,7 +3,7 @@
     g = sum_n a_n q_n,  a = Q w / |Q w|,  y = W2 (W1 (g * K) + Q)
 
 Queries q_n and keys are vectors of length 1 per token. The weights a are of length 1 over the
-tokens. There are no values: the global query g, times each key, takes their place.
+tokens. The global query g, times each key, takes the place of values.
 
 Source: Shaker et al., "SwiftFormer: Efficient Additive Attention for Transformer-based Real-time
 Mobile Vision Applications", ICCV 2023, https://arxiv.org/abs/2303.15446. The length 1 of a, where

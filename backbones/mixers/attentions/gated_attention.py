@@ -4,8 +4,8 @@
 
 Source: Qiu et al., "Gated Attention for Large Language Models: Non-linearity, Sparsity, and
 Attention-Sink-Free", NeurIPS 2025, https://arxiv.org/abs/2505.06708, position G1, with a gate per
-head and channel or per head. The paper is about text; here attention is not causal and has no
-rotary positions. Layers without bias and the standard deviation of 0.02 are those of the authors'
+head and channel or per head. The paper is about text; here each token attends to all tokens,
+without positions. Layers without bias and the standard deviation of 0.02 are those of the authors'
 released models (Qwen3-Next).
 
 Axes: B images, N tokens, C channels, h heads of d channels.

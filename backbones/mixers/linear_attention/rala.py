@@ -8,8 +8,9 @@ of their token (rotary positions per head), L is a depthwise 5x5 convolution.
 
 Source: Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025,
 https://arxiv.org/abs/2411.07635. The paper leaves R and L open; they, 1e-6 in the divisor, 64
-channels per head and truncated normal weights of 0.02 are those of the authors' code. Its
-frequencies end at 1 / 10000 (``inclusive=true``), those of other implementations before.
+channels per head and truncated normal weights of 0.02 are those of the authors' code. Their last
+frequency is 1 / 10000 (``inclusive=true``). The default ends one step before, as
+flash-bidirectional-linear-attention does.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
