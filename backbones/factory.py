@@ -224,6 +224,7 @@ def join_mixer(
     Raises:
         ValueError: The backbone's name has another mixer.
     """
+    check_value("mixer", mixer, Mapping[str, Any] | str | None)
     options = {"name": mixer} if isinstance(mixer, str) else dict(mixer or {})
     typed = options.pop("name", None)
     if typed is None:

@@ -392,9 +392,12 @@ def unfit_pairs() -> dict[str, str]:
     pairs = {}
     for mixer in mixers().values():
         unfit = {host.name: why_unfit(host, mixer) for host in able if mixer.kind == "channel"}
-        fitting = listed(host for host, why in unfit.items() if not why)
         for host, why in unfit.items():
             if why:
+                modality = host_modality(host)
+                fitting = listed(
+                    one for one, no in unfit.items() if not no and host_modality(one) == modality
+                )
                 pairs[f"{host}_{mixer.name}"] = (
                     f"there is no {host}_{mixer.name}: {mixer.name} does not serve {host}, because "
                     f"{why}; it serves {fitting}"
