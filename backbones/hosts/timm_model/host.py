@@ -278,7 +278,7 @@ class TimmBackbone(Backbone):
 
     def _mixers_of(self, kind: Kind) -> dict[str, nn.Module]:
         modules = dict(self.network.named_modules())
-        found = {}
+        found: dict[str, nn.Module] = {}
         for one in self.slots.of(kind):
             module = modules.get(one.name)
             if isinstance(module, Placed):

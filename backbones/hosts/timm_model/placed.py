@@ -61,7 +61,8 @@ class Placed(nn.Module):
 
 def without_windows(block: nn.Module, method: str) -> nn.Module:
     """Return a block whose method that cuts windows calls its attention on the whole map."""
-    return share_state(block, _plain_class(type(block), method))
+    kind: Any = type(block)
+    return share_state(block, _plain_class(kind, method))
 
 
 @functools.cache

@@ -289,7 +289,7 @@ def _kept_mixers(
     found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
 ) -> dict[str, str]:
     """Return attention without a slot, with the reason."""
-    reasons = {}
+    reasons: dict[str, str] = {}
     for name, made in calls.items():
         call, known = made[0], [*found, *kept, *reasons]
         if any(name == one or name.startswith(f"{one}.") for one in known):
@@ -495,14 +495,14 @@ def _special(
             grid = (side * count, side * count)
             return Windows(Place(_stride(size, grid), grid, frame), 0, (side, side))
         if kind in ("MobileVitBlock", "MobileVitV2Block"):
-            side = tuple(part.patch_size)
+            patch = (int(part.patch_size[0]), int(part.patch_size[1]))
             first = kind == "MobileVitV2Block"
             places = math.prod(shape[2:]) if first else shape[0] // BATCH * shape[1]
             rows = round(math.sqrt(places * size[0] / size[1]))
             grid = (rows, places // rows)
             if not _is_grid(grid, size):
                 return f"its input {shape} is not a map of the image"
-            return PatchPositions(Place(_stride(size, grid), grid, frame), 0, side, first)
+            return PatchPositions(Place(_stride(size, grid), grid, frame), 0, patch, first)
     return None
 
 
