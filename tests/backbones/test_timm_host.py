@@ -70,8 +70,11 @@ def test_the_list_is_what_is_found(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(LISTED))
 def test_every_model_is_as_listed(model):
-    if LISTED[model].parameters < LARGE:
-        assert listing.try_model(model) == LISTED[model]
+    stored = LISTED[model]
+    if not stored.parameters and not stored.error:
+        pytest.skip("not tried yet: python tools/timm_slots.py write=true")
+    if stored.parameters < LARGE:
+        assert listing.try_model(model) == stored
 
 
 def timm_model(name: str, classes: int = 5):

@@ -24,7 +24,7 @@ from backbones.hosts.timm_model.layouts import Size
 from backbones.hosts.timm_model.probing import BATCH, ModuleCall, record_calls
 
 TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
-ANY_SIZE = ("dynamic_img_size", "strict_img_size")  # options for images of any size
+ANY_SIZE = "dynamic_img_size"  # option for images of any size
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     options: dict[str, Any] = {}
     if size != own_size(model) and "img_size" in known:
         options["img_size"] = size[0] if size[0] == size[1] else list(size)
-    for option in ANY_SIZE:
-        if option in known and "dynamic_img_size" in known:
-            options["dynamic_img_size"] = True
-    if not class_token and int(getattr(plain, "num_prefix_tokens", 0)):
+    if ANY_SIZE in known:
+        options[ANY_SIZE] = True
+    has_tokens = bool(getattr(plain, "num_prefix_tokens", None))
+    if has_tokens and not class_token:
         options |= _without_tokens(model, known)
     options |= {"in_chans": in_chans} if in_chans != 3 else {}
     rate = given.pop("drop_path_rate", 0.0)

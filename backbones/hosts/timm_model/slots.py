@@ -495,7 +495,7 @@ def _special(
             grid = (side * count, side * count)
             return Windows(Place(_stride(size, grid), grid, frame), 0, (side, side))
         if kind in ("MobileVitBlock", "MobileVitV2Block"):
-            patch: tuple[int, int] = tuple(part.patch_size)
+            patch = (int(part.patch_size[0]), int(part.patch_size[1]))
             first = kind == "MobileVitV2Block"
             places = math.prod(shape[2:]) if first else shape[0] // BATCH * shape[1]
             rows = round(math.sqrt(places * size[0] / size[1]))
