@@ -70,20 +70,21 @@ class PositionBias(nn.Module):
         table = torch.stack(
             [rows[:, None].expand(-1, len(columns)), columns.expand(len(rows), -1)], dim=-1
         )
-        bias = self.fc2(F.relu(self.fc1(table))).movedim(-1, 0)
+        bias = self.fc2(F.relu(self.fc1(table.to(self.fc1.weight.dtype)))).movedim(-1, 0)
         bias = bias[:, down[:, None, :, None], right[None, :, None, :]]
         return bias.flatten(3).flatten(1, 2)
 
     def _offsets(self, length: int, pooled: int, grid: int) -> tuple[Tensor, Tensor]:
         """Return offsets along an axis in log space, and which one a token and a key have."""
-        like, centres = self.fc1.weight, key_centres(length, pooled)
+        device, centres = self.fc1.weight.device, key_centres(length, pooled)
+        precise = torch.promote_types(self.fc1.weight.dtype, torch.float32)
         step = 2 if length % pooled == 0 else 1  # halves of a token
         first, last = -centres[-1], 2 * (length - 1) - centres[0]
-        offsets = torch.arange(first, last + 1, step, device=like.device).to(like.dtype) / 2
+        offsets = torch.arange(first, last + 1, step, device=device).to(precise) / 2
         scaled = offsets / max(grid - 1, 1) * RANGE
         logs = scaled.sign() * (scaled.abs() + 1).log2() / math.log2(RANGE)
-        places = 2 * torch.arange(length, device=like.device)
-        return logs, (places[:, None] - torch.tensor(centres, device=like.device) - first) // step
+        places = 2 * torch.arange(length, device=device)
+        return logs, (places[:, None] - torch.tensor(centres, device=device) - first) // step
 
 
 class FocalQueries(nn.Module):

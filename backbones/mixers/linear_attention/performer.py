@@ -7,9 +7,10 @@ R has n random directions, in blocks of d orthogonal ones with lengths of normal
 largest product R x' of a query, or of all keys, so that the exponential stays in range.
 
 Source: Choromanski et al., "Rethinking Attention with Performers", ICLR 2021,
-https://arxiv.org/abs/2009.14794, Lemma 1. m and 1e-4 are those of the authors' code. n = d ln d,
-rounded, follows the paper's Theorem 4. R is drawn from a fixed seed and kept in checkpoints; the
-paper's redrawing during training is left out.
+https://arxiv.org/abs/2009.14794, Lemma 1. m and 1e-4 are those of the authors' code, which passes
+no gradient through m; here gradients are those of the whole expression. n = d ln d, rounded,
+follows the paper's Theorem 4. R is drawn from a fixed seed and kept in checkpoints; the paper's
+redrawing during training is left out.
 
 Axes: B images, N tokens, C channels, h heads of d channels, n features.
 """
@@ -102,6 +103,6 @@ class PerformerAttention(SequenceMixer):
         """Return f(x) with the largest product along axes: (B, h, N, d) -> (B, h, N, n)."""
         x = x * x.shape[-1] ** -0.25
         products = x @ self.directions.to(x.dtype).mT
-        largest = products.detach().amax(dim=axes, keepdim=True)
+        largest = products.amax(dim=axes, keepdim=True)
         exponents = products - x.square().sum(dim=-1, keepdim=True) / 2 - largest
         return (exponents.exp() + EPS) * len(self.directions) ** -0.5

@@ -11,8 +11,7 @@ def features(mixer, x, axes):
     directions = mixer.directions.double()
     x = x / x.shape[-1] ** 0.25
     exponents = torch.einsum("bnd,rd->bnr", x, directions)
-    # The largest is a constant to gradients, as in the authors' code.
-    largest = exponents.detach().amax(axes, keepdim=True)
+    largest = exponents.amax(axes, keepdim=True)
     exponents = exponents - (x * x).sum(-1, keepdim=True) / 2 - largest
     return (exponents.exp() + 1e-4) / len(directions) ** 0.5
 
