@@ -40,7 +40,8 @@ def loop_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     weights = (k - k.detach().amax(1, keepdim=True)).unbind(1)
     sums = []
     for order in (range(count), range(count - 1, -1, -1)):
-        top, bottom, found = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]), [()] * count
+        top, bottom = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0])
+        found = [(top, bottom)] * count
         values = v.unbind(1)
         for t in order:
             found[t] = (top, bottom)

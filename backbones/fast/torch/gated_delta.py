@@ -23,7 +23,7 @@ def half_type(x: Tensor) -> torch.dtype | None:
     return x.dtype if x.dtype in HALF else None
 
 
-class FastGatedDelta(FastModule, GatedDeltaRule):  # type: ignore[misc]
+class FastGatedDelta(FastModule, GatedDeltaRule):
     """Chunks by fla's ``chunk_gated_delta_rule``."""
 
     operators_on = ()
