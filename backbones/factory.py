@@ -229,6 +229,7 @@ def join_mixer(
     typed = options.pop("name", None)
     if typed is None:
         return name, mixer if isinstance(mixer, Mapping) else None
+    check_value("mixer.name", typed, str)
     entry = find_mixer(typed, "channel")
     host, own = look_up(name)
     if own is not None and own != entry.name:

@@ -40,13 +40,14 @@ def loop_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     weights = (k - k.detach().amax(1, keepdim=True)).unbind(1)
     sums = []
     for order in (range(count), range(count - 1, -1, -1)):
-        top, bottom, found = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]), {}
+        top, bottom = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0])
+        found = [(top, bottom)] * count
         values = v.unbind(1)
         for t in order:
             found[t] = (top, bottom)
             weight = weights[t].exp()
             top, bottom = rate * top + weight * values[t], rate * bottom + weight
-        sums.append([found[t] for t in range(count)])
+        sums.append(found)
     means = []
     for value, weight, before, after in zip(v.unbind(1), weights, *sums, strict=True):
         own = (bonus / count + weight).exp()

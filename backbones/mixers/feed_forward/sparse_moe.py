@@ -101,7 +101,7 @@ class SparseMoE(Mixer):
             self.add_penalty(logits, noisy)
         places = max(1, round(self.selected * count * self.capacity / experts))
         index, is_taken = seats(chosen, experts, places)
-        seated = x.new_zeros(len(x), experts * places + 1, x.shape[-1])
+        seated = x.new_zeros(x.shape[0], experts * places + 1, x.shape[-1])
         columns = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         seated = seated.scatter(1, columns, x.repeat(1, self.selected, 1))
         outputs = self.experts(seated[:, :-1].unflatten(1, (experts, places))).flatten(1, 2)
