@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -82,9 +83,9 @@ class PointDataModule(BaseDataModule):
         self.repeats = check_minimum("repeats", repeats, 1)
         self.elastic, self.drop_points, self.cached = elastic, drop_points, cached
 
+    @abstractmethod
     def find_clouds(self, split: Split) -> list[Path]:
         """Return the clouds of "train", "val" or "test" in a fixed order."""
-        raise NotImplementedError
 
     @property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -54,6 +54,9 @@ HOST_OVERRIDES = {"lvt_*": {"swap_class_ffn": False}}
     options_on=HOST_GROUPS,
     host_overrides=HOST_OVERRIDES,
     published_on=(
+        "bert_base",
+        "bert_large",
+        "gpt1",
         "deit_*",
         "swin_*",
         "poolformer_*",
