@@ -361,7 +361,8 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
             name: takes_token_mixer(_HOSTS[host], mixer) for name, (host, mixer) in table.items()
         }
         tokens = list_mixers("token")
-        raise ValueError(unknown_backbone(name, known, list_hosts(), channel, tokens))
+        images_first = sorted(list_hosts(), key=lambda host: _HOSTS[host].modality != "image")
+        raise ValueError(unknown_backbone(name, known, images_first, channel, tokens))
     host, mixer = table[name]
     return _HOSTS[host], mixer
 

@@ -95,7 +95,7 @@ HOSTS = [
     ("swin_t", {"img_size": (224, 224, 3)}, r"img_size must be a side or \(height, width\), got"),
     ("swin_t", {"img_size": "224"}, "img_size=224 is not a whole number"),
     ("swin_t", {"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
-    ("swin_t", {"mixer": "afob"}, "no mixer called 'afob'; did you mean .*afbo"),
+    ("swin_t", {"mixer": "afob"}, "no channel mixer called 'afob'; did you mean .*afbo"),
     ("swin_t", {"mixer": 7}, "mixer=7 is not a group of options"),
     ("swin_t", {"mixer": {"hidden_ratio": float("nan")}},
      "^backbone.mixer.hidden_ratio=nan is not a num"),
