@@ -170,13 +170,17 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
 
-    def run() -> None:
+    def run(*, reads_maps: bool = True) -> None:
         with torch.no_grad(), torch.device("meta"):
-            features, found["maps"] = _features_and_maps(network, images)
+            if reads_maps:
+                features, maps = network.forward_intermediates(images)
+                found["maps"] = [tuple(one.shape[1:]) for one in maps]
+            else:
+                features, found["maps"] = network.forward_features(images), _stated(network, padded)
             with contextlib.suppress(RuntimeError, NotImplementedError):  # encoders lack a head
                 found["embedding"] = network.forward_head(features, pre_logits=True)
 
-    calls = _run_checked(model, size, lambda: record_calls(network, run))
+    calls = _run_checked(model, size, lambda: _record(network, run))
     maps = _last_of_strides(found["maps"], padded)
     embedding = found.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
@@ -271,20 +275,22 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
     return cuts or "img_size" in known
 
 
-def _features_and_maps(network: Any, images: torch.Tensor) -> tuple[Any, list[tuple[int, ...]]]:
-    """Return the features of a pass, and the shapes (C, h, w) of the maps."""
+def _record(network: Any, run: Any) -> dict[str, list[ModuleCall]]:
     try:
-        features, maps = network.forward_intermediates(images)
-    except RuntimeError as error:  # it reads values, which tensors on the meta device lack
+        return record_calls(network, run)
+    except RuntimeError as error:
         if "meta" not in str(error):
             raise
-        info = feature_info(network)
-        shapes = [
-            (one["num_chs"], *(-(-side // one["reduction"]) for side in images.shape[2:]))
-            for one in info
-        ]
-        return network.forward_features(images), shapes
-    return features, [tuple(one.shape[1:]) for one in maps]
+    # Its maps read values, which tensors on the meta device lack.
+    return record_calls(network, lambda: run(reads_maps=False))
+
+
+def _stated(network: Any, size: Size) -> list[tuple[int, ...]]:
+    """Return the shapes (C, h, w) of the maps that timm states."""
+    return [
+        (one["num_chs"], *(-(-side // one["reduction"]) for side in size))
+        for one in feature_info(network)
+    ]
 
 
 def feature_info(network: Any) -> list[dict[str, Any]]:
