@@ -19,6 +19,7 @@ from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
 from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
+from backbones.layers.input_channels import adapt_input, adapt_tensors
 from backbones.layers.one_row import keep_centre_row
 from backbones.layers.recomputation import keep_activations, recompute
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
@@ -68,6 +69,8 @@ class Backbone(nn.Module):
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
         img_size: Build resolution (H, W); (1, L) for signals.
+        in_chans: Channels of the images.
+        input_keys: Names of the weights that read the images, if ``in_chans`` is not 3.
         pooling: Source of the embedding in words: the mean of the last map, or the class token.
     """
 
@@ -91,6 +94,8 @@ class Backbone(nn.Module):
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
     img_size: tuple[int, int] = (224, 224)
+    in_chans: int = 3
+    input_keys: tuple[str, ...] = ()
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -262,6 +267,15 @@ class Backbone(nn.Module):
             if isinstance(module, Mixer) and module.replaced is not None
         }
 
+    def set_in_chans(self, in_chans: int, *, keep_weights: bool = True) -> None:
+        """Take images of another number of channels; see ``layers.input_channels``."""
+        self.input_keys = adapt_input(self, in_chans, keep_weights=keep_weights)
+        self.in_chans = in_chans
+
+    def adapt_input(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors with weights for images of 3 channels adapted to ``in_chans``."""
+        return adapt_tensors(state_dict, self.input_keys, self.in_chans)
+
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.
 
@@ -304,6 +318,8 @@ class Mixer(nn.Module):
         built_for: Map size (H, W) that it was built for; None outside a factory.
         ignores_order: True if it treats all orders of the tokens alike, as attention without
             positions does.
+        makes_choices: True if it selects parts by the largest scores, so that rounding may turn a
+            choice.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -315,6 +331,7 @@ class Mixer(nn.Module):
     grid_axes: Mapping[str, str] = MappingProxyType({})
     built_for: tuple[int, int] | None = None
     ignores_order: bool = False
+    makes_choices: bool = False
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
@@ -407,6 +424,20 @@ class Mixer(nn.Module):
         """
         return tensors
 
+    def take_earlier_form(
+        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Change to an earlier default form if tensors have it; for exports that name no options.
+
+        Args:
+            tensors: By their names in the mixer.
+            given: Options that the export names.
+
+        Returns:
+            The options that changed; none by default.
+        """
+        return {}
+
     def is_dead(self, key: str, value: Tensor) -> bool:
         """Return True if a checkpoint's tensor that the mixer lacks would change no output.
 
@@ -419,6 +450,10 @@ class Mixer(nn.Module):
     def narrow(self) -> None:
         """Keep the centre row of each k x k kernel, for maps of one row such as series."""
         keep_centre_row(self)
+
+    def take_penalty(self) -> Tensor | None:
+        """Return a loss of the last training pass for the task to add, and forget it."""
+        return None
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
@@ -481,6 +516,29 @@ class PointwiseMixer(Mixer):
         return self.mix(prefix)
 
 
+class SequenceMixer(Mixer):
+    """Mixer of a row of tokens, among which prefix tokens are the first.
+
+    A subclass defines ``mix_sequence``.
+    """
+
+    prefix_mixing = "joint"
+
+    def mix_sequence(self, tokens: Tensor) -> Tensor:
+        """Mix all tokens: (B, N, C) -> (B, N, C)."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix the tokens of a map: (B, H, W, C) -> the same."""
+        return self.mix_sequence(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix map and prefix tokens in one row: (B, H, W, C) and (B, P, C) -> both."""
+        count = prefix.shape[1]
+        mixed = self.mix_sequence(torch.cat([prefix, x.flatten(1, 2)], dim=1))
+        return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
+
+
 @dataclass(frozen=True)
 class Slot:
     """Place in a host that a mixer fills, with all that determines the mixer's size.
@@ -540,6 +598,7 @@ class HostConfig:
         patch_size: Stride of the first map.
         channel_mixer: Builds the mixer that replaces an FFN; None keeps the host's own.
         token_mixer: Builds the mixer that replaces attention or pooling; None keeps the host's own.
+        in_chans: Channels of the images.
     """
 
     img_size: tuple[int, int]
@@ -549,6 +608,7 @@ class HostConfig:
     patch_size: int = 4
     channel_mixer: MixerFactory | None = None
     token_mixer: MixerFactory | None = None
+    in_chans: int = 3
 
     def grid(self, stride: int) -> tuple[int, int]:
         """Return the size (H, W) of the map with this stride at the build resolution."""

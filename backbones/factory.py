@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Smallest sides of images, with the published patch size and with a smaller one.
 LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
+MOST_CHANNELS = 12  # of an image
 FROM_SLOT = ("grid", "slot")  # keywords of a mixer that only the slot sets
 
 
@@ -43,6 +44,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "name": name,
         "pretrained": None,
         "img_size": None,
+        **({"in_chans": 3} if host.modality == "image" else {}),
         "drop_path_rate": 0.0,
         "dense": False,
         "patch_size": host.patch_size,
@@ -107,8 +109,9 @@ def create_backbone(
     *,
     pretrained: bool | str | Path | None = None,
     img_size: int | tuple[int, int] | None = None,
+    in_chans: int = 3,
     drop_path_rate: float = 0.0,
-    mixer: Mapping[str, Any] | None = None,
+    mixer: Mapping[str, Any] | str | None = None,
     token_mixer: Mapping[str, Any] | str | None = None,
     dense: bool = False,
     patch_size: int | None = None,
@@ -127,9 +130,12 @@ def create_backbone(
             missing from the file keeps its initialisation; any other difference is an error.
         img_size: Build resolution (side or (H, W)), 224 by default; other sizes run too. A host
             for signals takes their length L, which is a grid of (1, L).
+        in_chans: Channels of the images, 1 to 12. Weights for 3 are adapted as timm does: summed
+            for 1, otherwise repeated and scaled by 3 / in_chans.
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
-            its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x).
+            its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x). A name, or options
+            with "name", put that mixer in, as the suffix of a host's name does.
         token_mixer: Name, or options with "name", of the mixer that replaces attention or pooling.
         dense: False builds the published classification network, equal to the parameter. True adds
             the parts for dense prediction (a norm per output map, DeiT's feature pyramid) and omits
@@ -156,9 +162,11 @@ def create_backbone(
     [(2, 192, 4, 6)]
     """
     check_value("name", name, str)
+    name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
     given: dict[str, Any] = {
-        "pretrained": pretrained, "img_size": img_size, "drop_path_rate": drop_path_rate,
+        "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
+        "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
         "norm_eval": norm_eval,
@@ -168,7 +176,10 @@ def create_backbone(
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
         raise ValueError(f"drop_path_rate must be in [0, 1), got {drop_path_rate}")
+    _check_in_chans(in_chans, host)
     patch = host.patch_size if patch_size is None else patch_size
+    if img_size is None and host.usual_size is not None:
+        img_size = host.usual_size({**keywords(host.build), **host_kwargs})
     _check_patch_size(host, patch, pretrained, dense)
     config = HostConfig(
         img_size=_image_size(img_size, host, patch),
@@ -178,6 +189,7 @@ def create_backbone(
         patch_size=patch,
         channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
         token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
+        in_chans=in_chans,
     )
     token_name = _typed_name(token_mixer)
     _check_prefix(host, [mixer_name, token_name], host_kwargs)
@@ -192,6 +204,8 @@ def create_backbone(
         by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
         cause = mixer_name if by_channel else token_name
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
+    if backbone.in_chans != in_chans:
+        backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
     if isinstance(pretrained, str | Path):
         adopt(backbone, open_checkpoint(pretrained))
     backbone.freeze_stages(frozen_stages)
@@ -200,6 +214,29 @@ def create_backbone(
     backbone.set_grad_checkpointing(grad_checkpointing)
     backbone.train()
     return convert_to_fast(backbone) if fast else backbone
+
+
+def join_mixer(
+    name: str, mixer: Mapping[str, Any] | str | None
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Return a backbone's name with the name of its channel mixer, and the mixer's other options.
+
+    Raises:
+        ValueError: The backbone's name has another mixer.
+    """
+    check_value("mixer", mixer, Mapping[str, Any] | str | None)
+    options = {"name": mixer} if isinstance(mixer, str) else dict(mixer or {})
+    typed = options.pop("name", None)
+    if typed is None:
+        return name, mixer if isinstance(mixer, Mapping) else None
+    check_value("mixer.name", typed, str)
+    entry = find_mixer(typed, "channel")
+    host, own = look_up(name)
+    if own is not None and own != entry.name:
+        raise ValueError(
+            f"{name} already has {own}; type backbone={host.name} to use {entry.name} instead"
+        )
+    return f"{host.name}_{entry.name}", options
 
 
 def _record(
@@ -411,6 +448,14 @@ def _is_in(space: Mapping[str, Any], module: str) -> bool:
 def small_patch_sizes(host: HostEntry) -> list[int]:
     """Return the patch sizes for small images: half, quarter and eighth of the published one."""
     return [size for size in (host.patch_size >> halvings for halvings in (1, 2, 3)) if size]
+
+
+def _check_in_chans(in_chans: int, host: HostEntry) -> None:
+    """Check the number of channels of a host's images."""
+    if not 1 <= in_chans <= MOST_CHANNELS:
+        raise ValueError(f"in_chans must be from 1 to {MOST_CHANNELS}, got {in_chans}")
+    if in_chans != Backbone.in_chans and host.modality != "image":
+        raise ValueError(f"in_chans={in_chans} is for images; {host.name} takes {host.modality}")
 
 
 def _check_patch_size(host: HostEntry, patch_size: int, pretrained: Any, dense: bool) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor
 from backbones import create_backbone, list_backbones
 from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
+from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
 from backbones.replace import share_state
@@ -127,6 +128,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                     f"{', '.join(tops[:8])}"
                 )
             tensors = found
+        take_earlier_forms(self._backbone, tensors)
         return adopt(self._backbone, dataclasses.replace(opened, path=checkpoint, given=tensors))
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
@@ -174,9 +176,18 @@ def build_toolkit_backbone(
         raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")
     backbone.out_indices, backbone.out_type = chosen, out_type
     backbone.init_cfg, backbone.is_init = _plain(init_cfg), False
+    backbone.register_load_state_dict_pre_hook(_take_earlier_forms)
     backbone.freeze_unread()
     _extend_layer_decay()
     return cast("Backbone", backbone)
+
+
+def _take_earlier_forms(
+    backbone: Any, state_dict: dict[str, Tensor], prefix: str, *rest: Any
+) -> None:
+    """Take the forms of mixers that a toolkit's checkpoint has, before it is loaded."""
+    own = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    take_earlier_forms(backbone, own)
 
 
 @functools.cache

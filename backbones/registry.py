@@ -84,6 +84,7 @@ class HostEntry:
     modality: str = "image"
     img_size: int | tuple[int, int] = 224
     ordered: bool = True
+    usual_size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -121,6 +122,7 @@ def register_host(
     modality: str = "image",
     img_size: int | tuple[int, int] = 224,
     ordered: bool = True,
+    usual_size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -140,6 +142,8 @@ def register_host(
             modality, where a typed side means a square.
         ordered: False if its tokens have no order, as variables have none; only mixers whose class
             declares ``ignores_order`` fit.
+        usual_size: Function from the host's own options to (H, W), for a host with a default size
+            that depends on them.
 
     Raises:
         ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
@@ -161,7 +165,7 @@ def register_host(
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
-            modality, img_size, ordered,
+            modality, img_size, ordered, usual_size,
         )  # fmt: skip
         return build
 
@@ -357,7 +361,8 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
             name: takes_token_mixer(_HOSTS[host], mixer) for name, (host, mixer) in table.items()
         }
         tokens = list_mixers("token")
-        raise ValueError(unknown_backbone(name, known, list_hosts(), channel, tokens))
+        images_first = sorted(list_hosts(), key=lambda host: _HOSTS[host].modality != "image")
+        raise ValueError(unknown_backbone(name, known, images_first, channel, tokens))
     host, mixer = table[name]
     return _HOSTS[host], mixer
 
@@ -388,9 +393,12 @@ def unfit_pairs() -> dict[str, str]:
     pairs = {}
     for mixer in mixers().values():
         unfit = {host.name: why_unfit(host, mixer) for host in able if mixer.kind == "channel"}
-        fitting = listed(host for host, why in unfit.items() if not why)
         for host, why in unfit.items():
             if why:
+                modality = host_modality(host)
+                fitting = listed(
+                    one for one, no in unfit.items() if not no and host_modality(one) == modality
+                )
                 pairs[f"{host}_{mixer.name}"] = (
                     f"there is no {host}_{mixer.name}: {mixer.name} does not serve {host}, because "
                     f"{why}; it serves {fitting}"

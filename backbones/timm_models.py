@@ -28,11 +28,13 @@ from torch import Tensor, nn
 
 from backbones import Backbone, create_backbone, list_backbones
 from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
+from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.registry import host_modality
+from backbones.registry import host_modality, look_up
 
 PREFIX = "mixerlab_"
+OF_TIMM = "timm"  # the host for timm's own models
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
 Indices = int | Sequence[int] | None
 
@@ -205,6 +207,8 @@ def register() -> list[str]:
     """Register all image backbones that timm lacks, and return their names in timm."""
     module, added = sys.modules[__name__], []
     for name in list_backbones():
+        if look_up(name)[0].name == OF_TIMM:
+            continue
         entry = timm_name(name)
         if not timm.is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))
@@ -279,7 +283,9 @@ def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]
     """
     backbone, source = model.backbone, str(model.pretrained_cfg.get("file") or "the checkpoint")
     tensors = {key: value for key, value in state_dict.items() if isinstance(value, Tensor)}
-    converted = convert(in_memory(tensors, source), backbone)
+    checkpoint = in_memory(tensors, source)
+    take_earlier_forms(backbone, checkpoint.state_dict)
+    converted = convert(checkpoint, backbone)
     adopt(backbone, converted)
     classifier = {}
     # timm drops a classifier of another size as one layer, but LVT's has two.

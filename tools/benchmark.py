@@ -3,12 +3,14 @@
 usage: python tools/benchmark.py mixers [key=value ...]       mixers against the FFN of their host
        python tools/benchmark.py backbones [key=value ...]    any networks against one of them
        python tools/benchmark.py tokens [key=value ...]       single token mixers over map sizes
+       python tools/benchmark.py scans [key=value ...]        recurrent mixers against loops
        python tools/benchmark.py loop [key=value ...]         steps of run.py against a plain loop
        python tools/benchmark.py data [key=value ...]         image pipelines against timm's or mm's
 
   host=NAME,NAME            mixers: plain hosts (default: {hosts})
   mixer=NAME,PATTERN        mixers: channel mixers (default: all that fit)
                             tokens: token mixers (default: {tokens})
+                            scans: recurrent mixers (default: {scans})
   backbone=NAME,PATTERN     backbones: names or patterns
   backbone.KEY=VALUE        an option of all networks, as in run.py: backbone.mixer.g2=6,
                             backbone.token_mixer=sbm. Several values, backbone.mixer.g2=4,6, make
@@ -27,7 +29,8 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
                             head=retinanet logger=csv may follow (default: backbone=deit_t)
                             data: {pipelines}
   root=FOLDER               data: class folders, COCO's or ADE20K's (default: sample data)
-  dim=64                    tokens: channels
+  dim=64                    tokens, scans: channels
+  tokens=3136               scans: tokens of one image
   grid=14,28,56,112         tokens: map sizes, each a side or HEIGHTxWIDTH
   batch=1,8                 images per step (tokens: 1)
   image_size=224,448        image sizes, each a side or HEIGHTxWIDTH (default: 224); inputs of
@@ -53,6 +56,7 @@ MB ratio is MB over the baseline's.
 loop: the baseline is plain PyTorch with the same network, optimiser and data, interleaved with the
 run's steps; added ms is what run.py adds to a step.
 data: the baseline reads the same files with the same augmentation through timm or the toolkit.
+scans: the ratio is that of a Python loop over tokens to the scan in chunks.
 tokens: us/token is the time per token; growth is us/token over that on the first grid, per round,
 so 1 on every grid means a cost linear in the number of tokens. With several image sizes, growth of
 a whole network is the time per pixel over that at the first size.
@@ -111,6 +115,11 @@ DEFAULTS = {
         "mixer": "sbm,attention", "baseline": "", "dim": "64", "grid": "14,28,56,112",
         **SHARED, "batch": "1",
     },
+    "scans": {
+        "mixer": "ss2d,bi_wkv,gated_delta,mlstm", "dim": "64", "tokens": "3136", "rounds": "10",
+        "train": "false", "device": "cpu", "dtype": "float32", "threads": "", "clock": "wall",
+        "keep_memory": "true", "format": "table",
+    },
     "data": {
         "task": usual_task(), "root": "", "batch": "8", "rounds": "300", "threads": "1",
         "clock": "wall", "keep_memory": "true", "device": "cpu", "dtype": "float32",
@@ -144,8 +153,10 @@ COLUMNS = {
     "images_per_second": ("images/s", "{:.1f}"),
     "image_size": ("image", "{}"),
     "grid": ("grid", "{}"),
+    "tokens": ("tokens", "{}"),
     "batch": ("batch", "{}"),
     "ms": ("ms", "{:.1f}"),
+    "loop_ms": ("loop ms", "{:.1f}"),
     "added_ms": ("added ms", "{:.2f}"),
     "ratio": ("ratio", "{:.3f}"),
     "ratio_p10": ("10 %", "{:.3f}"),
@@ -163,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = (__doc__ or "").replace("{pipelines}", ", ".join(PIPELINES))
     text = text.replace("{tasks}", ", ".join(one for one in WHOLE if one != usual_task()))
     text = text.replace("{hosts}", DEFAULTS["mixers"]["host"])
-    text = text.replace("{tokens}", DEFAULTS["tokens"]["mixer"])
+    for kind in ("tokens", "scans"):
+        text = text.replace(f"{{{kind}}}", DEFAULTS[kind]["mixer"])
     return run_command("benchmark.py", text, run_benchmark, arguments, needs_arguments=True)
 
 
@@ -187,6 +199,10 @@ def run_benchmark(typed: Sequence[str]) -> None:
         from tools.bench.loop import time_loop
 
         records = time_loop(options, words)
+    elif kind == "scans":
+        from tools.bench.scans import time_scans
+
+        records = time_scans(options)
     elif kind == "tokens":
         from tools.bench.token_mixers import time_token_mixers
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tasks.engine.family import ANY, find_family, imported
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
-from tools.cli.network_names import network_name
+from tools.cli.network_names import name_with_model, network_name
 from tools.cli.tables import FORMATS, Record, write
 from tools.cli.typed_network import merge_options, read_network, run_options, split_backbone_options
 from tools.exports import (
@@ -76,11 +76,11 @@ def export_or_list(arguments: Sequence[str]) -> None:
         options = parse_options(arguments[1:], LIST, {"format": FORMATS})
         write(list_exports(options), options["format"], COLUMNS)
     else:
-        export(arguments)
+        print("\n".join(map(str, export(arguments))))
 
 
 def export(arguments: Sequence[str]) -> list[Path]:
-    """Export one backbone to one target and print the written files."""
+    """Export one backbone to one target; return the written files."""
     words, own = split_backbone_options(arguments)
     to = next((item.removeprefix("to=") for item in arguments if item.startswith("to=")), "")
     if not to:
@@ -110,7 +110,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
     size = _checked_size(options["image_size"] or _run_image_size(run, to))
-    label = network_name(name, chosen.get("token_mixer"))
+    label = network_name(name_with_model(name, chosen.get("model")), chosen.get("token_mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(
@@ -126,9 +126,7 @@ def export(arguments: Sequence[str]) -> list[Path]:
         )
         with contextlib.redirect_stdout(io.StringIO()):  # other packages print while they work
             files = function(request)
-    written = [out / path.relative_to(folder) for path in files]
-    print("\n".join(map(str, written)))
-    return written
+    return [out / path.relative_to(folder) for path in files]
 
 
 def progress_printer() -> Callable[[str], None]:

@@ -47,6 +47,8 @@ operators_up_to_date() {
 compile_operators() {
     echo "      $("$py" -m backbones.fast.build ${PORTABLE:+--portable} 2>>"$log" || true)"
     operators_fingerprint >"$compiled"
+    # The list of backbones and mixers that commands read, so that the first one need not import torch.
+    "$py" -c 'from tools.cli.catalogue import load_catalogue; load_catalogue()' >>"$log" 2>&1 || true
 }
 
 is_fitting() { # constraints.txt has wheels for these versions

@@ -17,7 +17,7 @@ usage: python tools/lipschitz.py [key=value ...]
   residual=false           true: bound x + f(x), a block without its norm
   format=table             table or json
 
-Only mixers that process every token by itself are bounded: affn, iffn with
+Only mixers that process every token by itself are bounded: affn, iffn_bn with
 backbone.mixer.spatial=false, ffn and the hosts' own FFNs. product is
 ||W1|| ||diag(max |slope|) W0||, the simple bound for comparison.
 """
@@ -76,6 +76,7 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     from backbones import create_backbone
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
+    from backbones.hosts.timm_model.placed import Placed
     from tasks.engine.saved_config import open_saved
 
     saved = open_saved(options["ckpt"]) if options["ckpt"] else None
@@ -101,8 +102,9 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     # ``lipschitz_bound`` checks these closed lists.
     chosen: dict[str, Any] = {key: options[key] for key in ("form", "method", "solver")}
     for name in blocks:
+        module = backbone.get_submodule(name)
         found = lipschitz_bound(
-            backbone.get_submodule(name),
+            module.mixer if isinstance(module, Placed) else module,
             **chosen,
             residual=options["residual"] == "true",
             iterations=int(options["iterations"]),

@@ -95,8 +95,8 @@ def lipschitz_bound(
     """Bound the Lipschitz constant of a mixer in the Euclidean norm of a token.
 
     Args:
-        mixer: ``affn``, ``iffn`` without spatial part, ``ffn``, or the FFN of a timm host, on any
-            device, its batch norms in evaluation mode.
+        mixer: ``affn``, ``iffn_bn`` without spatial part, ``ffn``, or the FFN of a timm host, on
+            any device, its batch norms in evaluation mode.
         method: "sdp" solves the semidefinite program with cvxpy, "reduced" minimises the reduced
             form and scales to real widths; "auto" chooses the former up to 8 channels (with 4
             times as many hidden ones).
@@ -152,7 +152,7 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
     if isinstance(mixer, IFFN) and mixer.dw is not None:
         raise ValueError(
             "the bound holds for mixers that treat every token alone, not for an IFFN with a "
-            "spatial part; use affn, or iffn with spatial=False"
+            "spatial part; use affn, or iffn_bn with spatial=False"
         )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in mixer.modules()):
         raise ValueError(
@@ -160,7 +160,7 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
         )
     if not isinstance(mixer, IFFN | FFN | Mlp):
         raise ValueError(
-            f"the bound is unknown for {class_name(mixer)}; use affn, iffn with spatial=False, "
+            f"the bound is unknown for {class_name(mixer)}; use affn, iffn_bn with spatial=False, "
             "ffn or the FFN of a timm host"
         )
     if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):

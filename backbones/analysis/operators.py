@@ -181,6 +181,11 @@ def _deformable(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> i
     return int(out.numel() * args[1][0].numel())
 
 
+def _triangular(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Count the substitutions of a triangular system without its divisions."""
+    return int(out.numel() * (args[0].shape[-1] - 1) // 2)
+
+
 def _conv_tbc(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
     return int(out.numel() * args[1].shape[0] * args[1].shape[1])
 
@@ -221,6 +226,7 @@ COUNTED: dict[Any, Rule] = {
     aten._cdist_forward: _distances,
     aten._euclidean_dist: _distances,
     aten.conv_tbc: _conv_tbc,
+    aten.linalg_solve_triangular: _triangular,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_fused_attention_overrideable: _attention,
 }

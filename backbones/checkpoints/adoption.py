@@ -156,7 +156,7 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
         ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
     file = checkpoint.state_dict
-    tensors = backbone.convert_state_dict(dict(file))
+    tensors = backbone.adapt_input(backbone.convert_state_dict(dict(file)))
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):

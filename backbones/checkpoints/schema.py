@@ -207,6 +207,7 @@ class CheckpointParts(OpenPart):
     record: RecordPart = Field(RecordPart(), alias="network")
     class_names: list[str] = Field(default_factory=list)
     category_ids: list[int] = Field(default_factory=list)
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
     @model_validator(mode="after")
     def _averages_are_counted(self) -> Self:

@@ -42,9 +42,11 @@ def find_difference(path: str) -> str:
 def _differences(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
     op = torch.ops.mixerlab
     forms = Forms(
-        op.gated_mixer, op.gated_mixer_backward, op.branched_mixer, op.branched_mixer_backward
-    )
-    yield "gated_mixer or branched_mixer", difference(forms, torch.device("cpu"), dtype)
+        op.gated_mixer, op.gated_mixer_backward, op.branched_mixer, op.branched_mixer_backward,
+        op.layered_mixer, op.layered_mixer_backward,
+    )  # fmt: skip
+    names = "gated_mixer, branched_mixer or layered_mixer"
+    yield names, difference(forms, torch.device("cpu"), dtype)
     for name, arguments, expected in _cases(torch.Generator().manual_seed(0)):
         given = _cast(arguments, dtype)
         found = getattr(op, name)(*given)

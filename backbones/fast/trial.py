@@ -22,6 +22,8 @@ class Forms(NamedTuple):
     gated_backward: Callable[..., Any]
     branched: Callable[..., Any]
     branched_backward: Callable[..., Any]
+    layered: Callable[..., Any] | None = None
+    layered_backward: Callable[..., Any] | None = None
 
 
 def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
@@ -30,8 +32,12 @@ def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         for mine, plain in (
             _gated(forms, device, dtype),
-            _branched(forms, device, dtype, False),
-            _branched(forms, device, dtype, True),
+            *(_branched(forms, device, dtype, training) for training in (False, True)),
+            *(
+                _branched(forms, device, dtype, training, layered=True)
+                for training in (False, True)
+                if forms.layered
+            ),
         ):
             for index, (one, other) in enumerate(zip(mine, plain, strict=True)):
                 # Rounding of a sum over tokens that should be zero does not count.
@@ -92,8 +98,11 @@ def _gated(forms: Forms, device: torch.device, dtype: torch.dtype) -> tuple[Numb
 
 
 def _branched(
-    forms: Forms, device: torch.device, dtype: torch.dtype, training: bool
+    forms: Forms, device: torch.device, dtype: torch.dtype, training: bool, layered: bool = False
 ) -> tuple[Numbers, Numbers]:
+    forward, backward = forms.branched, forms.branched_backward
+    if layered and forms.layered and forms.layered_backward:
+        forward, backward = forms.layered, forms.layered_backward
     h, count = 2 * WIDTH, SIZE[0] * SIZE[1]
     shapes: list[tuple[int, ...]] = [(BATCH, count, DIM), (WIDTH, DIM), (WIDTH,)]
     shapes += [(WIDTH,)] * 8 + [(h,)] * 4 + [(h, 1, 3, 3), (h,), (DIM, h), (DIM,)]
@@ -110,7 +119,7 @@ def _branched(
         b1,
         coefficients,
         norms,
-        running,
+        running[2:] if layered else running,
         *EPS,
         training,
         kernel,
@@ -118,10 +127,10 @@ def _branched(
         w2,
         b2,
     )
-    y, z, u, statistics = forms.branched(*arguments, True)
-    at_once = y if training else forms.branched(*arguments, False)[0]
-    of_x, of_w1, of_b1, rows, of_w2 = forms.branched_backward(
-        grad, z, u, statistics, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
+    y, *kept = forward(*arguments, True)
+    at_once = y if training else forward(*arguments, False)[0]
+    of_x, of_w1, of_b1, rows, of_w2 = backward(
+        grad, *kept, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
         own, w2,
     )  # fmt: skip
     branches = [row[part * WIDTH :][:WIDTH] for part in range(2) for row in rows[:4]]
@@ -136,9 +145,12 @@ def _branched(
         z = F.linear(x, w1, b1)
         n = torch.cat([c[i + 1] * F.gelu(c[i] * z + c[i + 2]) + c[i + 3] for i in (0, 4)], dim=-1)
         means = [value.double() for value in running]
-        n = _norm(n, means[:2], norms[:2], EPS[0], training)
-        n = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
-        plain = F.linear(F.gelu(n), w2, b2)
+        if layered:
+            n = F.layer_norm(n, (h,), norms[0], norms[1], EPS[0])
+        else:
+            n = _norm(n, means[:2], norms[:2], EPS[0], training)
+        u = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
+        plain = F.linear(F.gelu(u) + n if layered else F.gelu(u), w2, b2)
     return mine, _results(plain, leaves, grad)
 
 

@@ -25,7 +25,7 @@ def keep_centre_row(module: nn.Module) -> None:
 def _narrow_conv(conv: nn.Conv2d | nn.ConvTranspose2d) -> None:
     height, width = conv.kernel_size
     around = [step * (side // 2) for step, side in zip(conv.dilation, (height, width), strict=True)]
-    same = conv.stride == (1, 1) and conv.padding == tuple(around)
+    same = conv.padding == tuple(around)
     windows = conv.stride == conv.kernel_size and conv.padding == (0, 0)
     if height == 1 or not (same or windows) or conv.padding_mode != "zeros":
         return

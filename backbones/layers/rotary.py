@@ -7,6 +7,9 @@ Channels (2 p, 2 p + 1) are one complex number. With d channels and the d / 4 fr
 pair p = 2 m turns by x f_m and pair p = 2 m + 1 by y f_m, so that the product of a query and a key
 depends on their places through differences alone.
 
+``rotate_by_axes`` has another order: the first half of the pairs turns by the row, the second half
+by the column, as in MLLA and RALA.
+
 Source: Su et al., "RoFormer", 2021, Eq. 14 to 16 (one dimension); Chu et al., "VisionLLaMA: A
 Unified LLaMA Backbone for Vision Tasks", ECCV 2024 (two, and their scale).
 
@@ -43,9 +46,34 @@ class Lattice(NamedTuple):
 
 def rotate(x: Tensor, lattice: Lattice) -> Tensor:
     """Turn queries or keys (B, N, heads, d) by the places of their tokens; d is a multiple of 4."""
-    # (B, N, heads, d / 2, 2), in float32 at least.
-    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-    angles = turning_angles(lattice, x.shape[-1], x.device, pairs.dtype)
+    precise = torch.promote_types(x.dtype, torch.float32)
+    return _turn(x, turning_angles(lattice, x.shape[-1], x.device, precise))
+
+
+def rotate_by_axes(x: Tensor, inclusive: bool = False) -> Tensor:
+    """Turn the first half of the channels by the row of their token and the second by its column.
+
+    Args:
+        x: (B, H, W, heads, d), d a multiple of 4.
+        inclusive: The last of the d / 4 frequencies is 1 / 10000, and not the one before it.
+    """
+    count = x.shape[-1] // 4
+    precise = torch.promote_types(x.dtype, torch.float32)
+    powers = torch.arange(count, device=x.device, dtype=precise)
+    # Quotients, since counts of multiply-adds take products of tables for those of a network.
+    periods = torch.pow(BASE, powers / max(count - 1 if inclusive else count, 1))
+    rows, columns = (
+        torch.arange(side, device=x.device, dtype=precise)[:, None] / periods
+        for side in x.shape[1:3]
+    )
+    shape = (*x.shape[1:3], count)
+    angles = torch.cat([rows[:, None].expand(shape), columns.expand(shape)], dim=-1)
+    return _turn(x, angles[:, :, None])
+
+
+def _turn(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn pairs of channels (..., d) by angles (..., d / 2), in float32 at least."""
+    pairs = x.to(angles.dtype).unflatten(-1, (-1, 2))
     (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
     turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
     return torch.stack(turned, -1).flatten(-2).to(x.dtype)

@@ -65,7 +65,7 @@ class ConvNeXtFFN(Mixer):
     published_on=("deit_t",),
 )
 class ConvNeXtMixer(ConvNeXtFFN):
-    """gamma * (W2 GELU(W1 LN(DW(x)) + b1) + b2).
+    """ConvNeXt's branch: gamma * (W2 GELU(W1 LN(DW(x)) + b1) + b2).
 
     Args:
         dim: Channels C.
@@ -95,7 +95,7 @@ class ConvNeXtMixer(ConvNeXtFFN):
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
 class ConvNeXtV2Mixer(ConvNeXtFFN):
-    """W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
+    """ConvNeXt V2's branch: W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
 
     Args:
         dim: Channels C.

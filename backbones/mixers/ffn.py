@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     options_on={"sbm_*": {"act": "silu"}},
 )
 class FFN(PointwiseMixer):
-    """W2 act(W1 x + b1) + b2, each token by itself.
+    """Feed-forward network: W2 act(W1 x + b1) + b2, each token by itself.
 
     On a plain host the name stands for the host's own FFN; changed options build this one instead,
     where the host's own is of this kind.

@@ -37,7 +37,7 @@ ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
     published_on=("deit_t", "swin_t", "poolformer_s12", "poolformer_s24"),
 )
 class GLU(PointwiseMixer):
-    """W3 (act(W1 x + b1) * (W2 x + b2)) + b3, each token by itself.
+    """Gated linear unit: W3 (act(W1 x + b1) * (W2 x + b2)) + b3, each token by itself.
 
     Args:
         dim: Channels C.

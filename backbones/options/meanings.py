@@ -9,8 +9,10 @@ from typing import Any
 
 
 def summary(build: Callable[..., Any]) -> str:
-    """Return the first line of a docstring."""
-    return (inspect.getdoc(build) or "").partition("\n")[0]
+    """Return the first line of a docstring as a noun phrase: "Build an FFN." is "An FFN."."""
+    line = (inspect.getdoc(build) or "").partition("\n")[0]
+    built = line.removeprefix("Build ")
+    return line if built == line else built[:1].upper() + built[1:]
 
 
 def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
@@ -24,7 +26,7 @@ def meanings(*builders: Callable[..., Any]) -> dict[str, str]:
         )
         names: list[str] = []
         for line in section[1].splitlines() if section else ():
-            entry = re.match(r" {4}(\w+(?:, \w+)*): (.*)", line)
+            entry = re.match(r" {4}\**(\w+(?:, \w+)*): (.*)", line)
             if entry:
                 names = entry[1].split(", ")
                 found |= dict.fromkeys(names, entry[2])

@@ -98,7 +98,7 @@ def _overview(group: str, *, linked: bool = True) -> str:
         f"[{path.stem}](#{_anchor(path.stem)})" if linked else f"`{path.stem}`" for path in files
     ]
     return table(
-        [group, ""],
+        [group, "what it is"],
         [[name, prose(_first_sentence(path))] for name, path in zip(named, files, strict=True)],
     )
 

@@ -76,7 +76,7 @@ def _page(family: str, found: list[HostEntry]) -> str:
         params, macs = _count(host)
         rows.append([f"`{host.name}`", prose(summary(host.build)), params, macs, host.patch_size,
                      " and ".join(host.slots) or "none", prose(host.source)])  # fmt: skip
-    head = ["host", "", "parameters", "MACs G", "first stride", "mixers", "source"]
+    head = ["host", "size", "parameters", "MACs G", "first stride", "mixers", "source"]
     known = meanings(create_backbone, found[0].build)
     schema = {key: value for key, value in backbone_schema(found[0].name).items() if key != "name"}
     options = table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import inspect
 import json
@@ -24,11 +25,17 @@ from tools.complexity import count_model
 
 EQUATIONS = yaml.safe_load((Path(__file__).parent / "equations.yaml").read_text(encoding="utf-8"))
 COUNTED_ON = ("deit_t", "swin_t", "poolformer_s12")
+# Token mixers that plain hosts have, of which papers report rows.
+OWN_IN = {
+    "cycle_fc": "cyclemlp_*", "ffnified": "ffnet_[1-4]", "ggqpe": "posmlp_*", "hire": "hiremlp_*",
+    "pooling": "poolformer_*", "sbm": "sbm_*", "sgu": "gmlp_*",
+}  # fmt: skip
 INTRODUCTION = """# Mixers
 
 A channel mixer replaces a host's feed-forward network, and a token mixer its attention or pooling.
 Both map (B, H, W, C) to the same shape. [A mixer](../../tutorials/mixer.md) shows how to add one.
 """
+SYMBOLS = "The [notes](#source-and-what-the-paper-leaves-open) at the end explain the symbols."
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -47,12 +54,13 @@ def pages() -> dict[str, str]:
         rows = [
             [
                 f"[{name}]({name}.md)",
-                prose(summary(find_mixer(name).build)),
+                prose(_about(find_mixer(name))),
                 prose(find_mixer(name).source),
             ]
             for name in found
         ]
-        tables.append(f"## {kind.title()} mixers\n\n{table(['mixer', '', 'source'], rows)}")
+        head = ["mixer", "what it does", "source"]
+        tables.append(f"## {kind.title()} mixers\n\n{table(head, rows)}")
     index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(names)])
     return {"mixers/index": index, **{f"mixers/{name}": _page(find_mixer(name)) for name in names}}
 
@@ -63,9 +71,9 @@ def _page(entry: MixerEntry) -> str:
     suffixed = [f"backbone={host}_" for host in entry.named_on]
     typed_as = ", ".join(f"`{start}{entry.name}`" for start in [typed, *suffixed])
     parts = [
-        f"# {entry.name}\n\nA {entry.kind} mixer.\n\n{prose(summary(entry.build))}",
-        f"* Source: {prose(entry.source)}\n* Typed as: {typed_as}",
-        "## Equation\n\n" + _equation(entry),
+        f"# {entry.name}\n\n{prose(_about(entry))}",
+        f"* Kind: {entry.kind} mixer\n* Source: {prose(entry.source)}\n* Typed as: {typed_as}",
+        "## Equation\n\n" + _equation(entry) + "\n\n" + SYMBOLS,
         f"## Data flow\n\n{_flow(entry.name)}",
         "## Shapes\n\n" + _shapes(entry, built),
         "## Options\n\n" + _options(entry, built),
@@ -75,6 +83,15 @@ def _page(entry: MixerEntry) -> str:
         "## Source, and what the paper leaves open\n\n" + _notes(entry, built),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _about(entry: MixerEntry) -> str:
+    """Return the first sentence of a mixer's file, or of its own docstring in a file of several."""
+    module = entry.build.__module__
+    if sum(find_mixer(name).build.__module__ == module for name in list_mixers()) > 1:
+        return summary(entry.build)
+    text = inspect.getdoc(importlib.import_module(module)) or summary(entry.build)
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def _equation(entry: MixerEntry) -> str:
@@ -140,7 +157,7 @@ def _counts(entry: MixerEntry) -> str:
         plain = count_model(host.name, "{}", (224, 224), "macs")
         found = count_model(named, json.dumps(own), (224, 224), "macs")
         shares = [one / other for one, other in zip(found, plain, strict=True)]
-        typed = network_label((named, own))
+        typed = network_label((named, own)).replace("token_mixer.name=", "token_mixer=")
         rows.append([f"`{typed}`", f"{found[0]:,}", f"{shares[0]:.3f}", f"{found[1] / 1e9:.4f}",
                      f"{shares[1]:.3f}"])  # fmt: skip
     if not rows:
@@ -158,23 +175,25 @@ def _hosts(entry: MixerEntry) -> str:
 
 
 def _rows(entry: MixerEntry) -> str:
-    ending = f"_{entry.name}"
-    known = [name for name in list_backbones() if name.endswith(ending)]
-    found = paper_counts.of_backbone(known)
-    return rows_table(found) or "No paper of `configs/published` reports a row with it."
+    known = [name for name in list_backbones() if name.endswith(f"_{entry.name}")]
+    pattern = OWN_IN.get(entry.name, "")
+    known += [name for name in hosts() if fnmatch.fnmatch(name, pattern)]
+    found = paper_counts.of_mixer(entry.name, known)
+    text = rows_table(found) or "The papers of `configs/published` report no row with it."
+    return f"It is the own token mixer of the hosts `{pattern}`.\n\n{text}" if pattern else text
 
 
 def _notes(entry: MixerEntry, built: type) -> str:
-    """Return the docstrings of the files that define it, and of their package."""
+    """Return the docstrings of the files that define it, and of the package of its paper."""
     names = dict.fromkeys(
         [entry.build.__module__, built.__module__, entry.build.__module__.rpartition(".")[0]]
     )
     texts = [
-        inspect.getdoc(importlib.import_module(name))
+        inspect.getdoc(importlib.import_module(name)) or ""
         for name in names
         if name.startswith("backbones.mixers.")
     ]
-    return "\n\n".join(docstring(text) for text in texts if text)
+    return "\n\n".join(docstring(text) for text in texts if "Source:" in text)
 
 
 def docstring(text: str) -> str:

@@ -34,6 +34,16 @@ def _is_base(one: Row, row: Row) -> bool:
     return same and one.backbone == row.base and not one.options
 
 
+def of_mixer(name: str, matches: Sequence[str]) -> list[Row]:
+    """Return the rows that name a token mixer, and those of backbones that have it."""
+    found = []
+    for row in (row for paper in list_papers() for row in rows(paper)):
+        named = dict(row.options.get("token_mixer") or {}).get("name")
+        if named == name or (named is None and row.backbone in matches):
+            found.append(row)
+    return found
+
+
 def of_backbone(matches: Sequence[str]) -> list[Row]:
     """Return the rows of these backbones, of all papers."""
     return [row for paper in list_papers() for row in rows(paper) if row.backbone in matches]

@@ -26,10 +26,17 @@ CLASSES = {
     "Mixer": ":members:\n",
     "LinearClassifier": ":members: from_pretrained\n",
 }
+# Module -> file of docs/examples that uses it.
+EXAMPLES = {
+    "backbones": "backbones_and_mixers",
+    "backbones.base": "global_filter",
+    "heads.linear": "plain_pytorch",
+    "tasks": "lightning_trainer",
+}
 INTRODUCTION = """# Python
 
-Signatures with types and docstrings of the public names. [In Python](../howto/python.md) shows them
-in use, as files that the tests run.
+Signatures with types and docstrings of the public names. Examples are files that the tests run;
+[In Python](../howto/python.md) explains them.
 """
 
 
@@ -45,4 +52,7 @@ def pages() -> dict[str, str]:
             kind = "class" if isinstance(getattr(found, name), type) else "function"
             options = CLASSES.get(name, "")
             parts.append(f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}\n   {options}```")
+        if module in EXAMPLES:
+            path = f"../examples/{EXAMPLES[module]}.py"
+            parts.append(f"Example:\n\n```{{literalinclude}} {path}\n:language: python\n```")
     return {"python": "\n\n".join(parts) + "\n"}

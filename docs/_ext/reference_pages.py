@@ -14,11 +14,12 @@ import measurement_pages
 import mixer_pages
 import paper_pages
 import python_page
+import timm_page
 
 DOCS = Path(__file__).resolve().parents[1]
 REFERENCE = DOCS / "reference"
 KINDS = (
-    command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page,
+    command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page, timm_page,
 )  # fmt: skip
 INDEX = """# Reference
 
@@ -31,6 +32,7 @@ command_line
 configuration
 hosts/index
 mixers/index
+timm
 heads
 recipes
 published/index

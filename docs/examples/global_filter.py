@@ -8,7 +8,7 @@ from backbones.base import Mixer
 from backbones.registry import register_mixer
 
 
-@register_mixer("global_filter", kind="token", source="an example")
+@register_mixer("spectrum_filter", kind="token", source="an example")
 class GlobalFilter(Mixer):
     """Multiply the spectrum of the map by learned weights."""
 
@@ -26,6 +26,6 @@ class GlobalFilter(Mixer):
 
 
 # In place of DeiT's attention, at the size that it was built for and at another one.
-backbone = create_backbone("deit_t", token_mixer="global_filter", img_size=64)
+backbone = create_backbone("deit_t", token_mixer="spectrum_filter", img_size=64)
 assert backbone(torch.zeros(1, 3, 64, 64))[0].shape == (1, 192, 4, 4)
 assert backbone(torch.zeros(1, 3, 96, 64))[0].shape == (1, 192, 6, 4)

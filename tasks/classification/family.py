@@ -16,6 +16,13 @@ ROBUSTNESS = {
     "imagenet_v2": "in_v2",
 }
 
+CALIBRATION = {
+    "ece": "expected calibration error, 15 bins",
+    "brier": "Brier score",
+    "nll": "negative log-likelihood in nats",
+}
+CALIBRATION |= {f"scaled_{name}": f"{text}, with temperature" for name, text in CALIBRATION.items()}
+
 INATURALIST = {
     "inaturalist2019": ("datamodules.images.inaturalist.INaturalist2019DataModule", 3030)
 }
@@ -38,6 +45,8 @@ FAMILY = Family(
     metrics=(
         Metric("top1", "top-1 accuracy in %", published="top1", data_set="imagenet"),
         Metric("top5", "top-5 accuracy in %", published="top5"),
+        *(Metric(name, text, direction="min") for name, text in CALIBRATION.items()),
+        Metric("temperature", "temperature"),
         Metric("mce", direction="min", published="mce", data_set="imagenet_c"),
         *(Metric(one, published=one, data_set=name) for name, one in ROBUSTNESS.items()),
     ),

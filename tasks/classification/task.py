@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -22,10 +23,12 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
 from heads.losses import NO_TOKENS
 from heads.token_label_maps import token_labels
+from tasks.classification.calibration import Calibration, TemperatureFit
 from tasks.classification.contact_sheet import Tile, contact_sheet, to_image
 from tasks.classification.family import FAMILY
 from tasks.classification.patch_check import unseen_patches
@@ -39,7 +42,7 @@ from tasks.classification.teacher import (
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
 from tasks.engine.gather import refuse_together
-from tasks.engine.whole_files import write_whole
+from tasks.engine.whole_files import whole_file
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing
@@ -64,6 +67,11 @@ class ClassificationTask(ClassesTask):
         ema: See ``BaseTask``.
         check_patches: Stop before the first step if the embedding ignores a patch of the image, see
             ``patch_check``.
+        calibrate: Fit a temperature on the validation images after each validation; checkpoints
+            keep it, and predicted probabilities use it.
+
+    Attributes:
+        temperature: Divisor of the logits in ``describe``; 1 if none was fitted.
 
     Raises:
         ValueError: Mixup lacks an option, or labels would be smoothed twice.
@@ -72,7 +80,7 @@ class ClassificationTask(ClassesTask):
     family = FAMILY
     preview_images = 36
     headline = ("top1", "top5")
-    metric_stores = ("accuracy",)
+    metric_stores = ("accuracy", "temperature_fit")
 
     def __init__(
         self,
@@ -86,6 +94,7 @@ class ClassificationTask(ClassesTask):
         distillation: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
         check_patches: bool = True,
+        calibrate: bool = False,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
         check_several(self.class_names, "a class folder or label of the other images")
@@ -109,6 +118,9 @@ class ClassificationTask(ClassesTask):
         self._teacher: tuple[Teacher, Normalisation] | None = None
         self._others: Tensor | None = None
         self.check_patches = check_patches
+        self.calibrate, self.temperature = calibrate, 1.0
+        self.temperature_fit = TemperatureFit()
+        self.calibration: dict[str, Calibration] = {}
         self.accuracy = MetricCollection(
             {
                 f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
@@ -223,13 +235,58 @@ class ClassificationTask(ClassesTask):
             return logits
         return logits.index_fill(1, self._others.to(logits.device), -math.inf)
 
+    def on_test_epoch_start(self) -> None:
+        """Begin to measure the calibration, with the fitted temperature as well, if any."""
+        super().on_test_epoch_start()
+        classes = len(self.class_names)
+        fits = {"": 1.0} | ({"scaled_": self.temperature} if self.temperature != 1 else {})
+        self.calibration = {
+            prefix: Calibration(classes, value).to(self.device) for prefix, value in fits.items()
+        }
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics under "test/", those of the calibration among them."""
+        super().on_test_epoch_end()
+        self.calibration = {}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics; keep the temperature of the weights that they belong to."""
+        super().on_validation_epoch_end()
+        if self.calibrate and self.trainer.state.fn == TrainerFn.FITTING:
+            self.temperature = float(self.trainer.callback_metrics["val/temperature"])
+
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
-        """Update the accuracies."""
+        """Update the accuracies, and what measures and fits probabilities."""
         self.accuracy.update(predictions, batch["label"])
+        for one in self.calibration.values():
+            one.update(predictions, batch["label"])
+        if self.calibrate and not self.calibration:
+            self.temperature_fit.update(predictions, batch["label"])
 
     def compute_metrics(self) -> dict[str, Tensor]:
-        """Return the accuracies in percent."""
-        return {name: 100 * value for name, value in self.accuracy.compute().items()}
+        """Return the accuracies in percent, and in a test the calibration."""
+        found = {name: 100 * value for name, value in self.accuracy.compute().items()}
+        for prefix, one in self.calibration.items():
+            found |= {f"{prefix}{name}": value for name, value in one.compute().items()}
+        if self.calibrate and not self.calibration:
+            found["temperature"] = self.temperature_fit.compute()
+        return found
+
+    def target_state(self) -> dict[str, Any]:
+        """Return the classes, and the temperature if one was fitted."""
+        fitted = {} if self.temperature == 1 else {"temperature": self.temperature}
+        return super().target_state() | fitted
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the temperature as well."""
+        super().on_load_checkpoint(checkpoint)
+        self.temperature = checkpoint.get("temperature", 1.0)
+
+    def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
+        """Load the weights, and the temperature that was fitted with them."""
+        opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+        super().load_weights(opened, converted=converted)
+        self.temperature = opened.values.get("temperature", 1.0)
 
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the summed cross entropy and the number of images with a label."""
@@ -239,15 +296,16 @@ class ClassificationTask(ClassesTask):
         return loss, known.sum()
 
     def reset_metrics(self) -> None:
-        """Reset the accuracies."""
+        """Reset the metrics."""
         self.accuracy.reset()
+        self.temperature_fit.reset()
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per image ``image``, its name, the five best ``classes`` and ``probabilities``.
 
         For ImageNet's synsets ``names`` has the everyday names.
         """
-        probabilities = self.model.predict(batch).float().softmax(-1)
+        probabilities = (self.model.predict(batch).float() / self.temperature).softmax(-1)
         best = probabilities.topk(min(5, len(self.class_names)))
         names = input_names(batch, datamodule, self.family.modality)
         indices, values = best.indices.tolist(), best.values.tolist()
@@ -281,14 +339,16 @@ class ClassificationTask(ClassesTask):
             kinds.insert(1, "name")
             keys.insert(1, "names")
         places = range(1, 1 + min(5, len(self.class_names)))
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
-        for row in rows:
-            groups = zip(*(row[key] for key in keys), strict=True)
-            writer.writerow([row["image"], *(value for group in groups for value in group)])
         # File names need not be UTF-8; they are written unchanged.
-        write_whole(folder / "predictions.csv", text.getvalue())
+        with whole_file(folder / "predictions.csv") as file:
+            text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+            writer = csv.writer(text)
+            writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
+            for row in rows:
+                groups = zip(*(row[key] for key in keys), strict=True)
+                writer.writerow([row["image"], *(value for group in groups for value in group)])
+            text.flush()
+            text.detach()
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

@@ -19,7 +19,7 @@ from tasks.detection.instance_drawing import draw_instances
 from tasks.engine.batches import Batch, Row
 from tasks.engine.classes import ClassesTask
 from tasks.engine.drawing import Colour, open_upright, side_by_side
-from tasks.engine.whole_files import write_whole
+from tasks.engine.whole_files import whole_file
 
 PREVIEW_SCORE = 0.3
 SAME_PLACE = 0.7  # of two boxes with a larger overlap (IoU) only the surer one is drawn
@@ -122,14 +122,17 @@ class DetectionTask(ClassesTask):
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write coco_results.json, a list of detections with the data set's category ids."""
         ids = dict(zip(self.class_names, self.category_ids, strict=True))
-        results = [
+        results = (
             {"image_id": row["image_id"], "category_id": ids[found["class"]]}
             | {key: value for key, value in found.items() if key != "class"}
             for row in rows
             for found in row["detections"]
-        ]
-        lines = ",\n".join(map(json.dumps, results))
-        write_whole(folder / "coco_results.json", f"[\n{lines}\n]\n")
+        )
+        with whole_file(folder / "coco_results.json") as file:
+            file.write(b"[")
+            for index, result in enumerate(results):
+                file.write(f"{',' if index else ''}\n{json.dumps(result)}".encode())
+            file.write(b"\n]\n")
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

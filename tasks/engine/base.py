@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from torchmetrics import SumMetric
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
+from tasks.engine import predicting
 from tasks.engine.batch_norm import share_statistics
 from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
 from tasks.engine.checkpoint_entries import (
@@ -26,7 +27,7 @@ from tasks.engine.checkpoint_entries import (
     network_entries,
     weights_problem,
 )
-from tasks.engine.ema import WeightEMA, reported
+from tasks.engine.ema import WeightEMA
 from tasks.engine.ema_metrics import SecondMetrics, log_better
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
@@ -34,6 +35,7 @@ from tasks.engine.losses import is_logged, loss_problem, total_loss
 from tasks.engine.optim import check_optimizer, learning_rate_factor, optimizer_rules
 from tasks.engine.optimizing import check_training, optimizer_and_schedule
 from tasks.engine.param_groups import schedule_rate
+from tasks.engine.saved_predictions import OutputFiles
 
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
 SCHEDULE: dict[str, Any] = {"name": "cosine"}
@@ -59,6 +61,7 @@ class BaseTask(Remembering, LightningModule):
     Attributes:
         family: Family of the task: its metrics, their directions, its modality.
         data: Datamodule that prepares inputs for ``predict``; by default that of the training.
+        source: Run folder or checkpoint that ``tasks.load`` opened.
         preview_images: Number of inputs with predictions that a run draws.
         headline: Metrics shown in progress lines.
         metric_stores: Names of the attributes that ``update_metrics`` updates.
@@ -86,6 +89,7 @@ class BaseTask(Remembering, LightningModule):
         super().__init__()
         self.model: Any = model
         self.data: Any = None
+        self.source: Path | None = None
         self.optimizer_options = OPTIMIZER | dict(optimizer or {})
         self.schedule_options = SCHEDULE | dict(schedule or {})
         # Sums, since torchmetrics' mean ignores its weights if NaN is allowed. Double precision,
@@ -279,8 +283,14 @@ class BaseTask(Remembering, LightningModule):
         for name, value in figures.items():
             self.log(f"{stage}/{name}", value, prog_bar=name in self.headline)
 
-    @torch.no_grad()
-    def predict(self, images: Any) -> list[Row]:
+    def predict(
+        self,
+        images: Any,
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        out: str | Path | None = None,
+    ) -> Sequence[Row]:
         """Predict inputs, prepared as in evaluation, with a task from ``tasks.load``.
 
         Predictions are independent of the other inputs. Several threads may call at the same time.
@@ -289,25 +299,46 @@ class BaseTask(Remembering, LightningModule):
             images: Inputs of the family's data modules. Images: one or a list, as paths (a folder
                 means all its images), PIL images, arrays (H, W, 3), tensors (3, H, W), grey ones
                 (H, W), or batches of these; uint8, or floats from 0 to 1.
+            batch_size: Inputs per batch; by default that of the run's evaluation.
+            num_workers: Processes that read files.
+            out: Folder. The predictions are written there as they come, as ``mode=predict`` writes
+                them, so that any number of inputs fits in memory. Unreadable files are left out
+                with a warning.
 
         Returns:
-            A dict per input, as in predictions.json; see the tasks' ``describe``.
-        """
-        if self.data is None:
-            from tasks.engine.loading import usual_datamodule
+            A dict per input, as in predictions.json; see the tasks' ``describe``. With ``out`` a
+            sequence that reads them from the file.
 
-            self.data = usual_datamodule(self)
-        self.eval()
-        data = self.data.with_predict_inputs(images)
-        data.num_workers = 0  # starting workers takes longer than a few inputs
-        rows: list[Row] = []
-        with reported(self.ema, self.model):
-            for batch in data.predict_dataloader():
-                for broken in batch.pop(UNREADABLE, ()):
-                    raise ValueError(broken.reason)
-                placed = self.transfer_batch_to_device(batch, self.device, 0)
-                rows += self.describe(placed, data)
-        return rows
+        Raises:
+            ValueError: An input cannot be read, or with ``out`` none of them.
+        """
+        data = predicting.serving(self, images, batch_size, num_workers)
+        if out is not None:
+            return predicting.predict_to(self, data, Path(out))
+        return list(predicting.stream(self, data))
+
+    def stream(
+        self, images: Any, *, batch_size: int | None = None, num_workers: int = 0
+    ) -> Iterator[Row]:
+        """Yield what ``predict`` returns, holding one batch at a time."""
+        return predicting.stream(self, predicting.serving(self, images, batch_size, num_workers))
+
+    def export(self, to: str, **options: Any) -> list[Path]:
+        """Export the network of a task from ``tasks.load``, as ``tools/export.py`` does.
+
+        Args:
+            to: Target, such as "onnx", "torch_export", "timm" or "mmdet".
+            **options: Options of ``tools/export.py``: ``out``, ``overwrite``, ``image_size``, ...
+
+        Returns:
+            The written files.
+
+        Raises:
+            ValueError: The network has no form in this target, or the outputs of the export differ.
+        """
+        from tasks.engine.loading import export_task
+
+        return export_task(self, to, options)
 
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
@@ -316,23 +347,29 @@ class BaseTask(Remembering, LightningModule):
             self.data = data
             self.take_targets(data)
 
+    def on_predict_start(self) -> None:
+        """Name the files of the predictions after the datamodule's inputs."""
+        trainer: Any = self.trainer
+        # A user's loaders have no names.
+        named = getattr(trainer.datamodule, "predict_names", list)
+        self._files = OutputFiles(Path(trainer.default_root_dir), named())
+
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
         """Predict a batch of the trainer's datamodule; write arrays to files of the run."""
         trainer: Any = self.trainer
         if self.is_spare:
             return []
         broken = batch.pop(UNREADABLE, ())
-        described = self.describe(batch, trainer.datamodule) if batch else []
-        rows = [self.save_arrays(row) for row in described]
+        rows = self.describe_to(batch, trainer.datamodule, self._files) if batch else []
         return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return predictions as plain values, one dict per input with its name as ``image``."""
         raise NotImplementedError
 
-    def save_arrays(self, row: Row) -> Row:
-        """Write the arrays of a ``describe`` row to files; return a row that json can write."""
-        return row
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
+        """Return rows of plain values; a task whose rows have arrays writes these to files."""
+        return self.describe(batch, datamodule)
 
     def answer(self, row: Row) -> str:
         """Return a row of ``describe`` as a line for the terminal."""

@@ -25,13 +25,22 @@ def built_config(task: Any) -> dict[str, Any]:
     head, data = getattr(task.model, "made_by", None), getattr(task.data, "made_by", None)
     if backbone is None or not head or not getattr(backbone, "made_by", None):
         return {}
-    groups = {"backbone": backbone.made_by, "head": head, "data": data, "task": task.made_by}
+    groups = {"backbone": _complete(backbone), "head": head, "data": data, "task": task.made_by}
     groups |= {"optimizer": task.optimizer_options, "schedule": task.schedule_options}
     groups["task"] = {key: value for key, value in task.made_by.items() if key not in groups}
     try:
         return {name: plain_config(part) for name, part in groups.items()}
     except TypeError:
         return {}
+
+
+def _complete(backbone: Any) -> dict[str, Any]:
+    """Return a backbone's arguments with all options of its mixers, whose defaults may change."""
+    found = dict(backbone.made_by)
+    mixer, token_mixer = (backbone.record.get(kind) for kind in ("mixer", "token_mixer"))
+    if mixer is not None:
+        found["mixer"] = {key: value for key, value in mixer.items() if key != "name"}
+    return found if token_mixer is None else {**found, "token_mixer": dict(token_mixer)}
 
 
 def network_entries(task: Any) -> dict[str, Any]:

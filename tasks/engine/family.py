@@ -76,6 +76,7 @@ class Published:
         suite: Data module of several test sets at once; empty if absent.
         fixed_parameters: True if a different number of parameters means a different model.
         whole_cost: True if papers report the multiply-adds of the whole model.
+        incomparable: Reason why no run compares with the rows; empty if runs do.
     """
 
     data: str
@@ -85,6 +86,7 @@ class Published:
     suite: str = ""
     fixed_parameters: bool = True
     whole_cost: bool = False
+    incomparable: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,14 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.family import family_of_task, imported
 from tasks.engine.instantiate import build, check_target
-from tasks.engine.old_names import with_current_targets
+from tasks.engine.old_names import with_current_targets, with_earlier_options
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
 from tasks.engine.saved_config import open_saved
 
 logger = logging.getLogger(__name__)
+
+EXPORT = "tools.export.export"  # a command, above the tasks; only an export imports it
 
 
 def check_options(config: Mapping[str, Any]) -> None:
@@ -121,8 +123,32 @@ def open_task(path: str | Path) -> BaseTask:
     data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
-    task.data = data
+    task.data, task.source = data, Path(path)
     return task
+
+
+def export_task(task: BaseTask, to: str, options: Mapping[str, Any]) -> list[Path]:
+    """Export the network of a task from ``tasks.load``; see ``BaseTask.export``.
+
+    Raises:
+        ValueError: The task has no run, or other weights than its run.
+    """
+    if task.source is None:
+        raise ValueError("export() takes a task from tasks.load(<run folder>)")
+    saved = open_task(task.source).model.state_dict()
+    for name, values in task.model.state_dict().items():
+        if not torch.equal(values.cpu(), saved[name]):
+            raise ValueError(
+                f"{name} differs from {task.source}, which export() reads; train by tools/run.py, "
+                "or save a checkpoint and load that"
+            )
+    words = [f"{key}={_as_word(value)}" for key, value in options.items() if value is not None]
+    written: list[Path] = imported(EXPORT)([f"to={to}", f"ckpt={task.source}", *words])
+    return written
+
+
+def _as_word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -140,7 +166,7 @@ def _config_in(checkpoint: Checkpoint) -> dict[str, Any]:
         validate(BuiltNetwork, dict(saved))
     except ValueError as error:
         raise ValueError(f"{checkpoint.path} is damaged: in config {error}") from None
-    config: dict[str, Any] = with_current_targets(saved)
+    config = with_earlier_options(with_current_targets(saved))
     if not isinstance(config.get("data"), Mapping):
         target = check_target(config["task"], "task")
         config["data"] = usual_data([target], config["backbone"].get("img_size"))

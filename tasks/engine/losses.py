@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backbones import Mixer
 from tasks.engine.batches import Batch, batch_size
 
 
 def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """Return the losses of a batch and the sum of those with "loss" in the name.
+
+    Losses of mixers (``Mixer.take_penalty``) are added as "auxiliary_loss".
 
     Raises:
         ValueError: Batch norm gets one value per channel.
@@ -28,6 +31,9 @@ def total_loss(model: Any, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
             f"{batch_size(batch)}; pass data.batch_size=2 or more, or for UperNet "
             "head.group_norm=true"
         ) from error
+    own = (part.take_penalty() for part in model.modules() if isinstance(part, Mixer))
+    if auxiliary := [loss for loss in own if loss is not None]:
+        losses = {**losses, "auxiliary_loss": torch.stack(auxiliary).sum()}
     parts = [value for name, value in losses.items() if "loss" in name]
     return losses, torch.stack(parts).sum()
 

@@ -1,4 +1,4 @@
-"""Names of classes in run folders that were written before their modules moved."""
+"""What run folders of earlier commits leave out or name otherwise: classes, options of mixers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ MOVED = {
     "tasks.segmentation": "tasks.segmentation.task",
 }
 
+# Mixer: options that came later or had another default, with which older networks were built.
+EARLIER_OPTIONS: dict[str, dict[str, Any]] = {"iffn": {"norm": "batch", "dw_residual": False}}
+
 
 def current_target(target: Any) -> Any:
     """Return a ``_target_`` with the module that has its class now."""
@@ -43,3 +46,17 @@ def with_current_targets(config: Any) -> Any:
             for key, value in config.items()
         }
     return [with_current_targets(item) for item in config] if isinstance(config, list) else config
+
+
+def with_earlier_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's config with the options that its mixer was built with and that it lacks.
+
+    Configs name all options of their mixer, so a missing one is newer than the config.
+    """
+    backbone = config["backbone"]
+    known = dict(backbone.get("mixer") or {})
+    earlier = [m for m in EARLIER_OPTIONS if str(backbone["name"]).endswith(f"_{m}")]
+    options = {key: v for mixer in earlier for key, v in EARLIER_OPTIONS[mixer].items()}
+    if options.keys() <= known.keys():
+        return dict(config)
+    return {**config, "backbone": {**backbone, "mixer": {**options, **known}}}

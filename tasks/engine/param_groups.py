@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from backbones.options import check_arguments, check_complete, unknown
+from backbones.parameters.decay import decayed_vectors
 from backbones.parameters.layer_scales import Layers, layer_scales
 
 
@@ -37,16 +38,20 @@ class Group(NamedTuple):
 def without_decay(model: nn.Module) -> frozenset[str]:
     """Names of the parameters that weight decay leaves alone.
 
-    These are vectors and scalars (norms, biases, layer scales) and what the backbone's authors
-    name, as in timm, DeiT and Swin.
+    These are vectors and scalars (norms, biases, layer scales) except ``decayed_vectors``, and what
+    the backbone's authors name, as in timm, DeiT and Swin.
     """
     chosen: set[nn.Parameter] = set()
     backbone = getattr(model, "backbone", None)
     if backbone is not None:
         names = backbone.no_weight_decay
         chosen = {p for name, p in backbone.named_parameters() if name in names}
-    parameters = model.named_parameters()
-    return frozenset(name for name, p in parameters if p.ndim <= 1 or p in chosen)
+    vectors = decayed_vectors(model)
+    return frozenset(
+        name
+        for name, p in model.named_parameters()
+        if (p.ndim <= 1 and name not in vectors) or p in chosen
+    )
 
 
 def parameter_rules(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from backbones.options.schemas import OpenPart, validate
-from tasks.engine.old_names import with_current_targets
+from tasks.engine.old_names import with_current_targets, with_earlier_options
 from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
@@ -173,7 +173,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or does not fit the schema.
     """
-    return with_current_targets(_checked(path, RunConfig, read_yaml(path)))
+    return with_earlier_options(with_current_targets(_checked(path, RunConfig, read_yaml(path))))
 
 
 def read_summary(path: Path) -> dict[str, Any]:

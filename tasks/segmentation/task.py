@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +18,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from tasks.engine.batches import Batch, Row, Summed
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.drawing import open_upright, side_by_side
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.segmentation.family import FAMILY
 from tasks.segmentation.segment_drawing import draw_segments, label_map
@@ -29,7 +26,6 @@ from tasks.segmentation.segment_drawing import draw_segments, label_map
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 LABELS = "labels"  # folder of predicted label maps
-LONGEST_NAME = 255  # bytes of a file's name
 MOST = 8  # classes of an image listed in a line
 IGNORED = 255  # MMSegmentation's label of pixels that do not count
 
@@ -59,9 +55,6 @@ class SegmentationTask(ClassesTask):
         check_several(self.class_names, "a class of the other pixels, which 0 would leave ignored")
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
         self._logged_absent = False
-        self._stems: Counter[str] = Counter()
-        self._names: Counter[str] = Counter()
-        self._above = Path()
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -136,31 +129,16 @@ class SegmentationTask(ClassesTask):
             results.append({"image": sample.img_path, "shares": named, "labels": drawn})
         return results
 
-    def on_predict_start(self) -> None:
-        """Count the files that share a name, with or without its extension."""
-        trainer: Any = self.trainer
-        paths = [Path(name) for name in trainer.datamodule.predict_names()]
-        self._stems = Counter(path.stem for path in paths)
-        self._names = Counter(path.name for path in paths)
-        folders = {str(path.parent) for path in paths}
-        self._above = Path(os.path.commonpath(folders)) if len(folders) > 1 else Path()
-
-    def save_arrays(self, row: Row) -> Row:
-        """Write the labels of a row to a file, and replace them by its path."""
-        trainer: Any = self.trainer
-        folder = Path(trainer.default_root_dir) / LABELS
-        path = Path(row["image"])
-        name = path.stem if self._stems[path.stem] == 1 else path.name
-        # If files in several folders share a name, their label maps keep the folders.
-        inner = path.parent.relative_to(self._above) if self._names[path.name] > 1 else Path()
-        if len(os.fsencode(f"{name}.png")) > LONGEST_NAME:
-            name = f"{path.stem[:50]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
-        target = folder / inner / f"{name}.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        colours = trainer.datamodule.metainfo["palette"]
-        with whole_file(target) as file:
-            label_map(row["labels"], self.category_ids, colours).save(file, "PNG")
-        return row | {"labels": f"{LABELS}/{target.relative_to(folder).as_posix()}"}
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
+        """Write the labels of each image to a file, and return its path in place of them."""
+        rows = self.describe(batch, datamodule)
+        for row in rows:
+            target = files.path(LABELS, row["image"], ".png")
+            picture = label_map(row["labels"], self.category_ids, datamodule.metainfo["palette"])
+            with whole_file(target) as file:
+                picture.save(file, "PNG")
+            row["labels"] = files.relative(target)
+        return rows
 
     def answer(self, row: Row) -> str:
         """Return the classes with their shares of the pixels, the largest first."""

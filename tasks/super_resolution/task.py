@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import Checkpoint, in_memory, open_checkpoint
 from backbones.layers.bicubic import MARGIN, enlarge, mirror
 from tasks.engine.base import BaseTask
-from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, input_names
+from tasks.engine.batches import Batch, Row, Summed, input_names
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.super_resolution.family import FAMILY
 from tasks.super_resolution.pictures import Panel, caption, centre, draw_panels, to_picture
@@ -27,7 +26,6 @@ from tasks.super_resolution.png import write_png
 from tasks.super_resolution.quality import compared, psnr, ssim
 
 ENLARGED = "enlarged"  # folder of the enlarged images
-LONGEST_NAME = 240  # bytes of a file's name without its ending
 STRIPE = 32  # low-resolution rows that are rounded and written at once
 DRAWN = 60  # low-resolution pixels of a picture's sides
 
@@ -54,7 +52,6 @@ class SuperResolutionTask(BaseTask):
     ) -> None:
         super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
         self.psnr, self.ssim = (MeanMetric().set_dtype(torch.float64) for _ in range(2))
-        self._stems: Counter[str] = Counter()
 
     @property
     def scale(self) -> int:
@@ -163,35 +160,15 @@ class SuperResolutionTask(BaseTask):
                 values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
                 yield values.astype(np.uint8 if bits == 8 else np.uint16)
 
-    def on_predict_start(self) -> None:
-        """Count the files that share a name."""
-        trainer: Any = self.trainer
-        paths = [Path(name) for name in trainer.datamodule.predict_names()]
-        self._stems = Counter(path.stem for path in paths)
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> list[Row]:
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
         """Enlarge the images of a batch, and write each stripe by stripe."""
-        trainer: Any = self.trainer
-        if self.is_spare:
-            return []
-        broken = batch.pop(UNREADABLE, ())
-        rows = self._named(batch, trainer.datamodule) if batch else []
+        rows = self._named(batch, datamodule)
         for index, row in enumerate(rows):
-            row[ENLARGED] = self._write(batch, index, row)
-        return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
-
-    def _write(self, batch: Batch, index: int, row: Row) -> str:
-        trainer: Any = self.trainer
-        path = Path(row["image"])
-        alone, number = self._stems[path.stem] == 1, int(batch["sample_id"][index])
-        name = path.stem if alone else f"{number:05d}_{path.name}"
-        if len(os.fsencode(name)) > LONGEST_NAME:
-            name = f"{number:05d}_{path.stem[:50]}"
-        target = Path(trainer.default_root_dir) / ENLARGED / f"{name}_x{self.scale}.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as file:
-            write_png(file, self._stripes(batch, index), row["size"][1])
-        return f"{ENLARGED}/{target.name}"
+            target = files.path(ENLARGED, row["image"], f"_x{self.scale}.png")
+            with whole_file(target) as file:
+                write_png(file, self._stripes(batch, index), row["size"][1])
+            row[ENLARGED] = files.relative(target)
+        return rows
 
     def answer(self, row: Row) -> str:
         """Return the size and the file of an enlarged image."""

@@ -80,7 +80,7 @@ def check_iffn():
         ({}, (19, 2), 2, True, 1),
         ({}, (2, 18), 1, False, 1),
     ):
-        mixer = fast(build_mixer("iffn", 40 if options else 12, **options)).train(training)
+        mixer = fast(build_mixer("iffn_bn", 40 if options else 12, **options)).train(training)
         check(mixer, enough, tokens(batch, size[1], size[0], 40 if options else 12).transpose(1, 2))
 
 
@@ -96,7 +96,7 @@ def check_types():
 
 def check_operators():
     """Their schemas and gradients agree: torch's own check."""
-    mixer = build_mixer("iffn", 8)
+    mixer = build_mixer("iffn_bn", 8)
     first, coefficients, norms, running, eps, _, depthwise, last = operands(mixer)
     x = tokens(2, 6, 8).requires_grad_()
     arguments = (x, 2, 3, *first, coefficients, norms, running, *eps, True)

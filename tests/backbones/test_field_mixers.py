@@ -1,7 +1,10 @@
 """The field's mixers against references: numbers, gradients, multiply-adds and three hosts."""
 
+import copy
 import importlib
 import pkgutil
+import sys
+import types
 from itertools import cycle
 
 import pytest
@@ -9,7 +12,10 @@ import torch
 
 from backbones import create_backbone, create_mixer, list_mixers
 from backbones.analysis.counting import count_macs
+from backbones.fast.torch.gated_delta import FastGatedDelta
+from backbones.mixers.recurrent.gated_delta import delta_rule
 from backbones.registry import find_host, find_mixer, why_unfit
+from backbones.replace import share_state
 from tests.families import build_short, rest_slow_pairs
 from tests.references import field
 from tests.tensors import build_mixer, images, tokens
@@ -28,6 +34,11 @@ EARLIER = {"afbo", "iffn", "metamixer", "posmlp", "sbm"}
 SIZES = [(9, 15), (8, 8)]  # the second is the size that tables are built for
 # Maps as (B, C, H, W), as (B, H, W, C), and tokens with a class token.
 HOSTS = ("poolformer_s12", "lvt_r1", "deit_t")
+# Their papers claim a cost that is linear in the number of tokens.
+LINEAR = [
+    "xca", "channel_attention", "efficient_additive", "outlook", "neighborhood", "relu_linear",
+    "mlla", "rala", "focused_linear", "polaformer", "agent", "hydra", "performer",
+]  # fmt: skip
 every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 
@@ -88,6 +99,14 @@ def test_multiply_adds_are_those_of_the_equations(name, options):
         assert count_macs(mixer.float(), shape=(height, width, dim)) == expected
 
 
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_mixers_cost_the_same_per_token(name):
+    with torch.device("meta"):
+        mixer = create_mixer(name, 64, grid=(28, 28))
+    few, many = (count_macs(mixer, shape=(side, side, 64)) for side in (28, 56))
+    assert many == 4 * few
+
+
 PAIRS = [
     (name, host)
     for name in REFERENCES
@@ -133,6 +152,37 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("rasa", {"steps": 0}, "reduction and steps must be at least 1, got 8 and 0"),
         ("local_global", {"sampling": 0}, "sampling must be at least 1, got 0"),
         ("hire", {"shift": -1}, "got region=4, shift=-1 for 24 channels"),
+        ("single_head", {"ratio": 0.01}, "ratio must give from 1 to 24 channels .*, got 0.01 and"),
+        ("differential", {"num_heads": 8}, "num_heads must divide 12: one of .*, got 8"),
+        ("differential", {"depth": -1}, "depth at least 0, got 24 and -1"),
+        ("mqa2d", {"key_dim": 0}, "must be at least 1, got 4, 0 and 2"),
+        ("outlook", {"stride": 3}, "stride must be from 1 to 2 for windows of side 3, got 3"),
+        ("aggregated", {"reduction": 0}, "reduction must be at least 1, got 0"),
+        ("neighborhood", {"dilation": 0}, "dilation must be at least 1, got 0"),
+        ("bi_level", {"regions": 2, "topk": 5}, "topk from 1 to regions\\^2, got 2 and 5"),
+        ("mlla", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
+        ("rala", {"num_heads": 4}, "num_heads must divide 6: one of .*, got 4"),
+        ("focused_linear", {"power": 0.0}, "power must be above 0, got 0.0"),
+        ("polaformer", {"alpha": -1.0}, "alpha at least 0, got 24 and -1.0"),
+        ("agent", {"agents": 48}, "agents must be a square number such as 49, got 48"),
+        ("performer", {"features": 0}, "features must be at least 1, got 0"),
+        ("retention", {"decay_range": -1.0}, "decay_range must be at least 0, got -1.0"),
+        ("poly_attn", {"head_dim": 1}, "head_dim must be at least 2 .*, got 1 and 1"),
+        ("afno", {"blocks": 7}, "blocks must divide the 24 channels, got 7"),
+        ("afno", {"threshold": -0.1}, "threshold must be at least 0, got -0.1"),
+        ("atm", {"share": 5}, "share must divide the 24 channels, got 5"),
+        ("spatial_mlp", {"expansion": 0.01}, "must give at least 1 hidden token, got 0.01"),
+        ("hyper_mixing", {"num_heads": 3, "expansion": 0.2}, "divide the 4 hidden tokens, got 3"),
+        ("hsm_ssd", {"states": 0}, "states must be at least 1, got 0"),
+        ("ss2d", {"states": 0, "rank": 1}, "states and rank must be at least 1, got 0 and 1"),
+        ("gated_delta", {"key_ratio": 0.01}, "must give each head a channel and a token, got 0.01"),
+        ("kan", {"degree": 0}, "intervals and degree must be at least 1, got 5 and 0"),
+        ("gr_kan", {"groups": 7}, "groups must divide the widths 24 and 96, got 7"),
+        ("soft_moe", {"slots": 0}, "experts and slots must be at least 1, got 4 and 0"),
+        ("sparse_moe", {"selected": 5}, "selected must be from 1 to the 4 experts, got 5"),
+        ("sparse_moe", {"capacity": 0.0}, "capacity must be above 0, .*; got 0.0, 0.0 and 0.01"),
+        ("ttt", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
+        ("mlstm", {"num_heads": 5}, "num_heads must divide the 48 inner channels, got 5"),
     ],
 )
 def test_options_out_of_range_are_refused(name, options, said):
@@ -152,5 +202,63 @@ def test_mixers_that_alternate_follow_their_block():
     assert kinds == [True, False] * 4
     shifts = [mixer.layers.shift for mixer in hire.mixers().values()]
     assert shifts == [0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 0, 1]
+    with torch.device("meta"):
+        differential = create_backbone("deit_t", token_mixer="differential")
+        routed = create_backbone("pvt_v2_b1", token_mixer="bi_level")
+        agents = create_backbone("pvt_v2_b1", token_mixer="agent")
+        decaying = create_backbone("pvt_v2_b1", token_mixer="retention")
+    assert [mixer.side**2 for mixer in agents.mixers().values()] == [9, 9, 16, 16] + [49] * 4
+    assert [mixer.decomposed for mixer in decaying.mixers().values()] == [True] * 6 + [False] * 2
+    depths = [mixer.lambda_init for mixer in differential.mixers().values()]
+    assert depths == sorted(depths)
+    assert [mixer.topk for mixer in routed.mixers().values()] == [1, 1, 4, 4, 16, 16, 49, 49]
     orders = [len(mixer.widths) for mixer in gnconv.mixers().values()]
     assert orders == [2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5]
+
+
+def test_experts_are_balanced_by_a_loss_of_importance_and_load():
+    """Their mean and its gradients; copies and evaluation leave the loss out."""
+    mixer = create_mixer("sparse_moe", 8, experts=4, noise=1.0, balance=0.5).double().train()
+    x, weight = tokens(2, 5, 6, 8), mixer.router.weight
+    torch.manual_seed(1)
+    mixer(x)
+    assert copy.deepcopy(mixer).take_penalty() is None
+    loss = mixer.take_penalty()
+    assert mixer.take_penalty() is None
+    torch.manual_seed(1)
+    logits = x.flatten(0, 2) @ weight.T
+    noise = torch.randn(2, 30, 4, dtype=torch.float64).flatten(0, 1) / 4
+    second = (logits + noise).sort(-1, descending=True).values[:, 1:2]
+    load = 1 - torch.distributions.Normal(0.0, 1.0).cdf((second - logits) * 4)
+    sums = [part.sum(0) for part in (logits.softmax(-1), load)]
+    expected = 0.5 / 2 * sum((v.std(correction=0) / v.mean()) ** 2 for v in sums)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one, weight)[0] for one in (loss, expected)), rtol=1e-6, atol=1e-9
+    )
+    mixer.eval()(x)
+    assert mixer.take_penalty() is None
+
+
+def test_kernels_of_fla_get_what_they_document(monkeypatch):
+    """On a CPU, with the plain form in the place of the kernel; no kernel runs here."""
+    calls = []
+
+    def kernel(q, k, v, g, beta, scale):
+        calls.append([part.shape for part in (q, k, v, g, beta)])
+        assert {part.dtype for part in (q, k, v)} == {torch.bfloat16}
+        parts = (part.transpose(1, 2).float() for part in (q, k, v))
+        read = delta_rule(*parts, g.transpose(1, 2), beta.transpose(1, 2))
+        return (scale * read).transpose(1, 2).to(q.dtype), None
+
+    module = types.ModuleType("fla.ops.gated_delta_rule")
+    module.chunk_gated_delta_rule = kernel
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    mixer = create_mixer("gated_delta", 24, num_heads=2)
+    x = tokens(2, 5, 6, 24).float()
+    expected, form = mixer(x), share_state(mixer, FastGatedDelta)
+    assert not form.serves(x)  # not on a GPU
+    with torch.autocast("cpu", torch.bfloat16):
+        found = form.compute(x).float()
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert calls == [[(4, 30, 2, 9)] * 2 + [(4, 30, 2, 18)] + [(4, 30, 2)] * 2]

@@ -209,7 +209,7 @@ library.compiled_file = lambda portable: Path({str(target)!r} if portable else "
 from tests.backbones import test_kernels_mixers
 print(library.status())
 test_kernels_mixers.test_products_of_all_widths_equal_torch(25)
-test_kernels_mixers.test_branched_operator_equals_torch({{}}, (5, 6), True)
+test_kernels_mixers.test_branched_operators_equal_torch("iffn", {{}}, (5, 6), True)
 """
     text = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert "compiled operators, for any processor, with the BLAS" in text

@@ -25,8 +25,11 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 eval_or_train = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 both_operators = pytest.mark.parametrize(
     ("name", "part", "operator"),
-    [("afbo", "sm_a", "gated_mixer"), ("iffn", "dw.conv", "branched_mixer")],
-)
+    [
+        ("afbo", "sm_a", "gated_mixer"), ("iffn_bn", "dw.conv", "branched_mixer"),
+        ("iffn", "dw.conv", "layered_mixer"),
+    ],
+)  # fmt: skip
 SIZES = [(1, 7), (9, 1), (5, 6), (70, 61)]  # lines, columns, a map in many pieces
 
 
@@ -81,9 +84,10 @@ def test_products_of_all_widths_equal_torch(dim):
 @pytest.mark.parametrize(
     "options", [{}, {"n_branches": 4, "hidden_ratio": 2.9, "bn_out": False}], ids=str
 )
-def test_branched_operator_equals_torch(options, size, training):
+@pytest.mark.parametrize("name", ["iffn", "iffn_bn"])
+def test_branched_operators_equal_torch(name, options, size, training):
     dim = 40 if options else 24  # both have channels that fill no line of memory
-    mixer, x = build_fast("iffn", dim, **options).train(training), tokens(3, *size, dim)
+    mixer, x = build_fast(name, dim, **options).train(training), tokens(3, *size, dim)
     # Biases before a norm of the batch have no gradient but rounding's: 1e-10 covers both.
     found, expected = both_ways(mixer, x)
     close(found, expected)
@@ -95,8 +99,11 @@ def test_branched_operator_equals_torch(options, size, training):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("name", "training", "bound"),
-    [("afbo", False, 2e-5), ("iffn", False, 5e-5), ("iffn", True, 5e-5)],
-)
+    [
+        ("afbo", False, 2e-5), ("iffn", False, 5e-5), ("iffn", True, 5e-5),
+        ("iffn_bn", False, 5e-5), ("iffn_bn", True, 5e-5),
+    ],
+)  # fmt: skip
 def test_results_are_equal_for_any_pieces_and_threads(name, training, bound, threads):
     """Images by the dozen in one piece, and float32 against float64 to its rounding."""
     mixer, x = build_fast(name, 64).train(training), torch.randn(150, 6, 6, 64)
@@ -108,7 +115,7 @@ def test_results_are_equal_for_any_pieces_and_threads(name, training, bound, thr
             y, plain = mixer.eval()(x), without_operators(mixer, x)
     torch.testing.assert_close(y, plain, rtol=0, atol=2e-6 * float(plain.abs().max()))
     # What rounding leaves of IFFN's sums over tokens that are zero.
-    least = x[..., 0].numel() ** 0.5 if name == "iffn" else 0.0
+    least = x[..., 0].numel() ** 0.5 if name != "afbo" else 0.0
     for one, other in zip(found, expected, strict=True):
         scale = other.abs().max().clamp(min=least)
         torch.testing.assert_close(one.double() / scale, other.double() / scale, rtol=0, atol=bound)
@@ -123,7 +130,9 @@ def test_gelu_is_torchs(value):  # far out, too, where a polynomial would go its
     torch.testing.assert_close(mixer(x), without_operators(mixer, x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "training"), [("afbo", False), ("iffn", False), ("iffn", True)])
+@pytest.mark.parametrize(
+    ("name", "training"), [("afbo", False), ("iffn", False), ("iffn", True), ("iffn_bn", True)]
+)
 def test_nan_stays_nan(name, training):
     mixer, x = build_fast(name, 16).float().train(training), torch.randn(1, 5, 5, 16)
     x[0, 2, 2, 3] = torch.nan
@@ -164,8 +173,12 @@ OTHER_FORMS = {
     ],
     "iffn": [
         {"kernel_size": 5}, {"act": "silu"}, {"arb": "off"}, {"arb": "rprelu"}, {"channel": False},
-        {"spatial": False}, {"bn_mid": False}, {"norm": "layer"}, {"dw_residual": True},
-        {"dw_residual": "outside"}, {"dw_order": "act_bn"},
+        {"spatial": False}, {"bn_mid": False}, {"norm": "batch"}, {"dw_residual": True},
+        {"dw_residual": False}, {"dw_order": "act_bn"},
+    ],
+    "iffn_bn": [
+        {"kernel_size": 5}, {"act": "silu"}, {"bn_mid": False}, {"norm": "layer"},
+        {"dw_residual": "outside"},
     ],
     "sbm": [
         {"kernel_size": 5}, {"x_width": 1}, {"pre_proj": True}, {"norm": False},
@@ -191,17 +204,17 @@ def test_dropout_keeps_to_torch_in_training():
 def test_other_norms_keep_to_torch():
     x = tokens(1, 4, 4, 40)
     for attribute, value in (("momentum", None), ("running_mean", None), ("training", True)):
-        mixer = build_fast("iffn", 40)
+        mixer = build_fast("iffn_bn", 40)
         setattr(mixer.bn_mid, attribute, value)
         assert not mixer.is_fast(x)
-    mixer = build_fast("iffn", 40)
+    mixer = build_fast("iffn_bn", 40)
     mixer.dw.bn = nn.SyncBatchNorm.convert_sync_batchnorm(mixer.dw.bn)
     assert not mixer.is_fast(x)
     for option in ("affine", "track_running_stats"):
-        mixer = build_fast("iffn", 40)
+        mixer = build_fast("iffn_bn", 40)
         mixer.bn_out = nn.BatchNorm1d(40, **{option: False}).double().eval()
         close(mixer(x), without_operators(mixer, x))
-    mixer = build_fast("iffn", 40)
+    mixer = build_fast("iffn_bn", 40)
     mixer.bn_mid.running_mean = torch.zeros(1, dtype=x.dtype)
     with pytest.raises(RuntimeError, match="running statistics of"):
         mixer(x)
@@ -209,7 +222,7 @@ def test_other_norms_keep_to_torch():
     del mixer.fc1.weight
     mixer.fc1.weight = weight  # as in a replica
     assert not mixer.is_fast(x)
-    mixer = build_fast("iffn", 40, drop=0.1)
+    mixer = build_fast("iffn_bn", 40, drop=0.1)
     assert mixer.is_fast(x)
     assert not mixer.train().is_fast(x)
 
@@ -255,8 +268,8 @@ def gated_arguments():
     return (tokens(2, 17, 8).requires_grad_(), 1, 4, 4, *afbo.operands(build("afbo")[0]), True)
 
 
-def branched_arguments(training):
-    first, coefficients, norms, running, eps, _, depthwise, last = iffn.operands(build("iffn")[0])
+def branched_arguments(name, training):
+    first, coefficients, norms, running, eps, _, depthwise, last = iffn.operands(build(name)[0])
     given = (tokens(2, 12, 8).requires_grad_(), 3, 4, *first, coefficients, norms, running, *eps)
     return (*given, training, *depthwise, *last, True)
 
@@ -271,12 +284,22 @@ def star_arguments():
     ("operator", "arguments"),
     [
         ("gated_mixer", gated_arguments),
-        ("branched_mixer", functools.partial(branched_arguments, False)),
-        ("branched_mixer", functools.partial(branched_arguments, True)),
+        ("branched_mixer", functools.partial(branched_arguments, "iffn_bn", False)),
+        ("branched_mixer", functools.partial(branched_arguments, "iffn_bn", True)),
+        ("layered_mixer", functools.partial(branched_arguments, "iffn", False)),
+        ("layered_mixer", functools.partial(branched_arguments, "iffn", True)),
         ("star_mixer", star_arguments),  # has no gradient
         ("conv_pos_enc", lambda: (torch.ones(2, 3, 4, 5), torch.ones(5, 1, 3, 3), None)),
     ],
-    ids=["gated", "branched", "branched-training", "star", "conv_pos_enc"],
+    ids=[
+        "gated",
+        "branched",
+        "branched-training",
+        "layered",
+        "layered-training",
+        "star",
+        "conv_pos_enc",
+    ],
 )
 @torch.enable_grad()
 def test_schemas_and_gradients_of_operators_agree(operator, arguments):

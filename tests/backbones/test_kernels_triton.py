@@ -155,7 +155,7 @@ def test_kernels_serve_on_a_gpu(dtype):
 
 @on_gpu
 @pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
-@pytest.mark.parametrize("name", ["afbo", "iffn"])
+@pytest.mark.parametrize("name", ["afbo", "iffn_bn"])
 def test_mixers_on_a_gpu_equal_torch(name, cast):
     mixer = build_fast(name, 96).float().cuda().eval()
     x = torch.randn(3, 19, 21, 96, device="cuda", requires_grad=True)
@@ -178,7 +178,7 @@ def test_mixers_on_a_gpu_equal_torch(name, cast):
 
 
 @on_gpu
-@pytest.mark.parametrize("name", ["afbo", "iffn"])
+@pytest.mark.parametrize("name", ["afbo", "iffn_bn"])
 def test_kernels_are_recorded_in_a_graph(name):
     mixer = build_fast(name, 32).float().cuda().eval()
     x = torch.randn(2, 7, 7, 32, device="cuda")

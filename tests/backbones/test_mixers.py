@@ -104,6 +104,13 @@ def computes_the_same_without_autograd(name):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def rounding(mixer, found, expected):
+    """The relative difference; where it may turn a choice, that of most tokens."""
+    if mixer.makes_choices:
+        return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median()
+    return (found - expected).norm() / expected.norm()
+
+
 @check
 def runs_in_bfloat16_autocast(name):
     mixer = build(name).float()
@@ -112,7 +119,7 @@ def runs_in_bfloat16_autocast(name):
     for grad in (True, False):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
             found = mixer(x).float()
-        assert (found - expected).norm() < 0.05 * expected.norm()
+        assert rounding(mixer, found, expected) < 0.05
 
 
 @check
@@ -125,7 +132,7 @@ def runs_with_half_precision_weights(name):
             with torch.set_grad_enabled(grad):
                 found = copy.deepcopy(mixer).to(dtype)(x.to(dtype))
             assert found.dtype == dtype
-            assert (found - expected).norm() < share * expected.norm()
+            assert rounding(mixer, found, expected) < share
 
 
 @check

@@ -14,7 +14,10 @@ from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import in_memory
 from backbones.fast import fast
 from backbones.mixers.iffn import IFFN
+from backbones.parameters.decay import decayed_vectors
+from backbones.parameters.layer_decay import layer_decay_groups
 from heads.linear import LinearClassifier
+from tasks.engine.param_groups import without_decay
 from tests.errors import refuses
 from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.forms import both_forms
@@ -34,27 +37,29 @@ def arguments(options):
         "n_branches": 1 if plain else options.get("n_branches", 2),
         "act": options.get("act", "gelu"),
         "arb": "off" if plain else options.get("arb", "on"),
-        "residual": options.get("dw_residual", False),
+        "residual": options.get("dw_residual", "outside"),
         "order": options.get("dw_order", "bn_act"),
     }
 
 
+BATCH = {"norm": "batch", "dw_residual": False}  # the form of iffn_bn
 SWITCHES = [
-    {}, {"channel": True, "spatial": False}, {"channel": False, "spatial": True},
-    {"channel": False, "spatial": False}, {"n_branches": 4}, {"n_branches": 1},
-    {"n_branches": 3, "hidden_ratio": 3}, *({"act": act} for act in ACTS),
-    {"act": "prelu", "arb": "off"}, {"act": "silu", "channel": False}, {"arb": "off"},
-    {"arb": "rprelu"}, {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
-    *({"kernel_size": k} for k in (1, 5, 7)), {"bn_mid": False}, {"bn_out": False},
-    {"bn_mid": False, "bn_out": False, "arb": "off"},
-    {"channel": False, "bn_mid": True, "bn_out": True}, {"dw_residual": True},
-    {"dw_order": "act_bn"}, {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
-    {"init": "mirror"}, {"dw_residual": "outside"},
-    {"dw_residual": "outside", "dw_order": "act_bn"}, {"norm": "layer"},
-    {"norm": "layer", "dw_residual": "outside", "kernel_size": 5},
-    {"norm": "layer", "dw_residual": True, "bn_mid": False},
-    {"norm": "layer", "spatial": False, "bn_out": False, "n_branches": 4},
-    {"norm": "layer", "channel": False, "bn_mid": True, "dw_residual": "outside"},
+    {}, {"spatial": False}, {"kernel_size": 5}, {"n_branches": 4}, {"init": "mirror"},
+    {"dw_residual": True, "bn_mid": False}, {"channel": False, "bn_mid": True},
+    {"spatial": False, "bn_out": False, "n_branches": 4}, {"dw_residual": False},
+    *({**BATCH, **options} for options in (
+        {}, {"channel": True, "spatial": False}, {"channel": False, "spatial": True},
+        {"channel": False, "spatial": False}, {"n_branches": 4}, {"n_branches": 1},
+        {"n_branches": 3, "hidden_ratio": 3}, *({"act": act} for act in ACTS),
+        {"act": "prelu", "arb": "off"}, {"act": "silu", "channel": False}, {"arb": "off"},
+        {"arb": "rprelu"}, {"arb": "rprelu", "bn_mid": False, "n_branches": 4},
+        *({"kernel_size": k} for k in (1, 5, 7)), {"bn_mid": False}, {"bn_out": False},
+        {"bn_mid": False, "bn_out": False, "arb": "off"},
+        {"channel": False, "bn_mid": True, "bn_out": True}, {"dw_residual": True},
+        {"dw_order": "act_bn"}, {"dw_residual": True, "dw_order": "act_bn", "kernel_size": 5},
+        {"init": "mirror"}, {"dw_residual": "outside"},
+        {"dw_residual": "outside", "dw_order": "act_bn"},
+    )),
 ]  # fmt: skip
 PLACES = [((3, 5), 0), ((4, 4), 2), ((1, 7), 1)]
 
@@ -109,7 +114,8 @@ def test_inference_follows_every_change_of_the_weights(form):
 
     @torch.no_grad()
     def assert_follows(module):
-        expected, _ = reference.iffn(x, x[:, 0, :0], module.state_dict())
+        given = (x, x[:, 0, :0], module.state_dict())
+        expected, _ = reference.iffn(*given, **arguments({}))
         torch.testing.assert_close(module(x), expected, **EXACT)
 
     assert_follows(mixer)
@@ -120,13 +126,13 @@ def test_inference_follows_every_change_of_the_weights(form):
     assert_follows(mixer)
     mixer.train()(x)  # moves the running statistics
     assert_follows(mixer.eval())
-    mixer.bn_mid.running_var = mixer.bn_mid.running_var * 2
+    mixer.dw.bn.running_var = mixer.dw.bn.running_var * 2
     assert_follows(mixer)
     assert_follows(copy.deepcopy(mixer))
 
 
 @both_forms
-@pytest.mark.parametrize("name", ["iffn", "affn", "iffn_spatial"])
+@pytest.mark.parametrize("name", ["iffn", "iffn_bn", "affn", "iffn_spatial"])
 @pytest.mark.parametrize("bn_mid", [False, True])
 def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(name, bn_mid, form):
     mixer = form(build_mixer(name, bn_mid=bn_mid)).train()
@@ -139,19 +145,21 @@ def test_training_mode_normalises_by_the_whole_batch_without_autograd_too(name, 
 
 
 @both_forms
-def test_norms_can_be_synchronised(form):
-    mixer = form(build_mixer("iffn"))
+@pytest.mark.parametrize(("name", "count"), [("iffn", 1), ("iffn_bn", 3)])
+def test_norms_can_be_synchronised(name, count, form):
+    mixer = form(build_mixer(name))
     x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(mixer))
     kinds = [type(m) for m in synchronised.modules()]
-    assert kinds.count(nn.SyncBatchNorm) == 3
+    assert kinds.count(nn.SyncBatchNorm) == count
     torch.testing.assert_close(synchronised(x), mixer(x))
     with torch.no_grad():
         torch.testing.assert_close(synchronised(x), mixer(x))
 
 
-def test_counting_and_tracing_see_the_norms_of_the_paper():
-    mixer = create_mixer("iffn", 8, grid=(4, 4)).eval()
+@pytest.mark.parametrize("name", ["iffn", "iffn_bn"])
+def test_counting_and_tracing_see_the_norms_of_the_paper(name):
+    mixer = create_mixer(name, 8, grid=(4, 4)).eval()
     tokens = 16
     products = tokens * (8 * 16 + 32 * 9 + 32 * 8)
 
@@ -161,21 +169,26 @@ def test_counting_and_tracing_see_the_norms_of_the_paper():
 
     model = nn.Sequential(nn.Conv2d(3, 8, 1), ToTokens(), mixer).eval()
     assert count_macs(model, 4) == products + tokens * 24
-    # Two products of Arb per hidden channel, and the three batch norms.
+    # Two products of Arb per hidden channel, and the three norms.
     elements = tokens * (2 * 32 + 32 + 32 + 8)
     assert count_macs(model, 4, "torchprofile") == products + tokens * 24 + elements
     pytest.importorskip("fvcore")
-    norms = 2 * tokens * (32 + 32 + 8)
+    of_layer = 5 if name == "iffn" else 2  # fvcore's operations per element of a norm
+    norms = tokens * (2 * 32 + of_layer * (32 + 8))
     assert count_macs(model, 4, "fvcore") == products + tokens * 24 + norms
 
 
 def test_parts_of_iffn_and_initial_activations():
-    for name, options in [("affn", {"spatial": False}), ("iffn_spatial", {"channel": False})]:
+    for name, options in [
+        ("affn", {**BATCH, "spatial": False}), ("iffn_spatial", {**BATCH, "channel": False}),
+        ("iffn_bn", BATCH),
+    ]:  # fmt: skip
         part, whole = create_mixer(name, 16), create_mixer("iffn", 16, **options)
         assert part.state_dict().keys() == whole.state_dict().keys()
         whole.load_state_dict(part.state_dict())
         x = torch.randn(2, 3, 4, 16)
         torch.testing.assert_close(part.eval()(x), whole.eval()(x), rtol=0, atol=0)
+    assert set(mixer_options("iffn_bn")) == set(mixer_options("iffn"))
     assert set(mixer_options("affn")) < set(mixer_options("iffn"))
     assert set(mixer_options("iffn_spatial")) < set(mixer_options("iffn"))
     z = torch.randn(5, 32)
@@ -197,7 +210,7 @@ def test_parameters_follow_the_closed_form(n_branches, kernel_size):
 
 
 def test_deit_drops_its_class_token_beside_iffn():
-    for name in ("deit_t_iffn", "deit_t_affn", "deit_t_iffn_spatial"):
+    for name in ("deit_t_iffn", "deit_t_iffn_bn", "deit_t_affn", "deit_t_iffn_spatial"):
         assert backbone_schema(name)["class_token"] is False
     for name in ("deit_t", "deit_t_afbo", "deit_t_glu", "deit_t_nonlinear_sum"):
         assert backbone_schema(name)["class_token"] is True
@@ -295,7 +308,27 @@ def test_all_rows_but_one_of_the_ablations_and_those_of_lvt_agree():
     assert len(rows) == 32 + len(lvt)
 
 
-FORM = {"norm": "layer", "dw_residual": "outside"}
+def test_coefficients_decay_and_start_as_released():
+    model = LinearClassifier(meta_backbone("deit_t_iffn", class_token=True), 10)
+    exempt = without_decay(model)
+    block = "backbone.blocks.0.mlp.branches.1"
+    assert {f"{block}.{n}" for n in ("gamma", "theta")} <= exempt
+    assert not {f"{block}.{n}" for n in ("alpha", "beta")} & exempt
+    decayed = {n for n, p in model.named_parameters() if p.ndim <= 1} - exempt
+    assert len(decayed) == 12 * 2 * 2
+    groups = layer_decay_groups(model, {"decay_rate": 0.9}, 1e-3, 0.05)
+    by_name = {name: g["weight_decay"] for g in groups for name in g["param_names"]}
+    assert {n for n, decay in by_name.items() if not decay} == exempt
+    assert not decayed_vectors(meta_backbone("deit_t_iffn_bn"))
+    torch.manual_seed(0)
+    spread = [create_mixer(name, 256).dw.conv for name in ("iffn", "iffn_bn")]
+    # Uniform to 1 / 3 on both sides; normal of variance 2 / 9.
+    torch.testing.assert_close(spread[0].weight.std(), torch.tensor(1 / 27**0.5), rtol=0.05, atol=0)
+    torch.testing.assert_close(spread[1].weight.std(), torch.tensor(2**0.5 / 3), rtol=0.05, atol=0)
+    assert spread[0].bias.any()
+    assert not spread[1].bias.any()
+
+
 RELEASED_HOSTS = {"deit_t": (192, 3), "deit_s": (384, 3), "deit_b": (768, 5)}
 # Of the table that came with the code: parameters in millions, FLOPs in billions.
 PRINTED = {"deit_t": (5.00, 1.10), "deit_s": (18.84, 3.93), "deit_b": (73.66, 14.92)}
@@ -309,7 +342,7 @@ def released():
 
 def released_mixer(side):
     theirs = in_float64(fill(mixer_shapes(8, side)))
-    mixer = create_mixer("iffn", 8, kernel_size=side, **FORM).double()
+    mixer = create_mixer("iffn", 8, kernel_size=side).double()
     mixer.load_state_dict(mixer.convert_state_dict(theirs))
     return mixer, theirs
 
@@ -346,9 +379,7 @@ def test_the_mixer_equals_the_released_one(side, training):
 @torch.no_grad()
 def test_a_released_checkpoint_gives_the_released_logits(released, tmp_path):
     torch.save({"model": released, "epoch": 299}, tmp_path / "iffn_ti.pth")
-    model = LinearClassifier.from_pretrained(
-        "deit_t_iffn", tmp_path / "iffn_ti.pth", img_size=64, mixer=FORM
-    )
+    model = LinearClassifier.from_pretrained("deit_t_iffn", tmp_path / "iffn_ti.pth", img_size=64)
     x = images(64, 64, batch=2)
     expected = Network(in_float64(released), heads=3)(x)
     torch.testing.assert_close(model.double().eval()(x), expected, **EXACT)
@@ -358,13 +389,13 @@ def test_a_released_checkpoint_gives_the_released_logits(released, tmp_path):
 @pytest.mark.parametrize("host", RELEASED_HOSTS)
 def test_tensors_and_counts_of_released_checkpoints(host):
     file = {name: torch.empty(shape) for name, shape in shapes(*RELEASED_HOSTS[host], 196).items()}
-    backbone = meta_backbone(f"{host}_iffn", mixer=FORM)
+    backbone = meta_backbone(f"{host}_iffn")
     conversion = convert(in_memory(file, "released"), backbone)
     report = conversion.check(trained=True)
     assert (report.initialised, report.resized, report.dead) == ((), (), ())
     assert set(report.skipped) == {"classifier.weight", "classifier.bias"}
     assert conversion.num_classes == 1000
-    model = meta_classifier(f"{host}_iffn", mixer=FORM)
+    model = meta_classifier(f"{host}_iffn")
     params, macs = count_parameters(model), count_macs(model, rule="torchprofile")
     row = next(r for r in load_rows("iffn", "classification") if r.backbone == f"{host}_iffn")
     assert params == row.params
@@ -375,13 +406,13 @@ def test_tensors_and_counts_of_released_checkpoints(host):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("iffn", {}, "norm=batch, dw_residual=False; build iffn with backbone.mixer.norm=layer "
+        ("iffn_bn", {}, "norm=batch, dw_residual=False; build iffn with backbone.mixer.norm=layer "
          "backbone.mixer.dw_residual=outside$"),
-        ("iffn", {"norm": "layer"}, "has dw_residual=False; build iffn with [^ ]*outside$"),
-        ("iffn", {**FORM, "act": "silu"}, "has act=silu; .*backbone.mixer.act=gelu$"),
-        ("iffn", {**FORM, "kernel_size": 5}, "has kernel_size=5; .*kernel_size=3$"),
-        ("iffn", {**FORM, "dw_order": "act_bn"}, "has dw_order=act_bn; .*dw_order=bn_act$"),
-        ("affn", {"norm": "layer"}, "has spatial=False, dw_residual=False; build iffn with"),
+        ("iffn", {"dw_residual": False}, "has dw_residual=False; build iffn with [^ ]*outside$"),
+        ("iffn", {"act": "silu"}, "has act=silu; .*backbone.mixer.act=gelu$"),
+        ("iffn", {"kernel_size": 5}, "has kernel_size=5; .*kernel_size=3$"),
+        ("iffn", {"dw_order": "act_bn"}, "has dw_order=act_bn; .*dw_order=bn_act$"),
+        ("affn", {"norm": "layer"}, "has spatial=False; build iffn with"),
     ],
     ids=str,
 )  # fmt: skip
@@ -392,22 +423,24 @@ def test_released_weights_say_which_options_they_need(released, name, options, m
 
 
 def test_weights_of_other_forms_are_refused(released):
-    forms = [create_backbone("deit_t_iffn", img_size=64, mixer=m).state_dict() for m in ({}, FORM)]
-    for options, tensors in zip((FORM, {}), forms, strict=True):
-        backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=options)
-        refuses(r"keys differ.*mlp\.[bl]n_mid", convert(in_memory(tensors, "file"), backbone).check)
+    names = ("deit_t_iffn", "deit_t_iffn_bn")
+    forms = [create_backbone(name, img_size=64).state_dict() for name in names]
+    backbone = meta_backbone("deit_t_iffn_bn", img_size=64)
+    refuses(r"keys differ.*mlp\.bn_mid", convert(in_memory(forms[0], "file"), backbone).check)
+    backbone = meta_backbone("deit_t_iffn", img_size=64)
+    refuses("batch norms.*norm=batch", convert, in_memory(forms[1], "file"), backbone)
     extra = {f"blocks.0.mlp.conv5x5_dw.{what}": torch.ones(768) for what in ("weight", "bias")}
-    backbone = meta_backbone("deit_t_iffn", img_size=64, mixer=FORM)
+    backbone = meta_backbone("deit_t_iffn", img_size=64)
     with pytest.raises(ValueError, match=r"unexpected blocks\.0\.mlp\.conv5x5_dw\.weight"):
         convert(in_memory(released | extra, "released"), backbone).check()
 
 
-@pytest.mark.parametrize("options", [{}, FORM], ids=["paper", "released"])
+@pytest.mark.parametrize("name", ["iffn", "iffn_bn"])
 @pytest.mark.parametrize("autograd", [True, False])
-def test_dropout_follows_the_norms_in_the_released_form(options, autograd, monkeypatch):
+def test_dropout_follows_the_norms_in_the_released_form(name, autograd, monkeypatch):
     dropped = []
     monkeypatch.setattr(F, "dropout", lambda x, *_: dropped.append(x.clone()) or 0 * x)
-    mixer = create_mixer("iffn", 8, drop=0.5, **options).train()
+    mixer = create_mixer(name, 8, drop=0.5).train()
     assert isinstance(mixer, IFFN)
     read = []
     mixer.dw.register_forward_pre_hook(lambda _, given: read.append(given[0]))
@@ -416,7 +449,7 @@ def test_dropout_follows_the_norms_in_the_released_form(options, autograd, monke
         out = mixer(x)
     assert [d.shape[-1] for d in dropped] == [32, 8]
     assert not out.any()
-    assert read[0].any() != bool(options)
-    if options:
+    assert read[0].any() == (name == "iffn_bn")
+    if name == "iffn":
         torch.testing.assert_close(dropped[0].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)
         torch.testing.assert_close(dropped[1].mean(-1), torch.zeros(2, 4, 4), atol=1e-5, rtol=0)

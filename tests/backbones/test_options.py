@@ -16,7 +16,7 @@ from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import compose_checked
 
 MIXERS = [
-    ("afob", {}, "no mixer called 'afob'; did you mean afbo"),
+    ("afob", {}, "no mixer called 'afob'; did you mean .*afbo"),
     ("iffn", {"n_branches": 5}, r"n_branches must divide the hidden width 96: one of \[1, 2,"),
     ("iffn", {"n_branches": 0}, "n_branches must divide"),
     ("iffn", {"dw_residual": "inside"}, "dw_residual=inside is not true or false or one of"),
@@ -95,7 +95,8 @@ HOSTS = [
     ("swin_t", {"img_size": (224, 224, 3)}, r"img_size must be a side or \(height, width\), got"),
     ("swin_t", {"img_size": "224"}, "img_size=224 is not a whole number"),
     ("swin_t", {"drop_path_rate": float("nan")}, "drop_path_rate=nan is not a number"),
-    ("swin_t", {"mixer": "afbo"}, "mixer=afbo is not a group of options"),
+    ("swin_t", {"mixer": "afob"}, "no channel mixer called 'afob'; did you mean .*afbo"),
+    ("swin_t", {"mixer": 7}, "mixer=7 is not a group of options"),
     ("swin_t", {"mixer": {"hidden_ratio": float("nan")}},
      "^backbone.mixer.hidden_ratio=nan is not a num"),
     ("swin_t", {"token_mixer": {"name": "pooling", "kernel_size": "3"}},
@@ -132,7 +133,7 @@ def test_mixers_name_the_valid_options(name, options, message):
 
 ODD_KERNELS = {
     "afbo", "afbo_cs", "afbo_s", "afbo_sc", "convnext", "convnext_v2", "ffnified", "full", "iffn",
-    "iffn_spatial", "pooling", "sbm", "scfbo_gc", "scfbo_oc",
+    "iffn_bn", "iffn_spatial", "pooling", "sbm", "scfbo_gc", "scfbo_oc",
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ ODD_KERNELS = {
 def test_text_options_and_kernels_of_mixers_name_their_values(name):
     for option, default in mixer_options(name).items():
         if isinstance(default, str):
-            message = f"{option}( must be one of|=qqq is not one of) "
+            message = f"{option}( must be one of|=qqq is not (true or false or )?one of) "
             assert default in refuses(message, create_mixer, name, 24, **{option: "qqq"})
         if option == "kernel_size" and name in ODD_KERNELS:
             for size in (0, 2, 4, 6):

@@ -305,7 +305,8 @@ def test_ffns_of_hosts_are_plain_or_rebuilt():
     found = {}
     for host in list_hosts():
         entry = find_host(host)
-        found.setdefault(entry.build.__module__, set()).add(entry.plain_ffn)
+        if entry.modality != "text":  # GPT-1 and BERT share a file
+            found.setdefault(entry.build.__module__, set()).add(entry.plain_ffn)
     assert {len(values) for values in found.values()} == {1}
     same = meta_backbone("deit_t", mixer={"hidden_ratio": None, "drop": 0.0})
     narrow = meta_backbone("deit_t", mixer={"hidden_ratio": 3})

@@ -24,6 +24,7 @@ class Names(BaseTask):
 
     def __init__(self):
         super().__init__(nn.Linear(1, 1))
+        self._files = None
 
     def describe(self, batch, datamodule):
         return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]

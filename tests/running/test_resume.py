@@ -283,7 +283,7 @@ def test_a_run_may_become_longer_and_follows_the_schedule_of_its_new_length(trai
     second, _ = train("run", resume=True, max_epochs=5)
     assert (len(first), len(second)) == (2 * EPOCH, 3 * EPOCH)
     expected, own = (
-        {row["step"]: row["train/lr"] for row in rows(run) if row["step"] >= 2 * EPOCH}
+        {row["step"]: row["train/lr"] for row in rows(run)[2 * EPOCH :] if "train/lr" in row}
         for run in (long, folder)
     )
     assert own == expected

@@ -160,7 +160,7 @@ def test_a_port_in_use_is_named(tmp_path, monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(port))
         ended = command(arguments("classification", tmp_path, trainer="ddp_cpu"))
     assert ended.status == 2
-    assert ended.err.startswith("error: the port by which the processes")
+    assert ended.err.startswith("error: the port through which")
     assert f"(MASTER_PORT: {port})" in ended.err
     assert len(ended.err.splitlines()) == 1
 

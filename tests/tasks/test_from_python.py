@@ -1,9 +1,14 @@
 """Tasks without run.py: a plain trainer, single checkpoints, images in memory."""
 
+import csv
+import itertools
+import json
+
 import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from PIL import Image
 from torch.utils.data import DataLoader
 
 import tasks
@@ -77,6 +82,63 @@ def test_batches_are_several_images(example):
     assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
 
 
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Return a folder of seven images, of which two share a stem, and one broken file."""
+    folder = tmp_path_factory.mktemp("photos")
+    for index in range(7):
+        suffix = "png" if index == 6 else "jpg"
+        Image.fromarray(np.roll(RGB, index, 0)).save(folder / f"{index % 6}.{suffix}")
+    (folder / "broken.jpg").write_bytes(b"no image")
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_predictions_are_written_as_they_come(example, photos, workers, tmp_path, caplog):
+    task, images = example[0], sorted(photos.glob("[0-9]*"))
+    rows = task.predict(photos, batch_size=3, num_workers=workers, out=tmp_path)
+    assert caplog.text.count("1 of 8 images cannot be read and are left out:") == 1
+    assert len(rows) == 7
+    assert list(rows) == json.loads((tmp_path / "predictions.json").read_text())
+    assert rows[-1]["image"] == str(images[-1])
+    assert rows[1:3] == list(rows)[1:3]
+    for row, alone in zip(rows, task.predict(images), strict=True):
+        assert row["image"] == alone["image"]
+        assert row["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
+    table = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    assert [line["class_1"] for line in table] == [row["classes"][0] for row in rows]
+
+
+def test_a_stream_holds_one_batch(example, photos, monkeypatch):
+    task, seen = example[0], []
+    describe = task.describe
+    monkeypatch.setattr(task, "describe", lambda *given: seen.append(1) or describe(*given))
+    stream = task.stream(sorted(photos.glob("[0-9]*")), batch_size=2)
+    weights = task.model.classifier.weight.clone()
+    assert [next(stream)["image"][-5:] for _ in range(3)] == ["0.jpg", "0.png", "1.jpg"]
+    assert len(seen) == 2
+    assert torch.equal(task.model.classifier.weight, weights)  # the average is swapped out
+
+
+def test_a_failure_keeps_the_rows_before_it(example, photos, tmp_path, monkeypatch):
+    task, calls = example[0], itertools.count()
+    describe = task.describe
+
+    def failing(*given):
+        if next(calls):
+            raise RuntimeError("out of memory")
+        return describe(*given)
+
+    monkeypatch.setattr(task, "describe", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        task.predict(photos, batch_size=2, out=tmp_path)
+    assert len(json.loads((tmp_path / "predictions.json").read_text())) == 2
+    with pytest.raises(ValueError, match="broken"):
+        task.predict(photos / "broken.jpg", out=tmp_path / "other")
+    with pytest.raises(ValueError, match=r"batch_size must be at least 1 .* got 0 and 0"):
+        task.predict(photos, batch_size=0)
+
+
 @pytest.mark.parametrize("image", [FLOAT * 255, FLOAT - 0.5, FLOAT * float("nan")])
 def test_floats_outside_their_range_are_refused(example, image):
     with pytest.raises(ValueError, match=r"values from .* to .*; floats must be from 0 to 1"):
@@ -133,7 +195,7 @@ def test_the_config_of_a_task_is_plain():
     assert config["task"] == {
         "_target_": "tasks.classification.task.ClassificationTask", "mixup": {"mixup_alpha": 0.8},
     }  # fmt: skip
-    assert config["backbone"]["token_mixer"] == {"name": "sbm"}
+    assert config["backbone"]["token_mixer"]["name"] == "sbm"  # and all its options
 
 
 def test_a_detector_needs_a_datamodule(tmp_path):

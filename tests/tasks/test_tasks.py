@@ -16,6 +16,7 @@ from tasks.classification.task import ClassificationTask
 from tasks.engine.batch_norm import share_statistics
 from tasks.engine.classes import ClassesTask
 from tasks.engine.ema import WeightEMA
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
 
@@ -208,15 +209,12 @@ def test_the_data_of_a_plain_trainer_give_the_category_ids():
 
 def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
-    data = SimpleNamespace(
-        predict_names=lambda: names, metainfo={"palette": [[0, 0, 0], [9, 9, 9]]}
-    )
-    trainer = SimpleNamespace(default_root_dir=str(tmp_path / "run"), datamodule=data)
-    task = SimpleNamespace(trainer=trainer, category_ids=(0, 1))
-    (tmp_path / "run").mkdir()
-    SegmentationTask.on_predict_start(task)
+    data = SimpleNamespace(metainfo={"palette": [[0, 0, 0], [9, 9, 9]]})
     labels = np.zeros((2, 2), np.uint8)
-    rows = [SegmentationTask.save_arrays(task, {"image": name, "labels": labels}) for name in names]
+    described = [{"image": name, "labels": labels} for name in names]
+    task = SimpleNamespace(category_ids=(0, 1), describe=lambda *_: described)
+    files = OutputFiles(tmp_path / "run", names)
+    rows = SegmentationTask.describe_to(task, {}, data, files)
     assert [row["labels"] for row in rows] == [
         "labels/a/1.jpg.png", "labels/b/1.jpg.png", "labels/2.png", "labels/3.jpg.png",
         "labels/3.png.png",

@@ -47,7 +47,7 @@ def test_help_fits_a_screen():
     assert "python tools/run.py task=detection backbone=swin_t_afbo" in text
     words = set(re.findall(r"[\w{},]+", text.replace(", ", " ")))
     for word in ("deit_{t,s,b}", "poolformer_{s12,s24,s36,m36,m48}", "convnext_t", "glu", "sbm",
-                 "retinanet", "sample_long", "ddp_cpu", "mask2former",
+                 "dino", "sample_long", "ddp_cpu", "mask2former",
                  "afbo_t2_deit_t_afbo"):  # fmt: skip
         assert word in words
     assert f"all {len(list_backbones())} names" in text

@@ -448,7 +448,7 @@ def test_the_terminal_table_shows_every_figure(capsys, monkeypatch, arguments):
         ("backbone=vgg*", "no backbone matches 'vgg*'"),
         ("backbone=deit_t,,swin_t", "no backbone called ''"),
         ("head=mask_rcnn", "head=mask_rcnn needs a task: pass task=detection"),
-        ("task=transfer", "task must be one of classification, detection, forecasting, seg"),
+        ("task=transfer", "task must be one of classification, detection, forecasting, gen"),
         ("mixer.g2=6", "did you mean backbone.mixer.g2=6?"),
         ("backbone.dense=true", "leave backbone.dense=true out: the classification network is"),
         ("backbone.pretrained=true", "leave backbone.pretrained=true out: weights do not change"),

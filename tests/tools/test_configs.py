@@ -39,7 +39,7 @@ def check_config(config):
     config = apply_fixed_schedule(config)  # data configs of users' own sets use auto
     given = {
         "data": ("seed", "predict_path"),
-        "head": ("backbone", "num_classes", "scale", "horizon", "targets"),
+        "head": ("backbone", "num_classes", "scale", "horizon", "targets", "grid_size"),
         "task": ("model", "class_names", "optimizer", "schedule"),
     }
     for group, names in given.items():

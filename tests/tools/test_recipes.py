@@ -225,7 +225,20 @@ def test_every_recipe_of_images_is_stated():
     assert dense == {*DENSE_STATED, "ffnet_seg_cityscapes"}
     tuned = {name for name in recipes if name.endswith(("_cifar100", "_cifar100_sgd"))}
     stated = {family.partition(" ")[0] for family in FAMILIES}
-    assert recipes - dense - tuned == {*stated, "sample_long"}
+    assert recipes - dense - tuned == {*stated, "sample_long", "vit_finetune"}
+
+
+def test_fine_tuning_of_vision_transformers_is_that_of_mae():
+    """He et al., CVPR 2022, Table 9; mixup, CutMix, smoothing and RandAugment are the base's."""
+    recipe = yaml.safe_load((CONFIGS / "recipe/vit_finetune.yaml").read_text())
+    assert recipe["defaults"][0] == "base/imagenet"
+    optimizer, schedule = recipe["optimizer"], recipe["schedule"]
+    assert (optimizer["name"], float(optimizer["lr"]), optimizer["reference_batch"]) == (
+        "adamw", 1e-3, 256,
+    )  # fmt: skip
+    assert (optimizer["weight_decay"], optimizer["layer_decay"]) == (0.05, 0.75)
+    assert (schedule["warmup"], schedule["min_lr"], recipe["trainer"]["max_epochs"]) == (5, 0, 100)
+    assert recipe["recipe"]["backbone.drop_path_rate"] == {"*": 0.1}
 
 
 @pytest.mark.parametrize("recipe", options("recipe"))

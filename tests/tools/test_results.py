@@ -21,6 +21,8 @@ from datamodules.sample.datamodules import SampleDetection
 from tasks.classification.task import ClassificationTask
 from tasks.detection.task import DetectionTask
 from tasks.engine.family import families
+from tasks.generation.task import GenerationTask
+from tasks.point_segmentation.task import PointSegmentationTask
 from tasks.segmentation.task import SegmentationTask
 from tasks.super_resolution.task import SuperResolutionTask
 from tests.families import rest_slow, rest_slow_pairs
@@ -37,7 +39,8 @@ from tools.runs.outcome import recording_failure
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
         "detection": DetectionTask, "segmentation": SegmentationTask,
-        "super_resolution": SuperResolutionTask}  # fmt: skip
+        "super_resolution": SuperResolutionTask, "generation": GenerationTask,
+        "point_segmentation": PointSegmentationTask}  # fmt: skip
 
 
 @pytest.fixture
@@ -464,7 +467,8 @@ def test_wrong_arguments_are_one_sentence(run, shown, tmp_path, capsys):
 
 def test_headlines_and_pareto_lines():
     known = {name: family.table_metric for name, family in families().items()}
-    assert known.pop("forecasting") == "mse"  # its task shows the scores of its loss
+    # Their tasks show the scores of their loss and of their data set.
+    assert (known.pop("forecasting"), known.pop("glue")) == ("mse", "score")
     assert {task: cls.headline[0] for task, cls in TASK.items()} == known
     assert pareto([(2, 5), (1, 3), (3, 4), (1, 2), (4, 6)], "max") == [1, 0, 4]
     assert pareto([(2, 5), (1, 3), (3, 4), (4, 1)], "min") == [1, 3]

@@ -2,8 +2,12 @@
 
 import pytest
 
+from tests.errors import refuses
 from tests.runs import composed
+from tools.cli.network_names import name_with_model
+from tools.cli.timm_names import check_timm_name
 from tools.cli.typed_network import (
+    join_channel_mixer,
     join_token_mixer,
     merge_options,
     network_label,
@@ -100,3 +104,38 @@ def test_mistakes_are_one_sentence(words, message):
     with pytest.raises(ValueError, match=message) as refused:
         read_network("deit_t", words)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "joined"),
+    [
+        (["backbone=swin_t", "backbone.mixer.name=afbo"], ["backbone=swin_t_afbo"]),
+        (["backbone=swin_t", "backbone.mixer=iffn", "seed=1"], ["backbone=swin_t_iffn", "seed=1"]),
+        (
+            ["backbone=swin_t,deit_t", "backbone.mixer.name=afbo,ffn"],
+            ["backbone=swin_t_afbo,swin_t,deit_t_afbo,deit_t"],
+        ),
+        (["backbone=swin_t", "backbone.mixer.g2=6"], ["backbone=swin_t", "backbone.mixer.g2=6"]),
+        (["seed=1"], ["seed=1"]),
+    ],
+)
+def test_a_named_channel_mixer_joins_the_backbone(typed, joined):
+    assert join_channel_mixer(typed) == joined
+
+
+def test_another_channel_mixer_is_refused():
+    typed = ["backbone=swin_t_afbo", "backbone.mixer.name=iffn"]
+    refuses("swin_t_afbo already has a channel mixer", join_channel_mixer, typed)
+
+
+def test_options_of_timm_pass_through():
+    words = ["backbone.model=test_vit", "backbone.options.init_values=0.1"]
+    ((name, options),) = read_networks("timm_afbo", words)
+    assert (name, options["model"]) == ("timm_afbo", "test_vit")
+    assert options["options"] == {"init_values": 0.1}
+    assert name_with_model("timm_afbo", "test_vit") == "timm_test_vit_afbo"
+
+
+def test_a_misspelt_model_of_timm_is_answered_without_timm():
+    refuses("did you mean vit_small_patch16_224", check_timm_name, "vit_smal_patch16_224")
+    check_timm_name("vit_small_patch16_224.augreg_in1k")

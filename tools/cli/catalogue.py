@@ -156,7 +156,7 @@ def _build_catalogue(hosts: tuple[Any, ...], mixers: tuple[Any, ...]) -> Catalog
             }
             for name in list_backbones()
         },
-        hosts=[host.name for host in hosts],
+        hosts=[one.name for one in sorted(hosts, key=lambda host: host.modality != "image")],
         mixers={
             one.name: {
                 "kind": one.kind, "source": one.source, "options": mixer_options(one.name),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tools.cli.catalogue import catalogue
+
 
 def network_name(backbone: str, token_mixer: Any) -> str:
     """Name a network by its backbone and the token mixer that replaces the host's own.
@@ -21,4 +23,13 @@ def network_name(backbone: str, token_mixer: Any) -> str:
 
 def config_network_name(backbone: Mapping[str, Any]) -> str:
     """Name the network of a config's ``backbone`` group."""
-    return network_name(str(backbone["name"]), backbone.get("token_mixer"))
+    name = name_with_model(str(backbone["name"]), backbone.get("model"))
+    return network_name(name, backbone.get("token_mixer"))
+
+
+def name_with_model(backbone: str, model: str | None) -> str:
+    """Add the model of another library to a backbone's name: ``timm_vit_base_patch16_224_afbo``."""
+    if not model:
+        return backbone
+    host = catalogue().host_of(backbone)
+    return f"{host}_{model}{backbone.removeprefix(host)}"

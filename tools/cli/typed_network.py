@@ -6,6 +6,7 @@ Values follow Hydra's grammar, as in run.py.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from tools.cli.ranges import check_ranges, count_jobs
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
+MIXER = "backbone.mixer"
+FREE = "backbone.options"  # of another library, such as timm
 Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 
@@ -48,6 +51,7 @@ def read_networks(
             has another modality than the family.
     """
     networks = []
+    text, words = _join_channel_mixer(text, words)
     for item in split_outside_brackets(text, ","):
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
@@ -119,7 +123,7 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
         key, equals, _ = word.lstrip("+").partition("=")
         if key == f"{PREFIX}name":
             raise ValueError(f"{word} is not an option; pass backbone=NAME instead")
-        if not equals or key not in known:
+        if not equals or not (key in known or _is_free(key, known)):
             meant = [one for one in known if one.endswith(f".{key}")]  # typed without its prefix
             raise ValueError(unknown(f"option of {of}", key, meant or known))
         value = _parse(word).value()
@@ -130,6 +134,11 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
         options = merge_options(options, value)
     check_ranges({"backbone": options})
     return options
+
+
+def _is_free(key: str, known: Collection[str]) -> bool:
+    """Return True for an option of another library, which checks it itself."""
+    return key.startswith(f"{FREE}.") and FREE in known
 
 
 def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,10 +197,45 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
         value = argument.partition("=")[2]
         if several and key == TOKEN_MIXER and not value.startswith("{"):
             argument = f"++{TOKEN_MIXER}.name={value}"
-        elif key.startswith(f"{TOKEN_MIXER}.") and not argument.startswith("~"):
+        elif key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~"):
             argument = f"++{argument.lstrip('+')}"
         found.append(argument)
     return found
+
+
+def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
+    """Rewrite ``backbone=HOST backbone.mixer.name=MIXER`` as ``backbone=HOST_MIXER``.
+
+    Several hosts and mixers, separated by commas, give all pairs.
+    """
+    text = next((one for one in arguments if one.startswith("backbone=")), None)
+    if text is None:
+        return list(arguments)
+    joined, rest = _join_channel_mixer(text.removeprefix("backbone="), arguments)
+    return [f"backbone={joined}" if one == text else one for one in rest]
+
+
+def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return backbones with the channel mixer that an option names, and the other options."""
+    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{]", one)]
+    if not typed:
+        return text, list(words)
+    mixers = typed[-1].partition("=")[2].split(",")
+    known = catalogue()
+    names = []
+    for name in text.split(","):
+        host = known.host_of(name)
+        for mixer in mixers:
+            if mixer in ("null", "ffn"):
+                names.append(host)
+                continue
+            if name not in (host, f"{host}_{mixer}"):
+                raise ValueError(
+                    f"{name} already has a channel mixer; pass backbone={host} {typed[-1]}"
+                )
+            known.mixer(mixer)
+            names.append(f"{host}_{mixer}")
+    return ",".join(names), [one for one in words if one not in typed]
 
 
 def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str]:

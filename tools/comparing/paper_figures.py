@@ -299,6 +299,8 @@ def _other_figures(row: Row) -> list[str]:
     if row.quoted:
         return [f"the paper quotes these figures from {row.quoted}"]
     family = find_family(row.task)
+    if family.published and family.published.incomparable:
+        return [family.published.incomparable]
     if not family.averaged:
         return []
     values = ",".join(map(str, family.averaged_values))

@@ -15,6 +15,7 @@ from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.ranges import check_ranges
+from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
 from tools.config.changed_rows import adapt_row
@@ -91,6 +92,10 @@ def _check_host(config: Mapping[str, Any]) -> None:
     """Check that the backbone has the modality of the task."""
     family, name, known = find_family(config["task_name"]), config["backbone"]["name"], catalogue()
     family.check_host(name, known.modality(name), known.hosts_for(family.modality))
+    model = config["backbone"].get("model")
+    if model is not None:
+        check_value("backbone.model", model, str)
+        check_timm_name(model)
 
 
 def _check_compatible(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:

@@ -30,7 +30,7 @@ HIDDEN_GROUPS = ("published",)  # the papers' tables
 WIDTH = 100
 # Maximum lines per list of names; lists of other groups have 1. If all are full, the screen has 40
 # lines, so it fits a terminal whatever is registered.
-LINES = {"data": 3, "head": 2, "recipe": 6, "hosts": 4, "mixers": 3, "tokens": 2}
+LINES = {"task": 2, "data": 3, "head": 2, "recipe": 5, "hosts": 4, "mixers": 3, "tokens": 2}
 # Endings that are grouped in braces: after the first underscore, or a size.
 LAST, SIZE = r"(?<=_).*$", r"(?<=_)[a-z]{0,3}\d*$|\d+$"
 SCREEN = """\

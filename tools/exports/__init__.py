@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from backbones.options.suggestions import plural
 from tasks.engine.family import Family, find_family
 from tasks.engine.plain_files import DamagedFile, read_text
-from tools.cli.network_names import network_name
+from tools.cli.network_names import name_with_model, network_name
 from tools.cli.usual_family import family_of_backbone
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ class ExportRequest:
     @property
     def label(self) -> str:
         """Return the network's name, including a token mixer that replaces the host's."""
-        return network_name(self.backbone, self.options.get("token_mixer"))
+        name = name_with_model(self.backbone, self.options.get("model"))
+        return network_name(name, self.options.get("token_mixer"))
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:

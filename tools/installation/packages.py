@@ -43,8 +43,11 @@ FEATURES = {
     "hydra-submitit-launcher": "hydra/launcher=submitit_slurm",
     "optuna": "tools/search.py",
     "schedulefree": "optimizer.name=schedulefree_*",
+    "fla-core": "backbone.token_mixer=gated_delta on a GPU",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
+    "diffusers": "task=generation head.vae",
+    "torch-fidelity": "task=generation task.inception",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }

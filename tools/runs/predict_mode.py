@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.batches import UNREADABLE
 from tasks.engine.gather import gather_objects
 from tasks.engine.loading import read_targets
-from tasks.engine.whole_files import write_whole
+from tasks.engine.saved_predictions import saved_rows
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -56,8 +55,9 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
             log_info(f"{Path(row['image']).name}: {task.answer(row)}")
         if len(rows) > SHOWN:
             log_info(f"... and {len(rows) - SHOWN} more in predictions.json")
-        text = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
-        write_whole(folder / "predictions.json", text)
+        with saved_rows(folder) as add:
+            for row in rows:
+                add(row)
         task.write_results(folder, rows)
         for row in broken[:SHOWN]:
             log_info(f"Left out: {row[UNREADABLE]}")

@@ -1,9 +1,10 @@
-"""IFFN as one operator: W2 gelu(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2, Eq. 5.
+"""IFFN as one operator: W2 (n + gelu(BN(DW(n)))) + b2, n = LN(concat_i Arb_i(W1 x + b1)).
 
-``csrc/branched.cpp`` takes a few hundred tokens through all steps while they are in the cache,
-where no norm needs statistics of the whole batch. The backward pass keeps x, the narrow layer z
-and the convolution's output u, and computes activations and norms again. On GPUs
-``triton/branched`` computes the same; no GPU has timed it yet.
+``csrc/layered.cpp`` takes a few hundred tokens through all steps while they are in the cache. In
+training the batch norm makes it pause behind the convolution. The backward pass keeps x, the narrow
+layer z, n and the convolution's output u. ``csrc/branched.cpp`` is the form of ``iffn_bn``, with
+batch norms and without shortcut, which keeps no n. ``triton/branched`` computes that form on GPUs;
+no GPU has timed it yet. There, the released form is computed by torch's operations.
 
 Time of the network with over without it, on an AMD EPYC with AVX-512: ``deit_t`` 0.68 and 0.70 in
 evaluation (batch 1 and 8), 0.69 in training (batch 4); ``poolformer_s12`` 0.55 (batch 1).
@@ -27,63 +28,115 @@ COEFFICIENTS = ("alpha", "beta", "gamma", "theta")
 
 
 class FastIFFN(FastModule, IFFN):
-    """The paper's IFFN: GELU with coefficients, batch norms and a kernel of side 3."""
+    """IFFN as released or between batch norms, with GELU, coefficients and a kernel of side 3."""
 
     operators_on = ("cpu", "cuda")
 
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
-        """Return True for the options that the operator computes, without prefix tokens."""
+        """Return True for the options that the operators compute, without prefix tokens."""
         # Parts are read from torch's dictionaries, which takes a tenth of an attribute's time.
         own = self._modules
-        dw, bn_mid = cast("Any", own.get("dw")), own.get("bn_mid")
-        if prefix is not None or dw is None or own.get("ln_out") is not None:
+        dw, fc1, fc2 = cast("Any", own.get("dw")), cast("Any", own["fc1"]), own["fc2"]
+        if prefix is not None or dw is None:
             return False
         conv, bn = dw._modules["conv"], dw._modules["bn"]
-        fc1, fc2, branches = (cast("Any", own[name]) for name in ("fc1", "fc2", "branches"))
+        form = (dw.residual, dw.shortcut, dw.order)
+        if own.get("ln_mid") is None:
+            bn_mid = own.get("bn_mid")
+            is_form = (
+                form == (False, False, "bn_act")
+                and own.get("ln_out") is None
+                and _keeps_averages(bn_mid)
+                and bn_mid.training == bn.training
+            )
+        else:
+            is_form = form == (False, True, "bn_act") and x.is_cpu and _is_affine(own["ln_mid"])
         return (
-            x.shape[-1] == fc1.in_features
+            is_form
+            and x.shape[-1] == fc1.in_features
             and x.numel() > x.shape[-1]  # a batch norm needs several tokens
             and not (self.drop.training and self.drop.p)
-            and all(type(b) is Arb and b.base.name == "gelu" for b in branches)
-            and (dw.residual, dw.shortcut, dw.order) == (False, False, "bn_act")
+            and all(type(b) is Arb and b.base.name == "gelu" for b in cast("Any", own["branches"]))
             and type(conv) is nn.Conv2d
             and conv.kernel_size == (3, 3)
             and type(fc1) is type(fc2) is nn.Linear
-            and _keeps_averages(bn_mid)
             and _keeps_averages(bn)
-            and bn_mid.training == bn.training
             # Half precision cannot hold the statistics of a batch.
             and (fc1.weight.dtype.itemsize > 2 or not self.training)
         )
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
         """Mix a map: (B, H, W, C) -> (B, H, W, C)."""
-        bn_mid, bn_dw = cast("nn.BatchNorm1d", self.bn_mid), cast("Any", self.dw).bn
-        size = (x.shape[1], x.shape[2])
+        size, tokens = (x.shape[1], x.shape[2]), x.shape[:-1].numel()
+        bn_mid, bn_dw = self.bn_mid, cast("Any", self.dw).bn
+        if bn_mid is None:
+            y, statistics = layered_mixer(x.flatten(1, 2), size, *operands(self))
+            if bn_dw.training:
+                _update(bn_dw, statistics[0], statistics[1], tokens)
+            return (y if self.ln_out is None else self.ln_out(y)).unflatten(1, size)
         y, statistics = branched_mixer(x.flatten(1, 2), size, *operands(self))
         if bn_mid.training:
-            tokens = x.shape[:-1].numel()
             _update(bn_mid, statistics[0], statistics[1], tokens)
             _update(bn_dw, statistics[2], statistics[3], tokens)
         return normalise(y, self.bn_out).unflatten(1, size)
 
 
 def operands(mixer: IFFN) -> tuple[Any, ...]:
-    """Return the mixer's arguments of ``branched_mixer`` after tokens and size."""
+    """Return the mixer's arguments of its operator after tokens and size."""
     own: Any = mixer._modules
     block = own["dw"]._modules
     fc1, fc2, conv = own["fc1"]._parameters, own["fc2"]._parameters, block["conv"]._parameters
-    norms, branches = (own["bn_mid"], block["bn"]), own["branches"]._modules.values()
+    bn, branches = block["bn"], own["branches"]._modules.values()
+    norms = (own.get("ln_mid") or own["bn_mid"], bn)
     return (
         (fc1["weight"], fc1["bias"]),
         [branch._parameters[name] for branch in branches for name in COEFFICIENTS],
         [norm._parameters[name] for norm in norms for name in ("weight", "bias")],
-        [norm._buffers[name] for norm in norms for name in ("running_mean", "running_var")],
-        (norms[0].eps, norms[1].eps),
-        norms[0].training,
+        [
+            norm._buffers[name]
+            for norm in norms
+            for name in ("running_mean", "running_var")
+            if name in norm._buffers
+        ],
+        (norms[0].eps, bn.eps),
+        bn.training,
         (conv["weight"], conv["bias"]),
         (fc2["weight"], fc2["bias"]),
     )
+
+
+def layered_mixer(
+    tokens: Tensor,
+    size: tuple[int, int],
+    first: tuple[Tensor, Tensor],
+    coefficients: list[Tensor],
+    norms: list[Tensor],
+    running: list[Tensor],
+    eps: tuple[float, float],
+    training: bool,
+    depthwise: tuple[Tensor, Tensor],
+    last: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Mix a map (B, H W, C); return it with the batch norm's mean and variance, (2, h).
+
+    Args:
+        tokens: See ``branched_mixer``, as for the others.
+        size: (H, W).
+        first: W1 and b1.
+        coefficients: Of the branches.
+        norms: Weight and bias of the layer norm, then of the batch norm, each (h,).
+        running: Running mean and variance of the batch norm, each (h,).
+        eps: Of both norms.
+        training: Normalise by the batch's statistics.
+        depthwise: Kernel and bias.
+        last: W2 and b2.
+    """
+    keep = training or _needs_gradients(tokens, *first, *coefficients, *norms, *depthwise, *last)
+    y, *_, statistics = torch.ops.mixerlab.layered_mixer(
+        tokens.contiguous(), *size, *first, coefficients, norms, running, *eps, training,
+        *depthwise, *last, keep,
+    )  # fmt: skip
+    return y, statistics
 
 
 def branched_mixer(
@@ -113,8 +166,7 @@ def branched_mixer(
         depthwise: Kernel (h, 1, 3, 3) and bias (h,).
         last: W2 (C, h) and b2 (C,).
     """
-    tensors = (tokens, *first, *coefficients, *norms, *depthwise, *last)
-    keep = training or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    keep = training or _needs_gradients(tokens, *first, *coefficients, *norms, *depthwise, *last)
     if torch.is_autocast_enabled(tokens.device.type):
         dtype = product_dtype(tokens)
         tokens, *products = (t.to(dtype) for t in (tokens, *first, *last))
@@ -133,6 +185,20 @@ def _update(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, count: int) ->
     momentum = cast("float", norm.momentum)
     cast("Tensor", norm.running_mean).lerp_(mean, momentum)
     cast("Tensor", norm.running_var).lerp_(variance * (count / (count - 1)), momentum)
+
+
+def _needs_gradients(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _is_affine(norm: nn.Module | None) -> bool:
+    """Return True for a layer norm over the channels with weight and bias."""
+    return (
+        type(norm) is nn.LayerNorm
+        and len(norm.normalized_shape) == 1
+        and norm._parameters["weight"] is not None
+        and norm._parameters["bias"] is not None
+    )
 
 
 def _keeps_averages(norm: nn.Module | None) -> TypeGuard[nn.BatchNorm1d]:

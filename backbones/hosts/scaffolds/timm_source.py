@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import timm
@@ -23,6 +23,15 @@ def create_timm_model(name: str, config: HostConfig, **options: Any) -> nn.Modul
     options = {"num_classes": 0, "drop_path_rate": config.drop_path_rate, **options}
     if not config.pretrained:
         return timm.create_model(name, **options)
+    return create_pretrained(name, options)
+
+
+def create_pretrained(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Build a timm network with published weights.
+
+    Raises:
+        ValueError: timm publishes no weights, or the download fails; names the file to fetch.
+    """
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.has_weights:
         raise ValueError(

@@ -54,6 +54,9 @@ HOST_OVERRIDES = {"lvt_*": {"swap_class_ffn": False}}
     options_on=HOST_GROUPS,
     host_overrides=HOST_OVERRIDES,
     published_on=(
+        "bert_base",
+        "bert_large",
+        "gpt1",
         "deit_*",
         "swin_*",
         "poolformer_*",
@@ -87,7 +90,7 @@ def afbo(
     bias: bool = True,
     drop: float = 0.0,
 ) -> SCFBO:
-    """Build W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, or one of its ablations.
+    """Build AFBO: W3 (SiLU(DW_a(OCCM(x))) * DW_b(GCCM(x))) + b3, or one of its ablations.
 
     Parameters: C h (1 / (rounds g1) + window / g2 + 1) + 2 h k^2 + 4 h + C, for widths that divide
     evenly.

@@ -1,4 +1,4 @@
-"""No token mixing: the control that shows what a token mixer adds to its host.
+"""The identity as token mixer: the control that shows what a token mixer adds to its host.
 
 Source: Yu et al., "MetaFormer Baselines for Vision", TPAMI 2024, https://arxiv.org/abs/2210.13452
 (IdentityFormer).

@@ -1,4 +1,4 @@
-"""The two halves of IFFN, each by itself.
+"""The two halves of IFFN, each by itself, and IFFN between batch norms.
 
 Source: Xu et al., ICML 2024, Table 2, https://proceedings.mlr.press/v235/xu24n.html.
 """
@@ -8,6 +8,22 @@ from __future__ import annotations
 from backbones.mixers.iffn.mixer import IFFN, NO_CLASS_TOKEN
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+
+# IFFN as the paper's text and CMT suggest it, before the authors released their code.
+BATCH_FORM = {"norm": "batch", "dw_residual": False}
+
+
+@register_mixer(
+    "iffn_bn",
+    kind="channel",
+    source="IFFN (ICML 2024), Eq. 5, Sec. 4.3, Fig. 4b, with CMT's batch norms",
+)
+@variant_of(IFFN, defaults=BATCH_FORM)
+def iffn_bn() -> None:
+    """Build IFFN with batch norms and no shortcut around the depthwise block.
+
+    Before the authors released their code, this was the form of ``iffn``.
+    """
 
 
 @register_mixer(
@@ -20,7 +36,7 @@ from backbones.registry import register_mixer
 @variant_of(
     IFFN,
     fixed={"spatial": False},
-    defaults={"bn_mid": True, "bn_out": True},
+    defaults={"bn_mid": True, "bn_out": True, "norm": "batch"},
     without=("channel", "kernel_size", "dw_residual", "dw_order", "grid"),
 )
 def affn() -> None:
@@ -37,7 +53,7 @@ def affn() -> None:
 @variant_of(
     IFFN,
     fixed={"channel": False},
-    defaults={"bn_mid": False, "bn_out": False},
+    defaults={"bn_mid": False, "bn_out": False, **BATCH_FORM},
     without=("spatial", "n_branches", "arb", "init"),
 )
 def iffn_spatial() -> None:

@@ -71,6 +71,7 @@ class Arb(nn.Module):
         channels: C.
         base: Name of phi, one of ``BASE_NAMES``.
         mirror: Start with alpha = -1, as phi(-x).
+        decay: Apply weight decay to alpha and beta, as the authors' code does.
 
     Shape: (..., C) -> (..., C). Parameters: 4 C, and C for "prelu".
 
@@ -78,8 +79,11 @@ class Arb(nn.Module):
         begins with ones and zeros, too.
     """
 
-    def __init__(self, channels: int, base: str = "gelu", *, mirror: bool = False) -> None:
+    def __init__(
+        self, channels: int, base: str = "gelu", *, mirror: bool = False, decay: bool = False
+    ) -> None:
         super().__init__()
+        self.decayed_vectors = ("alpha", "beta") if decay else ()
         self.base = Base(channels, base)
         self.alpha = nn.Parameter(torch.full((channels,), -1.0 if mirror else 1.0))
         self.beta = nn.Parameter(torch.ones(channels))

@@ -23,6 +23,7 @@ class DepthwiseBlock(nn.Module):
         kernel_size: k, odd.
         residual: True for BN of DW(t) + t, "outside" for t + GELU(BN(DW(t))).
         order: "bn_act", or "act_bn" for BN(GELU(DW(t))).
+        init: "torch" for its usual draw, as released, or "he", see ``reset_parameters``.
 
     Shape: (B, H, W, h) -> (B, H, W, h). Parameters: h k^2 + 3 h.
 
@@ -30,7 +31,12 @@ class DepthwiseBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, residual: Residual = False, order: Order = "bn_act"
+        self,
+        channels: int,
+        kernel_size: int,
+        residual: Residual = False,
+        order: Order = "bn_act",
+        init: Literal["torch", "he"] = "he",
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
@@ -40,7 +46,8 @@ class DepthwiseBlock(nn.Module):
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels
         )
         self.bn = nn.BatchNorm1d(channels)
-        self.reset_parameters()
+        if init == "he":
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw a normal of variance 2 / k^2, He's rule for a channel's fan out; zero biases."""

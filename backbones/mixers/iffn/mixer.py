@@ -5,7 +5,8 @@ Source: Xu et al., ICML 2024, Eq. 5 and Fig. 4, https://proceedings.mlr.press/v2
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,10 @@ NO_CLASS_TOKEN = {"deit_*": {"class_token": False}}
     published_on=("deit_*", "swin_*", "poolformer_*", "lvt_*"),
 )
 class IFFN(Mixer):
-    """BN(W2 GELU(BN(DW(BN(concat_i Arb_i(W1 x + b1))))) + b2).
+    """LN(W2 (t + GELU(BN(DW(t)))) + b2), t = LN(concat_i Arb_i(W1 x + b1)).
 
-    The released code computes t + GELU(BN(DW(t))) between layer norms: pass ``norm="layer"`` and
-    ``dw_residual="outside"``. The released checkpoints load into a DeiT with these two options.
+    The defaults are those of the authors' code, which is public for DeiT alone. Whether other hosts
+    had the same form is unknown, since counts cannot tell it from ``iffn_bn``.
 
     Args:
         dim: Channels C.
@@ -56,11 +57,12 @@ class IFFN(Mixer):
         arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
             RPReLU (Fig. 3), which ignores ``act``. True means "on" and False "off".
         kernel_size: Side of the depthwise convolution, odd (Table 6).
-        norm: Type of ``bn_mid`` and ``bn_out``: "batch", or "layer" as released.
+        norm: Type of ``bn_mid`` and ``bn_out``: "layer" as released, or "batch". With "layer" alpha
+            and beta get weight decay and the convolution torch's initialisation, as released.
         bn_mid: Add a norm after the concatenation; by default the value of ``channel``.
         bn_out: Add a norm after W2; by default the value of ``channel``.
-        dw_residual: True adds the convolution's input t to its output, as CMT does; "outside" adds
-            it to the output of the block, after norm and GELU, as released.
+        dw_residual: "outside" adds t to the output of the block, after norm and GELU, as released.
+            True adds t to the convolution's output, as CMT does. False adds it nowhere.
         dw_order: "bn_act" for GELU(BN(.)), "act_bn" for BN(GELU(.)) after the convolution.
         init: Initial coefficients of Arb: "ones" for phi(x) in all branches, "mirror" for phi(-x)
             in every second branch.
@@ -91,10 +93,10 @@ class IFFN(Mixer):
         act: str = "gelu",
         arb: ArbName | bool = "on",
         kernel_size: int = 3,
-        norm: Norm = "batch",
+        norm: Norm = "layer",
         bn_mid: bool | None = None,
         bn_out: bool | None = None,
-        dw_residual: Residual = False,
+        dw_residual: Residual = "outside",
         dw_order: Order = "bn_act",
         init: Init = "ones",
         drop: float = 0.0,
@@ -114,7 +116,9 @@ class IFFN(Mixer):
         width = hidden // n_branches
         self.fc1 = nn.Linear(dim, width)
         self.branches = nn.ModuleList(
-            _branch(width, act, arb, mirror=init == "mirror" and index % 2 == 1)
+            _branch(
+                width, act, arb, mirror=init == "mirror" and index % 2 == 1, decay=norm == "layer"
+            )
             for index in range(n_branches)
         )
         mid, out = (channel if wanted is None else wanted for wanted in (bn_mid, bn_out))
@@ -122,13 +126,15 @@ class IFFN(Mixer):
         self.ln_mid = nn.LayerNorm(hidden) if mid and norm == "layer" else None
         self.dw = None
         if grid != (1, 1) if spatial is None else spatial:
-            self.dw = DepthwiseBlock(hidden, kernel_size, dw_residual, dw_order)
+            self.dw = DepthwiseBlock(
+                hidden, kernel_size, dw_residual, dw_order, "torch" if norm == "layer" else "he"
+            )
         self.fc2 = nn.Linear(hidden, dim)
         self.bn_out = nn.BatchNorm1d(dim) if out and norm == "batch" else None
         self.ln_out = nn.LayerNorm(dim) if out and norm == "layer" else None
         self.drop = nn.Dropout(drop)
         self.drops_before_dw = norm == "layer"
-        self.options = {
+        self.options: dict[str, Any] = {
             "channel": channel,
             "spatial": self.dw is not None,
             "n_branches": n_branches,
@@ -175,7 +181,7 @@ class IFFN(Mixer):
         return self.drop(t) if self.drops_before_dw else t
 
     def spatial(self, t: Tensor) -> Tensor:
-        """Return GELU(BN(DW(t))), or t without depthwise block: (B, H, W, h) -> (B, H, W, h)."""
+        """Return t + GELU(BN(DW(t))), or t without depthwise block: (B, H, W, h) -> the same."""
         return t if self.dw is None else self.dw(t)
 
     def project(self, t: Tensor) -> Tensor:
@@ -190,15 +196,47 @@ class IFFN(Mixer):
             tensors: Tensors by name in the mixer; the authors' names or ours.
 
         Raises:
-            ValueError: Released weights need a mixer with the released options.
+            ValueError: Released weights, or those of the earlier default, need a mixer with their
+                options.
         """
         if not is_released(tensors):
+            self._refuse_other_norms(tensors)
             return tensors
         return from_released(tensors, self.options)
 
+    def _refuse_other_norms(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse weights with batch norms in a mixer with layer norms."""
+        if self.options["norm"] == "layer" and {"bn_mid.weight", "bn_out.weight"} & tensors.keys():
+            residual = " backbone.mixer.dw_residual=false" * (self.dw is not None)
+            raise ValueError(
+                "these weights of IFFN have batch norms, the default of earlier versions, and this "
+                f"mixer has layer norms; build it with backbone.mixer.norm=batch{residual}, or use "
+                "iffn_bn"
+            )
 
-def _branch(width: int, act: str, arb: str, *, mirror: bool) -> Base | Arb | RPReLU:
+    def take_earlier_form(
+        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Change to the form of ``iffn_bn``, the default until the authors' code decided."""
+        has_batch_norms = {"bn_mid.weight", "bn_out.weight"} & tensors.keys()
+        if "norm" in given or self.options["norm"] == "batch" or not has_batch_norms:
+            return {}
+        for place in ("mid", "out"):
+            norm = getattr(self, f"ln_{place}")
+            if norm is not None:
+                like = {"device": norm.weight.device, "dtype": norm.weight.dtype}
+                setattr(self, f"bn_{place}", nn.BatchNorm1d(len(norm.weight), **like))
+                setattr(self, f"ln_{place}", None)
+        self.drops_before_dw = False
+        changed: dict[str, Any] = {"norm": "batch"}
+        if self.dw is not None and "dw_residual" not in given:
+            self.dw.shortcut, changed["dw_residual"] = False, False
+        self.options |= changed
+        return changed
+
+
+def _branch(width: int, act: str, arb: str, *, mirror: bool, decay: bool) -> Base | Arb | RPReLU:
     base = Base(width, act)  # raises for an unknown name
     if arb == "rprelu":
         return RPReLU(width)
-    return Arb(width, act, mirror=mirror) if arb == "on" else base
+    return Arb(width, act, mirror=mirror, decay=decay) if arb == "on" else base

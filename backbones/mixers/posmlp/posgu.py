@@ -112,7 +112,7 @@ def gating_unit(
     without=("groups", "cache", *GAUSSIAN),
 )
 def sgu() -> None:
-    """Build the gate of gMLP over windows of N tokens: M is free, N^2 + N parameters."""
+    """Build gMLP's gated unit over windows of N tokens: M is free, N^2 + N parameters."""
 
 
 @register_mixer(
@@ -129,7 +129,7 @@ def sgu() -> None:
     without=("init", *GAUSSIAN),
 )
 def lrpe_m() -> None:
-    """Build the unit with M free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters."""
+    """Build PosMLP's unit with M free plus a weight per offset: N^2 + (2w - 1)^2 + N parameters."""
 
 
 @register_mixer(
@@ -153,7 +153,7 @@ def lrpe() -> None:
 )
 @variant_of(gating_unit, fixed={"relation": "offset"}, without=("init", *GAUSSIAN))
 def glrpe() -> None:
-    """Build the unit with a weight per offset and group: s (2w - 1)^2 + N parameters.
+    """Build PosMLP's unit with a weight per offset and group: s (2w - 1)^2 + N parameters.
 
     App. 4 prints 3 s more.
     """
@@ -168,7 +168,7 @@ def glrpe() -> None:
 )
 @variant_of(gating_unit, fixed={"relation": "gaussian"}, without=("init",))
 def ggqpe() -> None:
-    """Build the unit with a Gaussian of the offset per group, normalised: 6 s + N parameters.
+    """Build PosMLP's unit with a normalised Gaussian of the offset per group: 6 s + N parameters.
 
     With ``groups=1`` it is GQPE.
     """

@@ -19,13 +19,12 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
-import contextlib
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 
+from backbones.layers.precision import without_autocast
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
 
 Sigma = Literal["gamma_gammaT", "gamma", "alpha", "alpha_as_released"]
@@ -68,9 +67,7 @@ class TokenRelation(nn.Module):
 
         Squared offsets of 28 tokens do not fit half precision.
         """
-        device = u.device.type
-        known = is_autocast_available(device)
-        with torch.autocast(device, enabled=False) if known else contextlib.nullcontext():
+        with without_autocast(u.device):
             return self.matrix(rows, columns).to(u.dtype)
 
     def forward(self, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:

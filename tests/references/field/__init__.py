@@ -34,6 +34,12 @@ def through(layer, tensors, *inputs, names=None):
     return functional_call(layer.double().eval(), given, inputs)
 
 
+def joint_through(sequence, mixer, x, prefix):
+    """Outputs of a map and prefix tokens by ``sequence(mixer, tokens)``, prefix tokens first."""
+    mixed = sequence(mixer, torch.cat([prefix, x.flatten(1, 2)], 1))
+    return mixed[:, prefix.shape[1] :].reshape(x.shape), mixed[:, : prefix.shape[1]]
+
+
 def as_nchw(x):
     """(B, H, W, C) -> (B, C, H, W)."""
     return x.permute(0, 3, 1, 2)

@@ -178,6 +178,76 @@ struct Branched : torch::autograd::Function<Branched> {
   }
 };
 
+struct Layered : torch::autograd::Function<Layered> {
+  using Kept = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+  using Forward = Kept(
+      const Tensor&, c10::SymInt, c10::SymInt, const Tensor&, const Tensor&, at::TensorList,
+      at::TensorList, at::TensorList, double, double, bool, const Tensor&, const Tensor&,
+      const Tensor&, const Tensor&, bool);
+  using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(
+      const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+      const Tensor&, c10::SymInt, c10::SymInt, const Tensor&, const Tensor&, at::TensorList,
+      at::TensorList, double, double, bool, const Tensor&, const Tensor&, const Tensor&);
+
+  // The operator without a gradient.
+  template <class... Given>
+  static Kept plain(Given&&... given) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    static const auto call = operation<Forward>("mixerlab::layered_mixer");
+    return call.call(std::forward<Given>(given)...);
+  }
+
+  static variable_list forward(AutogradContext* ctx, const Tensor& tokens, c10::SymInt height,
+                               c10::SymInt width, const Tensor& w1, const Tensor& b1,
+                               at::TensorList coefficients, at::TensorList norms,
+                               at::TensorList running, double eps_mid, double eps_dw, bool training,
+                               const Tensor& kernel, const Tensor& own, const Tensor& w2,
+                               const Tensor& b2, bool keep) {
+    auto [y, z, n, u, found, statistics] =
+        plain(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid, eps_dw,
+              training, kernel, own, w2, b2, keep);
+    variable_list saved{z, n, u, found, statistics, tokens, w1, b1, kernel, own, w2};
+    saved.insert(saved.end(), norms.begin(), norms.end());
+    saved.insert(saved.end(), coefficients.begin(), coefficients.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["height"] = height;
+    ctx->saved_data["width"] = width;
+    ctx->saved_data["eps_mid"] = eps_mid;
+    ctx->saved_data["eps_dw"] = eps_dw;
+    ctx->saved_data["training"] = training;
+    ctx->set_materialize_grads(false);
+    ctx->mark_non_differentiable({z, n, u, found, statistics});
+    return {y, z, n, u, found, statistics};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const std::vector<Tensor> norms(saved.begin() + 11, saved.begin() + 15);
+    const std::vector<Tensor> coefficients(saved.begin() + 15, saved.end());
+    const Tensor &z = saved[0], &tokens = saved[5], &w1 = saved[6], &kernel = saved[8];
+    const size_t count = coefficients.size();
+    variable_list out(19 + count);  // each argument of the forward pass, lists by the piece
+    if (!has_work(ctx, grads, z, tokens, "layered_mixer")) return out;
+    const Tensor grad = grads[0].contiguous();
+    static const auto call = operation<Backward>("mixerlab::layered_mixer_backward");
+    auto [grad_x, grad_w1, grad_b1, rows, grad_w2] = call.call(
+        grad, z, saved[1], saved[2], saved[3], saved[4], tokens,
+        ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(), w1, saved[7],
+        coefficients, norms,
+        ctx->saved_data["eps_mid"].toDouble(), ctx->saved_data["eps_dw"].toDouble(),
+        ctx->saved_data["training"].toBool(), kernel, saved[9], saved[10]);
+    out[0] = grad_x, out[3] = grad_w1, out[4] = grad_b1;
+    const auto width = w1.sym_size(0);
+    for (size_t i = 0; i < count; ++i)
+      out[5 + i] = rows[i % 4].narrow_symint(0, width * static_cast<int64_t>(i / 4), width);
+    for (int64_t i = 0; i < 4; ++i) out[5 + count + i] = rows[4 + i];
+    auto* rest = &out[5 + count + 6 + 3];  // behind the norms' running statistics and three options
+    rest[0] = as_kernel(rows.slice(0, 9), kernel), rest[1] = rows[8];
+    rest[2] = grad_w2, rest[3] = grad.sum(at::IntArrayRef{0, 1});
+    return out;
+  }
+};
+
 std::tuple<Tensor, Tensor> gated(const Tensor& tokens, c10::SymInt prefix, c10::SymInt height,
                                  c10::SymInt width, at::TensorList weights, at::IntArrayRef blocks,
                                  const OptionalTensor& before_a, const OptionalTensor& before_b,
@@ -206,10 +276,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> branched(
   return {out[0], out[1], out[2], out[3]};
 }
 
+Layered::Kept layered(
+    const Tensor& tokens, c10::SymInt height, c10::SymInt width, const Tensor& w1, const Tensor& b1,
+    at::TensorList coefficients, at::TensorList norms, at::TensorList running, double eps_mid,
+    double eps_dw, bool training, const Tensor& kernel, const Tensor& own, const Tensor& w2,
+    const Tensor& b2, bool keep) {
+  if (!at::GradMode::is_enabled())
+    return Layered::plain(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid,
+                           eps_dw, training, kernel, own, w2, b2, keep);
+  auto out = Layered::apply(tokens, height, width, w1, b1, coefficients, norms, running, eps_mid,
+                             eps_dw, training, kernel, own, w2, b2, keep);
+  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+}
+
 }  // namespace
 }  // namespace mixerlab
 
 TORCH_LIBRARY_IMPL(mixerlab, Autograd, m) {
   m.impl("gated_mixer", &mixerlab::gated);
   m.impl("branched_mixer", &mixerlab::branched);
+  m.impl("layered_mixer", &mixerlab::layered);
 }

@@ -1,0 +1,315 @@
+"""Facts on a timm model that its maps, slots and layers follow from, found on the meta device.
+
+Axes: B images, H W map, C channels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from timm.models import group_parameters
+from torch import nn
+
+from backbones.hosts.timm_model.layouts import Size
+from backbones.hosts.timm_model.probing import BATCH, ModuleCall, record_calls
+
+TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
+ANY_SIZE = "dynamic_img_size"  # option for images of any size
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map that a model's feature interface returns.
+
+    Attributes:
+        index: Its index there.
+        channels: C.
+        size: (h, w) for images of the build resolution.
+        stride: Input pixels per row.
+    """
+
+    index: int
+    channels: int
+    size: Size
+    stride: int
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What a model is like, built with some options for some image size.
+
+    Attributes:
+        key: Arguments by which they are found again, instead of copied or pickled.
+        size: Build resolution (H, W).
+        network: The model with timm's classifier, without values.
+        options: All options for ``timm.create_model``, those for the size included.
+        is_fixed: True if it takes images of this size only.
+        padded: Size of the images of ``calls``, a multiple of ``multiple``.
+        multiple: Number of pixels that sides are padded to multiples of.
+        calls: Calls of its modules in a pass.
+        maps: Maps of its feature interface, fine to coarse, one per stride.
+        num_maps: Number of maps of that interface.
+        num_features: Channels of its pooled features.
+        has_pooling: True if it pools its map; False for encoders without classifier.
+        prefix: Prefix tokens of its blocks.
+        layers: Number of each parameter's layer, by timm's ``group_matcher``.
+        stages: The same in coarse groups.
+        classifier: Names of timm's classifiers.
+        has_mlp_head: True if its classifier has a hidden layer.
+        has_two_tokens: True if it has classifiers of a class and a distillation token.
+    """
+
+    key: tuple[Any, ...]
+    size: Size
+    network: nn.Module
+    options: Mapping[str, Any]
+    is_fixed: bool
+    padded: Size
+    multiple: int
+    calls: Mapping[str, list[ModuleCall]]
+    maps: tuple[Map, ...]
+    num_maps: int
+    num_features: int
+    has_pooling: bool
+    prefix: int
+    layers: Mapping[str, int]
+    stages: Mapping[str, int]
+    classifier: tuple[str, ...]
+    has_mlp_head: bool
+    has_two_tokens: bool
+
+    def __deepcopy__(self, memo: Any) -> Facts:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _find, self.key
+
+
+def own_size(model: str, options: Mapping[str, Any] | None = None) -> Size:
+    """Return the size (H, W) of images that a model is made for."""
+    given = (options or {}).get("img_size")
+    if given is not None:
+        return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
+    config = timm.get_pretrained_cfg(check_model(model))
+    return (224, 224) if config is None else (config.input_size[1], config.input_size[2])
+
+
+def check_model(model: str) -> str:
+    """Return the name of a model of timm.
+
+    Raises:
+        ValueError: timm lacks it.
+    """
+    name = model.partition(".")[0]
+    if not is_of_timm(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has them all"
+        raise ValueError(f"timm has no model {model!r}; {hint}")
+    return model
+
+
+def is_of_timm(name: str) -> bool:
+    """Return True for a model of timm itself, not for one that was registered there."""
+    return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("timm.")
+
+
+def find_facts(
+    model: str, options: Mapping[str, Any], size: Size, in_chans: int, class_token: bool
+) -> Facts:
+    """Return the facts on a model; the same arguments are looked up once.
+
+    Raises:
+        ValueError: The model or an option is unknown, or the model refuses the size.
+    """
+    typed = json.dumps(options, sort_keys=True, default=str)
+    return _find(check_model(model), typed, size, in_chans, class_token)
+
+
+@functools.lru_cache(maxsize=64)
+def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) -> Facts:
+    given = json.loads(typed)
+    plain: Any = create_on_meta(model, {})  # with timm's classifier, the last of its layers
+    known = inspect.signature(type(plain).__init__).parameters
+    config = timm.get_pretrained_cfg(model)
+    options: dict[str, Any] = {}
+    if size != own_size(model) and "img_size" in known:
+        options["img_size"] = size[0] if size[0] == size[1] else list(size)
+    if ANY_SIZE in known:
+        options[ANY_SIZE] = True
+    has_tokens = bool(getattr(plain, "num_prefix_tokens", None))
+    if has_tokens and not class_token:
+        options |= _without_tokens(model, known)
+    options |= {"in_chans": in_chans} if in_chans != 3 else {}
+    rate = given.pop("drop_path_rate", 0.0)
+    if rate or "drop_path_rate" in known:
+        given["drop_path_rate"] = rate
+    options |= given
+    fixed = config is not None and bool(config.fixed_input_size)
+    is_fixed = fixed and not options.get("dynamic_img_size")
+    if is_fixed and size != own_size(model) and "img_size" not in known:
+        raise ValueError(
+            f"{model} takes images of {'x'.join(map(str, own_size(model)))} pixels only, got "
+            f"{'x'.join(map(str, size))}; pass this size as img_size"
+        )
+    differs = {key: value for key, value in options.items() if key != "drop_path_rate" or value}
+    network: Any = create_on_meta(model, options) if differs else plain
+    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
+    if any(side % multiple for side in own_size(model)):
+        multiple = 1  # it is made for sizes that its strides do not divide
+    padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
+    images = torch.zeros(BATCH, in_chans, *padded, device="meta")
+    found: dict[str, Any] = {}
+
+    def run() -> None:
+        with torch.no_grad(), torch.device("meta"):
+            features, found["maps"] = _features_and_maps(network, images)
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # encoders lack a head
+                found["embedding"] = network.forward_head(features, pre_logits=True)
+
+    calls = _run_checked(model, size, lambda: record_calls(network, run))
+    maps = _last_of_strides(found["maps"], padded)
+    embedding = found.get("embedding")
+    names = network.pretrained_cfg.get("classifier") or ()
+    return Facts(
+        (model, typed, size, in_chans, class_token),
+        size,
+        network,
+        options,
+        is_fixed,
+        padded,
+        multiple,
+        calls,
+        maps,
+        len(found["maps"]),
+        maps[-1].channels if embedding is None else embedding.shape[-1],
+        embedding is not None,
+        getattr(network, "num_prefix_tokens", 0),
+        _groups(network, coarse=False),
+        _groups(network, coarse=True),
+        (names,) if isinstance(names, str) else tuple(names),
+        embedding is not None and hasattr(network.get_classifier(), "fc2"),
+        type(network).__name__ in TWO_TOKENS and getattr(network, "head_dist", None) is not None,
+    )
+
+
+def create_on_meta(model: str, options: Mapping[str, Any]) -> nn.Module:
+    """Return a model without values, in evaluation mode.
+
+    Raises:
+        ValueError: timm refuses an option.
+    """
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return create(model, options).eval()
+
+
+def create(model: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
+    """Return a model of timm.
+
+    Raises:
+        ValueError: timm refuses an option.
+    """
+    try:
+        return timm.create_model(model, **options, **more)
+    except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+        typed = ", ".join(f"{key}={value}" for key, value in options.items())
+        raise ValueError(f"timm refuses {model} with {typed}: {error}") from error
+
+
+def _without_tokens(model: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a model without class and register tokens."""
+    if not {"class_token", "global_pool"} <= known.keys():
+        raise ValueError(
+            f"{model} cannot be built without its class token, which the mixer refuses; use a "
+            "mixer that takes class tokens, or a model that has none"
+        )
+    options: dict[str, Any] = {"class_token": False, "global_pool": "avg"}
+    if "reg_tokens" in known:
+        options["reg_tokens"] = 0
+    if "num_reg_tokens" in known:
+        options["num_reg_tokens"] = 0
+    return options
+
+
+def _run_checked(model: str, size: Size, run: Any) -> Any:
+    try:
+        return run()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ValueError(
+            f"{model} refuses images of {'x'.join(map(str, size))} pixels: "
+            f"{str(error).splitlines()[0]}; pass another img_size, such as "
+            f"{own_size(model)[0]}"
+        ) from error
+
+
+def _multiple(network: Any) -> int:
+    """Return the least common multiple of a model's strides."""
+    strides = [one["reduction"] for one in feature_info(network)]
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", ())
+    return math.lcm(*map(int, strides), *(patch if isinstance(patch, tuple) else ()))
+
+
+def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
+    """Return True if sides that the strides do not divide are refused or cut off."""
+    cuts = any(
+        isinstance(module, nn.Conv2d)
+        and max(module.stride) > 1
+        and not isinstance(module.padding, str)
+        and 2 * max(module.padding) < max(module.kernel_size) - 1
+        and "Same" not in type(module).__name__
+        for module in network.modules()
+    )
+    return cuts or "img_size" in known
+
+
+def _features_and_maps(network: Any, images: torch.Tensor) -> tuple[Any, list[tuple[int, ...]]]:
+    """Return the features of a pass, and the shapes (C, h, w) of the maps."""
+    try:
+        features, maps = network.forward_intermediates(images)
+    except RuntimeError as error:  # it reads values, which tensors on the meta device lack
+        if "meta" not in str(error):
+            raise
+        info = feature_info(network)
+        shapes = [
+            (one["num_chs"], *(-(-side // one["reduction"]) for side in images.shape[2:]))
+            for one in info
+        ]
+        return network.forward_features(images), shapes
+    return features, [tuple(one.shape[1:]) for one in maps]
+
+
+def feature_info(network: Any) -> list[dict[str, Any]]:
+    """Return timm's description of a model's maps."""
+    info = network.feature_info
+    return list(info.info if hasattr(info, "info") else info)
+
+
+def _last_of_strides(shapes: list[tuple[int, ...]], size: Size) -> tuple[Map, ...]:
+    """Return the last map of each stride, fine to coarse."""
+    by_stride: dict[int, Map] = {}
+    for index, (channels, height, width) in enumerate(shapes):
+        stride = round(size[0] / height)
+        by_stride[stride] = Map(index, channels, (height, width), stride)
+    return tuple(sorted(by_stride.values(), key=lambda one: one.stride))
+
+
+def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
+    """Return the number of the group of each parameter."""
+    matcher = getattr(network, "group_matcher", None)
+    if matcher is None:
+        return {}
+    try:
+        groups = matcher(coarse=coarse)
+    except AssertionError:  # a family has fine groups only
+        groups = matcher(coarse=False)
+    found: dict[str, int] = group_parameters(network, groups, reverse=True)
+    return found

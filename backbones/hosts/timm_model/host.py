@@ -1,0 +1,406 @@
+"""Any model of timm as a host, with mixers in its feed-forward networks and token mixers.
+
+Its blocks keep timm's code. A mixer in a slot gets the map (B, h, w, C), whatever the layout of the
+block. The maps are those of timm's feature interface. Where they lack strides 4, 8, 16 and 32,
+dense prediction gets the simple pyramid of plain ViTs from the map next to stride 16.
+
+Source: Wightman, "PyTorch Image Models", 2019, https://github.com/huggingface/pytorch-image-models.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import (
+    Backbone,
+    FeatureInfo,
+    HostConfig,
+    Mixer,
+    MixerFactory,
+    Slot,
+    class_name,
+    no_prefix,
+    takes_prefix,
+)
+from backbones.hosts.scaffolds.timm_source import create_pretrained
+from backbones.hosts.timm_model.classifiers import convert_classifier
+from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
+from backbones.hosts.timm_model.layer_groups import LayerGroups
+from backbones.hosts.timm_model.layouts import Frame, Size
+from backbones.hosts.timm_model.placed import Placed, without_windows
+from backbones.hosts.timm_model.slots import Found, Kind, Slots, find_slots
+from backbones.layers.classifier import Classifier
+from backbones.layers.eager import is_recording
+from backbones.layers.feature_pyramid import (
+    PYRAMID_CHANNELS,
+    PYRAMID_STRIDES,
+    SimpleFeaturePyramid,
+)
+from backbones.layers.graph_sizes import ceil_div, crop, missing, same_size
+from backbones.layers.input_channels import COLOURS, input_layers
+from backbones.registry import register_host
+from backbones.replace import replace
+
+logger = logging.getLogger(__name__)
+MODEL = "vit_tiny_patch16_224"
+PATCH_SIZE = 16
+NETWORK = "network."
+READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
+
+
+class TimmBackbone(Backbone):
+    """A model of timm, with or without mixers.
+
+    Attributes:
+        network: timm's model without classifier.
+        model: Its name.
+        facts: Facts on it.
+        slots: Places for mixers, and why others keep their own module.
+    """
+
+    size_divisor = PYRAMID_STRIDES[-1]
+
+    def __init__(self, network: nn.Module, model: str, facts: Facts, config: HostConfig) -> None:
+        super().__init__()
+        self.network: Any = network
+        self.model, self.facts, self.dense = model, facts, config.dense
+        self.num_features = facts.num_features
+        self.frame = Frame(facts.padded, facts.is_fixed)
+        self.slots: Slots = find_slots(network, facts.calls, facts.padded, self.frame)
+        prefixes = [one.layout.prefix for one in self.slots.found]
+        self.num_prefix_tokens = max([facts.prefix, *prefixes])
+        self.in_chans = config.in_chans
+        if config.in_chans != COLOURS:
+            self.input_keys = tuple(
+                f"{name}.weight" for name in input_layers(self, config.in_chans)
+            )
+        self.pooling = getattr(network, "global_pool", "") or "timm's own pooling"
+        self._set_maps(config)
+        self._fill("channel", config.channel_mixer, config)
+        self._fill("token", config.token_mixer, config)
+        exempt = {f"{NETWORK}{name}" for name in getattr(network, "no_weight_decay", set)()}
+        self.no_weight_decay = frozenset(
+            name
+            for name, _ in self.named_parameters()
+            if name in exempt or name.endswith(("pos_embed", "position_bias_table"))
+        )
+
+    def _set_maps(self, config: HostConfig) -> None:
+        maps = self.facts.maps
+        usual = [one for one in maps if one.stride in PYRAMID_STRIDES]
+        is_pyramid = [one.stride for one in usual] == list(PYRAMID_STRIDES)
+        self.taken: tuple[Map, ...] = tuple(usual if is_pyramid else maps)
+        self.pyramid: SimpleFeaturePyramid | None = None
+        if config.dense and not is_pyramid:
+            middle = PYRAMID_STRIDES[2]
+            self.taken = (min(maps, key=lambda one: abs(one.stride - middle)),)
+            self.pyramid = SimpleFeaturePyramid(self.taken[0].channels)
+            self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
+            self.map_keys = tuple(f"pyramid.scales.{i}." for i in range(len(PYRAMID_STRIDES)))
+        else:
+            self.feature_info = tuple(FeatureInfo(one.channels, one.stride) for one in self.taken)
+            self.size_divisor = self.feature_info[-1].stride
+        self._indices = [one.index for one in self.taken]
+        if self.taken[-1].index == self.facts.num_maps - 1:  # from the end
+            self._indices = [index - self.facts.num_maps for index in self._indices]
+        if config.dense:
+            before = set(self.network.state_dict())
+            self.network.prune_intermediate_layers(
+                [one.index for one in self.taken], prune_norm=True, prune_head=True
+            )
+            after = set(self.network.state_dict())
+            self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(before - after))
+
+    def _fill(self, kind: Kind, factory: MixerFactory | None, config: HostConfig) -> None:
+        """Put mixers into the slots of a kind.
+
+        Raises:
+            ValueError: The network has none, or has class tokens that the mixer refuses.
+        """
+        if factory is None:
+            return
+        present = {name for name, _ in self.network.named_modules()}
+        places = [one for one in self.slots.of(kind) if one.name in present]
+        if not places:
+            noun = {"channel": "feed-forward network", "token": "token mixer"}[kind]
+            reasons = "; ".join(f"{name}: {why}" for name, why in list(self.slots.kept.items())[:3])
+            raise ValueError(
+                f"{self.model} has no {noun} that a mixer could replace"
+                + f" ({reasons})" * bool(reasons)
+                + "; python -m backbones.hosts.timm_model.listing shows which models have"
+            )
+        for one, slot in zip(places, _slots(places, config, self.facts), strict=True):
+            self.fill_slot(one, factory(slot))
+        kept = [f"{name} ({why})" for name, why in self.slots.kept.items()]
+        if kept:
+            rest = f" and {len(kept) - 3} more" * (len(kept) > 3)
+            logger.info("%s keeps %s%s", self.model, ", ".join(kept[:3]), rest)
+
+    def fill_slot(self, found: Found, mixer: Mixer) -> None:
+        """Put a mixer into a slot."""
+        if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
+            raise ValueError(no_prefix(class_name(mixer)))
+        own = self.network.get_submodule(found.name)
+        placed = Placed(mixer, found.layout, found.shortcut)
+        placed.replaced = {key: value.shape for key, value in own.state_dict().items()}
+        replace(self.network, found.name, placed)
+        if found.method:
+            parent = found.name.rpartition(".")[0]
+            block = self.network.get_submodule(parent)
+            replace(self.network, parent, without_windows(block, found.method))
+
+    # Maps and embedding
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return timm's maps, or four maps of 256 channels from the pyramid."""
+        height, width = images.shape[-2:]
+        if _is_empty(images):
+            return tuple(images.new_empty(shape) for shape in self.map_shapes(images))
+        padded = self._padded(images)
+        maps = self.network.forward_intermediates(
+            padded, indices=self._indices, intermediates_only=True
+        )
+        full = padded.shape[-2], padded.shape[-1]
+        if self.pyramid is not None:
+            middle = PYRAMID_STRIDES[2]
+            x = _resized(maps[0], (ceil_div(full[0], middle), ceil_div(full[1], middle)))
+            return self.pyramid.crop(x.contiguous(), (height, width))
+        return tuple(
+            self._cropped(x, info.stride, full, (height, width))
+            for x, info in zip(maps, self.feature_info, strict=True)
+        )
+
+    def _cropped(self, x: Tensor, stride: int, full: Size, size: Size) -> Tensor:
+        x = _resized(x, (ceil_div(full[0], stride), ceil_div(full[1], stride)))
+        wanted = ceil_div(size[0], stride), ceil_div(size[1], stride)
+        return (x if same_size(x.shape[-2:], wanted) else crop(x, *wanted)).contiguous()
+
+    def _padded(self, images: Tensor) -> Tensor:
+        """Return images padded with zeros to multiples of the strides, and note their size.
+
+        Raises:
+            ValueError: The model takes images of another size only.
+        """
+        height, width = images.shape[-2:]
+        if self.facts.is_fixed and (height, width) != self.facts.size:
+            raise ValueError(
+                f"{self.model} was built for images of {'x'.join(map(str, self.facts.size))} "
+                f"pixels and takes no others, got {height}x{width}; pass img_size="
+                f"{height if height == width else [height, width]}"
+            )
+        more = missing(height, self.facts.multiple), missing(width, self.facts.multiple)
+        if self.facts.multiple > 1 and more != (0, 0):
+            images = F.pad(images, (0, more[1], 0, more[0]))
+        self.frame.image = images.shape[-2], images.shape[-1]
+        return images
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return timm's pooled features, the input of its classifier: (B, num_features)."""
+        return self._pooled(images, self.num_features, pre_logits=True)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the input of the last linear layer of timm's classifier.
+
+        Those are the class and distillation tokens, one after another, of a network that has both.
+        """
+        if self.facts.has_two_tokens and not _is_empty(images):
+            self.check_embeds()
+            tokens: Tensor = self.network.forward_features(self._padded(images))
+            return tokens[:, :2].flatten(1)
+        return self._pooled(images, self._width(), pre_logits=not self.facts.has_mlp_head)
+
+    def _pooled(self, images: Tensor, width: int, *, pre_logits: bool) -> Tensor:
+        self.check_embeds()
+        if _is_empty(images):
+            return images.new_empty(0, width)
+        if not self.facts.has_pooling:
+            return self(images)[-1].mean(dim=(2, 3))
+        features = self.network.forward_features(self._padded(images))
+        pooled: Tensor = self.network.forward_head(features, pre_logits=pre_logits)
+        return pooled
+
+    def classifier(self, num_classes: int, drop: float = 0.0) -> Classifier:
+        """Build one linear layer on ``features``."""
+        return Classifier(self._width(), num_classes, drop)
+
+    def _width(self) -> int:
+        """Return the channels of ``features``."""
+        if self.facts.has_mlp_head:
+            return int(self.network.get_classifier().fc1.out_features)
+        return self.num_features * (2 if self.facts.has_two_tokens else 1)
+
+    # Blocks, slots and layers
+
+    def block_names(self) -> tuple[str, ...]:
+        """Return the blocks with slots, or without slots the stages, in order of depth."""
+        blocks = dict.fromkeys(f"{NETWORK}{one.block}" for one in self.slots.found)
+        if not blocks:
+            modules = dict(self.network.named_modules())
+            stages = [str(info["module"]) for info in feature_info(self.network)]
+            blocks = {f"{NETWORK}{name}": None for name in stages if name in modules}
+        present = {name for name, _ in self.named_modules()}
+        return tuple(name for name in blocks if name in present)
+
+    def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
+        """Return a block's output, or its gradient, as a map (B, C, h, w)."""
+        if output.ndim == 4:
+            height, width = self.frame.image
+            ratio = abs(output.shape[2] * width - output.shape[3] * height)
+            channels_last = abs(output.shape[1] * width - output.shape[2] * height) < ratio
+            return output.permute(0, 3, 1, 2) if channels_last else output
+        layout = next(one.layout for one in self.slots.found if _fits(one, output))
+        folded, _ = layout.fold(output)
+        return folded.permute(0, 3, 1, 2)
+
+    def cam_layer(self, block: str) -> str:
+        """Return the block, or with prefix tokens its first norm.
+
+        After the last attention only the class token is read, and the map's gradient is zero.
+        """
+        norm = f"{block}.norm1"
+        has_norm = norm in dict(self.named_modules())
+        return norm if self.num_prefix_tokens and has_norm else block
+
+    def token_mixers(self) -> dict[str, nn.Module]:
+        """Return the token mixers, timm's or replaced ones, by name and in order of depth."""
+        return self._mixers_of("token")
+
+    def channel_mixers(self) -> dict[str, nn.Module]:
+        """Return the feed-forward networks, timm's or replaced ones."""
+        return self._mixers_of("channel")
+
+    def _mixers_of(self, kind: Kind) -> dict[str, nn.Module]:
+        modules = dict(self.network.named_modules())
+        found: dict[str, nn.Module] = {}
+        for one in self.slots.of(kind):
+            module = modules.get(one.name)
+            if isinstance(module, Placed):
+                found[f"{NETWORK}{one.name}.mixer"] = module.mixer
+            elif module is not None:
+                found[f"{NETWORK}{one.name}"] = module
+        return found
+
+    def channel_places(self) -> list[str]:
+        """Return the names of modules that channel mixers may replace or have replaced."""
+        present = dict(self.network.named_modules())
+        names = [one.name for one in self.slots.of("channel") if one.name in present]
+        return [f"{NETWORK}{name}" for name in names]
+
+    def mixers(self) -> dict[str, Any]:
+        """Return the modules around the mixers, by the prefix of their keys."""
+        return {
+            f"{name}.": module
+            for name, module in self.named_modules()
+            if isinstance(module, Placed)
+        }
+
+    @functools.cached_property
+    def layer_ids(self) -> Any:
+        """Layers and stages of the parameters, by timm's ``group_matcher``."""
+        return LayerGroups(self.facts.layers, self.facts.stages, NETWORK)
+
+    # Checkpoints
+
+    def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
+        if any(key.startswith(NETWORK) for key in state_dict):
+            return state_dict
+        return self._of_timm(state_dict)
+
+    def _reads_parts(self) -> bool:
+        """Return True if each of timm's classifiers reads its own part of the features."""
+        return self.facts.has_two_tokens or type(self.network).__name__ in READ_PARTS
+
+    def _of_timm(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        filter_fn = getattr(inspect.getmodule(type(self.network)), "checkpoint_filter_fn", None)
+        if filter_fn is not None:  # it reads tables that a mixer may have replaced here
+            state_dict = filter_fn(state_dict, self.facts.network)
+        state_dict, classifier = convert_classifier(
+            state_dict, self.facts.classifier, joint=self._reads_parts()
+        )
+        return {f"{NETWORK}{key}": value for key, value in state_dict.items()} | classifier
+
+
+def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
+    """Return a description of each slot for its mixer; a stage ends where the map changes."""
+    slots: list[Slot] = []
+    stage, block, previous = -1, 0, None
+    for one in places:
+        here = (one.layout.place.size, one.dim)
+        stage, block = (stage, block + 1) if here == previous else (stage + 1, 0)
+        previous = here
+        slots.append(
+            Slot(
+                one.dim, one.hidden_ratio, one.layout.place.size, stage, block, config.dense,
+                one.layout.prefix,
+            )
+        )  # fmt: skip
+    return slots
+
+
+def _is_empty(images: Tensor) -> bool:
+    """Return True for a batch of no images, which many of timm's models cannot reshape."""
+    return not is_recording() and images.shape[0] == 0
+
+
+def _resized(x: Tensor, size: Size) -> Tensor:
+    if same_size(x.shape[-2:], size):
+        return x
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+def _fits(one: Found, output: Tensor) -> bool:
+    return one.dim == output.shape[-1]
+
+
+def build(
+    config: HostConfig,
+    *,
+    model: str = MODEL,
+    options: Mapping[str, Any] | None = None,
+    class_token: bool = True,
+) -> TimmBackbone:
+    """Build a model of timm.
+
+    Args:
+        config: Options of every host.
+        model: Its name in timm, with or without a tag of weights (``name.tag``).
+        options: timm's own options, such as ``{"dynamic_img_size": True}``.
+        class_token: False builds a model with class tokens without them, so that it pools its map.
+    """
+    chosen = dict(options or {})
+    if config.patch_size != PATCH_SIZE:
+        chosen["patch_size"] = config.patch_size
+    chosen["drop_path_rate"] = config.drop_path_rate
+    facts = find_facts(model, chosen, config.img_size, config.in_chans, class_token)
+    given = {"num_classes": 1 if facts.has_mlp_head else 0, **facts.options}
+    if config.pretrained:
+        network = create_pretrained(model, given)
+    else:
+        network = create(model, given)
+    if facts.has_mlp_head:
+        classifier: Any = network
+        classifier.get_classifier().fc2 = nn.Identity()
+    return TimmBackbone(network, model, facts, config)
+
+
+def usual_size(options: Mapping[str, Any]) -> Size:
+    """Return the size (H, W) that a model is made for."""
+    return own_size(options["model"], options["options"])
+
+
+register_host(
+    "timm",
+    source="PyTorch Image Models",
+    plain_ffn=False,
+    patch_size=PATCH_SIZE,
+    without_prefix={"class_token": False},
+    usual_size=usual_size,
+)(build)

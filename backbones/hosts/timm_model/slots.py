@@ -1,0 +1,519 @@
+"""Recognition of feed-forward networks and token mixers by what a network's blocks call.
+
+A slot is a module that a block calls once, on its map, and that returns a map of the same shape:
+
+* A feed-forward network has two or more pointwise layers, from C channels to wider ones and back,
+  and reads each place alone, but for depthwise and grouped convolutions between the layers.
+* A token mixer combines places: attention, a recurrence, linear layers over tokens, a pooling, or
+  depthwise convolutions alone. Where a block has both attention and others, attention counts.
+
+Positional encodings, gates (which multiply their input), class attention and branches of several
+token sequences keep their own modules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from backbones.hosts.timm_model.layouts import (
+    ChannelsFirst,
+    Frame,
+    Layout,
+    PatchPositions,
+    Permuted,
+    Place,
+    Size,
+    TokenSequence,
+    TransposedTokens,
+    Windows,
+)
+from backbones.hosts.timm_model.probing import BATCH, COMBINING, POOLING, Layer, ModuleCall
+
+Kind = Literal["channel", "token"]
+# "either" is an FFN with depthwise convolutions, as some token mixers are; "weak" counts as a token
+# mixer if its block has no other.
+Sort = Literal["channel", "token", "either", "weak"]
+POSITIONS = re.compile(r"(^|\.)(\w*pos_\w*|\w*cpe\d*|crpe\d*|\w*pos)(\.|$)")
+OUTSIDE = re.compile(r"(^|\.)(stem\w*|patch_embed)\.")
+DOWNSAMPLING = re.compile(r"(^|\.)(downsample|global_block)\.")
+ATTENDING = "softmax"
+PARTIAL = ("Partial_conv3",)  # a convolution of some channels, which leaves the others alone
+# Modules that add their input themselves; the mixer in their place gets the same shortcut.
+WITH_SHORTCUT = ("RepMixer", "RepVggDw")
+# Methods in which a block cuts its map into windows around its attention.
+WINDOWED = {
+    "SwinTransformerBlock": "_attn",
+    "SwinTransformerV2Block": "_attn",
+    "SwinTransformerV2CrBlock": "_shifted_window_attn",
+    "GlobalContextVitBlock": "_window_attn",
+    "PartitionAttentionCl": "_partition_attn",
+    "PartitionAttention2d": "_partition_attn",
+}
+SEVERAL_BRANCHES = ("CrossVit",)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A module that a mixer may replace.
+
+    Attributes:
+        name: Its name in the network.
+        block: Name of its block.
+        kind: "channel" or "token".
+        dim: Channels C.
+        hidden_ratio: Hidden width over C of a feed-forward network, 4 for token mixers.
+        layout: Layout of its input.
+        shortcut: True if it adds its own input.
+        method: Method of its parent that calls it on windows, replaced by a plain call; or empty.
+    """
+
+    name: str
+    block: str
+    kind: Kind
+    dim: int
+    hidden_ratio: float
+    layout: Layout
+    shortcut: bool = False
+    method: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """The slots of a network, and the reasons why other candidates keep their own module."""
+
+    found: tuple[Found, ...]
+    kept: Mapping[str, str]
+
+    def of(self, kind: Kind) -> list[Found]:
+        """Return the slots of a kind, in order of depth."""
+        return [one for one in self.found if one.kind == kind]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    call: ModuleCall
+    module: nn.Module
+    kind: Sort
+    block: str
+    around: ModuleCall  # the module that adds its input to what the candidate returns
+
+
+def find_slots(
+    network: nn.Module, calls: Mapping[str, list[ModuleCall]], size: Size, frame: Frame
+) -> Slots:
+    """Return the slots of a network from the calls of its modules.
+
+    Args:
+        network: On any device.
+        calls: By module, from ``probing.record_calls``.
+        size: Size (H, W) of the images of those calls.
+        frame: Becomes that of the slots' layouts.
+    """
+    if type(network).__name__ in SEVERAL_BRANCHES:
+        return Slots((), {"blocks": "its branches have tokens of different sizes"})
+    modules = dict(network.named_modules())
+    kept: dict[str, str] = {}
+    candidates: list[_Candidate] = []
+    for name, made in calls.items():
+        if any(name.startswith(f"{one.call.name}.") for one in candidates):
+            continue
+        around = _around(name, calls)
+        kind = None if around is None else _kind(name, modules[name], made[0], around, calls)
+        if around is None or kind is None:
+            continue
+        if len(made) > 1:
+            kept[name] = f"it is called {len(made)} times in a pass"
+            continue
+        candidates.append(_Candidate(made[0], modules[name], kind, _block(name), around))
+    found = []
+    for one, settled in _settled(candidates, kept):
+        slot = _slot(one, settled, network, modules, calls, size, frame)
+        if isinstance(slot, str):
+            kept[one.call.name] = slot
+        else:
+            found.append(slot)
+    return Slots(tuple(found), kept | _kept_mixers([one.name for one in found], kept, calls))
+
+
+def _around(name: str, calls: Mapping[str, list[ModuleCall]]) -> ModuleCall | None:
+    """Return the call of the block around a module: with a shortcut, or in a list of blocks."""
+    parts = name.split(".")
+    if not any(part.isdigit() for part in parts[:-1]) or OUTSIDE.search(name):
+        return None
+    above = [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+    made = [calls[one][0] for one in above if one in calls]
+    around = next((call for call in made if call.adds_input), None)
+    if around is None:
+        around = next((call for call in made if call.name.rpartition(".")[2].isdigit()), None)
+    inside = made[: made.index(around)] if around is not None else made
+    return None if any(call.scales_input for call in inside) else around
+
+
+def _kind(
+    name: str,
+    module: nn.Module,
+    call: ModuleCall,
+    around: ModuleCall,
+    calls: Mapping[str, list[ModuleCall]],
+) -> Sort | None:
+    """Return what a module is by its calls of torch; None if a mixer cannot replace it."""
+    same = call.returned == call.given and len(call.given) > 2
+    if not same or POSITIONS.search(name) or name.rpartition(".")[2].isdigit():
+        return None
+    if type(module).__name__ in WITH_SHORTCUT:
+        return "weak"
+    if call.adds_input or call.scales_input:
+        return None
+    if _is_transposed(call, around):
+        return "token" if call.layers else None
+    if isinstance(module, nn.Linear):
+        return None
+    if _combines_places(module, call):
+        is_recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        return "token" if call.layers or is_recurrent else None
+    if call.functions & POOLING:
+        return "weak" if not call.layers else None
+    if type(module).__name__ in PARTIAL:
+        return "weak"
+    return _kind_of_layers(name, call, around, calls)
+
+
+def _combines_places(module: nn.Module, call: ModuleCall) -> bool:
+    """Return True for attention, a recurrence, or linear layers over tokens."""
+    if call.functions & COMBINING or any(_mixes_tokens(layer, call) for layer in call.layers):
+        return any(layer.is_pointwise for layer in call.layers)
+    attends = ATTENDING in call.functions and all(layer.is_pointwise for layer in call.layers)
+    return attends or any(isinstance(part, nn.RNNBase) for part in module.modules())
+
+
+def _kind_of_layers(
+    name: str, call: ModuleCall, around: ModuleCall, calls: Mapping[str, list[ModuleCall]]
+) -> Sort | None:
+    """Return the kind of a module of pointwise layers and convolutions."""
+    pointwise = [layer for layer in call.layers if layer.is_pointwise]
+    spatial = [layer for layer in call.layers if not layer.is_pointwise]
+    if call.functions & COMBINING or any(one.groups == 1 or one.stride > 1 for one in spatial):
+        return None
+    if len(pointwise) > 1:
+        first, last = pointwise[0], pointwise[-1]
+        if first.inputs != last.outputs or first.inputs not in call.given[1:]:
+            return None
+        if not any(layer.is_depthwise for layer in spatial):
+            return "channel" if last.inputs >= first.inputs else None
+        return "either" if last.inputs > first.inputs else "weak"
+    if not spatial or not around.adds_input or not _comes_first(name, call, around, calls):
+        return None
+    return "weak" if not pointwise or call.layers[-1].is_pointwise else None
+
+
+def _is_transposed(call: ModuleCall, around: ModuleCall) -> bool:
+    """Return True if a module reads (B, C, N) within a block of tokens (B, N, C)."""
+    if len(call.given) != 3 or len(around.given) != 3 or call.given[1] == call.given[2]:
+        return False
+    return call.given[1:] == around.given[:0:-1]
+
+
+def _mixes_tokens(layer: Layer, call: ModuleCall) -> bool:
+    """Return True for a linear layer over the last axis of tokens that were transposed."""
+    if not layer.is_linear or len(call.given) != 3 or len(layer.shape) != 3:
+        return False
+    tokens = call.given[1]
+    return layer.shape[2] == tokens != layer.shape[1]
+
+
+def _comes_first(
+    name: str, call: ModuleCall, around: ModuleCall, calls: Mapping[str, list[ModuleCall]]
+) -> bool:
+    """Return True for the first layer of a block that lies outside of other token mixers."""
+    above = name.removeprefix(f"{around.name}.").split(".")[:-1]
+    parents = [".".join([around.name, *above[:end]]) for end in range(1, len(above) + 1)]
+    if any(calls[one][0].functions & COMBINING for one in parents if one in calls):
+        return False
+    return around.layers[0] is call.layers[0]
+
+
+def _block(name: str) -> str:
+    """Return the entry of a list of modules in which a module lies."""
+    parts = name.split(".")[:-1]
+    while parts and not parts[-1].isdigit():
+        parts.pop()
+    return ".".join(parts)
+
+
+def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_Candidate, Kind]]:
+    """Decide what conv FFNs are, and which of several token mixers of a block counts."""
+    blocks: dict[str, list[_Candidate]] = {}
+    for one in candidates:
+        blocks.setdefault(one.block, []).append(one)
+    settled: list[tuple[_Candidate, Kind]] = []
+    for members in blocks.values():
+        channel = [one for one in members if one.kind in ("channel", "either")]
+        has_token = any(one.kind == "token" for one in members)
+        weak = [one for one in members if one.kind == "weak"]
+        for one in members:
+            if one.kind == "weak":
+                if has_token or len(weak) > 1:
+                    kept[one.call.name] = "its block has another token mixer"
+                elif not channel and not _is_only_convolution(one):
+                    kept[one.call.name] = "its block has other convolutions of several places"
+                elif DOWNSAMPLING.search(one.call.name):
+                    kept[one.call.name] = "it belongs to a downsampling"
+                else:
+                    settled.append((one, "token"))
+            elif one.kind == "either":
+                is_first = one is channel[0] and len(channel) > 1
+                settled.append(
+                    (one, "token" if is_first and not has_token | bool(weak) else "channel")
+                )
+            else:
+                settled.append((one, "token" if one.kind == "token" else "channel"))
+    return settled
+
+
+def _is_only_convolution(one: _Candidate) -> bool:
+    """Return True if no other layer of the block reads several places."""
+    return all(
+        layer.is_pointwise or any(layer is own for own in one.call.layers)
+        for layer in one.around.layers
+    ) and not any(layer.is_pointwise for layer in one.call.layers)
+
+
+def _kept_mixers(
+    found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
+) -> dict[str, str]:
+    """Return attention without a slot, with the reason."""
+    reasons: dict[str, str] = {}
+    for name, made in calls.items():
+        call, known = made[0], [*found, *kept, *reasons]
+        if any(name == one or name.startswith(f"{one}.") for one in known):
+            continue
+        if any(one.startswith(f"{name}.") for one in found) or call.adds_input:
+            continue
+        if name.rpartition(".")[2].isdigit():
+            continue
+        if call.functions & COMBINING and len(call.layers) > 1 and _block(name) in calls:
+            if call.returned is None:
+                reasons[name] = "it returns several tensors"
+            elif call.returned != call.given:
+                reasons[name] = f"it turns {call.given} into {call.returned}"
+    return reasons
+
+
+def _slot(
+    one: _Candidate,
+    kind: Kind,
+    network: nn.Module,
+    modules: Mapping[str, nn.Module],
+    calls: Mapping[str, list[ModuleCall]],
+    size: Size,
+    frame: Frame,
+) -> Found | str:
+    name = one.call.name
+    dim = _width(one)
+    if dim is None:
+        return "the channels of its input are not recognised"
+    if dim not in (*one.around.given[1:], *(one.around.returned or (0, dim))[1:]):
+        return f"it works on {dim} hidden channels"
+    parent = modules[name.rpartition(".")[0]]
+    around = next(iter(calls.get(name.rpartition(".")[0], [])), None)
+    method = ""
+    for cls in type(parent).__mro__:
+        if kind == "token" and cls.__name__ in WINDOWED:
+            method = WINDOWED[cls.__name__]
+    if method:
+        assert around is not None
+        grid = _grid(around.given, dim, one.call, size, network)
+        if grid is None:
+            return "the size of its block's map is not recognised"
+        place = Place(_stride(size, grid), grid, frame)
+        layout: Layout | str = (
+            ChannelsFirst(place)
+            if _is_channels_first(around.given, dim, one.call)
+            else Layout(place)
+        )
+    else:
+        layout = _layout(one, dim, network, modules, around, size, frame)
+    if isinstance(layout, str):
+        return layout
+    ratio = 4.0
+    if kind == "channel":
+        pointwise = [layer for layer in one.call.layers if layer.is_pointwise]
+        ratio = pointwise[-1].inputs / dim
+    shortcut = type(one.module).__name__ in WITH_SHORTCUT
+    return Found(name, one.block, kind, dim, ratio, layout, shortcut, method)
+
+
+def _width(one: _Candidate) -> int | None:
+    """Return the channels C of a candidate's input."""
+    given, layers = one.call.given, one.call.layers
+    if _is_transposed(one.call, one.around):
+        return given[1]
+    if any(_mixes_tokens(layer, one.call) for layer in layers):
+        return given[2]
+    for layer in (layers[0], layers[-1]) if layers else ():
+        for width in (layer.inputs, layer.outputs):
+            if width == (given[-1] if layer.is_linear else given[1]):
+                return width
+    if not layers or not layers[0].is_linear:
+        return given[1]  # poolings, and convolutions of parts of the channels
+    return next((w for w in (layers[0].inputs, layers[-1].outputs) if w in given[1:]), None)
+
+
+def _is_channels_first(shape: tuple[int, ...], dim: int, call: ModuleCall) -> bool:
+    """Return True for (B, C, h, w); where w is C as well, the first layer decides."""
+    if len(shape) != 4 or shape[1] != dim:
+        return False
+    return shape[-1] != dim or not (call.layers and call.layers[0].is_linear)
+
+
+def _stride(size: Size, grid: Size) -> int:
+    return max(1, round(size[0] / grid[0]))
+
+
+def _is_grid(grid: Size, size: Size) -> bool:
+    """Return True if a size (h, w) has the proportions of the images."""
+    height, width = grid
+    if height < 2 or width < 2:
+        return False
+    stride = _stride(size, grid)
+    return abs(size[0] / height - size[1] / width) <= 1e-6 * stride or (
+        -(-size[0] // stride) == height and -(-size[1] // stride) == width
+    )
+
+
+def _grid(
+    shape: tuple[int, ...], dim: int, call: ModuleCall, size: Size, network: nn.Module
+) -> Size | None:
+    """Return (h, w) of a map of 4 axes, or of tokens without prefix; None if it is neither."""
+    if len(shape) == 4 and shape[0] == BATCH:
+        grid = shape[2:] if _is_channels_first(shape, dim, call) else shape[1:3]
+        return (grid[0], grid[1]) if _is_grid((grid[0], grid[1]), size) else None
+    if len(shape) == 3 and shape[0] == BATCH:
+        found = _tokens(shape[1], size, network)
+        return found[0] if found else None
+    return None
+
+
+def _tokens(count: int, size: Size, network: nn.Module) -> tuple[Size, int] | None:
+    """Return the map size (h, w) and the prefix tokens P of a number of tokens."""
+    stated = getattr(network, "num_prefix_tokens", None)
+    choices = [0, 1, 2] if stated is None else [stated, 0, 1]
+    for prefix in dict.fromkeys(choices):
+        patches = count - prefix
+        if patches < 4:
+            continue
+        height = round(math.sqrt(patches * size[0] / size[1]))
+        for rows in (height, height - 1, height + 1):
+            if rows > 1 and patches % rows == 0 and _is_grid((rows, patches // rows), size):
+                return (rows, patches // rows), prefix
+    return None
+
+
+def _layout(
+    one: _Candidate,
+    dim: int,
+    network: nn.Module,
+    modules: Mapping[str, nn.Module],
+    around: ModuleCall | None,
+    size: Size,
+    frame: Frame,
+) -> Layout | str:
+    """Return the layout of a candidate's input, or the reason why it has none."""
+    shape = one.call.given
+    special = _special(one, modules, size, frame, network)
+    if special is not None:
+        return special
+    if shape[0] == BATCH and len(shape) == 4:
+        grid = _grid(shape, dim, one.call, size, network)
+        if grid is None:
+            return f"its input {shape} is not a map of the image"
+        place = Place(_stride(size, grid), grid, frame)
+        return ChannelsFirst(place) if _is_channels_first(shape, dim, one.call) else Layout(place)
+    if shape[0] == BATCH and len(shape) == 3:
+        transposed = shape[1] == dim and shape[2] != dim
+        found = _tokens(shape[2] if transposed else shape[1], size, network)
+        if found is None:
+            return f"{shape[1]} tokens are not a map of the image"
+        grid, prefix = found
+        place = Place(_stride(size, grid), grid, frame)
+        if transposed:
+            return "its prefix tokens lie in the map" if prefix else TransposedTokens(place)
+        return TokenSequence(place, prefix)
+    return _windows(one, dim, modules, around, size, frame, network)
+
+
+def _windows(
+    one: _Candidate,
+    dim: int,
+    modules: Mapping[str, nn.Module],
+    around: ModuleCall | None,
+    size: Size,
+    frame: Frame,
+    network: nn.Module,
+) -> Layout | str:
+    """Return the layout of windows that a block cut its map into."""
+    shape, wrong = one.call.given, f"its input {one.call.given} is not a map of the image"
+    if around is None or shape[0] % BATCH or shape[-1] != dim:
+        return wrong
+    grid = _grid(around.given, dim, one.call, size, network)
+    if grid is None:
+        return wrong
+    places = math.prod(shape[1:-1])
+    side = shape[1:3] if len(shape) == 4 else (math.isqrt(places), math.isqrt(places))
+    rows, columns = -(-grid[0] // side[0]), -(-grid[1] // side[1])
+    if side[0] * side[1] != places or rows * columns * BATCH != shape[0]:
+        return wrong
+    place = Place(_stride(size, grid), grid, frame)
+    return Windows(place, 0, (side[0], side[1]))
+
+
+def _special(
+    one: _Candidate,
+    modules: Mapping[str, nn.Module],
+    size: Size,
+    frame: Frame,
+    network: Any,
+) -> Layout | str | None:
+    """Return the layout of tokens in an order that only the network knows."""
+    shape, name = one.call.given, one.call.name
+    above = [modules[".".join(name.split(".")[:i])] for i in range(name.count(".") + 1)]
+    kinds = [type(module).__name__ for module in above]
+    if "Hiera" in kinds or type(network).__name__ == "Hiera":
+        return _unrolled(one, size, frame, network)
+    for module, kind in zip(above, kinds, strict=True):
+        part: Any = module
+        if kind == "NestLevel":
+            side = math.isqrt(shape[2])
+            count = math.isqrt(shape[1])
+            grid = (side * count, side * count)
+            return Windows(Place(_stride(size, grid), grid, frame), 0, (side, side))
+        if kind in ("MobileVitBlock", "MobileVitV2Block"):
+            patch = (int(part.patch_size[0]), int(part.patch_size[1]))
+            first = kind == "MobileVitV2Block"
+            places = math.prod(shape[2:]) if first else shape[0] // BATCH * shape[1]
+            rows = round(math.sqrt(places * size[0] / size[1]))
+            grid = (rows, places // rows)
+            if not _is_grid(grid, size):
+                return f"its input {shape} is not a map of the image"
+            return PatchPositions(Place(_stride(size, grid), grid, frame), 0, patch, first)
+    return None
+
+
+def _unrolled(one: _Candidate, size: Size, frame: Frame, network: Any) -> Layout | str:
+    """Return Hiera's order of tokens in a block."""
+    tokens, index = one.call.given[1], int(re.findall(r"blocks\.(\d+)\.", one.call.name)[0])
+    numbers = torch.arange(tokens, device="cpu").view(1, tokens, 1)
+    with torch.device("cpu"):
+        order = network.reroll(numbers, index)
+    grid = order.shape[1], order.shape[2]
+    if math.prod(grid) != tokens:
+        return "its tokens are not a map of the image"
+    place = Place(_stride(size, grid), grid, frame)
+    return Permuted(place, 0, order.flatten())

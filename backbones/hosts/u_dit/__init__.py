@@ -1,0 +1,5 @@
+"""U-DiT and U-FFNet: U-Nets that denoise."""
+
+from backbones.hosts.u_dit import host
+
+__all__ = ["host"]

@@ -1,0 +1,152 @@
+"""Sparse mixture of experts: every token goes through the k FFNs that a router selects.
+
+    y = sum over the k greatest g_e of g_e f_e(x),  g = softmax(W x + eps)
+
+Each expert takes at most round(k N r / E) tokens of an image, all first choices before all second
+ones and tokens in their order; others skip it and keep the block's shortcut alone. In training a
+loss keeps experts equally busy, the mean of
+
+    importance: (deviation / mean)^2 over experts of sum_x g(x)_e without eps,
+    load:       the same of the probability that another draw of eps_e selects e (with noise only).
+
+Source: Riquelme et al., "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021,
+https://arxiv.org/abs/2106.05974, Sec. 2 and App. A. k = 2, r = 1.05, the loss's weight of 0.01 and
+eps normal of 1 / E in training (``noise=1``) are the authors'. Their networks have 32 experts and
+route batches of many images; here 4 is the default, since each is as large as the FFN that they
+replace, and an image is routed by itself, so that its outputs do not depend on the batch.
+
+Axes: B images, N tokens, E experts of capacity c.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import Mixer, hidden_width
+from backbones.layers.experts import Experts
+from backbones.registry import register_mixer
+
+
+@register_mixer("sparse_moe", kind="channel", source="V-MoE (NeurIPS 2021)")
+class SparseMoE(Mixer):
+    """The k best of E FFNs for each token; class tokens are routed among themselves.
+
+    Tasks add its balancing loss to theirs.
+
+    Args:
+        dim: Channels C.
+        hidden_ratio: M, hidden width of each expert over C.
+        experts: E.
+        selected: k, experts of a token, at most E.
+        capacity: r, places of all experts over k N.
+        noise: Deviation of eps in training times E; the authors train with 1.
+        balance: Weight of the balancing loss.
+
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: E (2 M C^2 + (M + 1) C + C).
+
+    Raises:
+        ValueError: k outside of 1 to E, or a negative noise, weight or capacity.
+
+    Source: V-MoE (NeurIPS 2021), https://arxiv.org/abs/2106.05974.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        experts: int = 4,
+        selected: int = 2,
+        capacity: float = 1.05,
+        noise: float = 0.0,
+        balance: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if not 1 <= selected <= experts:
+            raise ValueError(f"selected must be from 1 to the {experts} experts, got {selected}")
+        if capacity <= 0 or noise < 0 or balance < 0:
+            raise ValueError(
+                "capacity must be above 0, noise and balance at least 0; got "
+                f"{capacity}, {noise} and {balance}"
+            )
+        self.selected, self.capacity = selected, capacity
+        self.deviation, self.balance = noise / experts, balance
+        self.router = nn.Linear(dim, experts, bias=False)
+        nn.init.trunc_normal_(self.router.weight, std=0.02)
+        self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio))
+        self.penalty: Tensor | None = None
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Route the tokens of a map: (B, H, W, C) -> (B, H, W, C)."""
+        self.penalty = None  # of another pass, or of a recomputation
+        return self.routed(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+    def mix_prefix(self, prefix: Tensor) -> Tensor:
+        """Route class tokens: (B, P, C) -> (B, P, C)."""
+        return self.routed(prefix)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Send tokens through their experts: (B, N, C) -> (B, N, C)."""
+        count, experts = x.shape[1], self.router.out_features
+        precise = torch.promote_types(x.dtype, torch.float32)
+        logits = self.router(x).to(precise)
+        noisy = logits
+        if self.training and self.deviation:
+            noisy = logits + self.deviation * torch.randn_like(logits)
+        shares, chosen = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
+        if self.training and self.balance:
+            self.add_penalty(logits, noisy)
+        places = max(1, round(self.selected * count * self.capacity / experts))
+        index, is_taken = seats(chosen, experts, places)
+        seated = x.new_zeros(x.shape[0], experts * places + 1, x.shape[-1])
+        columns = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+        seated = seated.scatter(1, columns, x.repeat(1, self.selected, 1))
+        outputs = self.experts(seated[:, :-1].unflatten(1, (experts, places))).flatten(1, 2)
+        back = outputs.gather(1, columns.clamp(max=experts * places - 1))
+        weights = (shares.mT.flatten(1) * is_taken).to(x.dtype)
+        return (weights.unsqueeze(-1) * back).unflatten(1, (self.selected, count)).sum(1)
+
+    def add_penalty(self, logits: Tensor, noisy: Tensor) -> None:
+        """Add the balancing loss of tokens to ``penalty``."""
+        penalty = variation(logits.softmax(dim=-1).sum((0, 1)))
+        if self.deviation:
+            least = noisy.topk(self.selected, dim=-1).values[..., -1:]
+            chance = torch.special.ndtr((logits - least) / self.deviation)
+            penalty = (penalty + variation(chance.sum((0, 1)))) / 2
+        penalty = self.balance * penalty
+        self.penalty = penalty if self.penalty is None else self.penalty + penalty
+
+    def take_penalty(self) -> Tensor | None:
+        """Return the weighted balancing loss of the last training pass, and forget it."""
+        penalty, self.penalty = self.penalty, None
+        return penalty
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a loss that is part of a graph."""
+        return {**self.__dict__, "penalty": None}
+
+
+def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
+    """Assign places of experts to tokens, first choices first and tokens in their order.
+
+    Args:
+        chosen: Experts of each token, (B, N, k).
+        experts: E.
+        places: c, of each expert.
+
+    Returns:
+        Place e c + s of each choice and token, (B, k N), or E c without one; and if it has one.
+    """
+    wanted = chosen.mT.flatten(1)
+    asks = wanted.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
+    rank = asks.long().cumsum(1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - 1
+    is_taken = rank < places
+    return torch.where(is_taken, wanted * places + rank, experts * places), is_taken
+
+
+def variation(values: Tensor) -> Tensor:
+    """Return (deviation / mean)^2 of a vector."""
+    return values.var(correction=0) / values.mean().square()

@@ -1,0 +1,108 @@
+"""Performer: softmax attention by positive orthogonal random features (FAVOR+).
+
+    y = W [f(q) (f(k)^T v) / (f(q) sum f(k))]
+    f(x) = (exp(R x' - |x'|^2 / 2 - m) + 1e-4) / sqrt n,  x' = x / d^(1/4)
+
+R has n random directions, in blocks of d orthogonal ones with lengths of normal vectors. m is the
+largest product R x' of a query, or of all keys, so that the exponential stays in range.
+
+Source: Choromanski et al., "Rethinking Attention with Performers", ICLR 2021,
+https://arxiv.org/abs/2009.14794, Lemma 1. m and 1e-4 are those of the authors' code, which passes
+no gradient through m; here gradients are those of the whole expression. n = d ln d, rounded,
+follows the paper's Theorem 4. R is drawn from a fixed seed and kept in checkpoints; the paper's
+redrawing during training is left out.
+
+Axes: B images, N tokens, C channels, h heads of d channels, n features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import SequenceMixer
+from backbones.layers.heads import merge_heads, split_heads, usual_heads
+from backbones.layers.init import init_linear
+from backbones.layers.precision import without_autocast
+from backbones.registry import register_mixer
+
+HEAD_DIM = 64
+EPS = 1e-4
+
+
+def orthogonal_directions(count: int, dim: int, seed: int) -> Tensor:
+    """Return random directions (count, dim), orthogonal within blocks of ``dim``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(rows: int) -> Tensor:
+        return torch.randn(rows, dim, generator=generator, dtype=torch.float64, device="cpu")
+
+    blocks = [torch.linalg.qr(normal(dim))[0].mT for _ in range(math.ceil(count / dim))]
+    return torch.cat(blocks)[:count] * normal(count).norm(dim=1, keepdim=True)
+
+
+@register_mixer("performer", kind="token", source="Performer (ICLR 2021)")
+class PerformerAttention(SequenceMixer):
+    """W [f(q) (f(k)^T v) / (f(q) sum f(k))] with random features f.
+
+    Class tokens are among the tokens.
+
+    Args:
+        dim: Channels C.
+        num_heads: h, a divisor of C; by default as many as leave each 64 channels or more.
+        features: n; by default d ln d, rounded.
+        seed: Of the random directions, which all heads share.
+        qkv_bias: Add a bias in the projections of queries, keys and values.
+
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 4 C^2 + 4 C, and a buffer of n d.
+
+    Raises:
+        ValueError: n below 1, or ``num_heads`` that does not divide C.
+
+    Source: Performer (ICLR 2021), https://arxiv.org/abs/2009.14794.
+    """
+
+    ignores_order = True
+    directions: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int | None = None,
+        features: int | None = None,
+        seed: int = 0,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_heads = usual_heads(dim, num_heads, HEAD_DIM)
+        width = dim // self.num_heads
+        count = max(1, round(width * math.log(width))) if features is None else features
+        if count < 1:
+            raise ValueError(f"features must be at least 1, got {count}")
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
+        self.register_buffer(
+            "directions", orthogonal_directions(count, width, seed).to(self.proj.weight)
+        )
+        self.apply(init_linear)
+
+    def mix_sequence(self, tokens: Tensor) -> Tensor:
+        """Attend by random features, in float32 at least: (B, N, C) -> (B, N, C)."""
+        parts = self.qkv(tokens).chunk(3, dim=-1)
+        precise = torch.promote_types(tokens.dtype, torch.float32)
+        with without_autocast(tokens.device):
+            q, k, v = (split_heads(part.to(precise), self.num_heads) for part in parts)
+            queries, keys = self._features(q, axes=(-1,)), self._features(k, axes=(-2, -1))
+            divisor = queries @ keys.sum(dim=-2, keepdim=True).mT
+            mixed = queries @ (keys.mT @ v) / divisor
+        return self.proj(merge_heads(mixed.to(parts[0].dtype)))
+
+    def _features(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Return f(x) with the largest product along axes: (B, h, N, d) -> (B, h, N, n)."""
+        x = x * x.shape[-1] ** -0.25
+        products = x @ self.directions.to(x.dtype).mT
+        largest = products.amax(dim=axes, keepdim=True)
+        exponents = products - x.square().sum(dim=-1, keepdim=True) / 2 - largest
+        return (exponents.exp() + EPS) * len(self.directions) ** -0.5

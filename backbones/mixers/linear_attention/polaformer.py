@@ -1,0 +1,110 @@
+"""Polarity-aware linear attention: products of equal and of opposite signs in separate halves.
+
+    y = W (g * ([A(q~, k~, v_1), A(q^, k~, v_2)] + D v)),  g = W_g x
+    q~ = [q+^p, q-^p],  q^ = [q-^p, q+^p],  k~ = [k+^p, k-^p],  p = 1 + a sigmoid(w)
+    A(q, k, v) = q (k^T v / N) / (q mean k)
+
+q+ and q- are the positive part of q and of -q, after a division by softplus(s); s is learnt per
+channel. k has a table E of positions added. v_1 and v_2 are halves of each head's values, D is a
+depthwise 5x5 convolution that all heads share.
+
+Source: Meng et al., "PolaFormer: Polarity-aware Linear Attention for Vision Transformers", ICLR
+2025, https://arxiv.org/abs/2501.15061. The paper leaves s and E open; they, a = 4, 64 channels per
+head, 1e-6 in the divisor and truncated normal weights of 0.02 are those of the authors' code, which
+also reduces keys in some hosts.
+
+Axes: B images, H W map, N tokens, C channels, h heads of d channels.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layers.heads import merge_heads, split_heads, usual_heads
+from backbones.layers.init import init_linear
+from backbones.layers.linear_attention import attend
+from backbones.layers.precision import without_autocast
+from backbones.mixers.linear_attention.focused_linear import HEAD_DIM, convolve_heads
+from backbones.options import check_odd
+from backbones.registry import register_mixer
+
+
+@register_mixer("polaformer", kind="token", source="PolaFormer (ICLR 2025)")
+class PolarityAwareLinearAttention(Mixer):
+    """W (g * ([A(q~, k~, v_1), A(q^, k~, v_2)] + D v)) with signs of products kept apart.
+
+    The table E belongs to the map size that the host was built for and is interpolated for others.
+    Class tokens are not mixed: the host pools its map.
+
+    Args:
+        dim: Channels C, even.
+        grid: Map size (H, W), for the table.
+        num_heads: h, a divisor of C / 2; by default as many as leave each 64 channels or more.
+        alpha: a, range of the exponents.
+        kernel_size: Side of D, odd.
+        qkv_bias: Add a bias in the projections of q, g, k and v.
+
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 5 C^2 + 7 C + 26 d + N C.
+
+    Raises:
+        ValueError: Odd C, an even kernel, negative a, or ``num_heads`` that does not divide C / 2.
+
+    Source: PolaFormer (ICLR 2025), https://arxiv.org/abs/2501.15061.
+    """
+
+    grid_axes = MappingProxyType({"positional_encoding": "1 N C"})
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        grid: tuple[int, int],
+        num_heads: int | None = None,
+        alpha: float = 4.0,
+        kernel_size: int = 5,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_odd(kernel_size)
+        if dim % 2 or alpha < 0:
+            raise ValueError(f"dim must be even and alpha at least 0, got {dim} and {alpha}")
+        self.num_heads = usual_heads(dim // 2, num_heads, HEAD_DIM // 2)
+        self.alpha, width = alpha, dim // self.num_heads
+        self.qg = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.dwc = nn.Conv2d(width, width, kernel_size, padding=kernel_size // 2, groups=width)
+        self.power = nn.Parameter(torch.zeros(1, self.num_heads, 1, width))
+        self.scale = nn.Parameter(torch.zeros(1, 1, dim))
+        self.positional_encoding = nn.Parameter(torch.zeros(1, grid[0] * grid[1], dim))
+        self.proj = nn.Linear(dim, dim)
+        self.apply(init_linear)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Attend by signs, then weigh by g: (B, H, W, C) -> (B, H, W, C)."""
+        size = (x.shape[1], x.shape[2])
+        tokens = x.flatten(1, 2)
+        (q, g), (k, v) = (part(tokens).chunk(2, dim=-1) for part in (self.qg, self.kv))
+        k = k + self.at_size("positional_encoding", size)
+        precise = torch.promote_types(v.dtype, torch.float32)
+        with without_autocast(x.device):
+            (q_plus, q_minus), keys = self._signs(q), torch.cat(self._signs(k), dim=-1)
+            same, opposite = split_heads(v.to(precise), self.num_heads).chunk(2, dim=-1)
+            parts = (
+                attend(torch.cat([q_plus, q_minus], dim=-1), keys, same),
+                attend(torch.cat([q_minus, q_plus], dim=-1), keys, opposite),
+            )
+            mixed = merge_heads(torch.cat(parts, dim=-1)).to(v.dtype)
+        local = convolve_heads(self.dwc, v.unflatten(1, size), self.num_heads)
+        return self.proj((mixed.unflatten(1, size) + local) * g.unflatten(1, size))
+
+    def _signs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return powers of both signs, in float32 at least: (B, N, C) -> two of (B, h, N, d)."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        scaled = split_heads(x.to(precise) / F.softplus(self.scale.to(precise)), self.num_heads)
+        powers = 1 + self.alpha * self.power.to(precise).sigmoid()
+        return F.relu(scaled) ** powers, F.relu(-scaled) ** powers

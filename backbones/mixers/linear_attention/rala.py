@@ -1,0 +1,92 @@
+"""Rank-augmented linear attention: keys are reweighted by a global query, outputs by the input.
+
+    y = W (o * (R(q) (R(k')^T v / N) / (q mean k') + L v)),  k'_n = N a_n k_n
+    a = softmax(mean q . k_n / sqrt d),  q = ELU(W_q x) + 1,  k = ELU(W_k x) + 1,  o = W_o x
+
+a raises the rank of the buffer k'^T v, o that of the output. R turns queries and keys by the place
+of their token (rotary positions per head), L is a depthwise 5x5 convolution.
+
+Source: Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025,
+https://arxiv.org/abs/2411.07635. The paper leaves R and L open; they, 1e-6 in the divisor, 64
+channels per head and truncated normal weights of 0.02 are those of the authors' code. Their last
+frequency is 1 / 10000 (``inclusive=true``). The default ends one step before, as
+flash-bidirectional-linear-attention does.
+
+Axes: B images, H W map, N tokens, C channels, h heads of d channels.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.heads import merge_heads, split_heads, usual_heads
+from backbones.layers.init import init_all
+from backbones.layers.linear_attention import attend
+from backbones.layers.rotary import rotate_by_axes
+from backbones.registry import register_mixer
+
+HEAD_DIM = 64
+
+
+@register_mixer("rala", kind="token", source="RALA (CVPR 2025)")
+class RankAugmentedLinearAttention(Mixer):
+    """W (o * (R(q) (R(k')^T v / N) / (q mean k') + L v)) with reweighted keys k'.
+
+    Rotary positions are computed for each map size. Class tokens are not mixed: the host pools its
+    map.
+
+    Args:
+        dim: Channels C, a multiple of 4.
+        num_heads: h, a divisor of C / 4; by default as many as leave each 64 channels or more.
+        qkv_bias: Add a bias in the projections of q, k, v and o.
+        inclusive: The last frequency is 1 / 10000, as in the authors' code.
+
+    Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 5 C^2 + 31 C.
+
+    Raises:
+        ValueError: C is not a multiple of 4, or ``num_heads`` does not divide C / 4.
+
+    Source: RALA (CVPR 2025), https://arxiv.org/abs/2411.07635.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int | None = None,
+        qkv_bias: bool = True,
+        inclusive: bool = False,
+    ) -> None:
+        super().__init__()
+        if dim % 4:
+            raise ValueError(f"rotary positions need a multiple of 4 channels, got {dim}")
+        self.num_heads = usual_heads(dim // 4, num_heads, HEAD_DIM // 4)
+        self.inclusive = inclusive
+        self.qkvo = nn.Linear(dim, 4 * dim, bias=qkv_bias)
+        self.lepe = nn.Conv2d(dim, dim, 5, padding=2, groups=dim)
+        self.proj = nn.Linear(dim, dim)
+        init_all(self)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Attend with reweighted keys, then weigh by o: (B, H, W, C) -> (B, H, W, C)."""
+        q, k, v, o = self.qkvo(x).chunk(4, dim=-1)
+        local = to_nhwc(self.lepe(to_nchw(v)))
+        mixed = self._attend(F.elu(q) + 1, F.elu(k) + 1, v)
+        return self.proj(o * (mixed + local))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention without L, of three maps: (B, H, W, C) -> (B, H, W, C)."""
+        size = q.shape[1:3]
+        q, k, v = (split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, v))
+        whole = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
+        share = (whole @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
+        k = k * (share * k.shape[-2])
+        turned = (
+            rotate_by_axes(part.transpose(1, 2).unflatten(1, size), self.inclusive)
+            for part in (q, k)
+        )
+        turned_q, turned_k = (part.flatten(1, 2).transpose(1, 2) for part in turned)
+        return merge_heads(attend(turned_q, turned_k, v, weighing=(q, k))).unflatten(1, size)

@@ -1,0 +1,46 @@
+"""Global filter: the spectrum of every channel times a learnt filter of the size of the map.
+
+    y = IFFT2(K * FFT2(x))
+
+Source: Rao et al., "Global Filter Networks for Image Classification", NeurIPS 2021,
+https://arxiv.org/abs/2107.00645. Transforms are orthonormal and K starts normal of 0.02, as
+in the authors' code.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from backbones.base import Mixer
+from backbones.layers.spectral import filter_spectrum
+from backbones.registry import register_mixer
+
+
+@register_mixer("global_filter", kind="token", source="GFNet (NeurIPS 2021)")
+class GlobalFilter(Mixer):
+    """IFFT2(K * FFT2(x)) for each channel; class tokens are not mixed: the host pools its map.
+
+    K belongs to the map size that the host was built for and is interpolated for others, as the
+    authors do for fine-tuning. Half of the spectrum is stored, since the map is real.
+
+    Args:
+        dim: Channels C.
+        grid: Map size (H, W).
+
+    Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 H (W // 2 + 1) C.
+
+    Source: GFNet (NeurIPS 2021), https://arxiv.org/abs/2107.00645.
+    """
+
+    grid_axes = MappingProxyType({"filter": "H F C 2"})
+
+    def __init__(self, dim: int, *, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(0.02 * torch.randn(grid[0], grid[1] // 2 + 1, dim, 2))
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Return IFFT2(K * FFT2(x)): (B, H, W, C) -> (B, H, W, C)."""
+        return filter_spectrum(x, self.at_size("filter", (x.shape[1], x.shape[2])))

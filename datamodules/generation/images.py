@@ -1,0 +1,264 @@
+"""Images or latents in class folders, scaled to [-1, 1], and requests of images to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION
+from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
+
+MODES = {1: "L", 3: "RGB"}
+LATENTS = ".npy"
+
+
+class GenerationDataModule(BaseDataModule):
+    """Folders train/<class> and val/<class> of images, or of latents as .npy arrays.
+
+    Images are resized and cropped to a square, and scaled to [-1, 1]. Latents are (C, H, W), or
+    (2 C, H, W): means and deviations of a VAE, from which training draws.
+
+    Args:
+        root: Folder of train and val.
+        image_size: Side of the images.
+        channels: Channels of the images, 1 or 3.
+        latent_channels: Channels that the network sees with a VAE or latents; None without.
+        factor: Pixels per latent along a side; 1 without a VAE.
+        flip: Mirror half of the training images; not for latents.
+        draw_classes: Names or numbers of the classes to generate in mode=predict and in pictures;
+            None for all.
+        draw_count: Images per class.
+        draw_seed: Seed of the first of them.
+        batch_size: Images per training batch and process.
+        **options: Of ``BaseDataModule``.
+
+    Attributes:
+        class_names: Names of the classes, in label order: the sorted names of the folders.
+    """
+
+    unit = "images"
+    layout = "folders train and val with a folder of images or latents (.npy) per class"
+    example = "data=image_generation data.root=/data/imagenet"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        image_size: int = 256,
+        channels: int = 3,
+        latent_channels: int | None = 4,
+        factor: int = 8,
+        flip: bool = True,
+        draw_classes: Sequence[str | int] | None = None,
+        draw_count: int = 4,
+        draw_seed: int = 0,
+        batch_size: int = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, batch_size=batch_size, **options)
+        if channels not in MODES:
+            raise ValueError(f"data.channels must be 1 or 3, got {channels}")
+        if latent_channels is None and factor != 1:
+            raise ValueError("data.factor must be 1 without data.latent_channels")
+        self.image_size = check_minimum("image_size", image_size, 8)
+        self.factor = check_minimum("factor", factor, 1)
+        self.channels, self.latent_channels, self.flip = channels, latent_channels, flip
+        self.draw_classes, self.draw_seed = draw_classes, draw_seed
+        self.draw_count = check_minimum("draw_count", draw_count, 1)
+        self.class_names: tuple[str, ...] = ()
+
+    @property
+    def seen_channels(self) -> int:
+        """Channels of the network's input."""
+        return self.channels if self.latent_channels is None else self.latent_channels
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape (C, H, W) of the network's input."""
+        side = self.image_size // self.factor
+        return (self.seen_channels, side, side)
+
+    @property
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Channels and size of the input, and number of classes."""
+        if not self.class_names:
+            self.prepare_data()
+            self._read_classes()
+        return {
+            "channels": self.seen_channels, "num_classes": len(self.class_names),
+            "img_size": self.image_size // self.factor,
+        }  # fmt: skip
+
+    @property
+    def task_arguments(self) -> dict[str, Any]:
+        """Names of the classes."""
+        return {"class_names": self.class_names}
+
+    def target_facts(self) -> dict[str, Any]:
+        """Return the number of classes."""
+        return {"classes": len(self.class_names)}
+
+    def target_identity(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"classes": list(self.class_names)}
+
+    def predict_only(self, class_names: Sequence[str], **known: Any) -> None:
+        """Serve prediction alone, with the classes of a checkpoint."""
+        self.class_names = tuple(class_names)
+        super().predict_only()
+
+    def _read_classes(self) -> None:
+        folder = self.folder / "train"
+        found = sorted(one.name for one in folder.glob("*/") if not one.name.startswith("."))
+        if len(found) < 2:
+            raise ValueError(f"{folder} holds {len(found)} class folders; it needs {self.layout}")
+        self.class_names = tuple(found)
+
+    def _list(self, split: str) -> list[tuple[Path, int]]:
+        names = VALIDATION if split == "val" else (split,)
+        base = next(filter(Path.is_dir, (self.folder / name for name in names)), None)
+        found: list[tuple[Path, int]] = []
+        for label, name in enumerate(self.class_names if base else ()):
+            assert base is not None
+            files = sorted((base / name).glob("*")) if (base / name).is_dir() else []
+            found += [
+                (file, label)
+                for file in files
+                if file.suffix.lower() in IMAGE_SUFFIXES or file.suffix == LATENTS
+            ]
+        if not found:
+            raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
+        return found
+
+    def build(self) -> dict[Split, SeededDataset]:
+        """List the files of both splits."""
+        self._read_classes()
+        built: dict[Split, SeededDataset] = {}
+        splits: tuple[Split, ...] = ("train", "val")
+        for split in splits:
+            images = LabelledImages(self, self._list(split), training=split == "train")
+            built[split] = self.seeded(images, images.name)
+        return built
+
+    def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
+        """Return requests of images by classes.
+
+        Args:
+            inputs: One class or several, by name or number; each gets ``draw_count`` images.
+        """
+        chosen = inputs if isinstance(inputs, list | tuple) else [inputs]
+        return self._requests(chosen)
+
+    def _requests(self, chosen: Sequence[str | int] | None) -> NamedDataset:
+        labels = range(len(self.class_names)) if chosen is None else map(self._label, chosen)
+        requests = Requests(self, list(labels))
+        return TolerantDataset(requests, requests.name)
+
+    def _label(self, name: str | int) -> int:
+        if str(name) in self.class_names:
+            return self.class_names.index(str(name))
+        if isinstance(name, int) and 0 <= name < len(self.class_names):
+            return name
+        shown = ", ".join(self.class_names[:10])
+        raise ValueError(f"{name!r} is not a class of these data; known are {shown}, ...")
+
+    def predict_dataloader(self) -> Any:
+        """Return the requests of ``draw_classes``, or those of ``predict_path``."""
+        return self._eval_loader_of(self._to_predict())
+
+    def _to_predict(self) -> NamedDataset:
+        if "predict" not in self._datasets:
+            self._datasets["predict"] = self._requests(self.draw_classes)
+        return self._datasets["predict"]
+
+    def set_predict_inputs(self, inputs: Any) -> None:
+        """Set the classes to generate: one, or several with commas between them."""
+        names = str(inputs).split(",") if isinstance(inputs, str | Path) else inputs
+        super().set_predict_inputs(names)
+
+
+class LabelledImages:
+    """Images or latents as tensors with labels."""
+
+    def __init__(
+        self, data: GenerationDataModule, files: Sequence[tuple[Path, int]], *, training: bool
+    ) -> None:
+        self.data, self.files, self.training = data, files, training
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        """Return the file of an image."""
+        return str(self.files[index][0])
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return ``images`` (C, H, W), ``labels`` and ``sample_id``."""
+        file, label = self.files[index]
+        images = self._latents(file) if file.suffix == LATENTS else self._image(file)
+        return {
+            "images": images, "labels": torch.tensor(label), "sample_id": torch.tensor(index),
+        }  # fmt: skip
+
+    def _image(self, file: Path) -> Tensor:
+        size = self.data.image_size
+        with Image.open(file) as opened:
+            image = opened.convert(MODES[self.data.channels])
+        scale = size / min(image.size)
+        if scale != 1:
+            width, height = (max(size, round(scale * side)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
+        left, top = ((side - size) // 2 for side in image.size)
+        pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.float32)
+        if self.training and self.data.flip and np.random.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        pixels = pixels.reshape(size, size, -1).transpose(2, 0, 1)
+        return torch.from_numpy(np.ascontiguousarray(pixels / 127.5 - 1))
+
+    def _latents(self, file: Path) -> Tensor:
+        values = np.load(file, allow_pickle=False).astype(np.float32)
+        channels, *sides = self.data.input_shape
+        if values.shape == (2 * channels, *sides):
+            mean, deviation = np.split(values, 2)
+            values = mean + (deviation * np.random.normal(size=mean.shape) if self.training else 0)
+        elif values.shape != (channels, *sides):
+            raise ValueError(
+                f"{file} is {values.shape}; latents must be {(channels, *sides)}, or means and "
+                f"deviations {(2 * channels, *sides)}"
+            )
+        return torch.from_numpy(values.astype(np.float32))
+
+
+class Requests:
+    """Images to generate: ``images`` of zeros, ``labels``, ``seeds`` and ``sample_id``."""
+
+    def __init__(self, data: GenerationDataModule, labels: Sequence[int]) -> None:
+        self.shape, self.names = data.input_shape, data.class_names
+        self.wanted = [
+            (label, data.draw_seed + number)
+            for label in labels
+            for number in range(data.draw_count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.wanted)
+
+    def name(self, index: int) -> str:
+        """Return class and seed."""
+        label, seed = self.wanted[index]
+        return f"{self.names[label]} {seed}"
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return the tensors of a request."""
+        label, seed = self.wanted[index]
+        return {
+            "images": torch.zeros(self.shape), "labels": torch.tensor(label),
+            "seeds": torch.tensor(seed), "sample_id": torch.tensor(index),
+        }  # fmt: skip

@@ -1,0 +1,153 @@
+"""Augmentation of point clouds in training, drawn from numpy's global generator.
+
+Source: the ScanNet configuration of FFNet's authors (github.com/ysj9909/FFNet), which is that of
+Pointcept (github.com/Pointcept/Pointcept).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
+from scipy.ndimage import convolve
+
+from datamodules.points.clouds import Cloud
+
+Numbers = NDArray[np.float64]
+SCALE = (0.9, 1.1)
+TILT = 1 / 64  # of pi, about the horizontal axes
+JITTER, JITTER_LIMIT = 0.005, 0.02  # metres
+ELASTIC = ((0.2, 0.4), (0.8, 1.6))  # granularity and magnitude in metres
+ELASTIC_SHARE = 0.95
+
+
+def centred(cloud: Cloud, *, floor: bool = True) -> Cloud:
+    """Return a cloud with the middle of its box at x = y = 0, and its lowest point at z = 0."""
+    low, high = cloud.coord.min(0), cloud.coord.max(0)
+    shift = np.append((low + high)[:2] / 2, low[2] if floor else 0)
+    return dataclasses.replace(cloud, coord=(cloud.coord - shift).astype(np.float32))
+
+
+def augment(cloud: Cloud, *, elastic: bool = True, drop: float = 0.2) -> Cloud:
+    """Return a cloud with points left out, rotated, scaled, flipped, shifted and recoloured.
+
+    Args:
+        cloud: Centred.
+        elastic: Distort it smoothly.
+        drop: Share of points that are left out of every fifth cloud.
+    """
+    if drop and _chance(0.2):
+        kept = np.random.permutation(len(cloud))[: max(1, round(len(cloud) * (1 - drop)))]
+        cloud = cloud.take(kept)
+    for axis, most in ((2, 1.0), (0, TILT), (1, TILT)):
+        if _chance(0.5):
+            cloud = rotated(cloud, axis, np.pi * np.random.uniform(-most, most))
+    cloud = dataclasses.replace(cloud, coord=cloud.coord * np.float32(np.random.uniform(*SCALE)))
+    for axis in (0, 1):
+        if _chance(0.5):
+            cloud = flipped(cloud, axis)
+    noise = np.random.normal(0, JITTER, cloud.coord.shape).clip(-JITTER_LIMIT, JITTER_LIMIT)
+    coord = cloud.coord + noise
+    if elastic and _chance(ELASTIC_SHARE):
+        for granularity, magnitude in ELASTIC:
+            coord = distorted(coord, granularity, magnitude)
+    color = None if cloud.color is None else _recoloured(cloud.color)
+    return dataclasses.replace(cloud, coord=coord.astype(np.float32), color=color)
+
+
+def _chance(share: float) -> bool:
+    return bool(np.random.random() < share)
+
+
+def rotated(cloud: Cloud, axis: int, angle: float) -> Cloud:
+    """Rotate points and normals about an axis through the origin, by an angle in radians."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    matrix, (one, other) = np.eye(3), [each for each in range(3) if each != axis]
+    matrix[one, one] = matrix[other, other] = cos
+    matrix[one, other], matrix[other, one] = -sin, sin
+
+    def turn(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return (rows @ matrix.T).astype(np.float32)
+
+    normal = None if cloud.normal is None else turn(cloud.normal)
+    return dataclasses.replace(cloud, coord=turn(cloud.coord), normal=normal)
+
+
+def flipped(cloud: Cloud, axis: int) -> Cloud:
+    """Mirror points and normals along an axis."""
+    sign = np.ones(3, dtype=np.float32)
+    sign[axis] = -1
+    normal = None if cloud.normal is None else cloud.normal * sign
+    return dataclasses.replace(cloud, coord=cloud.coord * sign, normal=normal)
+
+
+def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float) -> Numbers:
+    """Shift points by smooth noise.
+
+    Args:
+        coord: (N, 3).
+        granularity: Distance of the noise's nodes in metres.
+        magnitude: Deviation of the noise before smoothing, in metres.
+    """
+    low = coord.min(0)
+    counts = ((coord - low).max(0) // granularity).astype(int) + 3
+    noise = np.random.normal(size=(*counts, 3))
+    for _ in range(2):
+        for axis in range(3):
+            shape = [1, 1, 1, 1]
+            shape[axis] = 3
+            noise = convolve(noise, np.full(shape, 1 / 3), mode="constant")
+    nodes = [
+        np.linspace(start - granularity, start + granularity * (count - 2), count)
+        for start, count in zip(low, counts, strict=True)
+    ]
+    shift = RegularGridInterpolator(nodes, noise, bounds_error=False, fill_value=0)
+    return coord + shift(coord) * magnitude
+
+
+def _recoloured(color: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Stretch the contrast, shift and jitter colours from 0 to 255."""
+    changed: Numbers = color.astype(np.float64)
+    if _chance(0.2):
+        low, high = changed.min(0), changed.max(0)
+        stretched = (changed - low) * (255 / np.maximum(high - low, 1))
+        blend = np.random.random()
+        changed = (1 - blend) * changed + blend * stretched
+    if _chance(0.95):
+        changed += (np.random.random(3) - 0.5) * 255 * 2 * 0.05
+    if _chance(0.95):
+        changed += np.random.normal(size=color.shape) * 0.05 * 255
+    return changed.clip(0, 255).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The nearest points to a random one.
+
+    Attributes:
+        points: Most points to keep.
+    """
+
+    points: int
+
+    def __call__(self, cloud: Cloud) -> Cloud:
+        """Return the nearest points to a random one of the cloud."""
+        if len(cloud) <= self.points:
+            return cloud
+        centre = cloud.coord[np.random.randint(len(cloud))]
+        distances = ((cloud.coord - centre) ** 2).sum(1)
+        return cloud.take(np.argpartition(distances, self.points - 1)[: self.points])
+
+
+def grid_sample(cloud: Cloud, grid_size: float) -> Cloud:
+    """Return one random point of each occupied voxel."""
+    voxels = np.floor(cloud.coord / grid_size).astype(np.int64)
+    voxels -= voxels.min(0)
+    sides = voxels.max(0) + 1
+    keys = (voxels[:, 0] * sides[1] + voxels[:, 1]) * sides[2] + voxels[:, 2]
+    order = np.random.permutation(len(cloud))
+    _, first = np.unique(keys[order], return_index=True)
+    return cloud.take(order[first])

@@ -1,0 +1,335 @@
+"""The sets of GLUE in their tsv files, tokenised for BERT or GPT.
+
+Source: Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
+Understanding", ICLR 2019, https://arxiv.org/abs/1804.07461.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
+from datamodules.text.wordpiece import CLASS, SEPARATOR, WordPiece
+
+MOST_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class GlueSet:
+    """Format of a set.
+
+    Attributes:
+        folder: Its folder in GLUE's archive.
+        columns: Names of the sentences' columns; positions where there is no header.
+        label: Name, or position, of the labels' column.
+        classes: Values of the labels, in label order; empty for a score.
+        metrics: Names of its metrics; see ``tasks.glue.metrics``.
+        dev: Endings of the files to validate with.
+        header: True if the first line names the columns.
+    """
+
+    folder: str
+    columns: tuple[str | int, ...]
+    label: str | int
+    classes: tuple[str, ...]
+    metrics: tuple[str, ...]
+    dev: tuple[str, ...] = ("dev",)
+    header: bool = True
+
+
+BINARY = ("0", "1")
+PAIR = ("sentence1", "sentence2")
+ENTAILS = ("entailment", "not_entailment")
+SETS = {
+    "cola": GlueSet("CoLA", (3,), 1, BINARY, ("matthews",), header=False),
+    "sst2": GlueSet("SST-2", ("sentence",), "label", BINARY, ("accuracy",)),
+    "mrpc": GlueSet("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
+    "stsb": GlueSet("STS-B", PAIR, "score", (), ("pearson", "spearman")),
+    "qqp": GlueSet(
+        "QQP", ("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1")
+    ),
+    "mnli": GlueSet(
+        "MNLI", PAIR, "gold_label", ("contradiction", "entailment", "neutral"), ("accuracy",),
+        ("dev_matched", "dev_mismatched"),
+    ),
+    "qnli": GlueSet("QNLI", ("question", "sentence"), "label", ENTAILS, ("accuracy",)),
+    "rte": GlueSet("RTE", PAIR, "label", ENTAILS, ("accuracy",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text or a pair of texts with its label, if known."""
+
+    texts: tuple[str, ...]
+    label: float | None = None
+
+
+def read_examples(file: Path, kind: GlueSet, *, labelled: bool = True) -> list[Example]:
+    """Read a tsv file; quotes are letters, as in GLUE.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: A column, value or label is missing; names file and line.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} is missing; pass data.root=<folder of GLUE's {kind.folder}>"
+        )
+    lines = file.read_text(encoding="utf-8-sig").split("\n")
+    rows = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
+    places, label = _places(file, kind, rows, labelled)
+    found = []
+    for number, row in enumerate(rows[kind.header :], 1 + kind.header):
+        if max(places) >= len(row) or (label is not None and label >= len(row)):
+            # The published files have some lines with too few columns.
+            if kind.folder in ("QQP", "MRPC"):
+                continue
+            raise ValueError(f"{file} line {number} has {len(row)} columns, fewer than the header")
+        value = None if label is None else _label(file, number, kind, row[label])
+        if label is None or value is not None:
+            found.append(Example(tuple(row[place] for place in places), value))
+    if not found:
+        raise ValueError(f"{file} holds no examples")
+    return found
+
+
+def _places(
+    file: Path, kind: GlueSet, rows: Sequence[Sequence[str]], labelled: bool
+) -> tuple[list[int], int | None]:
+    if not kind.header:
+        return [int(place) for place in kind.columns], int(kind.label) if labelled else None
+    header = list(rows[0]) if rows else []
+    wanted = [*kind.columns, *([kind.label] if labelled else [])]
+    missing = [str(name) for name in wanted if name not in header]
+    if missing:
+        raise ValueError(f"{file} lacks the column {missing[0]}; it has {', '.join(header)}")
+    places = [header.index(str(name)) for name in wanted]
+    return places[: len(kind.columns)], places[-1] if labelled else None
+
+
+def _label(file: Path, number: int, kind: GlueSet, text: str) -> float | None:
+    """Return a label; None for one that annotators did not agree on."""
+    if text == "-":
+        return None
+    try:
+        return float(kind.classes.index(text) if kind.classes else float(text))
+    except ValueError:
+        expected = ", ".join(kind.classes) or "a number"
+        raise ValueError(f"{file} line {number}: label {text!r} must be {expected}") from None
+
+
+class GlueDataModule(BaseDataModule):
+    """One set of GLUE. Its test labels are private, so tests use the validation file.
+
+    MNLI is tested on both validation files; the second is reported as ``mismatched``.
+
+    Args:
+        root: Folder of the set, or of GLUE with the set's folder in it.
+        set: Name of the set: cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte.
+        tokenizer: Folder with BERT's vocab.txt; None for ``root``.
+        lower: Lower the case and drop accents, as BERT's uncased models do.
+        max_tokens: Most tokens of a text or pair; longer ones are cut, the longer text first.
+        batch_size: Texts per training batch and process.
+        **options: Of ``BaseDataModule``.
+
+    Raises:
+        ValueError: An unknown set.
+    """
+
+    unit = "texts"
+    layout = "train.tsv and dev.tsv of a set of GLUE"
+    example = "data=cola data.root=/data/glue data.tokenizer=/data/bert-base-uncased"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        set: str = "cola",
+        tokenizer: str | Path | None = None,
+        lower: bool = True,
+        max_tokens: int = 128,
+        batch_size: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, batch_size=batch_size, **options)
+        if set not in SETS:
+            raise ValueError(f"data.set must be one of {', '.join(SETS)}; got {set!r}")
+        self.kind = SETS[set]
+        self.max_tokens = check_minimum("max_tokens", max_tokens, 8)
+        if max_tokens > MOST_TOKENS:
+            raise ValueError(f"data.max_tokens must be at most {MOST_TOKENS}, got {max_tokens}")
+        self.tokenizer_folder = None if tokenizer is None else Path(tokenizer).expanduser()
+        self.lower = lower
+        self._tokenizer: WordPiece | None = None
+        self.class_names = self.kind.classes
+
+    @property
+    def set_folder(self) -> Path:
+        """Folder of the tsv files."""
+        inner = self.folder / self.kind.folder
+        return inner if inner.is_dir() else self.folder
+
+    def tokenizer(self) -> WordPiece:
+        """Return the tokenizer, read once."""
+        if self._tokenizer is None:
+            if self.tokenizer_folder is None:
+                self.prepare_data()
+            folder = self.tokenizer_folder or self.set_folder
+            self._tokenizer = WordPiece.from_folder(folder, self.lower)
+        return self._tokenizer
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Shape (L,) of the longest input."""
+        return (self.max_tokens,)
+
+    @property
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Size of the vocabulary."""
+        return {"vocabulary": len(self.tokenizer())}
+
+    @property
+    def head_arguments(self) -> dict[str, Any]:
+        """Number of classes; 1 for a score."""
+        return {"num_classes": max(1, len(self.kind.classes))}
+
+    @property
+    def task_arguments(self) -> dict[str, Any]:
+        """Names of the classes and of the metrics."""
+        return {"class_names": self.kind.classes, "measured": self.kind.metrics}
+
+    def target_facts(self) -> dict[str, Any]:
+        """Return the number of classes; 0 for a score."""
+        return {"classes": len(self.kind.classes)}
+
+    def target_identity(self) -> dict[str, Any]:
+        """Return the set and its classes."""
+        return {"classes": [self.kind.folder, *self.kind.classes]}
+
+    def predict_only(self, **known: Any) -> None:
+        """Serve prediction alone; the tokenizer is that of the options or of the sample set."""
+        super().predict_only()
+
+    def build(self) -> dict[Split, SeededDataset]:
+        """Read the files."""
+        folder = self.set_folder
+        train = read_examples(folder / "train.tsv", self.kind)
+        dev = [read_examples(folder / f"{name}.tsv", self.kind) for name in self.kind.dev]
+        parts = {"train": [train], "val": dev[:1], "test": dev}
+        built: dict[Split, SeededDataset] = {}
+        splits: tuple[Split, ...] = ("train", "val", "test")
+        for split in splits:
+            texts = Texts(self, parts[split], f"{folder}, {split}")
+            built[split] = self.seeded(texts, texts.name)
+        return built
+
+    def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
+        """Return texts: of a tsv or text file, one per line, or given as text.
+
+        Args:
+            inputs: A file, a text, or a list of texts; a tab separates the texts of a pair.
+        """
+        if isinstance(inputs, list | tuple):
+            lines = [str(one) for one in inputs]
+        elif Path(inputs).is_file():
+            lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
+        else:
+            lines = [str(inputs)]
+        count = len(self.kind.columns)
+        found = []
+        for number, line in enumerate(lines, 1):
+            texts = tuple(line.split("\t"))
+            if len(texts) != count:
+                raise ValueError(
+                    f"text {number} has {len(texts)} parts between tabs, but {self.kind.folder} "
+                    f"takes {count}"
+                )
+            found.append(Example(texts))
+        texts_ = Texts(self, [found], "input")
+        return TolerantDataset(texts_, texts_.name)
+
+    def predicted_texts(self, index: int) -> Example:
+        """Return the texts of a sample of ``predict_dataloader``."""
+        texts: Any = self._to_predict().dataset
+        return texts.examples[index]
+
+    def test_dataloader(self) -> Any:
+        """Return the validation texts, of MNLI both kinds."""
+        return self._eval_loader("test")
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that fills texts up to one length."""
+        return pad_texts
+
+
+class Texts:
+    """Tokenised examples: ``tokens``, ``segments``, ``mask``, ``labels``, ``group``, ``sample_id``.
+
+    Args:
+        data: Its datamodule.
+        groups: Examples by group, such as MNLI's matched and mismatched ones.
+        source: Name for messages.
+    """
+
+    def __init__(
+        self, data: GlueDataModule, groups: Sequence[Sequence[Example]], source: str
+    ) -> None:
+        self.data, self.source = data, source
+        self.examples = [example for group in groups for example in group]
+        self.groups = [number for number, group in enumerate(groups) for _ in group]
+        self.tokenizer = data.tokenizer()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def name(self, index: int) -> str:
+        """Return the beginning of a text."""
+        return f"{self.source} {index}: {self.examples[index].texts[0][:60]}"
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return the tensors of an example."""
+        example = self.examples[index]
+        numbers = self.tokenizer.numbers
+        parts = cut_to([self.tokenizer.encode(text) for text in example.texts],
+                       self.data.max_tokens - len(example.texts) - 1)  # fmt: skip
+        tokens, segments = [numbers[CLASS]], [0]
+        for segment, part in enumerate(parts):
+            tokens += [*part, numbers[SEPARATOR]]
+            segments += [segment] * (len(part) + 1)
+        sample = {
+            "tokens": torch.tensor(tokens), "segments": torch.tensor(segments),
+            "mask": torch.ones(len(tokens), dtype=torch.bool),
+        }  # fmt: skip
+        if example.label is not None:
+            sample["labels"] = torch.tensor(example.label)
+        return sample | {
+            "group": torch.tensor(self.groups[index]), "sample_id": torch.tensor(index),
+        }  # fmt: skip
+
+
+def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
+    """Cut the ends of texts, the longer one first, until both have ``most`` tokens together."""
+    parts = [list(part) for part in parts]
+    while sum(map(len, parts)) > most:
+        max(parts, key=len).pop()
+    return parts
+
+
+def pad_texts(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return a batch: shorter texts end with padding, token 0, whose mask is False."""
+    length = max(len(sample["tokens"]) for sample in samples)
+    batch = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        if values[0].ndim:
+            values = [torch.nn.functional.pad(one, (0, length - len(one))) for one in values]
+        batch[name] = torch.stack(values)
+    return batch

@@ -1,0 +1,243 @@
+"""Training and sampling of diffusion models over a backbone for noisy inputs.
+
+Axes: B inputs, C channels, H W size, K classes; K itself stands for an unknown class.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from backbones import Backbone
+from backbones.hosts.scaffolds.denoising import DenoisingBackbone
+from backbones.options import Remembering, check_value
+from heads.diffusion import (
+    TIMES,
+    ddim_step,
+    noisy,
+    per_input,
+    predicted,
+    schedule,
+    variational_bound,
+)
+
+TARGETS = ("Generator",)
+
+Objective = Literal["diffusion", "flow"]
+Sampler = Literal["ddpm", "ddim", "euler"]
+
+
+class Generator(Remembering, nn.Module):
+    """Class-conditional diffusion model, or flow, with classifier-free guidance.
+
+    Args:
+        backbone: A host for noisy inputs.
+        objective: "diffusion" predicts noise over 1000 steps, "flow" velocities from data to noise.
+        label_dropout: Share of labels that training replaces by the unknown class.
+        sampler: "ddpm" or "ddim" for diffusion, "euler" for flows.
+        steps: Steps of the sampler.
+        guidance: Scale of classifier-free guidance; 1 is none.
+        guided_channels: Guidance acts on the first so many channels; None for all.
+        clip: Clip clean inputs to [-1, 1] while sampling, for images instead of latents.
+        vae: Folder of a diffusers AutoencoderKL that maps images to latents and back; None for
+            data that are latents or small images themselves.
+        latent_scale: Factor of the VAE's latents.
+
+    Shape: images (B, C, H, W) from -1 to 1, or latents.
+
+    Raises:
+        ValueError: Options that do not fit together, or a backbone of another kind.
+
+    Source: Ho and Salimans, "Classifier-Free Diffusion Guidance", 2022,
+    https://arxiv.org/abs/2207.12598; three guided channels are those of DiT's code.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        objective: Objective = "diffusion",
+        label_dropout: float = 0.1,
+        sampler: Sampler = "ddpm",
+        steps: int = 250,
+        guidance: float = 1.5,
+        guided_channels: int | None = 3,
+        clip: bool = False,
+        vae: str | None = None,
+        latent_scale: float = 0.18215,
+    ) -> None:
+        super().__init__()
+        check_value("head.objective", objective, Objective)
+        check_value("head.sampler", sampler, Sampler)
+        if not isinstance(backbone, DenoisingBackbone):
+            raise ValueError(
+                f"{backbone.name or type(backbone).__name__} cannot denoise; pass a host such as "
+                "u_ffnet_tiny"
+            )
+        if (objective == "flow") != (sampler == "euler"):
+            fitting = "euler" if objective == "flow" else "ddpm or ddim"
+            raise ValueError(f"head.objective={objective} needs head.sampler={fitting}")
+        if objective == "flow" and backbone.out_channels != backbone.channels:
+            raise ValueError("head.objective=flow needs backbone.learn_sigma=false")
+        if not 0 <= label_dropout < 1:
+            raise ValueError(f"head.label_dropout must be from 0 to below 1, got {label_dropout}")
+        if not 1 <= steps <= TIMES:
+            raise ValueError(f"head.steps must be from 1 to {TIMES}, got {steps}")
+        self.backbone: DenoisingBackbone = backbone
+        self.objective, self.sampler, self.steps = objective, sampler, steps
+        self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
+        self.guided_channels, self.latent_scale = guided_channels, latent_scale
+        self.full, self.spaced = schedule(), schedule(steps)
+        # Outside of the modules: the VAE is neither trained nor saved.
+        self.__dict__["vae"] = None if vae is None else load_vae(vae)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.backbone.num_classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the prediction at time 0 for an unknown class, as counting runs it."""
+        return self.backbone(images)[0]
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Return what is denoised: latents of images by the VAE, or the inputs themselves."""
+        vae: Any = self.__dict__["vae"]
+        if vae is None or images.shape[1] == self.backbone.channels:
+            return images
+        vae.to(images.device)
+        return vae.encode(images).latent_dist.sample() * self.latent_scale
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images from -1 to 1 of what was denoised."""
+        vae: Any = self.__dict__["vae"]
+        if vae is None:
+            return latents.clamp(-1, 1)
+        vae.to(latents.device)
+        decoded: Tensor = vae.decode(latents / self.latent_scale).sample
+        return decoded.clamp(-1, 1)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the losses of ``images`` with ``labels`` at random times."""
+        clean, labels = self.encode(batch["images"]), batch["labels"]
+        dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
+        labels = labels.masked_fill(dropped, self.num_classes)
+        noise = torch.randn_like(clean)
+        if self.objective == "flow":
+            times = torch.rand(len(clean), device=clean.device)
+            return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
+        step = torch.randint(TIMES, (len(clean),), device=clean.device)
+        x = noisy(clean, noise, self.full.kept[step.cpu()])
+        (output,) = self.backbone(x, step, labels)
+        losses = {"loss_noise": (output[:, : clean.shape[1]] - noise).square().mean()}
+        if output.shape[1] > clean.shape[1]:
+            terms = variational_bound(clean, x, output, self.full, step)
+            losses["loss_variance"] = terms.mean()
+        return losses
+
+    def _flow_errors(self, clean: Tensor, noise: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+        share = per_input(times, clean)
+        (velocity,) = self.backbone((1 - share) * clean + share * noise, TIMES * times, labels)
+        return (velocity - (noise - clean)).square().flatten(1).mean(1)
+
+    @torch.no_grad()
+    def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the mean squared error of each input's noise or velocity (B,).
+
+        Noise and time of an input depend on its ``sample_id`` alone, so runs compare.
+        """
+        clean, labels = self.encode(batch["images"]), batch["labels"]
+        numbers = batch["sample_id"].tolist()
+        noise = seeded_noise(numbers, clean)
+        # Times spread evenly over consecutive inputs.
+        times = torch.tensor([(0.5 + number * 0.618034) % 1 for number in numbers])
+        if self.objective == "flow":
+            return self._flow_errors(clean, noise, times.to(clean.device), labels)
+        step = (times * TIMES).long()
+        x = noisy(clean, noise, self.full.kept[step])
+        (output,) = self.backbone(x, step.to(clean.device), labels)
+        return (output[:, : clean.shape[1]] - noise).square().flatten(1).mean(1)
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Return images of classes; each depends on its label and seed alone.
+
+        Args:
+            labels: (B,).
+            seeds: B whole numbers.
+
+        Shape: -> (B, C, H, W) from -1 to 1.
+        """
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        like = next(self.backbone.parameters())
+        shape = (len(seeds), self.backbone.channels, *self.backbone.img_size)
+        x = _draw(generators, like.new_empty(shape))
+        labels = labels.to(like.device)
+        if self.objective == "flow":
+            ends = torch.linspace(1, 0, self.steps + 1).tolist()
+            for start, end in itertools.pairwise(ends):
+                times = x.new_full((len(x),), start)
+                x = x + (end - start) * self.guided(x, TIMES * times, labels)
+            return self.decode(x)
+        spaced = self.spaced
+        for index in reversed(range(self.steps)):
+            step = torch.full((len(x),), index)
+            output = self.guided(x, spaced.times[step].to(x.device), labels)
+            if self.sampler == "ddim":
+                noise = output[:, : x.shape[1]]
+                x = ddim_step(x, noise, spaced.kept[step], spaced.kept_before[step], self.clip)
+                continue
+            mean, log_variance = predicted(x, output, spaced, step, clip=self.clip)
+            x = mean
+            if index:
+                x = x + (0.5 * log_variance).exp() * _draw(generators, x)
+        return self.decode(x)
+
+    def guided(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+        """Return the prediction u + s (c - u) with that of an unknown class, u."""
+        (known,) = self.backbone(x, times, labels)
+        if self.guidance == 1:
+            return known
+        (unknown,) = self.backbone(x, times, torch.full_like(labels, self.num_classes))
+        channels = x.shape[1] if self.guided_channels is None else self.guided_channels
+        change = (self.guidance - 1) * (known - unknown)
+        change[:, min(channels, x.shape[1]) :] = 0
+        return known + change
+
+
+def _draw(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
+    """Return noise of each generator, drawn on the CPU so that devices agree."""
+    drawn = [torch.randn(like.shape[1:], generator=each) for each in generators]
+    return torch.stack(drawn).to(like)
+
+
+def seeded_noise(seeds: Sequence[int], like: Tensor) -> Tensor:
+    """Return noise (B, ...) of one seed per input."""
+    return _draw([torch.Generator().manual_seed(seed) for seed in seeds], like)
+
+
+def load_vae(path: str) -> Any:
+    """Load a VAE of diffusers from a folder, for evaluation.
+
+    Raises:
+        ValueError: diffusers or the folder is missing.
+    """
+    try:
+        from diffusers import AutoencoderKL
+    except ImportError as error:
+        raise ValueError(
+            "head.vae needs diffusers: pip install diffusers; or train on latents"
+        ) from error
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(
+            f"head.vae={path} lacks config.json; pass the folder of a diffusers AutoencoderKL, "
+            "such as a copy of stabilityai/sd-vae-ft-ema"
+        )
+    return AutoencoderKL.from_pretrained(path, local_files_only=True).eval().requires_grad_(False)

@@ -1,0 +1,178 @@
+"""Classes of points: a linear layer, cross entropy with Lovasz-softmax, and votes of views.
+
+Axes: B clouds, N points, F features, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones import Backbone
+from backbones.hosts.scaffolds.points import PointBackbone, present
+from backbones.options import Remembering
+
+TARGETS = ("PointSegmenter",)
+IGNORED = -1
+SCALES = (1.0, 0.95, 1.05)
+QUARTERS = 4
+VOTES = QUARTERS * len(SCALES) + 1  # rotations by scales, and one mirrored view
+
+
+class PointSegmenter(Remembering, nn.Module):
+    """Backbone for point clouds with a linear classifier of its points.
+
+    Args:
+        backbone: A host for point clouds.
+        num_classes: K.
+        grid_size: Side of a voxel in metres.
+        features: Names of the points' features, three columns each.
+        ce_weight: Weight of the cross entropy.
+        lovasz_weight: Weight of the Lovasz-softmax; 0 omits it.
+        votes: Views in evaluation: 1 takes one point per voxel, 13 averages four rotations at three
+            scales and one mirrored view, each over all points.
+
+    Shape: points (B, N, 3 + F) in metres -> logits (B, N, K).
+
+    Raises:
+        ValueError: Another backbone, or another number of votes.
+
+    Source: FFNet, App. F.3; Pointcept's test of 13 views.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        grid_size: float,
+        features: Sequence[str] = ("color", "normal"),
+        *,
+        ce_weight: float = 1.0,
+        lovasz_weight: float = 1.0,
+        votes: int = 1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(backbone, PointBackbone):
+            raise ValueError(
+                f"{backbone.name or type(backbone).__name__} takes no point clouds; pass a host "
+                "such as ffnet_3d_tiny"
+            )
+        if votes not in (1, VOTES):
+            raise ValueError(f"head.votes must be 1 or {VOTES}, got {votes}")
+        for name, value in (("ce_weight", ce_weight), ("lovasz_weight", lovasz_weight)):
+            if value < 0:
+                raise ValueError(f"head.{name} must be at least 0, got {value}")
+        self.backbone = backbone
+        self.grid_size, self.features, self.votes = grid_size, tuple(features), votes
+        self.ce_weight, self.lovasz_weight = ce_weight, lovasz_weight
+        self.classifier = nn.Linear(backbone.num_features, num_classes)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Classify all points, each by its voxel: (B, N, 3 + F) -> (B, N, K)."""
+        scaled = torch.cat([points[..., :3] / self.grid_size, points[..., 3:]], dim=2)
+        return self.classifier(self.backbone(scaled)[0].transpose(1, 2))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N)."""
+        labels = batch["labels"]
+        counted = labels != IGNORED
+        logits, labels = self(batch["points"])[counted].float(), labels[counted]
+        if not len(labels):  # a crop without labelled points
+            return {"loss_ce": logits.sum() * 0}
+        losses = {"loss_ce": self.ce_weight * F.cross_entropy(logits, labels)}
+        if self.lovasz_weight:
+            lovasz = lovasz_softmax(logits.softmax(-1), labels)
+            losses["loss_lovasz"] = self.lovasz_weight * lovasz
+        return losses
+
+    def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return log-probabilities of all points: (B, N, K); padding has those of no evidence."""
+        points = batch["points"]
+        return torch.stack([self._predict_cloud(cloud) for cloud in points])
+
+    def _predict_cloud(self, points: Tensor) -> Tensor:
+        found = present(points[None])[0]
+        cloud = points[found]
+        if self.votes == 1:
+            first, inverse = first_points(cloud, self.grid_size)
+            own = self(cloud[first][None])[0].float().log_softmax(-1)[inverse]
+        else:
+            total = torch.zeros(len(cloud), self.classifier.out_features, device=points.device)
+            for view in self.views(cloud):
+                for chosen in fragments(view, self.grid_size):
+                    total[chosen] += self(view[chosen][None])[0].float().softmax(-1)
+            own = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
+        full = own.new_full((len(points), own.shape[1]), -math.log(own.shape[1]))
+        full[found] = own
+        return full
+
+    def views(self, cloud: Tensor) -> Iterator[Tensor]:
+        """Yield the rotated, scaled and mirrored views of a cloud: (N, 3 + F) each."""
+        for scale in SCALES:
+            for quarter in range(QUARTERS):
+                angle = quarter * math.pi / 2
+                cos, sin = round(math.cos(angle)), round(math.sin(angle))
+                turn = cloud.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+                yield self._transformed(cloud, turn, scale)
+        yield self._transformed(cloud, torch.diag(cloud.new_tensor([-1, -1, 1])), 1.0)
+
+    def _transformed(self, cloud: Tensor, matrix: Tensor, scale: float) -> Tensor:
+        parts = [scale * cloud[:, :3] @ matrix.T]
+        for name, values in zip(self.features, cloud[:, 3:].split(3, dim=1), strict=True):
+            if name == "coord":
+                values = scale * values
+            parts.append(values if name == "color" else values @ matrix.T)
+        return torch.cat(parts, dim=1)
+
+
+def _voxel_order(cloud: Tensor, grid_size: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return voxel of each point, points by voxel, their rank within it, and points per voxel."""
+    voxels = (cloud[:, :3] / grid_size).floor().long()
+    _, inverse, counts = torch.unique(voxels, dim=0, return_inverse=True, return_counts=True)
+    order = inverse.argsort(stable=True)
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(len(order), device=cloud.device) - starts[inverse[order]]
+    return inverse, order, rank, counts
+
+
+def first_points(cloud: Tensor, grid_size: float) -> tuple[Tensor, Tensor]:
+    """Return the first point of each voxel, and the voxel of each point (N,)."""
+    inverse, order, rank, _ = _voxel_order(cloud, grid_size)
+    return order[rank == 0], inverse
+
+
+def fragments(cloud: Tensor, grid_size: float) -> Iterator[Tensor]:
+    """Yield index sets with one point per voxel that together hold every point.
+
+    Voxels with fewer points repeat theirs, as in Pointcept.
+    """
+    _, order, _, counts = _voxel_order(cloud, grid_size)
+    starts = counts.cumsum(0) - counts
+    for number in range(int(counts.max())):
+        yield order[starts + number % counts]
+
+
+def lovasz_softmax(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the Lovasz extension of the Jaccard loss, averaged over the classes that occur.
+
+    Args:
+        probabilities: (P, K).
+        labels: (P,).
+
+    Source: Berman et al., "The Lovasz-Softmax loss", CVPR 2018, https://arxiv.org/abs/1705.08790,
+    Algorithm 1 and Eq. 12.
+    """
+    losses = []
+    for label in labels.unique():
+        truth = (labels == label).to(probabilities.dtype)
+        errors, order = (truth - probabilities[:, label]).abs().sort(descending=True)
+        hits = truth[order]
+        union = hits.sum() + (1 - hits).cumsum(0)
+        jaccard = 1 - (hits.sum() - hits.cumsum(0)) / union
+        steps = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
+        losses.append(errors @ steps)
+    return torch.stack(losses).mean()

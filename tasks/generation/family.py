@@ -1,0 +1,28 @@
+"""Class-conditional generation of images by diffusion models and flows."""
+
+from tasks.engine.family import Counted, Family, Metric, Published
+
+FAMILY = Family(
+    name="generation",
+    task="tasks.generation.task.GenerationTask",
+    modality="noisy_image",
+    unit="images",
+    batch={"images": "(B, C, H, W)", "labels": "(B,)"},
+    targets=("classes",),
+    metrics=(
+        Metric("mse", "mean squared error of the predicted noise", direction="min"),
+        Metric("kid", "KID of small pixels", direction="min"),
+        Metric("fid", "FID", direction="min", published="fid"),
+        Metric("is", "Inception score", published="is"),
+    ),
+    monitor="mse",
+    counted=Counted({}, head="generator", shape=(4, 32, 32)),
+    analyses={
+        "report": "",
+        "mappings": "",
+        "landscape": "tools.analyses.kinds.landscape.task_objective",
+    },
+    published=Published(
+        "datamodules.generation.images.GenerationDataModule", 50_000, whole_cost=True
+    ),
+)

@@ -1,0 +1,138 @@
+"""Distances between sets of images: KID of small pixels, FID and Inception score.
+
+Source: Binkowski et al., "Demystifying MMD GANs", ICLR 2018, https://arxiv.org/abs/1801.01401
+(KID); Heusel et al., "GANs Trained by a Two Time-Scale Update Rule", NeurIPS 2017,
+https://arxiv.org/abs/1706.08500 (FID); Salimans et al., "Improved Techniques for Training GANs",
+NeurIPS 2016, https://arxiv.org/abs/1606.03498 (Inception score).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+SIDE = 8  # pixels of the images that the KID of small pixels compares
+BATCH = 50
+SPLITS = 10  # parts of the Inception score
+
+
+def pixel_kid(one: Tensor, other: Tensor) -> float:
+    """Return the unbiased KID of images, with their pixels at 8 x 8 as features.
+
+    It serves tests and small data; it does not compare with published KID.
+
+    Args:
+        one: (N, C, H, W).
+        other: (M, C, H, W).
+    """
+    features = [
+        F.interpolate(images.double(), (SIDE, SIDE), mode="area").flatten(1)
+        for images in (one, other)
+    ]
+    return kid(*features)
+
+
+def kid(one: Tensor, other: Tensor) -> float:
+    """Return the unbiased squared maximum mean discrepancy with the kernel (x y / d + 1)^3.
+
+    Args:
+        one: (N, d), N at least 2.
+        other: (M, d), M at least 2.
+    """
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.T / x.shape[1] + 1) ** 3
+
+    def within(x: Tensor) -> Tensor:
+        values, count = kernel(x, x), len(x)
+        return (values.sum() - values.diag().sum()) / (count * (count - 1))
+
+    return (within(one) + within(other) - 2 * kernel(one, other).mean()).item()
+
+
+class Statistics(NamedTuple):
+    """Mean (d,) and covariance (d, d) of features."""
+
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+
+def statistics(features: Tensor) -> Statistics:
+    """Return mean and covariance of features (N, d)."""
+    values = features.double().cpu().numpy()
+    return Statistics(values.mean(0), np.cov(values, rowvar=False))
+
+
+def read_statistics(path: Path) -> Statistics:
+    """Read the mean and covariance of a reference npz of ADM's evaluator.
+
+    Raises:
+        ValueError: The file lacks ``mu`` and ``sigma``.
+    """
+    with np.load(path, allow_pickle=False) as content:
+        if not {"mu", "sigma"} <= set(content.files):
+            raise ValueError(
+                f"{path} lacks mu and sigma; pass a reference of ADM's evaluator, such as "
+                "VIRTUAL_imagenet256_labeled.npz"
+            )
+        return Statistics(content["mu"], content["sigma"])
+
+
+def fid(one: Statistics, other: Statistics) -> float:
+    """Return the Frechet distance of two normal distributions."""
+    difference = one.mean - other.mean
+    # The trace of the root of a product is the sum of the roots of its eigenvalues.
+    values = np.linalg.eigvals(one.covariance @ other.covariance)
+    root = np.sqrt(values.astype(complex)).real.sum()
+    traces = np.trace(one.covariance) + np.trace(other.covariance)
+    return float(difference @ difference + traces - 2 * root)
+
+
+def inception_score(logits: Tensor) -> float:
+    """Return the mean over parts of exp(KL(p(y | x) || p(y))): logits (N, K)."""
+    scores = []
+    for part in logits.double().tensor_split(min(SPLITS, len(logits))):
+        log_p = part.log_softmax(1)
+        p = log_p.exp()
+        divergence = (p * (log_p - p.mean(0).log())).sum(1).mean()
+        scores.append(divergence.exp())
+    return torch.stack(scores).mean().item()
+
+
+def load_extractor(weights: Path) -> Any:
+    """Load torch-fidelity's Inception network.
+
+    Raises:
+        ValueError: torch-fidelity or the weights are missing.
+    """
+    try:
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    except ImportError as error:
+        raise ValueError("FID needs torch-fidelity: pip install torch-fidelity") from error
+    if not weights.is_file():
+        raise ValueError(
+            f"task.inception={weights} is not a file; download torch-fidelity's "
+            "weights-inception-2015-12-05-6726825d.pth and pass its path"
+        )
+    return FeatureExtractorInceptionV3(
+        "inception-v3-compat", ["2048", "logits_unbiased"],
+        feature_extractor_weights_path=str(weights),
+    ).eval()  # fmt: skip
+
+
+@torch.no_grad()
+def extract(extractor: Any, images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return features (N, 2048) and logits (N, 1008) of uint8 images (3, H, W)."""
+    features, logits, waiting = [], [], list(images)
+    for start in range(0, len(waiting), BATCH):
+        one, other = extractor(torch.stack(waiting[start : start + BATCH]))
+        features.append(one)
+        logits.append(other)
+    return torch.cat(features), torch.cat(logits)

@@ -1,0 +1,272 @@
+"""Class-conditional generation: training by denoising, evaluation by sets of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from backbones.checkpoints.opening import Checkpoint
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import Batch, Row, Summed, input_names
+from tasks.engine.classes import check_classes, classes_of
+from tasks.engine.whole_files import whole_file
+from tasks.generation.family import FAMILY
+from tasks.generation.quality import (
+    extract,
+    fid,
+    inception_score,
+    load_extractor,
+    pixel_kid,
+    read_statistics,
+    statistics,
+)
+
+SAMPLES, IMAGES = "samples", "images"  # folders of a test's samples and of predicted images
+SHOWN, PER_CLASS = 10, 4  # classes and images per class of the sheet
+SIDE, MARGIN = 64, 2  # pixels
+
+
+class GenerationTask(BaseTask):
+    """Generation of images of classes.
+
+    Validation measures the error of the predicted noise or velocity, at noise that depends on the
+    inputs alone. A test draws samples with labels drawn uniformly, writes them as PNGs, and
+    compares them with the test images.
+
+    Args:
+        model: See ``BaseTask``.
+        class_names: Names of the classes, in label order.
+        num_samples: Samples of a test; 0 for none.
+        sample_batch: Samples of one pass.
+        samples_folder: Folder of the samples; those that it has are not drawn again. None for a
+            folder of the run.
+        inception: Weights of torch-fidelity's Inception network, for FID and Inception score; None
+            leaves both out.
+        reference: Folder of images, or npz of ADM's evaluator, that FID compares with; None for the
+            test images.
+        **options: Options of ``BaseTask``.
+    """
+
+    family = FAMILY
+    metric_stores = ("errors",)
+    headline = ("mse",)
+    preview_images = SHOWN * PER_CLASS
+    why_no_loss = "the error of the predicted noise is a metric"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        num_samples: int = 0,
+        sample_batch: int = 64,
+        samples_folder: str | None = None,
+        inception: str | None = None,
+        reference: str | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
+        if num_samples < 0 or num_samples == 1:
+            raise ValueError(f"task.num_samples must be 0, or 2 and more, got {num_samples}")
+        if sample_batch < 1:
+            raise ValueError(f"task.sample_batch must be at least 1, got {sample_batch}")
+        self.class_names = tuple(class_names)
+        self.num_samples, self.sample_batch = num_samples, sample_batch
+        self.samples_folder, self.inception, self.reference = samples_folder, inception, reference
+        self.errors = MeanMetric().set_dtype(torch.float64)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Return the names of the error and of what compares samples."""
+        compared = ("kid", *(("fid", "is") if self.inception else ())) if self.num_samples else ()
+        return ("mse", *compared)
+
+    def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
+        """Add the errors of a batch."""
+        self.errors.update(predictions.double())
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Return the mean error; in a test also what compares samples with the test images."""
+        figures = {"mse": self.errors.compute().float()}
+        trainer: Any = self._trainer
+        if self.num_samples and trainer is not None and trainer.testing:
+            figures |= self._compare_samples(trainer)
+        return figures
+
+    def reset_metrics(self) -> None:
+        """Reset the mean."""
+        self.errors.reset()
+
+    def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
+        """Return the summed errors and their number."""
+        return predictions.double().sum(), torch.tensor(len(predictions))
+
+    def _compare_samples(self, trainer: Any) -> dict[str, Tensor]:
+        folder = Path(self.samples_folder or Path(trainer.default_root_dir) / SAMPLES)
+        files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
+        trainer.strategy.barrier("samples")
+        drawn = torch.stack([_read(file) for file in files])
+        real = self._real_images(trainer.datamodule)
+        found: dict[str, float] = {}
+        if real is not None and len(real) > 1:
+            channels = min(real.shape[1], drawn.shape[1])
+            found["kid"] = pixel_kid(*(one[:, :channels].float() / 255 for one in (drawn, real)))
+        if self.inception:
+            extractor = load_extractor(Path(self.inception)).to(self.device)
+            features, logits = extract(extractor, (_colour(one).to(self.device) for one in drawn))
+            found["is"] = inception_score(logits)
+            found["fid"] = fid(statistics(features), self._reference(extractor, real))
+        return {name: torch.tensor(value) for name, value in found.items()}
+
+    def _real_images(self, datamodule: Any) -> Tensor | None:
+        dataset = datamodule.dataset("val")
+        first = dataset[0, 0]["images"]
+        if first.shape[0] not in (1, 3):  # latents
+            return None
+        images = [dataset[0, index]["images"] for index in range(len(dataset))]
+        return torch.stack([to_bytes(image) for image in images])
+
+    def _reference(self, extractor: Any, real: Tensor | None) -> Any:
+        path = None if self.reference is None else Path(self.reference)
+        if path is not None and path.suffix == ".npz":
+            return read_statistics(path)
+        if path is not None:
+            files = sorted(
+                one for one in path.rglob("*") if one.suffix in (".png", ".jpg", ".JPEG")
+            )
+            if len(files) < 2:
+                raise ValueError(f"task.reference={path} holds {len(files)} images; it needs many")
+            images = [_read(file) for file in files]
+        elif real is not None:
+            images = list(real)
+        else:
+            raise ValueError("FID needs task.reference=<folder of images or npz of ADM>")
+        colours = (_colour(image).to(self.device) for image in images)
+        return statistics(extract(extractor, colours)[0])
+
+    @torch.no_grad()
+    def draw_samples(self, folder: Path, rank: int = 0, processes: int = 1) -> list[Path]:
+        """Draw the missing ones of ``num_samples`` samples; sample i has seed i.
+
+        Args:
+            folder: Receives a PNG per sample.
+            rank: Number of this process, which draws every ``processes``-th sample.
+            processes: Number of processes.
+
+        Returns:
+            The files of all samples, in order.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(self.model.num_classes, (self.num_samples,), generator=generator)
+        files = [folder / f"{index:06d}_{label}.png" for index, label in enumerate(labels.tolist())]
+        own = range(rank, self.num_samples, processes)
+        missing = [index for index in own if not files[index].is_file()]
+        for start in range(0, len(missing), self.sample_batch):
+            chosen = missing[start : start + self.sample_batch]
+            for index, image in zip(chosen, self.model.sample(labels[chosen], chosen), strict=True):
+                _write(files[index], image)
+        return files
+
+    def target_state(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"class_names": list(self.class_names)}
+
+    def target_arguments(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"class_names": self.class_names}
+
+    @classmethod
+    def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """Return a checkpoint's class names; None if the file lacks them."""
+        classes = classes_of(checkpoint)
+        return None if classes is None else {"class_names": classes.names}
+
+    def check_targets(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint of other classes."""
+        check_classes(checkpoint.values, self.class_names, checkpoint.path)
+
+    @torch.no_grad()
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Return per request ``image``, its class and seed, ``class``, ``seed``, ``pixels``."""
+        labels, seeds = batch["labels"], batch["seeds"].tolist()
+        drawn = self.model.sample(labels, seeds)
+        return [
+            {"image": name, "class": self.class_names[label], "seed": seed,
+             "pixels": _to_array(image)}
+            for name, label, seed, image in zip(
+                input_names(batch, datamodule, "image"), labels.tolist(), seeds, drawn, strict=True
+            )
+        ]  # fmt: skip
+
+    def save_arrays(self, row: Row) -> Row:
+        """Write an image as PNG; return its path in its place."""
+        trainer: Any = self.trainer
+        target = f"{IMAGES}/{row['class']}_{row['seed']:06d}.png"
+        path = Path(trainer.default_root_dir) / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            Image.fromarray(row["pixels"]).save(file, "PNG")
+        return row | {"pixels": target}
+
+    def answer(self, row: Row) -> str:
+        """Return the file of an image."""
+        return str(row["pixels"])
+
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Draw one sheet with a row per class."""
+        count = len(self.class_names)
+        spaced = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
+        labels = torch.tensor(spaced).repeat_interleave(PER_CLASS)
+        drawn = self.model.sample(labels, list(range(len(labels))))
+        return [sheet([self.class_names[label] for label in spaced], drawn)]
+
+
+def to_bytes(image: Tensor) -> Tensor:
+    """Return an image from -1 to 1 as uint8: (C, H, W)."""
+    return ((image.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+def _to_array(image: Tensor) -> Any:
+    pixels = to_bytes(image).permute(1, 2, 0).cpu().numpy()
+    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels[:, :, :3]
+
+
+def _write(file: Path, image: Tensor) -> None:
+    with whole_file(file) as opened:
+        Image.fromarray(_to_array(image)).save(opened, "PNG")
+
+
+def _read(file: Path) -> Tensor:
+    with Image.open(file) as image:
+        pixels = np.array(image.convert("L" if image.mode == "L" else "RGB"))
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+def _colour(image: Tensor) -> Tensor:
+    return image.expand(3, -1, -1) if len(image) == 1 else image
+
+
+def sheet(names: Sequence[str], images: Tensor) -> Image.Image:
+    """Draw images in rows, one per class: (classes * n, C, H, W)."""
+    columns = len(images) // len(names)
+    left = 8 + 7 * min(16, max(map(len, names)))
+    step = SIDE + MARGIN
+    whole = Image.new("RGB", (left + columns * step, len(names) * step), "white")
+    draw = ImageDraw.Draw(whole)
+    for row, name in enumerate(names):
+        draw.text((4, row * step + SIDE // 2 - 6), name[:16], fill="black")
+        for column in range(columns):
+            picture = Image.fromarray(_to_array(images[row * columns + column]))
+            picture = picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            whole.paste(picture.convert("RGB"), (left + column * step, row * step))
+    return whole

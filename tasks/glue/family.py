@@ -1,0 +1,36 @@
+"""Understanding of language: the sets of GLUE."""
+
+from tasks.engine.family import Counted, Family, Metric, Published
+
+# The metrics of GLUE's sets, in percent; ``score`` is the mean of a set's own.
+METRICS = {
+    "accuracy": "accuracy in %",
+    "f1": "F1 in %",
+    "matthews": "Matthews correlation in %",
+    "pearson": "Pearson correlation in %",
+    "spearman": "Spearman correlation in %",
+}
+
+FAMILY = Family(
+    name="glue",
+    task="tasks.glue.task.GlueTask",
+    modality="text",
+    unit="texts",
+    batch={
+        "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)", "labels": "(B,)",
+    },
+    targets=("classes",),
+    metrics=(
+        Metric("score", "GLUE's score in %", published="glue"),
+        *(Metric(name, title) for name, title in METRICS.items()),
+        Metric("mismatched", "accuracy on mismatched MNLI in %"),
+    ),
+    monitor="score",
+    counted=Counted({"num_classes": 2}, head="text_classifier", shape=(128,)),
+    analyses={"report": "", "mappings": ""},
+    channels_first=False,
+    published=Published(
+        "datamodules.text.glue.GlueDataModule", 1043, fixed_parameters=False,
+        incomparable="the paper gives neither its settings nor its pretraining",
+    ),
+)  # fmt: skip

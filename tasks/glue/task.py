@@ -1,0 +1,177 @@
+"""Classes and scores of texts, by the metrics of GLUE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from backbones.checkpoints.opening import Checkpoint
+from tasks.engine.base import BaseTask
+from tasks.engine.batches import Batch, Row, Summed, input_names
+from tasks.engine.classes import check_classes
+from tasks.glue.answers import Answers
+from tasks.glue.family import FAMILY, METRICS
+
+WIDTH, LINE, LETTERS = 860, 18, 90  # pixels, pixels, letters of a text that is drawn
+
+
+class GlueTask(BaseTask):
+    """Fine-tuning on a set of GLUE; ``score`` is the mean of the set's metrics, in percent.
+
+    Args:
+        model: See ``BaseTask``.
+        class_names: Names of the classes; empty for a score.
+        measured: Names of the metrics.
+        **options: Options of ``BaseTask``.
+
+    Raises:
+        ValueError: An unknown metric.
+    """
+
+    family = FAMILY
+    metric_stores = ("answers",)
+    preview_images = 12
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str] = (),
+        measured: Sequence[str] = ("accuracy",),
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
+        unknown = [name for name in measured if name not in METRICS]
+        if unknown or not measured:
+            raise ValueError(f"measured must name some of {', '.join(METRICS)}; got {measured}")
+        self.class_names, self.measured = tuple(class_names), tuple(measured)
+        self.answers = Answers()
+
+    @property
+    def headline(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the names of the score and of the set's metrics."""
+        return ("score", *self.measured)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Return the names of all metrics."""
+        return (*self.headline, "mismatched")
+
+    def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
+        """Keep answers and labels."""
+        guesses = predictions.argmax(1) if self.class_names else predictions.squeeze(1)
+        self.answers.update(guesses.float(), batch["labels"].float(), batch["group"])
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Return the metrics in percent; of MNLI those of the matched part, and ``mismatched``."""
+        guesses, labels, groups = self.answers.compute()
+        first = groups == 0
+        figures = {
+            name: 100 * measure(name, guesses[first], labels[first]) for name in self.measured
+        }
+        found = {"score": sum(figures.values()) / len(figures), **figures}
+        if (~first).any():
+            found["mismatched"] = 100 * measure(self.measured[0], guesses[~first], labels[~first])
+        return {name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()}
+
+    def reset_metrics(self) -> None:
+        """Forget all answers."""
+        self.answers.reset()
+
+    def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
+        """Return the summed loss and the number of texts."""
+        losses = self.model.losses(predictions, batch["labels"]).double()
+        return losses.sum(), torch.tensor(len(losses), device=losses.device)
+
+    def target_state(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"class_names": list(self.class_names)}
+
+    @classmethod
+    def targets_of(cls, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """Return nothing: the set in the config of a run decides its classes."""
+        return {}
+
+    def check_targets(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint of other classes."""
+        if self.class_names and checkpoint.values.get("class_names"):
+            check_classes(checkpoint.values, self.class_names, checkpoint.path, option="data.set")
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Return per text ``image``, its name, ``texts``, and an answer.
+
+        The answer is ``class`` with its ``share``, or ``score``.
+        """
+        rows = []
+        predicted = self.model.predict(batch)
+        names = input_names(batch, datamodule, "text")
+        numbers = batch["sample_id"].tolist()
+        for name, number, logits in zip(names, numbers, predicted, strict=True):
+            row: Row = {"image": name, "texts": list(datamodule.predicted_texts(number).texts)}
+            if self.class_names:
+                share, best = logits.float().softmax(0).max(0)
+                row |= {"class": self.class_names[int(best)], "share": round(share.item(), 6)}
+            else:
+                row["score"] = round(logits.item(), 4)
+            rows.append(row)
+        return rows
+
+    def answer(self, row: Row) -> str:
+        """Return the class with its share, or the score."""
+        if "score" in row:
+            return f"{row['score']:.3f}"
+        return f"{row['class']} ({100 * row['share']:.1f} %)"
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Draw a table of texts with answers and, if known, labels."""
+        lines: list[tuple[str, str]] = []
+        labels = batch.get("labels")
+        for index, row in enumerate(self.describe(batch, datamodule)):
+            text = self.answer(row)
+            right = True
+            if labels is not None and self.class_names:
+                truth = self.class_names[int(labels[index])]
+                right = truth == row["class"]
+                text += f", labelled {truth}"
+            elif labels is not None:
+                text += f", labelled {labels[index].item():.2f}"
+            colour = "black" if right else "firebrick"
+            lines += [(f"{one[:LETTERS]}", "dimgray") for one in row["texts"]]
+            lines.append((f"    {text}", colour))
+        whole = Image.new("RGB", (WIDTH, LINE * len(lines) + LINE), "white")
+        draw = ImageDraw.Draw(whole)
+        for number, (line, colour) in enumerate(lines):
+            # Pillow's own font has no letters beyond Latin-1.
+            plain = line.encode("latin-1", "replace").decode("latin-1")
+            draw.text((10, LINE // 2 + LINE * number), plain, fill=colour)
+        return [whole]
+
+
+def measure(name: str, guesses: Tensor, labels: Tensor) -> float:
+    """Return a metric of GLUE from 0 (or -1) to 1; 0 where it is undefined.
+
+    Args:
+        name: A key of ``METRICS``.
+        guesses: Classes or scores (N,).
+        labels: (N,).
+    """
+    guesses, labels = guesses.double(), labels.double()
+    if name == "accuracy":
+        return (guesses == labels).double().mean().item()
+    if name == "f1":
+        hits = ((guesses == 1) & (labels == 1)).sum().item()
+        return 2 * hits / max(1, int((guesses == 1).sum() + (labels == 1).sum()))
+    if guesses.std(correction=0) == 0 or labels.std(correction=0) == 0:
+        return 0.0
+    if name == "spearman":
+        return float(spearmanr(guesses.cpu().numpy(), labels.cpu().numpy()).statistic)
+    # Of two classes, Pearson's correlation is Matthews'.
+    return torch.corrcoef(torch.stack([guesses, labels]))[0, 1].item()

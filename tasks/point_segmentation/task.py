@@ -1,0 +1,177 @@
+"""Semantic segmentation of point clouds, by mean IoU over all points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from heads.point_segmentation import IGNORED
+from tasks.engine.batches import Batch, Row, Summed, input_names
+from tasks.engine.classes import ClassesTask, check_several
+from tasks.engine.whole_files import whole_file
+from tasks.point_segmentation.family import FAMILY
+from tasks.point_segmentation.pictures import UNKNOWN, draw_cloud, palette
+from tasks.point_segmentation.ply import write_ply
+
+CLOUDS = "clouds"  # folder of labelled clouds
+MOST = 8  # classes of a cloud listed in a line
+
+
+class PointSegmentationTask(ClassesTask):
+    """Classes of points; mean IoU, mean class accuracy and accuracy of points in percent.
+
+    Counts are summed over all points of the set before dividing. The means skip classes that
+    neither occur nor are predicted.
+
+    Args:
+        model: See ``BaseTask``.
+        class_names: Names of the classes, in label order.
+        mix: Share of training batches whose clouds are merged in pairs.
+        **options: Options of ``BaseTask``.
+
+    Source of ``mix``: Nekrasov et al., "Mix3D", 3DV 2021, https://arxiv.org/abs/2110.02210.
+    """
+
+    family = FAMILY
+    headline = ("mIoU", "allAcc")
+    metric_stores = ("confusion",)
+    preview_images = 3
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        *,
+        mix: float = 0.0,
+        optimizer: Mapping[str, Any] | None = None,
+        schedule: Mapping[str, Any] | None = None,
+        ema: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
+        check_several(self.class_names, "a class of the other points")
+        if not 0 <= mix <= 1:
+            raise ValueError(f"task.mix must be from 0 to 1, got {mix}")
+        self.mix = mix
+        self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Return the names of mean IoU, mean class accuracy and accuracy of points."""
+        return ("mIoU", "mAcc", "allAcc")
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Merge the clouds of a training batch in pairs, in a share of the batches."""
+        if not self.mix or len(batch["points"]) < 2 or torch.rand(()) >= self.mix:
+            return batch
+        return {**batch, "points": paired(batch["points"], float("nan")),
+                "labels": paired(batch["labels"], IGNORED)}  # fmt: skip
+
+    def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
+        """Count points by label (rows) and prediction (columns)."""
+        self.confusion.update(predictions.argmax(-1).flatten(), batch["labels"].flatten())
+
+    def compute_metrics(self) -> dict[str, Tensor]:
+        """Return mIoU, mAcc and allAcc in percent."""
+        counts = self.confusion.compute().double()
+        hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+        union = truth + predicted - hits
+        self.class_figures = [
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "points": int(own)}
+            for name, hit, joint, own in zip(
+                self.class_names, hits.tolist(), union.tolist(), truth.tolist(), strict=True
+            )
+        ]
+        figures = {
+            "mIoU": (hits / union)[union > 0].mean(),
+            "mAcc": (hits / truth)[truth > 0].mean(),
+            "allAcc": hits.sum() / truth.sum(),
+        }
+        return {name: (100 * value).float() for name, value in figures.items()}
+
+    def reset_metrics(self) -> None:
+        """Reset the counts."""
+        self.confusion.reset()
+
+    def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
+        """Return the summed cross entropy and the number of labelled points."""
+        counted = batch["labels"] != IGNORED
+        losses = F.nll_loss(predictions[counted], batch["labels"][counted], reduction="sum")
+        return losses.double(), counted.sum()
+
+    def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
+        """Return per cloud ``image``, its name, ``shares`` of points by class, ``labels`` (N,)."""
+        rows = []
+        predicted = self.model.predict(batch).argmax(-1).cpu()
+        names = input_names(batch, datamodule, "cloud")
+        for index, (name, labels) in enumerate(zip(names, predicted, strict=True)):
+            found = labels[~batch["points"][index, :, 0].isnan().cpu()]
+            classes, counts = found.unique(return_counts=True)
+            shares = (counts / counts.sum()).tolist()
+            named = {
+                self.class_names[label]: round(share, 6)
+                for label, share in zip(classes.tolist(), shares, strict=True)
+            }
+            number = int(batch["sample_id"][index])
+            rows.append({"image": name, "shares": named, "labels": found.numpy(), "number": number})
+        return rows
+
+    def save_arrays(self, row: Row) -> Row:
+        """Write a cloud with its predicted labels as a ply file; return its path in their place."""
+        trainer: Any = self.trainer
+        cloud = trainer.datamodule.predicted_cloud(row["number"])
+        target = f"{CLOUDS}/{row['number']:04d}_{Path(row['image']).stem}.ply"
+        path = Path(trainer.default_root_dir) / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colours = palette(len(self.class_names))[row["labels"]]
+        comments = [f"class {index} {name}" for index, name in enumerate(self.class_names)]
+        with whole_file(path) as file:
+            write_ply(file, cloud.coord, colours, row["labels"], comments)
+        return {key: value for key, value in row.items() if key != "number"} | {"labels": target}
+
+    def answer(self, row: Row) -> str:
+        """Return the classes with their shares of the points, the largest first."""
+        shares = sorted(row["shares"].items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares[:MOST])
+        return shown + f", {len(shares) - MOST} more" * (len(shares) > MOST)
+
+    @torch.no_grad()
+    def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
+        """Draw each cloud's colours, labels if known, and prediction, from two views."""
+        colours = palette(len(self.class_names))
+        pictures = []
+        for row in self.describe(batch, datamodule):
+            cloud = datamodule.predicted_cloud(row["number"])
+            shown = {} if cloud.color is None else {"colours": cloud.color.astype(np.uint8)}
+            present = set(row["labels"].tolist())
+            if cloud.labels is not None:
+                known = cloud.labels >= 0
+                labels = cloud.labels.clip(0, len(colours) - 1)
+                shown["labels"] = np.where(known[:, None], colours[labels], UNKNOWN)
+                present |= set(labels[known].tolist())
+            shown["predicted"] = colours[row["labels"]]
+            legend = [
+                (self.class_names[label], tuple(colours[label].tolist()))
+                for label in sorted(present)
+            ]
+            pictures.append(draw_cloud(cloud.coord, shown, legend))
+        return pictures
+
+
+def paired(values: Tensor, fill: float) -> Tensor:
+    """Join the rows 2i and 2i + 1 of a batch: (B, N, ...) -> (ceil(B / 2), 2 N, ...)."""
+    if len(values) % 2:
+        values = torch.cat([values, torch.full_like(values[:1], fill)])
+    return values.unflatten(0, (-1, 2)).flatten(1, 2)
+
+
+def _share(part: float, whole: float) -> float | None:
+    """Return a share in percent; None if the whole is 0."""
+    return 100 * part / whole if whole else None

@@ -1,0 +1,148 @@
+"""Hosts of point clouds: submanifold convolutions, FFNet_3D against plain references, counts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backbones import create_backbone, list_backbones
+from backbones.analysis.counting import count_macs, count_parameters
+from backbones.base import HostConfig
+from backbones.hosts.ffnet_3d.host import FFNet3D
+from backbones.hosts.scaffolds.points import flat_square
+from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
+from heads.point_segmentation import PointSegmenter
+from tests.references import points as plain
+from tools.papers.published import load_rows
+
+SMALL = {"depths": (1, 1), "dims": (4, 6), "decoder_depths": (1,), "decoder_dims": (5,),
+         "kernel_size": 3, "act": "gelu", "channels": 3}  # fmt: skip
+
+
+def voxels(count=60, side=5, batch=2):
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(0, side, (count, 3), generator=generator)
+    return torch.cat([torch.arange(count)[:, None] % batch, places], dim=1)
+
+
+def randomised(module):
+    """Every tensor drawn at random, so that no part is zero or the identity."""
+    generator = torch.Generator().manual_seed(1)
+    for name, value in module.state_dict().items():
+        if value.is_floating_point():
+            value.copy_(0.5 * torch.rand(value.shape, generator=generator, dtype=value.dtype))
+            if "weight" in name:
+                value.sub_(0.2)
+            if "running_var" in name:
+                value.add_(0.5)
+    return module
+
+
+@pytest.mark.parametrize(("side", "groups"), [(3, 1), (5, 1), (3, 4)])
+def test_it_equals_a_masked_dense_convolution(side, groups):
+    level = VoxelLevel(voxels())
+    conv = SubmanifoldConv3d(4, 4, side, groups=groups).double()
+    x = torch.randn(len(level), 4, dtype=torch.double, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    weight = conv.weight.detach().clone().requires_grad_()
+    at = tuple(level.coords.T)
+    dense = torch.zeros(2, 5, 5, 5, 4, dtype=torch.double).index_put(at, other)
+    dense = F.conv3d(
+        dense.movedim(4, 1), weight.movedim(4, 1), conv.bias.detach(), padding=side // 2,
+        groups=groups,
+    )  # fmt: skip
+    wanted, found = dense.movedim(1, 4)[at], conv(x, level)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    weights = torch.randn_like(wanted)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(conv.weight.grad, weight.grad, rtol=0, atol=1e-12)
+
+
+def test_a_level_is_sorted_once_and_pooled():
+    grid = voxels()
+    level = VoxelLevel(grid)
+    assert torch.equal(level.coords[level.inverse], grid)
+    assert level.pairs(3) is level.pairs(3)
+    coarse = level.coarser()
+    x = torch.randn(len(level), 3)
+    wanted = [x[coarse.inverse == cell].amax(0) for cell in range(len(coarse))]
+    torch.testing.assert_close(cell_max(x, coarse), torch.stack(wanted))
+    far = torch.tensor([[0, 0, 0, 0], [0, 2**25, 2**25, 2**25]])
+    with pytest.raises(ValueError, match=r"more than can be numbered; .*data\.grid_size"):
+        VoxelLevel(far)
+
+
+def test_the_network_equals_a_plain_one_with_gradients():
+    host = randomised(FFNet3D(HostConfig((1, 1)), **SMALL).double().eval())
+    level = VoxelLevel(voxels(30, 4))
+    x = torch.randn(len(level), 3, dtype=torch.double, requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    weights = {
+        name: value.detach().clone().requires_grad_(value.is_floating_point())
+        for name, value in host.state_dict().items()
+    }
+    places = [tuple(row) for row in level.coords.tolist()]
+    wanted = plain.encode(places, other, weights, SMALL["depths"], SMALL["decoder_depths"])
+    found = host.encode(x, level)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    by = torch.randn_like(wanted)
+    (found * by).sum().backward()
+    (wanted * by).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-8, atol=1e-8)
+    for name, parameter in host.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, weights[name].grad, rtol=1e-7, atol=1e-7, msg=name
+        )
+
+
+def test_clouds_are_independent_and_their_order_is_free():
+    host = randomised(create_backbone("ffnet_3d_tiny", channels=3, fast=False).double().eval())
+    cloud = torch.cat([8 * torch.rand(50, 3), torch.randn(50, 3)], dim=1).double()
+    order = torch.randperm(50)
+    other = torch.full((60, 6), float("nan"), dtype=torch.double)
+    other[:50] = cloud[order]
+    other[:50, :3] += torch.tensor([16.0, -32.0, 64.0])  # by whole cells of the coarsest level
+    full = torch.cat([10 * torch.rand(60, 3), torch.randn(60, 3)], dim=1).double()
+    (alone,) = host(cloud[None])
+    (both,) = host(torch.stack([other, full]))
+    torch.testing.assert_close(both[0, :, :50], alone[0][:, order])
+    assert (both[0, :, 50:] == 0).all()
+    torch.testing.assert_close(host.embed(cloud[None]), alone.mean(2))
+
+
+def test_counts():
+    with torch.device("meta"):
+        host = create_backbone("ffnet_3d")
+        assert count_parameters(PointSegmenter(host, 20, 0.02)) == 103_212_436
+        assert count_parameters(host) == 103_211_136
+        text = create_backbone("ffnet_3d", form="paper")
+    assert [len(stage.blocks) for stage in text.stages] == [0, 2, 2, 6, 2, 1, 1, 1, 1]
+    assert flat_square(1, 9)[:, 1:3].tolist() == [[i, j] for i in range(3) for j in range(3)]
+    conv = SubmanifoldConv3d(2, 3, 3)
+
+    def on_a_square(x):
+        return conv.to("meta")(x[0], VoxelLevel(flat_square(1, 9), x.device))
+
+    pairs = 9 + 2 * (6 + 6 + 4 + 4)  # itself, and the neighbours in a square of 3 x 3
+    assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2 * 3
+
+
+def test_channel_mixers_that_ignore_order_fit():
+    names = list_backbones("ffnet_3d_tiny_*")
+    assert {"ffnet_3d_tiny_glu", "ffnet_3d_tiny_star"} <= set(names)
+    assert "ffnet_3d_tiny_afbo" not in names
+    host = create_backbone("ffnet_3d_tiny_glu", drop_path_rate=0.1)
+    (found,) = host(torch.cat([9 * torch.rand(2, 300, 3), torch.randn(2, 300, 6)], dim=2))
+    found.square().mean().backward()
+    assert all(p.grad is not None for p in host.parameters())
+    with pytest.raises(ValueError, match=r"takes 6 features per point, got 3; pass backbone"):
+        host(torch.rand(1, 20, 6))
+
+
+@pytest.mark.parametrize("row", load_rows("ffnet", "point_segmentation"), ids=lambda row: row.name)
+def test_published_rows(row):
+    classes = {"scannet": 20, "scannet200": 200, "s3dis": 13}[row.train.data]
+    with torch.device("meta"):
+        host = create_backbone(row.backbone, **row.options)
+        assert count_parameters(PointSegmenter(host, classes, 0.02)) == row.params

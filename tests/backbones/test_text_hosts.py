@@ -1,0 +1,212 @@
+"""BERT and GPT-1 against plain references and transformers; mixers on padded sequences."""
+
+import pytest
+import torch
+
+from backbones import create_backbone
+from backbones.analysis.counting import count_parameters
+from heads.text import TextClassifier
+from tests.references import text as plain
+from tools.papers.published import load_rows
+
+WORDS = 50
+
+
+def randomised(module):
+    generator = torch.Generator().manual_seed(1)
+    for name, value in module.state_dict().items():
+        if value.is_floating_point():
+            value.copy_(0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype))
+            if "norm" in name.lower() and name.endswith("weight"):
+                value.add_(1)
+    return module
+
+
+def host(name, **options):
+    made = create_backbone(name, img_size=16, vocabulary=WORDS, fast=False, **options)
+    return randomised(made.double().eval())
+
+
+def texts():
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, WORDS, (2, 9), generator=generator)
+    segments = torch.tensor([[0] * 5 + [1] * 4] * 2)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, 6:] = False
+    return tokens, segments, mask
+
+
+BERT = {
+    "blocks.": "encoder.layer.", ".attn.proj.": ".attention.output.dense.",
+    ".attn.": ".attention.self.", ".norm1.": ".attention.output.LayerNorm.",
+    ".norm2.": ".output.LayerNorm.", ".mlp.fc1.": ".intermediate.dense.",
+    ".mlp.fc2.": ".output.dense.", "words.": "embeddings.word_embeddings.",
+    "positions.": "embeddings.position_embeddings.",
+    "segments.": "embeddings.token_type_embeddings.", "pooler.": "pooler.dense.",
+}  # fmt: skip
+GPT = {
+    "blocks.": "h.", ".attn.qkv.": ".attn.c_attn.", ".attn.proj.": ".attn.c_proj.",
+    ".norm": ".ln_", ".mlp.fc1.": ".mlp.c_fc.", ".mlp.fc2.": ".mlp.c_proj.",
+    "words.": "tokens_embed.", "positions.": "positions_embed.",
+}  # fmt: skip
+
+
+def names_of_transformers(state, names):
+    """Tensors by the names of transformers."""
+    found = {}
+    for key, value in state.items():
+        name = key if key[:5] != "norm." else f"embeddings.LayerNorm.{key[5:]}"
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        found[name] = value
+    return found
+
+
+def theirs_bert(state):
+    return names_of_transformers(state, BERT)
+
+
+def theirs_gpt(state):
+    joined = {}
+    for key, value in state.items():
+        if ".attn.query." in key:
+            parts = [state[key.replace("query", part)] for part in ("query", "key", "value")]
+            joined[key.replace("query", "qkv")] = torch.cat(parts)
+        elif ".attn.key." not in key and ".attn.value." not in key:
+            joined[key] = value
+    transposed = {
+        key: value.T if value.ndim == 2 and key.startswith("blocks.") else value
+        for key, value in joined.items()
+    }
+    return names_of_transformers(transposed, GPT)
+
+
+def test_bert_equals_a_plain_one_with_gradients():
+    made = host("bert_tiny")
+    tokens, segments, mask = texts()
+    own = {k: v.detach().clone().requires_grad_() for k, v in made.state_dict().items()}
+    wanted, pooled = plain.bert(tokens, segments, mask, theirs_bert(own), 2, 4)
+    found = made.encode(tokens, segments, mask)
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(made.embed(tokens, segments, mask), pooled, rtol=1e-8, atol=1e-8)
+    by = torch.randn_like(pooled)
+    (made.embed(tokens, segments, mask) * by).sum().backward()
+    (pooled * by).sum().backward()
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad, own[name].grad, rtol=1e-6, atol=1e-8, msg=name)
+
+
+def test_gpt_equals_a_plain_one_with_gradients():
+    made = host("gpt_tiny")
+    tokens, _, mask = texts()
+    own = {k: v.detach().clone().requires_grad_() for k, v in made.state_dict().items()}
+    wanted = plain.gpt(tokens, theirs_gpt(own), 2, 4)
+    torch.testing.assert_close(made.encode(tokens, None, mask)[mask], wanted[mask])
+    last = torch.stack([wanted[0, 8], wanted[1, 5]])
+    found = made.embed(tokens, None, mask)
+    torch.testing.assert_close(found, last)
+    by = torch.randn_like(last)
+    (found * by).sum().backward()
+    (last * by).sum().backward()
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad, own[name].grad, rtol=1e-6, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt_tiny"])
+def test_files_of_transformers_load(name):
+    made = host(name)
+    state = made.state_dict()
+    given = theirs_bert(state) if name == "bert_tiny" else theirs_gpt(state)
+    prefix, head = ("bert.", "cls.predictions.bias") if name == "bert_tiny" else (
+        "transformer.", "lm_head.weight")  # fmt: skip
+    converted = made.convert_state_dict(
+        {f"{prefix}{key}": value for key, value in given.items()} | {head: torch.zeros(2)}
+    )
+    assert converted.keys() == state.keys()
+    assert all(torch.equal(converted[key], value) for key, value in state.items())
+
+
+def test_bert_equals_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=256,
+    )  # fmt: skip
+    theirs = randomised(transformers.BertModel(config).double().eval())
+    made = host("bert_tiny")
+    made.load_state_dict(made.convert_state_dict(dict(theirs.state_dict())))
+    tokens, segments, mask = texts()
+    with torch.no_grad():
+        wanted = theirs(input_ids=tokens, token_type_ids=segments, attention_mask=mask.long())
+        found = made.encode(tokens, segments, mask)
+        torch.testing.assert_close(found[mask], wanted.last_hidden_state[mask])
+        torch.testing.assert_close(made.embed(tokens, segments, mask), wanted.pooler_output)
+
+
+def test_gpt_equals_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OpenAIGPTConfig(vocab_size=WORDS, n_embd=64, n_layer=2, n_head=4)
+    theirs = randomised(transformers.OpenAIGPTModel(config).double().eval())
+    made = host("gpt_tiny")
+    made.load_state_dict(made.convert_state_dict(dict(theirs.state_dict())))
+    tokens, _, mask = texts()
+    with torch.no_grad():
+        wanted = theirs(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        torch.testing.assert_close(made.encode(tokens, None, mask)[mask], wanted[mask])
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
+@pytest.mark.parametrize(("name", "causal"), [("bert_tiny_afbo", False), ("gpt_tiny_afbo", True)])
+def test_a_mixer_along_the_sequence_skips_padding_and_the_future(name, causal, fast):
+    made = create_backbone(name, img_size=16, vocabulary=WORDS, fast=fast)
+    made = randomised(made.double().eval())
+    tokens, _, mask = texts()
+    other = tokens.clone()
+    other[1, 6:] = (other[1, 6:] + 1) % WORDS
+    one, two = (made.encode(given, None, mask)[mask] for given in (tokens, other))
+    torch.testing.assert_close(one, two)
+    alone = made.encode(tokens[1:, :6])[0]
+    torch.testing.assert_close(made.encode(tokens, None, mask)[1, :6], alone)
+    later = tokens.clone()
+    later[0, 5:] = (later[0, 5:] + 1) % WORDS
+    changed = made.encode(later)[0, :5] - made.encode(tokens)[0, :5]
+    assert (changed.abs().max() < 1e-9) == causal
+    # The kernels do reach over neighbours: an earlier word changes a later place.
+    made.blocks[0].attn.proj.weight.data.zero_()
+    made.blocks[1].attn.proj.weight.data.zero_()
+    earlier = tokens.clone()
+    earlier[0, 3] = (earlier[0, 3] + 1) % WORDS
+    assert (made.encode(earlier)[0, 4] - made.encode(tokens)[0, 4]).abs().max() > 1e-6
+
+
+def test_counts():
+    counts = {}
+    for name in ("bert_base", "bert_large", "gpt1"):
+        with torch.device("meta"):
+            counts[name] = count_parameters(create_backbone(name))
+            with_afbo = count_parameters(create_backbone(f"{name}_afbo"))
+        counts[f"{name}_afbo"] = with_afbo - counts[name]
+    assert counts == {
+        "bert_base": 109_482_240, "bert_base_afbo": 331_776,
+        "bert_large": 335_141_888, "bert_large_afbo": 884_736,
+        "gpt1": 116_534_784, "gpt1_afbo": 331_776,
+    }  # fmt: skip
+
+
+def test_mixers_that_read_padding_are_refused():
+    with pytest.raises(ValueError, match="reads padding, so it does not fit this text network"):
+        create_backbone("bert_tiny", img_size=16, vocabulary=WORDS, token_mixer="attention")
+    with pytest.raises(ValueError, match="reads later tokens"):
+        create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="attention")
+    made = create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="sep_conv")
+    assert made.embed(texts()[0]).shape == (2, 64)
+    with pytest.raises(ValueError, match=r"has 512 positions, fewer than 600 tokens"):
+        create_backbone("bert_tiny", img_size=600)
+
+
+@pytest.mark.parametrize("row", load_rows("afbo", "glue"), ids=lambda row: row.name)
+def test_published_rows(row):
+    classes = 3 if row.train.data == "mnli" else 2
+    with torch.device("meta"):
+        model = TextClassifier(create_backbone(row.backbone, **row.options), classes)
+    assert count_parameters(model) == row.params

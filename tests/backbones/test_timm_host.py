@@ -1,0 +1,334 @@
+"""Any model of timm as a host: slots and their geometry, maps, timm's logits, options."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from backbones import PointwiseMixer, create_backbone, list_mixers
+from backbones.checkpoints.adoption import adopt, convert
+from backbones.checkpoints.opening import in_memory
+from backbones.hosts.timm_model import listing
+from backbones.hosts.timm_model.placed import Placed
+from backbones.registry import find_host, find_mixer, why_unfit
+from heads.linear import LinearClassifier
+from tests.errors import refuses
+from tests.families import SMALLEST as SMALLEST_HOSTS
+from tests.tensors import drawn_tensors
+from tests.timm_geometry import build_for_geometry, first_slot, seen_changes, spread
+
+LISTED = listing.read_list()
+SMALLEST = listing.smallest_of_families(LISTED)
+CHANNEL = [name for name in SMALLEST.values() if LISTED[name].channel]
+TOKEN = [name for name in SMALLEST.values() if LISTED[name].token]
+# Models of one layout each: tokens with and without prefix, maps of both orders, windows, others.
+QUICK = ("test_vit", "test_convnext", "hiera_tiny_224", "mobilevitv2_050", "davit_tiny")
+LARGE = 4e8  # parameters, from which building takes too long and too much memory
+
+
+def rest_slow(names, quick=QUICK):
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        pytest.param(name, kind, marks=() if name in QUICK else pytest.mark.slow)
+        for kind, names in (("channel", CHANNEL), ("token", TOKEN))
+        for name in sorted({*names, *(QUICK if kind == "channel" else ())})
+    ],
+)
+def test_a_changed_block_of_pixels_changes_the_map_of_a_mixer_there_and_nowhere_else(model, kind):
+    backbone = build_for_geometry(model, kind)
+    found = first_slot(backbone, kind)
+    changed, expected = seen_changes(backbone, found)
+    # Convolutions before the slot reach a few places further.
+    assert not (changed & ~spread(expected, 3)).any(), f"{found.name}: changes elsewhere"
+    inside = ~spread(~expected, 1)
+    assert changed[inside].all() if inside.any() else changed.any()
+
+
+def test_many_families_take_mixers():
+    families = listing.count_families(LISTED)
+    assert sum(one.channel > 0 for one in families) >= 50
+    assert sum(one.token > 0 for one in families) >= 40
+
+
+def test_the_list_is_that_of_the_installed_timm():
+    assert set(LISTED) == set(timm.list_models())
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_convnext", "crossvit_tiny_240"])
+def test_the_list_is_what_is_found(model):
+    assert listing.try_model(model) == LISTED[model]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sorted(LISTED))
+def test_every_model_is_as_listed(model):
+    stored = LISTED[model]
+    if not stored.parameters and not stored.error:
+        pytest.skip("not tried yet: python tools/timm_slots.py write=true")
+    if stored.parameters < LARGE:
+        assert listing.try_model(model) == stored
+
+
+def timm_model(name: str, classes: int = 5):
+    """A model in float64 with other values in every tensor."""
+    config = timm.get_pretrained_cfg(name)
+    network = timm.create_model(name, num_classes=classes if config.num_classes else 0)
+    drawn = drawn_tensors(network.state_dict())
+    network.load_state_dict(drawn)
+    return network.double().eval()
+
+
+@pytest.mark.parametrize("model", rest_slow(SMALLEST.values(), ("test_vit", "test_convnext")))
+@torch.no_grad()
+def test_logits_are_those_of_timm(model):
+    if LISTED[model].parameters > 2e8:
+        pytest.skip("too large")
+    theirs = timm_model(model)
+    backbone = create_backbone("timm", model=model).double()
+    converted = convert(in_memory(theirs.state_dict(), "file"), backbone)
+    images = torch.randn(1, 3, *LISTED[model].size, dtype=torch.float64)
+    if converted.has_classifier:
+        ours = LinearClassifier(backbone, 5).double().eval()
+        report = adopt(ours, converted)
+    else:
+        report = adopt(backbone, converted)
+        ours = backbone.eval().embed
+    assert report.initialised == ()
+    expected = theirs(images)
+    torch.testing.assert_close(ours(images), expected, rtol=1e-6, atol=1e-6 * expected.abs().max())
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("model", rest_slow(SMALLEST.values(), ("test_vit", "test_convnext")))
+@torch.no_grad()
+def test_maps_and_embedding_are_as_declared(model, dense):
+    if LISTED[model].parameters > 2e8:
+        pytest.skip("too large")
+    backbone = create_backbone("timm", model=model, dense=dense).eval()
+    size = backbone.facts.size if backbone.facts.is_fixed else (70, 106)
+    maps = backbone(torch.randn(1, 3, *size))  # its own check compares them with feature_info
+    if dense:
+        assert [info.stride for info in backbone.feature_info] == [4, 8, 16, 32]
+    else:
+        assert backbone.embed(torch.randn(1, 3, *size)).shape == (1, backbone.num_features)
+    assert all(one.isfinite().all() for one in maps)
+
+
+def test_mixers_in_both_slots_train_and_reload(tmp_path):
+    backbone = create_backbone(
+        "timm", model="test_vit", mixer={"name": "afbo"}, token_mixer={"name": "sbm"}, img_size=64
+    )
+    assert backbone.name == "timm_afbo"
+    assert backbone.num_prefix_tokens == 0  # sbm takes none
+    backbone.embed(torch.randn(2, 3, 64, 64)).square().sum().backward()
+    assert all(one.grad is not None for one in backbone.parameters())
+    torch.save(backbone.state_dict(), tmp_path / "weights.pth")
+    again = create_backbone(**{**backbone.made_by, "pretrained": tmp_path / "weights.pth"})
+    images = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(again.eval().embed(images), backbone.eval().embed(images))
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(backbone)))
+    torch.testing.assert_close(copied.embed(images), backbone.embed(images))
+
+
+def test_weights_of_the_plain_model_load_beside_new_mixers():
+    theirs = timm_model("test_vit", 3)
+    backbone = create_backbone("timm_afbo", model="test_vit").double()
+    report = adopt(backbone, in_memory(theirs.state_dict(), "file"))
+    assert all(".mixer." in key for key in report.initialised)
+    assert any("mlp" in key for key in report.skipped)
+    own = backbone.state_dict()["network.blocks.0.attn.qkv.weight"]
+    assert torch.equal(own, theirs.state_dict()["blocks.0.attn.qkv.weight"])
+
+
+def _trials() -> list:
+    """Every mixer once, and every family once with each kind, drawn by turns."""
+    host, cases = find_host("timm"), []
+    for kind, models in (("channel", CHANNEL), ("token", TOKEN)):
+        mixers = [
+            name
+            for name in list_mixers(kind)
+            if name != "ffn" and not why_unfit(host, find_mixer(name))
+        ]
+        for turn in range(max(len(mixers), len(models))):
+            cases.append((models[turn % len(models)], kind, mixers[turn % len(mixers)]))
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "kind", "mixer"), _trials())
+def test_each_family_and_each_mixer_trains(model, kind, mixer):
+    if LISTED[model].parameters > 1e8:
+        pytest.skip("too large")
+    options = {"mixer": {"name": mixer}} if kind == "channel" else {"token_mixer": mixer}
+    try:
+        backbone = create_backbone("timm", model=model, **options)
+    except ValueError as refused:
+        if "class token" in str(refused) or "refuses" in str(refused):
+            pytest.skip(str(refused))
+        raise
+    backbone.embed(torch.randn(2, 3, *backbone.facts.size)).square().sum().backward()
+    for name, mixer_ in backbone.mixers().items():
+        grads = [one.grad for one in mixer_.parameters()]
+        assert all(grad is not None and grad.isfinite().all() for grad in grads), name
+
+
+class Zero(PointwiseMixer):
+    def mix(self, x: Tensor) -> Tensor:
+        return x * 0
+
+
+@pytest.mark.parametrize(
+    "model", ["test_vit", "swin_tiny_patch4_window7_224", "hiera_tiny_224", "mobilevit_xxs"]
+)
+@torch.no_grad()
+def test_layouts_are_inverted(model):
+    backbone = create_backbone("timm", model=model, img_size=64 if "hiera" not in model else None)
+    for one in {
+        (o.kind, type(o.layout), o.layout.place.stride): o for o in backbone.slots.found
+    }.values():
+        layout, prefix = one.layout, one.layout.prefix
+        given = next(iter(backbone.facts.calls[one.name])).given
+        if one.method:
+            continue
+        x = torch.randn(given)
+        folded, tokens = layout.fold(x)
+        assert tuple(folded.shape[1:3]) == layout.place.size
+        assert (tokens is None) == (prefix == 0)
+        torch.testing.assert_close(layout.unfold(folded, tokens, x), x)
+
+
+def test_layers_are_those_of_timm():
+    from timm.optim import param_groups_layer_decay
+
+    theirs = timm.create_model("test_vit")
+    groups = param_groups_layer_decay(theirs, layer_decay=0.5)
+    scales = {id(one): group["lr_scale"] for group in groups for one in group["params"]}
+    expected = {name: scales[id(one)] for name, one in theirs.named_parameters()}
+    backbone = create_backbone("timm", model="test_vit")
+    last = backbone.num_layers - 1
+    for name, _ in backbone.named_parameters():
+        scale = 0.5 ** (last - backbone.layer_id(name))
+        assert math.isclose(scale, expected[name.removeprefix("network.")]), name
+
+
+def test_stages_are_frozen():
+    backbone = create_backbone("timm", model="test_convnext", frozen_stages=1).train()
+    frozen = {name for name, one in backbone.named_parameters() if not one.requires_grad}
+    assert any("stages.0" in name for name in frozen)
+    assert not any("stages.1" in name for name in frozen)
+
+
+def test_recomputation_gives_the_same_gradients():
+    gradients = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        backbone = create_backbone(
+            "timm_afbo", model="test_vit", img_size=64, grad_checkpointing=recomputes
+        ).double()
+        backbone.embed(torch.ones(1, 3, 64, 96, dtype=torch.float64)).sum().backward()
+        gradients.append([one.grad for one in backbone.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_placed_mixer_gets_oblong_maps():
+    backbone = create_backbone("timm_afbo", model="test_vit", img_size=64).eval()
+    seen = []
+    placed = next(one for one in backbone.modules() if isinstance(one, Placed))
+    placed.mixer.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1:3]))
+    backbone(torch.zeros(1, 3, 64, 96))
+    backbone(torch.zeros(1, 3, 96, 64))
+    assert seen == [(4, 6), (6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "vit_smal_patch16_224"}, "did you mean vit_small_patch16_224"),
+        ({"model": "resnet18", "mixer": "afbo"}, "no feed-forward network"),
+        ({"model": "test_vit", "options": {"window_size": 7}}, "timm refuses test_vit"),
+        ({"model": "levit_128s", "img_size": 128}, "224x224 pixels only"),
+        ({"mixer": "afbo", "name": "timm_iffn"}, "timm_iffn already has iffn"),
+    ],
+)
+def test_errors_name_the_remedy(options, said):
+    refuses(said, create_backbone, **{"name": "timm", **options})
+
+
+# Named hosts and their models in timm. Swin pads before it rolls, as its authors do; the size has
+# no padding. ``extra`` are options of the named host.
+NAMED = {
+    "deit_t": "deit_tiny_patch16_224",
+    "convnext_t": "convnext_tiny",
+    "mixer_s16": "mixer_s16_224",
+    "gmlp_s": "gmlp_s16_224",
+    "poolformer_s12": "poolformer_s12",
+    "pvt_v2_b1": "pvt_v2_b1",
+    "gcvit_xxt": "gcvit_xxtiny",
+    "swin_t": "swin_tiny_patch4_window7_224",
+    "resnet18": "resnet18",
+}
+
+
+@pytest.mark.parametrize(
+    ("host", "model"),
+    [
+        pytest.param(*pair, marks=() if pair[0] == "resnet18" else pytest.mark.slow)
+        for pair in NAMED.items()
+    ],
+)
+@torch.no_grad()
+def test_a_named_host_is_the_same_network(host, model):
+    theirs = timm.create_model(model, num_classes=0)
+    tensors = drawn_tensors(theirs.state_dict())
+    theirs.load_state_dict(tensors)
+    images = torch.randn(1, 3, 224, 224, dtype=torch.float64)
+    embeddings = []
+    for name, options in ((host, {}), ("timm", {"model": model})):
+        backbone = create_backbone(name, **options).double()
+        adopt(backbone, in_memory(theirs.double().state_dict(), "file"))
+        embeddings.append(backbone.eval().embed(images))
+    torch.testing.assert_close(*embeddings, rtol=1e-6, atol=1e-8)
+
+
+ADAPTED = [(host, in_chans) for host in SMALLEST_HOSTS for in_chans in (1, 4, 12)]
+
+
+@pytest.mark.parametrize(
+    ("host", "in_chans"),
+    [
+        pytest.param(
+            *case, marks=() if case in (("timm", 4), ("poolformer_s12", 1)) else pytest.mark.slow
+        )
+        for case in ADAPTED
+    ],
+)
+def test_weights_adapt_to_other_channels(host, in_chans):
+    options = {"model": "test_vit"} if host == "timm" else {}
+    from timm.models import adapt_input_conv
+
+    plain = create_backbone(host, img_size=64, **options)
+    other = create_backbone(host, img_size=64, in_chans=in_chans, **options)
+    report = adopt(other, in_memory(plain.state_dict(), "file"))
+    key = other.input_keys[0]
+    assert report.initialised == ()
+    torch.testing.assert_close(
+        other.state_dict()[key], adapt_input_conv(in_chans, plain.state_dict()[key])
+    )
+    embedding = other.eval().embed(torch.randn(1, in_chans, 64, 64))
+    assert embedding.shape == (1, other.num_features)
+    again = create_backbone(host, img_size=64, in_chans=in_chans, **options)
+    adopt(again, in_memory(other.state_dict(), "file"))
+    assert torch.equal(again.state_dict()[key], other.state_dict()[key])
+
+
+def test_channels_are_from_1_to_12():
+    refuses("in_chans must be from 1 to 12", create_backbone, "deit_t", in_chans=13)

@@ -1,0 +1,236 @@
+"""Diffusion, flows, samples and their figures; runs of task=generation."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.linalg import sqrtm
+
+from backbones import create_backbone
+from datamodules.generation.images import GenerationDataModule
+from heads.diffusion import (
+    clean_of,
+    ddim_step,
+    noisy,
+    posterior,
+    predicted,
+    schedule,
+    variational_bound,
+)  # fmt: skip
+from heads.generation import Generator
+from tasks.generation.quality import fid, inception_score, kid, load_extractor, statistics
+from tasks.generation.task import GenerationTask, sheet, to_bytes
+from tests.runs import composed, run_here, run_shared
+
+
+def generator(**options):
+    torch.manual_seed(0)
+    learn = options.pop("learn_sigma", False)
+    host = create_backbone(
+        "dit_tiny", channels=1, num_classes=3, img_size=8, learn_sigma=learn, fast=False
+    )
+    for value in host.state_dict().values():
+        value.copy_(0.05 * torch.randn(value.shape))
+    usual = {"sampler": "ddim", "steps": 4, "guided_channels": None}
+    return Generator(host, **{**usual, **options}).eval()
+
+
+def test_the_schedule_and_its_steps_equal_their_formulas():
+    full, few = schedule(), schedule(5)
+    assert few.times.tolist() == [0, 250, 500, 749, 999]
+    torch.testing.assert_close(few.kept, full.kept[few.times])
+    torch.testing.assert_close((1 - few.betas).cumprod(0), few.kept)
+    clean, noise = torch.randn(5, 1, 2, 2).double(), torch.randn(5, 1, 2, 2).double()
+    x = noisy(clean, noise, few.kept)
+    torch.testing.assert_close(clean_of(x, noise, few.kept, clip=False), clean)
+    before = ddim_step(x, noise, few.kept, few.kept_before, clip=False)
+    torch.testing.assert_close(before, noisy(clean, noise, few.kept_before))
+    with pytest.raises(ValueError, match="steps must be from 1 to 1000, got 0"):
+        schedule(0)
+
+
+def test_learnt_variances_and_their_bound():
+    full = schedule()
+    step = torch.tensor([0, 1, 500, 999])
+    clean = torch.rand(4, 2, 3, 3).double() * 2 - 1
+    noise = torch.randn_like(clean)
+    x = noisy(clean, noise, full.kept[step])
+    truth = posterior(clean, x, full, step)
+    best = predicted(x, torch.cat([noise, -torch.ones_like(noise)], 1), full, step)
+    torch.testing.assert_close(best.mean, truth.mean)
+    torch.testing.assert_close(best.log_variance, truth.log_variance)
+    most = predicted(x, torch.cat([noise, torch.ones_like(noise)], 1), full, step)
+    wanted = full.betas[step].log()[:, None, None, None].expand_as(x)
+    torch.testing.assert_close(most.log_variance, wanted)
+    output = torch.cat([noise, -torch.ones_like(noise)], 1).requires_grad_()
+    bound = variational_bound(clean, x, output, full, step)
+    torch.testing.assert_close(bound[1:], torch.zeros(3).double(), rtol=0, atol=1e-9)
+    bound.sum().backward()
+    assert (output.grad[:, :2] == 0).all()
+    assert output.grad[0, 2:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("sampler", ["ddpm", "ddim"])
+def test_samplers_equal_those_of_diffusers(sampler):
+    diffusers = pytest.importorskip("diffusers")
+    kind = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}[sampler]
+    theirs = kind(beta_schedule="linear", clip_sample=False, timestep_spacing="leading")
+    model = generator(sampler=sampler, steps=1000, guidance=1.0)
+    full = schedule()
+    torch.testing.assert_close(theirs.alphas_cumprod.double(), full.kept, rtol=1e-4, atol=1e-6)
+    theirs.set_timesteps(1000)
+    x, noise = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 4, 4)
+    for index in (700, 1, 0):
+        step = torch.tensor([index])
+        result = theirs.step(noise, index, x)
+        if sampler == "ddim":
+            found = ddim_step(x, noise, full.kept[step], full.kept_before[step], clip=False)
+            torch.testing.assert_close(found, result.prev_sample, rtol=1e-3, atol=1e-3)
+        else:
+            if index == 0:  # the last step, which adds no noise
+                mean = predicted(x, noise, full, step).mean
+                torch.testing.assert_close(mean, result.prev_sample, rtol=1e-3, atol=1e-3)
+            clean = clean_of(x, noise, full.kept[step], clip=False)
+            torch.testing.assert_close(clean, result.pred_original_sample, rtol=1e-3, atol=1e-3)
+    assert model.spaced.times.tolist() == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampler": "ddpm"}, {"sampler": "ddpm", "learn_sigma": True},
+     {"objective": "flow", "sampler": "euler"}],
+    ids=["ddim", "ddpm", "learnt", "flow"],
+)  # fmt: skip
+def test_samples_depend_on_label_and_seed_alone(options):
+    model = generator(**options)
+    labels = torch.tensor([0, 1, 2, 0])
+    whole = model.sample(labels, [5, 6, 7, 5])
+    assert whole.shape == (4, 1, 8, 8)
+    assert whole.abs().max() <= 1
+    torch.testing.assert_close(whole[0], whole[3])
+    torch.testing.assert_close(whole[1:2], model.sample(labels[1:2], [6]), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(whole[0], model.sample(labels[:1], [6])[0])
+    batch = {"images": torch.randn(4, 1, 8, 8), "labels": labels, "sample_id": torch.arange(4)}
+    losses = model.train().loss(batch)
+    assert len(losses) == 1 + options.get("learn_sigma", False)
+    sum(losses.values()).backward()
+    one, again = model.eval().predict(batch), model.predict(batch)
+    assert torch.equal(one, again)
+    assert one.shape == (4,)
+
+
+def test_guidance_acts_on_the_first_channels():
+    model = generator(guidance=3.0, guided_channels=1, learn_sigma=True)
+    x, times, labels = torch.randn(2, 1, 8, 8), torch.tensor([5, 5]), torch.tensor([0, 1])
+    (known,), (unknown,) = (model.backbone(x, times, one) for one in (labels, labels * 0 + 3))
+    found = model.guided(x, times, labels)
+    torch.testing.assert_close(found[:, :1], (unknown + 3 * (known - unknown))[:, :1])
+    torch.testing.assert_close(found[:, 1:], known[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"objective": "flow"}, r"head\.objective=flow needs head\.sampler=euler"),
+     ({"sampler": "euler"}, r"needs head\.sampler=ddpm or ddim"),
+     ({"steps": 1001}, r"head\.steps must be from 1 to 1000"),
+     ({"label_dropout": 1.0}, r"head\.label_dropout must be from 0 to below 1"),
+     ({"vae": "/nowhere"}, r"head\.vae")],
+    ids=["flow", "euler", "steps", "dropout", "vae"],
+)  # fmt: skip
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        generator(**options)
+
+
+def test_figures_of_sets_of_images():
+    torch.manual_seed(0)
+    one, other = torch.randn(60, 4).double(), 0.5 + torch.randn(80, 4).double()
+    a, b = statistics(one), statistics(other)
+    root = sqrtm(a.covariance @ b.covariance).real
+    wanted = ((a.mean - b.mean) ** 2).sum() + np.trace(a.covariance + b.covariance - 2 * root)
+    assert fid(a, b) == pytest.approx(wanted, rel=1e-6)
+    assert fid(a, a) == pytest.approx(0, abs=1e-6)
+    assert kid(one, other) > 5 * abs(kid(other[:40], other[40:]))
+    certain = 100 * torch.eye(4).repeat(10, 1)
+    assert inception_score(certain) == pytest.approx(4)
+    assert inception_score(torch.zeros(40, 4)) == pytest.approx(1)
+
+
+def test_a_missing_extractor_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
+        load_extractor(tmp_path / "weights.pth")
+
+
+def test_samples_are_drawn_once(tmp_path):
+    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=5, sample_batch=2)
+    files = task.draw_samples(tmp_path)
+    pixels = [np.array(Image.open(file)) for file in files]
+    times = [file.stat().st_mtime_ns for file in files]
+    files[3].unlink()
+    again = task.draw_samples(tmp_path)
+    assert again == files
+    assert np.array_equal(np.array(Image.open(files[3])), pixels[3])
+    assert [f.stat().st_mtime_ns for f in files[:3]] == times[:3]
+    assert to_bytes(torch.tensor([[[-1.0, 0, 1]]])).tolist() == [[[0, 128, 255]]]
+    assert sheet(["a", "b"], torch.zeros(4, 1, 8, 8)).size[1] == 132
+
+
+def test_folders_of_images_and_latents(tmp_path):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (20, 12), "white").save(tmp_path / split / name / "a.png")
+    own = {"batch_size": 2, "num_workers": 0}
+    data = GenerationDataModule(
+        tmp_path, image_size=8, latent_channels=None, factor=1, draw_count=2, **own
+    )
+    assert data.backbone_arguments == {"channels": 3, "num_classes": 2, "img_size": 8}
+    data.setup()
+    batch = next(iter(data.val_dataloader()))
+    assert batch["images"].shape == (2, 3, 8, 8)
+    assert (batch["images"] == 1).all()
+    requests = next(iter(data.predict_dataloader()))
+    assert requests["seeds"].tolist() == [0, 1]
+    data.set_predict_inputs("dog")
+    assert next(iter(data.predict_dataloader()))["labels"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="'bird' is not a class of these data; known are cat, dog"):
+        data.set_predict_inputs("bird")
+    for file in tmp_path.rglob("*.png"):
+        file.unlink()
+        np.save(file.with_suffix(".npy"), np.ones((8, 2, 2), dtype=np.float32))
+    latents = GenerationDataModule(tmp_path, image_size=16, **own)
+    latents.setup()
+    assert latents.dataset("val")[0, 0]["images"].tolist() == np.ones((4, 2, 2)).tolist()
+    assert not torch.equal(latents.dataset("train")[0, 0]["images"], torch.ones(4, 2, 2))
+
+
+def test_the_published_recipe():
+    config = composed("task=generation", "recipe=u_dit", "data=image_generation", "data.root=/d",
+                      "backbone=u_dit_b")  # fmt: skip
+    assert (config["head"]["steps"], config["head"]["guidance"]) == (250, 1.5)
+    assert config["task"]["num_samples"] == 50_000
+    assert config["task"]["ema"]["decay"] == 0.9999
+
+
+TINY = ("head.steps=2", "trainer.max_epochs=1", "trainer.limit_train_batches=2",
+        "trainer.limit_val_batches=1", "schedule.warmup=0", "task.num_samples=4",
+        "data.eval_batch_size=8")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_sheet_and_predicts(tmp_path, capsys):
+    words = ["task=generation", "backbone=dit_tiny", "trainer=cpu", "logger=csv", *TINY]
+    ended = run_shared([*words, f"output_dir={tmp_path}"])
+    assert ended.status == 0, ended.err
+    folder = ended.folder()
+    found = json.loads((folder / "summary.json").read_text())
+    assert {"mse", "kid"} == found["metrics"].keys()
+    assert len(list((folder / "samples").glob("*.png"))) == 4
+    assert len(list((folder / "preview").glob("*.png"))) == 1
+    typed = ["mode=predict", f"ckpt={folder}", f"output_dir={tmp_path / 'out'}"]
+    ended = run_here([*typed, "data.draw_classes=[3]", "data.draw_count=2"], capsys)
+    assert ended.status == 0, ended.err
+    files = sorted(file.name for file in (ended.folder() / "images").glob("*.png"))
+    assert files == ["3_000000.png", "3_000001.png"]
