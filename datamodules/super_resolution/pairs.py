@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -139,7 +140,8 @@ def load_pixels(path: Path, decoded: Path | None = None) -> Pixels:
                 np.save(out, pixels)
             unfinished.replace(file)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
             raise ValueError(
                 f"{file} cannot be written ({error}); free {pixels.nbytes / 1e6:.0f} MB per image "
                 "or leave data.decoded out"
