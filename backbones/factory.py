@@ -300,7 +300,10 @@ def _factory(
     entry = find_mixer(name, kind)
     unfit = why_unfit(host, entry)
     if unfit:
-        raise ValueError(f"{name} does not serve {host.name}, because {unfit}")
+        able = [one for one in list_mixers(kind) if not why_unfit(host, find_mixer(one, kind))]
+        raise ValueError(
+            f"{name} does not serve {host.name}, because {unfit}; {host.name} takes {listed(able)}"
+        )
     _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
 

@@ -272,6 +272,8 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
     batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
     names = [one for run in runs for one, _ in run]
     shapes = networks.input_shapes(names, options["image_size"], options.get("task", ""))
+    family = networks.timed_family(names[0], options.get("task", ""))
+    sizes = {shape: growth.format_size(shape, family.channels_first) for shape in shapes}
     rounds = parse_integer("rounds", options["rounds"], least=2)
     picture = options.get("out", "")
     if picture:
@@ -286,7 +288,7 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
         timed = {}
         peaks = {}
         for batch, kind in itertools.product(batches, kinds):
-            shown = ", ".join(map(growth.format_size, shapes))
+            shown = ", ".join(sizes.values())
             print_status(
                 f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
             )
@@ -304,7 +306,7 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
             seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
             for index in range(1, len(run)):
                 made = make_record(
-                    run, index, seconds, kind, growth.format_size(shape), batch,
+                    run, index, seconds, kind, sizes[shape], batch,
                     options.get("task", ""),
                 )  # fmt: skip
                 made["peak_mb"] = highest[index] / 1e6

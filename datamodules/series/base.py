@@ -109,14 +109,16 @@ class SeriesDataModule(BaseDataModule):
         """Read the file once, and choose its variables."""
         if self._table is None:
             self.prepare_data()
-            table = read_table(self.path, self.time_column, self.time_format)
-            self._table = table.select(self._choose(table.names))
+            self._table = read_table(self.path, self.time_column, self.time_format, self._choose)
         return self._table
 
     def _choose(self, columns: Sequence[str]) -> tuple[str, ...]:
         both = set(self.chosen or ()) & set(self.covariates)
         if both:
             raise ValueError(f"{', '.join(sorted(both))} is in data.targets and data.covariates")
+        for option, names in (("targets", self.chosen or ()), ("covariates", self.covariates)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"data.{option}={list(names)} names a column twice; leave one out")
         rest = tuple(name for name in columns if name not in self.covariates)
         self.target_names = self.chosen or rest
         if not self.target_names:
@@ -201,17 +203,25 @@ class SeriesDataModule(BaseDataModule):
         Raises:
             ValueError: A file lacks a variable or rows, or its last rows have gaps.
         """
-        path = Path(inputs)
-        files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        given = inputs if isinstance(inputs, list | tuple) else [inputs]
+        files: list[Path] = []
+        for one in given:
+            if not isinstance(one, str | Path):
+                raise ValueError(
+                    f"{type(one).__name__} cannot be forecast; pass the path of a csv file, or of "
+                    "a folder of them"
+                )
+            path = Path(one)
+            files += sorted(path.glob("*.csv")) if path.is_dir() else [path]
         if not files:
-            raise ValueError(f"{path} holds no csv files to predict")
+            raise ValueError(f"{inputs} holds no csv files to predict")
         assert self.scaling is not None
         tables = [self._last_rows(file) for file in files]
         windows = LastWindows(tables, self.scaling, self.lookback)
         return TolerantDataset(windows, [table.source for table in tables].__getitem__)
 
     def _last_rows(self, file: Path) -> Table:
-        table = read_table(file, self.time_column, self.time_format).select(self.names)
+        table = read_table(file, self.time_column, self.time_format, lambda _: self.names)
         if len(table) < self.lookback:
             raise ValueError(
                 f"{file} has {len(table)} rows, but the network looks back {self.lookback}; pass a "

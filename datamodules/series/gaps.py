@@ -82,7 +82,8 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
         row = uneven[0]
         raise ValueError(
             f"{table.source} has uneven time stamps: {table.row_name(row + 1)} follows "
-            f"{table.row_name(row)}, which is no multiple of the usual step {step}; resample it"
+            f"{table.row_name(row)}, which is no multiple of the usual step {step}; resample "
+            "it, or pass data.gaps=ignore to take rows as steps"
         )
     shown = "; ".join(
         f"{int(steps[row] // step) - 1} after {table.row_name(int(row))}" for row in wide[:SHOWN]

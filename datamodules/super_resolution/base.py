@@ -15,6 +15,7 @@ from datamodules.super_resolution.pairs import Middles, Pair, Patches, WholeImag
 from datamodules.super_resolution.reading import ImagesToEnlarge
 from datamodules.super_resolution.reading import collect as collect_images
 
+WINDOW = 11  # pixels of SSIM's window, within borders as wide as the scale
 DRAWN = 128  # low-resolution pixels of the sides of images to draw
 
 
@@ -30,6 +31,8 @@ class SuperResolutionDataModule(BaseDataModule):
         patch_size: Side p of the low-resolution patches.
         patches_per_image: Patches that an epoch takes from each image.
         flip: Flip and turn the patches.
+        decoded: Folder that gets the training images decoded, 3 bytes per pixel, so that patches
+            need no decoding; None to decode an image for each patch.
         batch_size: Patches per training batch and process.
         **options: Options of ``BaseDataModule``.
     """
@@ -44,6 +47,7 @@ class SuperResolutionDataModule(BaseDataModule):
         patch_size: int = 64,
         patches_per_image: int = 1,
         flip: bool = True,
+        decoded: str | Path | None = None,
         batch_size: int = 16,
         **options: Any,
     ) -> None:
@@ -52,6 +56,7 @@ class SuperResolutionDataModule(BaseDataModule):
         self.patch_size = check_minimum("patch_size", patch_size, 1)
         self.patches_per_image = check_minimum("patches_per_image", patches_per_image, 1)
         self.flip = flip
+        self.decoded = None if decoded is None else Path(decoded).expanduser()
         self.input_shape = (3, patch_size, patch_size)
 
     @property
@@ -79,7 +84,9 @@ class SuperResolutionDataModule(BaseDataModule):
     def build(self) -> dict[Split, SeededDataset]:
         """List the images, and cut those of the training into patches."""
         train, val = self.pairs()
-        patches = Patches(train, self.scale, self.patch_size, self.patches_per_image, self.flip)
+        patches = Patches(
+            train, self.scale, self.patch_size, self.patches_per_image, self.flip, self.decoded
+        )
         whole = WholeImages(val, self.scale)
         return {
             "train": self.seeded(patches, patches.path),
@@ -100,12 +107,14 @@ class SuperResolutionDataModule(BaseDataModule):
     def _check(self, pair: Pair, split: Split) -> None:
         high = read_header(pair.high)
         sides = high.width // self.scale, high.height // self.scale
-        least = self.patch_size if split == "train" else 1
-        if min(sides) < least:
+        trained = split == "train"
+        least = self.scale * self.patch_size if trained else 2 * self.scale + WINDOW
+        if self.scale * min(sides) < least:
+            what = f"patches of data.patch_size={self.patch_size}" if trained else "PSNR and SSIM"
+            remedy = "lower data.patch_size, or remove the image" if trained else "remove the image"
             raise ValueError(
-                f"{pair.high} has {high.width}x{high.height} pixels, but data.scale={self.scale} "
-                f"and data.patch_size={self.patch_size} take {self.scale * least} pixels and more; "
-                "lower data.patch_size, or remove the image"
+                f"{pair.high} has {high.width}x{high.height} pixels, but {what} take {least} "
+                f"pixels and more at data.scale={self.scale}; {remedy}"
             )
         if pair.low is None:
             return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +45,15 @@ class Patches:
         side: Side of the low-resolution patches.
         repeats: Patches per image.
         flip: Flip patches half of the time, and turn them by a multiple of 90 degrees.
+        decoded: Folder of decoded images, see ``load_pixels``.
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], scale: int, side: int, repeats: int, flip: bool
-    ) -> None:
+        self, pairs: Sequence[Pair], scale: int, side: int, repeats: int, flip: bool,
+        decoded: Path | None = None,
+    ) -> None:  # fmt: skip
         self.pairs, self.scale, self.side = tuple(pairs), scale, side
-        self.repeats, self.flip = repeats, flip
+        self.repeats, self.flip, self.decoded = repeats, flip, decoded
 
     def __len__(self) -> int:
         return len(self.pairs) * self.repeats
@@ -60,7 +65,7 @@ class Patches:
     def __getitem__(self, index: int, /) -> dict[str, Tensor]:
         """Return ``low`` (3, p, p), ``high`` (3, r p, r p) and ``sample_id``."""
         pair, scale, side = self.pairs[index % len(self.pairs)], self.scale, self.side
-        high = load_high(pair, scale)
+        high = load_high(pair, scale, self.decoded)
         height, width = (length // scale for length in high.shape[:2])
         if min(height, width) < side:
             raise ValueError(
@@ -71,7 +76,9 @@ class Patches:
         if pair.low is None:
             low = shrunk_patch(high, scale, (top, left), side)
         else:
-            low = load_low(pair.low, high, scale)[top : top + side, left : left + side]
+            low = load_low(pair.low, high, scale, self.decoded)[
+                top : top + side, left : left + side
+            ]
         high = high[scale * top : scale * (top + side), scale * left : scale * (left + side)]
         if self.flip:
             turns, flipped = int(np.random.randint(4)), bool(np.random.randint(2))
@@ -108,17 +115,52 @@ class WholeImages:
         return make_sample(low, high, index)
 
 
-def load_high(pair: Pair, scale: int) -> Pixels:
+def load_pixels(path: Path, decoded: Path | None = None) -> Pixels:
+    """Read an image as RGB (H, W, 3).
+
+    Args:
+        path: The image.
+        decoded: Folder that gets the decoded image once. It is then mapped into memory, so that a
+            patch costs the reading of its own pixels.
+
+    Raises:
+        ValueError: The folder cannot be written.
+    """
+    if decoded is None:
+        return np.asarray(load_rgb(path, upright=False))
+    facts = path.stat()
+    key = f"{path.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    file = decoded / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.npy"
+    if not file.is_file():
+        pixels = np.asarray(load_rgb(path, upright=False))
+        unfinished = file.with_suffix(f".{os.getpid()}")  # another worker may write the same image
+        try:
+            decoded.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as out:
+                np.save(out, pixels)
+            unfinished.replace(file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise ValueError(
+                f"{file} cannot be written ({error}); free {pixels.nbytes / 1e6:.0f} MB per image "
+                "or leave data.decoded out"
+            ) from error
+    mapped: Pixels = np.load(file, mmap_mode="r")
+    return mapped
+
+
+def load_high(pair: Pair, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a high-resolution image, cropped at right and bottom to a multiple of the scale."""
-    image = crop_to_multiple(np.asarray(load_rgb(pair.high, upright=False)), scale)
+    image = crop_to_multiple(load_pixels(pair.high, decoded), scale)
     if 0 in image.shape:
         raise ValueError(f"{pair.high} has sides below data.scale={scale}; remove it")
     return image
 
 
-def load_low(path: Path, high: Pixels, scale: int) -> Pixels:
+def load_low(path: Path, high: Pixels, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a low-resolution image, whose sides must be those of the other one over the scale."""
-    image = np.asarray(load_rgb(path, upright=False))
+    image = load_pixels(path, decoded)
     wanted = tuple(side // scale for side in high.shape[:2])
     if image.shape[:2] != wanted:
         (height, width), (rows, columns) = image.shape[:2], wanted

@@ -95,7 +95,9 @@ def test_itransformer_takes_only_mixers_that_ignore_the_order():
     names = set(list_backbones("itransformer*"))
     assert {"itransformer", "itransformer_glu", "itransformer_swiglu"} <= names
     assert not names & {"itransformer_convglu", "itransformer_afbo", "itransformer_convnext"}
-    with pytest.raises(ValueError, match="pooling does not serve itransformer, because its tokens"):
+    with pytest.raises(
+        ValueError, match=r"pooling does not serve itransformer, .*takes .*attention"
+    ):
         create_backbone("itransformer", token_mixer="pooling")
     for name in sorted(names):
         model = forecaster(name, token_mixer="attention", **small("itransformer"))

@@ -173,6 +173,10 @@ PROBLEMS = [
     ({}, {"targets": ["a", "z"]}, "lacks the column z; its columns are a, b, c"),
     ({}, {"covariates": ["a", "b", "c"]}, "all columns are data.covariates"),
     ({}, {"targets": ["a"], "covariates": ["a"]}, "a is in data.targets and data.covariates"),
+    ({}, {"targets": ["a", "a"]}, "data.targets=['a', 'a'] names a column twice"),
+    ({}, {"targets": ["date"]}, "lacks the column date; its columns are a, b, c"),
+    ({"times": HOURS[:59].astype("datetime64[m]") + np.arange(59) // 40, "rows": 59}, {},
+     "uneven time stamps: 2024-01-02 16:01:00 follows 2024-01-02 15:00:00"),
     ({"columns": ("a", "a")}, {}, "has several columns named a"),
     ({}, {"horizon": 13}, "the val split has 16 rows with its look-back, but a window takes 4"),
     ({}, {"split": (40, 12, 12)}, "needs 64 rows, but the table has 60"),
@@ -202,9 +206,50 @@ def test_other_forms_of_csv_are_read(tmp_path):
     path.write_text("t,a\nyesterday,1\n")
     with pytest.raises(ValueError, match="row 2: 'yesterday' is not a time stamp"):
         read_table(path, "t")
-    path.write_text("t,a\n3,1\n4\n")
-    with pytest.raises(ValueError, match="row 3: 1 cells instead of 2"):
+    path.write_text("t,a\n2024-01-01,1\n,2\n")
+    with pytest.raises(ValueError, match="row 3: '' is not a time stamp"):
         read_table(path, "t")
+    path.write_text("t,a\n3,1\n\n4\n")
+    with pytest.raises(ValueError, match="row 4: 1 cells instead of 2"):
+        read_table(path, "t")
+    path.write_text("")
+    with pytest.raises(ValueError, match="is empty; expected a line of names"):
+        read_table(path, "t")
+    path.write_text("t,a\n")
+    with pytest.raises(ValueError, match="holds no rows"):
+        read_table(path, "t")
+
+
+TIMES = [
+    (("2024-1-31 0:00", "2024-1-31 1:00"), "2024-01-31 01:00:00"),
+    (("1700000000000", "1700003600000"), "1700003600000"),
+    (("2024-01-31T00:00:00Z", "2024-01-31T01:00:00Z"), "2024-01-31 01:00:00"),
+    (("2024-03-31 01:00:00+01:00", "2024-03-31 03:00:00+02:00"), "2024-03-31 01:00:00"),
+    (("2024-01-31 00:00:00.0", "2024-01-31 00:00:00.5"), "2024-01-31 00:00:00.500000"),
+]
+
+
+@pytest.mark.parametrize(("stamps", "second"), TIMES)
+def test_forms_of_time_stamps(tmp_path, stamps, second):
+    path = tmp_path / "t.csv"
+    path.write_text("t,a\n" + "".join(f"{stamp},1\n" for stamp in stamps))
+    table = read_table(path, "t")
+    assert table.row_name(1) == second
+    assert table.step() == table.times[1] - table.times[0]
+
+
+def test_columns_that_are_left_out_may_hold_anything(tmp_path):
+    """The remedy that the message names works."""
+    path = write(tmp_path / "t.csv", columns=("a", "site"), change={(3, 1): "north"})
+    with pytest.raises(ValueError, match=r"column site: 'north' .* by data.targets"):
+        opened(path)
+    data = opened(path, targets=["a"])
+    alone = module(None)
+    alone.predict_only(**data.facts())
+    alone.set_predict_inputs([path])
+    assert alone.predicted_table(0).names == ("a",)
+    with pytest.raises(ValueError, match="ndarray cannot be forecast; pass the path of a csv"):
+        alone.set_predict_inputs(np.zeros((4, 1)))
 
 
 def test_predictions_begin_at_the_end_of_a_table(tmp_path):

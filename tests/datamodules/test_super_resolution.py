@@ -171,6 +171,30 @@ def test_patches_are_pairs_and_are_turned_together(folder, given):
     assert len(seen) == 8
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_decoded_images_give_the_same_patches(folder, given, monkeypatch):
+    if given:
+        add_low(folder, 2)
+    options = {"scale": 2, "patch_size": 8, "patches_per_image": 3, "num_workers": 0}
+    made = []
+    for decoded in (None, folder / "decoded", folder / "decoded"):
+        data = ImageFolderSRDataModule(folder, decoded=decoded, **options)
+        data.setup()
+        made.append([data.dataset("train")[0, index] for index in range(6)])
+        if decoded:  # the second time all are there
+            monkeypatch.setattr("datamodules.super_resolution.pairs.load_rgb", None)
+    for one, two, three in zip(*made, strict=True):
+        for key, value in one.items():
+            assert torch.equal(value, two[key])
+            assert torch.equal(value, three[key])
+    (folder / "file").write_text("")
+    monkeypatch.undo()
+    data = ImageFolderSRDataModule(folder, decoded=folder / "file", **options)
+    data.setup()
+    with pytest.raises(ValueError, match=r"cannot be written .* leave data.decoded out"):
+        data.dataset("train")[0, 0]
+
+
 def test_a_small_image_of_another_size_is_an_error(folder):
     add_low(folder, 3, wrong=("2",))
     data = ImageFolderSRDataModule(folder, scale=3, patch_size=8)
@@ -186,6 +210,11 @@ def test_an_image_smaller_than_a_patch_is_an_error(folder):
     data = ImageFolderSRDataModule(folder, scale=4, patch_size=16)
     data.setup()
     with pytest.raises(ValueError, match=r"0.png has 61x50 pixels, .* take 64 pixels and more"):
+        data.check_files()
+    Image.fromarray(noise(19, 16)).save(folder / "3.png")
+    data = ImageFolderSRDataModule(folder, scale=4, patch_size=8)
+    data.setup()
+    with pytest.raises(ValueError, match=r"3.png has 16x19 .* PSNR and SSIM take 19 pixels and"):
         data.check_files()
 
 

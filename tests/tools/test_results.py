@@ -48,7 +48,7 @@ def run(tmp_path):
     """Write a run folder with the settings of a real config."""
 
     def write(*overrides, seed=0, metrics=None, parameters=5e6, macs=1e9, finished=True, data=None,
-              network=None):  # fmt: skip
+              network=None, macs_at=(64, 64)):  # fmt: skip
         config = composed(*overrides, f"seed={seed}")
         name = config["backbone"]["name"]
         parent = tmp_path / "outputs" / config["task_name"] / name
@@ -58,7 +58,7 @@ def run(tmp_path):
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         if finished:
             content = {"metrics": metrics or {"top1": 50.0}, "parameters": parameters,
-                       "backbone_macs": macs, "macs_at": [64, 64], "seconds": 60.0}  # fmt: skip
+                       "backbone_macs": macs, "macs_at": macs_at, "seconds": 60.0}  # fmt: skip
             content |= {"data": data} if data else {}
             content |= {"network": network} if network else {}
             (folder / "summary.json").write_text(json.dumps(content))
@@ -405,6 +405,11 @@ def test_plot(cost, published, run, printed, tmp_path):
     assert f"plot: {path}" in err
     assert "only has points of runs" not in err
     assert matplotlib.image.imread(path).std() > 0.02
+
+
+def test_latency_of_networks_for_series(run, printed):
+    run("task=forecasting", "backbone=nlinear", metrics={"mse": 0.4}, macs_at=(96, 3))
+    assert "timed with" in printed("plot=latency").err
 
 
 @pytest.fixture

@@ -32,9 +32,9 @@ def check_picture(path: str, shapes: Sequence[Shape]) -> None:
         raise ValueError("out= plots cost over image size; pass two or more: image_size=224,448")
 
 
-def format_size(shape: Shape) -> str:
-    """Format the sides of an input's shape (C, ...), such as HEIGHTxWIDTH."""
-    return "x".join(map(str, shape[1:]))
+def format_size(shape: Shape, channels_first: bool = True) -> str:
+    """Format the sides of an input's shape, such as HEIGHTxWIDTH; leading channels are omitted."""
+    return "x".join(map(str, shape[1:] if channels_first else shape))
 
 
 def growth_ratio(

@@ -259,13 +259,13 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
         key = f"{network_label(network)} {size}"
         if key not in steps:
             try:
-                channels = networks.input_shapes([_backbone(row)], "")[0][0]
+                shape = _input_shape(_backbone(row), size)
                 model = networks.build_network(network, {"device": "cpu", "compile": "false"})
             except ValueError as error:  # from another checkout, or its files are gone
                 reason = str(error).partition(";")[0]
                 notes.append(f"{row.name} is left out of the plot, because timing failed: {reason}")
                 continue
-            steps[key] = make_step(model, torch.randn(1, channels, *size), "forward", torch.float32)
+            steps[key] = make_step(model, torch.randn(1, *shape), "forward", torch.float32)
         keys.append((row, key))
     if not keys:
         raise ValueError(
@@ -275,6 +275,15 @@ def _latencies(rows: Sequence[Row], notes: list[str]) -> list[tuple[Row, float]]
     seconds = interleave(list(steps.values()), ROUNDS, "cpu")
     found = dict(zip(steps, (1e3 * statistics.median(one) for one in seconds), strict=True))
     return [(row, found[key]) for row, key in keys]
+
+
+def _input_shape(name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a backbone's input by ``macs_at`` of a run, which omits channels."""
+    from tools.bench.timed_networks import input_shapes, timed_family
+
+    if not timed_family(name).channels_first:
+        return size
+    return (input_shapes([name], "")[0][0], *size)
 
 
 def _backbone(row: Row) -> str:
