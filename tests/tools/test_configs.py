@@ -228,10 +228,8 @@ def test_backbones_have_entries_and_take_their_mixers_options():
 
 
 def test_config_files_and_private_keys_are_explained():
-    """Every yaml begins with a comment about its purpose, except the heads' option lists."""
+    """Every yaml begins with a comment about its purpose."""
     for path in CONFIGS.rglob("*.yaml"):
-        if path.parent.name == "head":
-            continue
         first = next(line for line in path.read_text().splitlines() if "@package" not in line)
         assert first.startswith("# "), path
     files = [path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "published"]
