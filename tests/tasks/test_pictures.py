@@ -284,3 +284,10 @@ def test_only_the_surest_of_overlapping_detections_is_drawn():
     )
     # The first overlaps the second, of another class; the last has a low score.
     assert _to_draw(found).scores.tolist() == pytest.approx([0.9, 0.8])
+
+
+def test_colours_stay_distinct_and_bright():
+    colours = palette(40)
+    assert len(set(colours)) == 40
+    levels = [round(max(colour) / 255, 2) for colour in colours[-10:]]
+    assert levels == [0.95, 0.65] * 5
