@@ -241,7 +241,7 @@ REACH_PAIRS = [
     for turn, (host, mixer) in enumerate(TOKEN_PAIRS)
     if host in SMALLEST or turn % 5 == TOKEN_HOSTS.index(host) % 5
 ]
-# Of a drawing the first host of each file; DeiT, which has a class token, with half of the token mixers.
+# Of a drawing the first host of each file; DeiT, which has a class token, with half of the mixers.
 REACH_QUICK = [name for name in DRAWN if look_up(name)[0].name in SMALLEST]
 QUICK_PAIRS = [("deit_t", mixer) for mixer in TOKEN_MIXERS[::2]]
 # Where a mixer's own groups do not divide the host's channels.

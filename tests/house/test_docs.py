@@ -25,7 +25,8 @@ PAGES = {path: path.read_text() for path in sorted([*ROOT.glob("*.md"), *WRITTEN
 TEXT = "\n".join(PAGES.values())
 # Without those that need a file of the reader's, the config of the run that they name, or timm's
 # options of a model, which a command reads before it composes.
-NEEDS = r"tanh_ffn|row_column|tiny_pool|<(host|name|run|this)|ckpt=\S+ '?(data|head)\.|backbone=timm "
+NEEDS = r"tanh_ffn|row_column|tiny_pool|<(host|name|run|this)|backbone=timm "
+NEEDS += r"|ckpt=\S+ '?(data|head)\."
 RUNS = dict.fromkeys(re.findall(r"python tools/run\.py ([^`\n\"]*=[^`\n]*)", TEXT))
 RUNS = [command for command in RUNS if not re.search(NEEDS, command)]
 DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", TEXT)
