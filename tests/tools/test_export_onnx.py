@@ -159,7 +159,7 @@ def test_an_operator_without_onnx_form_is_named(tmp_path):
     request = small_request("deit_t", "onnx", tmp_path)
     graph = tracing.trace(nn.Sequential(nn.Identity(), Function(eigenvalues)), request)
     onnx = importlib.import_module("tools.exports.onnx_model")
-    with pytest.raises(ValueError, match=r"deit_t has no ONNX form: 1 \(Function\), aten\.linalg_"):
+    with pytest.raises(ValueError, match=r"deit_t cannot be written as ONNX: .*aten\.linalg_"):
         onnx._write(request, graph, tmp_path / "odd.onnx", ["values"], {})
 
 
