@@ -27,7 +27,7 @@ from backbones.registry import find_mixer
 from tests.errors import refuses
 from tests.families import rest_slow
 from tests.forms import every_form
-from tests.tensors import build_mixer, tokens
+from tests.tensors import build_mixer, randomise, tokens
 
 DIM = 24
 # Maps in (H, W): square, oblong, one row, one token; several are smaller than any kernel.
@@ -111,9 +111,17 @@ def rounding(mixer, found, expected):
     return (found - expected).norm() / expected.norm()
 
 
+def build_for_rounding(name):
+    """Build a mixer; gr_kan near its start, since random rational functions have steep peaks."""
+    if name != "gr_kan":
+        return build(name).float()
+    torch.manual_seed(0)
+    return randomise(create_mixer(name, DIM), scale=0.01).float()
+
+
 @check
 def runs_in_bfloat16_autocast(name):
-    mixer = build(name).float()
+    mixer = build_for_rounding(name)
     x = tokens(2, 5, 6, DIM).float()
     expected = mixer(x)
     for grad in (True, False):
@@ -124,7 +132,7 @@ def runs_in_bfloat16_autocast(name):
 
 @check
 def runs_with_half_precision_weights(name):
-    mixer = build(name).float()
+    mixer = build_for_rounding(name)
     x = tokens(2, 5, 6, DIM).float()
     expected = mixer(x)
     for dtype, share in ((torch.bfloat16, 0.05), (torch.float16, 0.01)):

@@ -74,8 +74,8 @@ class GroupRationalKAN(PointwiseMixer):
         groups = math.gcd(MOST_GROUPS, dim, hidden) if groups is None else groups
         if groups < 1 or dim % groups or hidden % groups:
             raise ValueError(f"groups must divide the widths {dim} and {hidden}, got {groups}")
+        self.act1, self.act2 = GroupRational(groups, "identity"), GroupRational(groups, start)
         self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.act2, self.act1 = GroupRational(groups, start), GroupRational(groups, "identity")
         self.drop = nn.Dropout(drop)
         for layer, kind in ((self.fc1, "identity"), (self.fc2, start)):
             nn.init.normal_(layer.weight, std=math.sqrt(STARTS[kind][2] / layer.in_features))
