@@ -319,6 +319,8 @@ class TimmBackbone(Backbone):
         return self.facts.has_two_tokens or type(self.network).__name__ in READ_PARTS
 
     def _of_timm(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        if getattr(self.facts.network, "cls_token", state_dict) is None:
+            state_dict = _without_class_token(state_dict, self.facts.network)
         filter_fn = getattr(inspect.getmodule(type(self.network)), "checkpoint_filter_fn", None)
         if filter_fn is not None:  # it reads tables that a mixer may have replaced here
             state_dict = filter_fn(state_dict, self.facts.network)
@@ -326,6 +328,20 @@ class TimmBackbone(Backbone):
             state_dict, self.facts.classifier, joint=self._reads_parts()
         )
         return {f"{NETWORK}{key}": value for key, value in state_dict.items()} | classifier
+
+
+def _without_class_token(tensors: dict[str, Tensor], network: Any) -> dict[str, Tensor]:
+    """Return timm's tensors for a network without class token, which normalises its mean."""
+    tensors = dict(tensors)
+    table, token = tensors.get("pos_embed"), tensors.pop("cls_token", None)
+    if token is not None and table is not None and not getattr(network, "no_embed_class", False):
+        tensors["pos_embed"] = table[:, token.shape[1] :]
+    own = network.state_dict()
+    moved = {"norm.weight": "fc_norm.weight", "norm.bias": "fc_norm.bias"}
+    return {
+        moved[key] if key in moved and key not in own and moved[key] in own else key: value
+        for key, value in tensors.items()
+    }
 
 
 def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
