@@ -28,6 +28,7 @@ INTRODUCTION = """# Mixers
 
 A channel mixer replaces a host's feed-forward network, and a token mixer its attention or pooling.
 Both map (B, H, W, C) to the same shape. [A mixer](../../tutorials/mixer.md) shows how to add one.
+The [catalogue](catalogue.md) compares all of them: size, cost, growth with the map, hosts.
 """
 CONTENTS = """
 ```{toctree}
@@ -53,7 +54,7 @@ def pages() -> dict[str, str]:
             for name in found
         ]
         tables.append(f"## {kind.title()} mixers\n\n{table(['mixer', '', 'source'], rows)}")
-    index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(names)])
+    index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(["catalogue", *names])])
     return {"mixers/index": index, **{f"mixers/{name}": _page(find_mixer(name)) for name in names}}
 
 
