@@ -27,6 +27,7 @@ from backbones.options import (
     unknown,
     unknown_backbone,
 )
+from backbones.plugins import load_plugins
 
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,12 +94,14 @@ _MIXERS: dict[str, MixerEntry] = {}
 def hosts() -> dict[str, HostEntry]:
     """Return all hosts by name, in the order of their families."""
     _import_packages("mixers", "hosts")
+    load_plugins()
     return _HOSTS
 
 
 def mixers() -> dict[str, MixerEntry]:
-    """Return all mixers by name."""
+    """Return all mixers by name, those of installed packages included."""
     _import_packages("mixers")
+    load_plugins()
     return _MIXERS
 
 

@@ -22,6 +22,7 @@ from tools.cli.ranges import check_ranges, count_jobs
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
+MATCH = ("backbone.mixer.match", "backbone.token_mixer.match")  # solved before a network is built
 Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 
@@ -52,7 +53,8 @@ def read_networks(
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
             for chosen in expand_values([*words, *filter(None, own)]):
-                networks.append((name, read_options(chosen, name, known_options(name))))
+                options = read_options(chosen, name, known_options(name))
+                networks.append((name, solve_typed_match(name, options)))
     return networks
 
 
@@ -69,6 +71,31 @@ def read_network(text: str, words: Sequence[str] = (), family: Family | None = N
             "takes one"
         )
     return found[0]
+
+
+def solve_typed_match(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the widths that ``match=`` asks for, and print what was chosen.
+
+    Raises:
+        ValueError: No width gives the plain host's size.
+    """
+    groups = [group for group in ("mixer", "token_mixer") if "match" in _options_of(options, group)]
+    if not groups:
+        return options
+    from backbones import solve_match
+
+    solved = solve_match(name, **options)
+    for group in groups:
+        before = _options_of(options, group)
+        for key, value in _options_of(solved, group).items():
+            if before.get(key) != value:
+                print(f"{name}: backbone.{group}.{key}={value} by match={before['match']}")
+    return solved
+
+
+def _options_of(options: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    found = options.get(group)
+    return found if isinstance(found, Mapping) else {}
 
 
 def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
@@ -100,7 +127,7 @@ def known_options(name: str) -> list[str]:
             inner = ["name", *(key for one in tokens for key in registered.mixer(one)["options"])]
         if option != "name":
             known += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
-    return list(dict.fromkeys(known))
+    return list(dict.fromkeys([*known, *MATCH]))
 
 
 def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
@@ -188,7 +215,7 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
         value = argument.partition("=")[2]
         if several and key == TOKEN_MIXER and not value.startswith("{"):
             argument = f"++{TOKEN_MIXER}.name={value}"
-        elif key.startswith(f"{TOKEN_MIXER}.") and not argument.startswith("~"):
+        elif key in MATCH or (key.startswith(f"{TOKEN_MIXER}.") and not argument.startswith("~")):
             argument = f"++{argument.lstrip('+')}"
         found.append(argument)
     return found
@@ -210,6 +237,10 @@ def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str
 def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_format_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_format_value(v)}' for key, v in value.items())}}}"
     return str(value)
 
 

@@ -154,7 +154,8 @@ class ExportRequest:
     @property
     def label(self) -> str:
         """Return the network's name, including a token mixer that replaces the host's."""
-        return network_name(self.backbone, self.options.get("token_mixer"))
+        options = self.options
+        return network_name(self.backbone, options.get("token_mixer"), options.get("mixer"))
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
