@@ -72,7 +72,8 @@ def test_match_is_solved_and_printed(capsys):
 @pytest.mark.slow
 def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache):
     short = ["trainer=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2", "logger=csv",
-             "trainer.limit_val_batches=1", "data.batch_size=4", f"output_dir={tmp_path}"]  # fmt: skip
+             "trainer.limit_val_batches=1", "data.batch_size=4",
+             f"output_dir={tmp_path}"]  # fmt: skip
     typed = ["backbone=swin_t_glu", "backbone.mixer.match=params", "backbone.patch_size=2",
              "backbone.token_mixer=[pooling,identity,identity,null]"]  # fmt: skip
     folder = completed([*typed, *short], capsys).folder()
