@@ -139,8 +139,8 @@ def _places(
         mixer.kind = kind
         return mixer
 
-    chosen = {f"{kind}_mixer": note}
-    bare = replace(config, pretrained=False, channel_mixer=None, token_mixer=None, **chosen)
+    mixers: dict[str, Any] = {"channel_mixer": None, "token_mixer": None, f"{kind}_mixer": note}
+    bare = replace(config, pretrained=False, **mixers)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         host.build(bare, **options)
     return list(found)
