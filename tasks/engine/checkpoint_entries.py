@@ -39,8 +39,8 @@ def _complete(backbone: Any) -> dict[str, Any]:
     found = dict(backbone.made_by)
     mixer, token_mixer = (backbone.record.get(kind) for kind in ("mixer", "token_mixer"))
     if mixer is not None:
-        found["mixer"] = {key: value for key, value in mixer.items() if key != "name"}
-    return found if token_mixer is None else {**found, "token_mixer": dict(token_mixer)}
+        found["mixer"] = mixer
+    return found if token_mixer is None else {**found, "token_mixer": token_mixer}
 
 
 def network_entries(task: Any) -> dict[str, Any]:

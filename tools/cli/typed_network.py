@@ -25,6 +25,7 @@ PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
 MIXER = "backbone.mixer"
 FREE = "backbone.options"  # of another library, such as timm
+MATCH = (f"{MIXER}.match", f"{TOKEN_MIXER}.match")  # solved before a network is built
 Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 
@@ -56,7 +57,8 @@ def read_networks(
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
             for chosen in expand_values([*words, *filter(None, own)]):
-                networks.append((name, read_options(chosen, name, known_options(name))))
+                options = read_options(chosen, name, known_options(name))
+                networks.append((name, solve_typed_match(name, options)))
     return networks
 
 
@@ -73,6 +75,31 @@ def read_network(text: str, words: Sequence[str] = (), family: Family | None = N
             "takes one"
         )
     return found[0]
+
+
+def solve_typed_match(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the widths that ``match=`` asks for, and print what was chosen.
+
+    Raises:
+        ValueError: No width gives the plain host's size.
+    """
+    groups = [group for group in ("mixer", "token_mixer") if "match" in _options_of(options, group)]
+    if not groups:
+        return options
+    from backbones import solve_match
+
+    solved = solve_match(name, **options)
+    for group in groups:
+        before = _options_of(options, group)
+        for key, value in _options_of(solved, group).items():
+            if before.get(key) != value:
+                print(f"{name}: backbone.{group}.{key}={value} by match={before['match']}")
+    return solved
+
+
+def _options_of(options: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    found = options.get(group)
+    return found if isinstance(found, Mapping) else {}
 
 
 def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
@@ -104,7 +131,7 @@ def known_options(name: str) -> list[str]:
             inner = ["name", *(key for one in tokens for key in registered.mixer(one)["options"])]
         if option != "name":
             known += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
-    return list(dict.fromkeys(known))
+    return list(dict.fromkeys([*known, *MATCH]))
 
 
 def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
@@ -197,7 +224,9 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
         value = argument.partition("=")[2]
         if several and key == TOKEN_MIXER and not value.startswith("{"):
             argument = f"++{TOKEN_MIXER}.name={value}"
-        elif key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~"):
+        elif key in MATCH or (
+            key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~")
+        ):
             argument = f"++{argument.lstrip('+')}"
         found.append(argument)
     return found
@@ -205,6 +234,8 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
 
 def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
     """Rewrite ``backbone=HOST backbone.mixer.name=MIXER`` as ``backbone=HOST_MIXER``.
+
+    A list of mixers stays as it is.
 
     Several hosts and mixers, separated by commas, give all pairs.
     """
@@ -217,7 +248,7 @@ def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
 
 def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return backbones with the channel mixer that an option names, and the other options."""
-    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{]", one)]
+    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", one)]
     if not typed:
         return text, list(words)
     mixers = typed[-1].partition("=")[2].split(",")
@@ -254,6 +285,10 @@ def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str
 def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_format_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_format_value(v)}' for key, v in value.items())}}}"
     return str(value)
 
 
