@@ -8,7 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backbones.analysis.matching import solve_match
     from backbones.base import Backbone, FeatureInfo, Mixer, PointwiseMixer, Slot
     from backbones.factory import backbone_schema, create_backbone, create_mixer, mixer_options
     from backbones.registry import (
@@ -34,12 +33,10 @@ __all__ = [
     "mixer_options",
     "register_host",
     "register_mixer",
-    "solve_match",
 ]
 # Packages with files that register themselves; see backbones.registry.
 REGISTERING = ("mixers", "hosts")
 _MODULES = {
-    "analysis.matching": ("solve_match",),
     "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),
     "factory": ("backbone_schema", "create_backbone", "create_mixer", "mixer_options"),
     "registry": ("list_backbones", "list_hosts", "list_mixers", "register_host", "register_mixer"),

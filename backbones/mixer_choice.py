@@ -73,7 +73,7 @@ def _read_one(kind: Kind, typed: Any, named: str | None, host: str) -> Choice:
     if options.pop("match", None) is not None:
         raise ValueError(
             f"backbone.{GROUPS[kind]}.match is solved before a network is built, for one mixer in "
-            "all blocks: pass the options through backbones.solve_match, as the commands do"
+            "all blocks: pass the options through backbones.analysis.matching.solve_match"
         )
     name = options.pop("name", None)
     if name is not None and named is not None and name != named:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from backbones import create_backbone, create_mixer, list_mixers, mixer_options, solve_match
+from backbones import create_backbone, create_mixer, list_mixers, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
+from backbones.analysis.matching import solve_match
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
 from backbones.mixers.ffn import FFN

@@ -86,7 +86,7 @@ def solve_typed_match(name: str, options: dict[str, Any]) -> dict[str, Any]:
     groups = [group for group in ("mixer", "token_mixer") if "match" in _options_of(options, group)]
     if not groups:
         return options
-    from backbones import solve_match
+    from backbones.analysis.matching import solve_match
 
     solved = solve_match(name, **options)
     for group in groups:
