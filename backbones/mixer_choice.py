@@ -114,9 +114,10 @@ def spread(
         return SlotMixers(dict(zip(places, factories, strict=True)))
     depths = [sum(place[0] == stage for place in places) for stage in stages]
     blocks = f"{len(places)} blocks"
+    owner = options.get("model", host.name)
     shape = f"{len(stages)} stages of {', '.join(map(str, depths))} blocks"
     raise ValueError(
-        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {host.name} has "
+        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has "
         f"{shape if len(stages) > 1 else blocks}; give "
         f"{f'{len(stages)} entries, one per stage, or ' * (len(stages) > 1)}{len(places)}, one "
         "per block"

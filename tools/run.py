@@ -32,7 +32,6 @@ from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
 from tools.cli.printable import escape_logs, escape_undecodable  # noqa: E402
-from tools.cli.typed_network import solve_typed_match  # noqa: E402
 from tools.config import automatic  # noqa: E402
 from tools.config.config_checks import resolve_config  # noqa: E402
 from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
@@ -94,6 +93,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
 def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
+        from backbones.analysis.matching import solve_match
         from tasks.engine.instantiate import with_whole_numbers
         from tasks.engine.loading import check_options
         from tools.analyses.page import write_page
@@ -110,9 +110,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     started = time.perf_counter()
     check_options(automatic.apply_fixed_schedule(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
-    network = {k: v for k, v in config["backbone"].items() if k != "name"}
-    name = config["backbone"]["name"]
-    config["backbone"] = {"name": name, **solve_typed_match(name, network)}
+    config["backbone"] = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
         log_differences(config)

@@ -12,12 +12,12 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import Backbone
 from backbones.factory import create_backbone, mixer_options
 from backbones.options import check_value, mixer_names
-from backbones.registry import look_up
+from backbones.registry import find_mixer, look_up
 
 logger = logging.getLogger(__name__)
 
 Match = Literal["params", "macs"]
-KINDS: dict[str, Literal["channel", "token"]] = {"mixer": "channel", "token_mixer": "token"}
+KINDS = {"mixer": "channel", "token_mixer": "token"}
 # A mixer's option of its size, the first that it has.
 WIDTHS = ("hidden_ratio", "expansion", "rank_ratio", "rank", "ratio")
 TOLERANCE = 0.01  # of the plain host's count
@@ -28,15 +28,18 @@ STARTS = (4, 2, 1, 0.5, 0.25, 8, 16, 32, 3, 6)
 STEPS = (1e-4, 1 / 48, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2)
 
 
-def solve_match(name: str, **options: Any) -> dict[str, Any]:
+def solve_match(
+    name: str, *, report: Callable[[str], object] = logger.info, **options: Any
+) -> dict[str, Any]:
     """Return options of ``create_backbone`` with the width of a mixer solved for equal size.
 
     ``mixer={"match": "params"}`` asks for the parameters of the plain host to 1 %, "macs" for its
     multiply-adds at the build resolution. ``token_mixer`` takes ``match`` as well. Options without
-    ``match`` are returned as they are. The solved value is logged.
+    ``match`` are returned as they are.
 
     Args:
         name: One of ``list_backbones()``.
+        report: Gets a line on each solved width; by default it is logged.
         **options: Of ``create_backbone``.
 
     Raises:
@@ -47,29 +50,33 @@ def solve_match(name: str, **options: Any) -> dict[str, Any]:
     >>> round(options["mixer"]["hidden_ratio"], 2)
     2.66
     """
-    for group, kind in KINDS.items():
+    asked: dict[str, Match] = {}
+    for group in KINDS:
         given = options.get(group)
-        if isinstance(given, Mapping) and given.get("match") is not None:
-            check_value(f"backbone.{group}.match", given["match"], Match)
-            mixer = {key: value for key, value in given.items() if key != "match"}
-            options = {**options, group: _solved(name, options, group, kind, mixer, given["match"])}
-        elif isinstance(given, Mapping) and "match" in given:
-            options = {**options, group: {k: v for k, v in given.items() if k != "match"}}
+        if isinstance(given, Mapping) and "match" in given:
+            match = given["match"]
+            check_value(f"backbone.{group}.match", match, Match | None)
+            asked |= {group: match} if match is not None else {}
+            rest = {key: value for key, value in given.items() if key != "match"}
+            options = {**options, group: rest}
+    if len(asked) > 1:
+        raise ValueError(f"match solves one width; give it to one of {' and '.join(asked)}")
+    for group, match in asked.items():
+        width, line = _solve(name, options, group, match)
+        report(line)
+        options = {**options, group: {**options[group], **width}}
     return options
 
 
-def _solved(
-    name: str,
-    options: Mapping[str, Any],
-    group: str,
-    kind: str,
-    mixer: dict[str, Any],
-    match: Match,
-) -> dict[str, Any]:
+def _solve(
+    name: str, options: Mapping[str, Any], group: str, match: Match
+) -> tuple[dict[str, float], str]:
+    """Return the option of a mixer's width, and a line on it."""
     host, suffix = look_up(name)
+    mixer = options[group]
     named = next(iter(mixer_names(mixer)), suffix)
-    if named is None:
-        raise ValueError(f"backbone.{group}.match={match} needs a mixer; type {host.name}_glu")
+    if named is None or find_mixer(named).kind != KINDS[group]:
+        raise ValueError(f"backbone.{group}.match={match} needs a {KINDS[group]} mixer's name")
     known = mixer_options(named, host.name)
     width = next((one for one in WIDTHS if one in known), None)
     if width is None:
@@ -77,7 +84,7 @@ def _solved(
             f"{named} has no option for its width, which backbone.{group}.match={match} would "
             f"solve; it has {', '.join(known) or 'none'}"
         )
-    if mixer.get(width) is not None:
+    if mixer.get(width) not in (None, known[width]):
         raise ValueError(
             f"backbone.{group}.match={match} solves {width}, which is {mixer[width]} already; "
             "leave one of them out"
@@ -98,17 +105,16 @@ def _solved(
     if not tried:
         raise ValueError(refusals[0])
     best = min(tried, key=lambda value: abs(tried[value] - target))
-    off = tried[best] / target - 1
-    if abs(off) > TOLERANCE:
+    if abs(tried[best] / target - 1) > TOLERANCE:
         raise ValueError(
             f"backbone.{group}.match={match}: no {width} of {named} gives {host.name}'s "
             f"{target:,} {_words(match)} to 1 %; the nearest is {width}={best} with {tried[best]:,}"
         )
-    logger.info(
-        "%s", f"{name}: {width}={best} gives {tried[best]:,} {_words(match)}, {off:+.2%} of "
-        f"{host.name}'s {target:,}"
-    )  # fmt: skip
-    return {**mixer, width: best}
+    line = (
+        f"{name}: backbone.{group}.{width}={best} gives {tried[best]:,} {_words(match)}; "
+        f"{host.name} has {target:,}"
+    )
+    return {width: best}, line
 
 
 def _search(

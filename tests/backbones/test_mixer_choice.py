@@ -155,11 +155,11 @@ def test_ffn_like_mixers_take_an_activation():
 @pytest.mark.parametrize(
     ("name", "match"),
     [("deit_t_glu", "params"), ("swin_t_glu", "macs"), ("swin_t_scheme_12", "params"),
-     ("poolformer_s12_low_rank", "macs"), ("deit_t_iffn", "params")],
+     ("poolformer_s12_low_rank", "macs"), ("deit_t_iffn", "params"), ("deit_t_kan", "params")],
 )  # fmt: skip
 def test_a_mixer_matches_the_plain_host(name, match):
     options = solve_match(name, mixer={"match": match}, img_size=64)
-    assert set(options["mixer"]) == {"hidden_ratio"}
+    assert set(options["mixer"]) == {"expansion" if name == "deit_t_kan" else "hidden_ratio"}
     host = name.partition("_t_")[0] + "_t" if "_t_" in name else "poolformer_s12"
     sizes = []
     for one, given in ((name, options), (host, {"img_size": 64})):
@@ -184,6 +184,10 @@ def test_matches_that_cannot_be_solved():
     refuses("hidden_ratio, which is 3 already", solve_match, "deit_t_glu",
             mixer={"match": "params", "hidden_ratio": 3})  # fmt: skip
     refuses("cheby_kan has no option for its width", solve_match, "deit_t_cheby_kan",
+            mixer={"match": "params"})  # fmt: skip
+    refuses("one of mixer and token_mixer", solve_match, "deit_t_glu",
+            mixer={"match": "params"}, token_mixer={"name": "sbm", "match": "params"})  # fmt: skip
+    refuses("needs a channel mixer's name", solve_match, "posmlp_t_lrpe",
             mixer={"match": "params"})  # fmt: skip
     refuses("match=size is not one of params, macs", solve_match, "deit_t_glu",
             mixer={"match": "size"})  # fmt: skip

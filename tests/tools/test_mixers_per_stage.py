@@ -29,8 +29,9 @@ def test_run_py_takes_lists():
     assert mixed["mixer"] == ["afbo", None, {"name": "glu", "hidden_ratio": 2}, "afbo"]
     assert config_network_name(mixed) == "swin_t+afbo-own-glu-afbo"
     named = backbone_of("backbone=swin_t", "backbone.mixer={name: afbo, g2: 6}")
-    assert named["mixer"] == {"name": "afbo", "g2": 6}
-    assert config_network_name(named) == "swin_t+afbo"
+    assert named["name"] == "swin_t_afbo"
+    assert named["mixer"]["g2"] == 6
+    assert config_network_name(named) == "swin_t_afbo"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +62,11 @@ def test_complexity_counts_lists(capsys):
 
 def test_match_is_solved_and_printed(capsys):
     name, options = read_network("deit_t_glu", ["backbone.mixer.match=params"])
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     assert options == {"mixer": {"hidden_ratio": pytest.approx(8 / 3, abs=0.01)}}
     value = options["mixer"]["hidden_ratio"]
-    assert f"deit_t_glu: backbone.mixer.hidden_ratio={value} by match=params" in printed
+    assert f"deit_t_glu: backbone.mixer.hidden_ratio={value} gives 5," in printed
+    assert "parameters; deit_t has 5," in printed
     refuses("match=size is not one of params, macs", read_network, name,
             ["backbone.mixer.match=size"])  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -58,8 +59,18 @@ def read_networks(
         for name in select_backbones(typed, family):
             for chosen in expand_values([*words, *filter(None, own)]):
                 options = read_options(chosen, name, known_options(name))
-                networks.append((name, solve_typed_match(name, options)))
+                networks.append((name, _with_solved_widths(name, options)))
     return networks
+
+
+def _with_solved_widths(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the widths that ``match=`` asks for, and print what was chosen."""
+    typed = [options.get("mixer"), options.get("token_mixer")]
+    if not any(isinstance(one, Mapping) and "match" in one for one in typed):
+        return options
+    from backbones.analysis.matching import solve_match
+
+    return solve_match(name, report=lambda line: print(line, file=sys.stderr), **options)
 
 
 def read_network(text: str, words: Sequence[str] = (), family: Family | None = None) -> Network:
@@ -75,31 +86,6 @@ def read_network(text: str, words: Sequence[str] = (), family: Family | None = N
             "takes one"
         )
     return found[0]
-
-
-def solve_typed_match(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with the widths that ``match=`` asks for, and print what was chosen.
-
-    Raises:
-        ValueError: No width gives the plain host's size.
-    """
-    groups = [group for group in ("mixer", "token_mixer") if "match" in _options_of(options, group)]
-    if not groups:
-        return options
-    from backbones.analysis.matching import solve_match
-
-    solved = solve_match(name, **options)
-    for group in groups:
-        before = _options_of(options, group)
-        for key, value in _options_of(solved, group).items():
-            if before.get(key) != value:
-                print(f"{name}: backbone.{group}.{key}={value} by match={before['match']}")
-    return solved
-
-
-def _options_of(options: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-    found = options.get(group)
-    return found if isinstance(found, Mapping) else {}
 
 
 def run_options(run: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
@@ -248,6 +234,7 @@ def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
 
 def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return backbones with the channel mixer that an option names, and the other options."""
+    words = [part for word in words for part in _split_named_mixer(word)]
     typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", one)]
     if not typed:
         return text, list(words)
@@ -267,6 +254,17 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
             known.mixer(mixer)
             names.append(f"{host}_{mixer}")
     return ",".join(names), [one for one in words if one not in typed]
+
+
+def _split_named_mixer(word: str) -> list[str]:
+    """Split ``backbone.mixer={name: glu, act: mish}`` into its name and its other options."""
+    if not re.match(rf"\+*{MIXER}={{", word):
+        return [word]
+    parsed = _parse(word)
+    value = None if parsed.is_sweep_override() else parsed.value()
+    if not isinstance(value, Mapping) or "name" not in value:
+        return [word]
+    return format_options({"mixer": value})
 
 
 def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str]:

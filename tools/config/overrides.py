@@ -121,8 +121,7 @@ def _expand_dict(argument: str, arguments: Sequence[str]) -> list[str]:
     options.
     """
     key, _, value = argument.partition("=")
-    # A list of mixers or another mixer takes no options of the host's own FFN.
-    if key == "backbone.mixer" and re.match(r"\[|\{(.*\W)?['\"]?name['\"]?:", value):
+    if key == "backbone.mixer" and value.startswith("["):  # without options of the host's own FFN
         return [f"~{key}", f"+{argument}"]
     if "." not in key or not re.match(r"[A-Za-z_]", key) or not value.startswith("{"):
         return [argument]
