@@ -5,7 +5,9 @@ Values follow Hydra's grammar, as in run.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -68,9 +70,18 @@ def _with_solved_widths(name: str, options: dict[str, Any]) -> dict[str, Any]:
     typed = [options.get("mixer"), options.get("token_mixer")]
     if not any(isinstance(one, Mapping) and "match" in one for one in typed):
         return options
+    solved: dict[str, Any] = json.loads(_solve_once(name, json.dumps(options)))
+    return solved
+
+
+@functools.cache
+def _solve_once(name: str, options: str) -> str:
     from backbones.analysis.matching import solve_match
 
-    return solve_match(name, report=lambda line: print(line, file=sys.stderr), **options)
+    def report(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    return json.dumps(solve_match(name, report=report, **json.loads(options)))
 
 
 def read_network(text: str, words: Sequence[str] = (), family: Family | None = None) -> Network:
