@@ -565,6 +565,39 @@ class Slot:
 MixerFactory = Callable[[Slot], Mixer]
 
 
+class SlotMixers:
+    """Factory of mixers that differ from stage to stage or from block to block.
+
+    Args:
+        by_place: Factory per stage and block; None keeps the host's own module. Later stages, such
+            as class blocks, take the last one.
+    """
+
+    def __init__(self, by_place: Mapping[tuple[int, int], MixerFactory | None]) -> None:
+        self.by_place = dict(by_place)
+
+    def at(self, slot: Slot) -> MixerFactory | None:
+        """Return the factory of a slot; None if the host keeps its own module there."""
+        last = next(reversed(self.by_place.values()))
+        return self.by_place.get((slot.stage, slot.block), last)
+
+    def __call__(self, slot: Slot) -> Mixer:
+        """Build the mixer of a slot.
+
+        Raises:
+            ValueError: The host keeps its own module there.
+        """
+        factory = self.at(slot)
+        if factory is None:
+            raise ValueError(f"stage {slot.stage}, block {slot.block} keeps the host's own module")
+        return factory(slot)
+
+
+def factory_at(factory: MixerFactory | None, slot: Slot) -> MixerFactory | None:
+    """Return the factory for one slot; None if the host keeps its own module there."""
+    return factory.at(slot) if isinstance(factory, SlotMixers) else factory
+
+
 def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
     """Replace a block's FFN or attention by a mixer; without factory the host keeps its own.
 
@@ -575,6 +608,7 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
         ValueError: The host has class tokens that the mixer refuses.
     """
     cast("Any", block).filled = (*getattr(block, "filled", ()), name)
+    factory = factory_at(factory, slot)
     if factory is None:
         return
     mixer = factory(slot)

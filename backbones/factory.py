@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
+from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -111,8 +113,8 @@ def create_backbone(
     img_size: int | tuple[int, int] | None = None,
     in_chans: int = 3,
     drop_path_rate: float = 0.0,
-    mixer: Mapping[str, Any] | str | None = None,
-    token_mixer: Mapping[str, Any] | str | None = None,
+    mixer: Mapping[str, Any] | str | Sequence[Any] | None = None,
+    token_mixer: Mapping[str, Any] | str | Sequence[Any] | None = None,
     dense: bool = False,
     patch_size: int | None = None,
     grad_checkpointing: bool = False,
@@ -135,8 +137,11 @@ def create_backbone(
         drop_path_rate: Stochastic depth of the last block, in [0, 1).
         mixer: Options of the channel mixer, such as ``{"g2": 6}``. On a plain host they rebuild
             its FFN, such as ``{"hidden_ratio": 3}``, if that is W2 act(W1 x). A name, or options
-            with "name", put that mixer in, as the suffix of a host's name does.
-        token_mixer: Name, or options with "name", of the mixer that replaces attention or pooling.
+            with "name", put that mixer in, as the suffix of a host's name does. A list has one
+            entry per stage or per block, each a name, options with "name", or None for the host's
+            own.
+        token_mixer: Name, or options with "name", of the mixer that replaces attention or pooling;
+            or a list such as ``["ffnified", "ffnified", "ffnified", "attention"]``.
         dense: False builds the published classification network, equal to the parameter. True adds
             the parts for dense prediction (a norm per output map, DeiT's feature pyramid) and omits
             those for classification; a classification checkpoint loads into it.
@@ -181,28 +186,34 @@ def create_backbone(
     if img_size is None and host.usual_size is not None:
         img_size = host.usual_size({**keywords(host.build), **host_kwargs})
     _check_patch_size(host, patch, pretrained, dense)
+    channel = read_choices("channel", mixer, _of_kind("channel", mixer_name), host.name)
+    token = read_choices("token", token_mixer, _of_kind("token", mixer_name), host.name)
+    swapped = [*names_of(channel), *names_of(token)]
+    _check_prefix(host, swapped, host_kwargs)
+    overrides: dict[str, Any] = {}
+    for one in swapped:
+        overrides |= host_overrides_of(host, one)
+    options = {**overrides, **host_kwargs}
     config = HostConfig(
         img_size=_image_size(img_size, host, patch),
         drop_path_rate=drop_path_rate,
         pretrained=pretrained is True,
         dense=dense,
         patch_size=patch,
-        channel_mixer=_factory(host, "channel", _of_kind("channel", mixer_name), mixer),
-        token_mixer=_token_factory(host, _of_kind("token", mixer_name), token_mixer),
         in_chans=in_chans,
     )
-    token_name = _typed_name(token_mixer)
-    _check_prefix(host, [mixer_name, token_name], host_kwargs)
-    overrides = {**host_overrides_of(host, mixer_name), **without_prefix(host, token_name)}
-    backbone = host.build(config, **{**overrides, **host_kwargs})
+    config = replace(
+        config,
+        channel_mixer=_factories(host, "channel", channel, config, options),
+        token_mixer=_factories(host, "token", token, config, options),
+    )
+    backbone = host.build(config, **options)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
-    backbone.record = _record(
-        backbone, host, mixer_name, mixer, token_mixer, {**overrides, **host_kwargs}
-    )
+    backbone.record = _record(backbone, host, channel, token, options)
     if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
-        by_channel = host_overrides_of(host, mixer_name).keys() & host.without_prefix
-        cause = mixer_name if by_channel else token_name
+        causes = (m for m in swapped if host_overrides_of(host, m).keys() & host.without_prefix)
+        cause = next(causes)
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
     if backbone.in_chans != in_chans:
         backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
@@ -216,15 +227,17 @@ def create_backbone(
     return convert_to_fast(backbone) if fast else backbone
 
 
-def join_mixer(
-    name: str, mixer: Mapping[str, Any] | str | None
-) -> tuple[str, Mapping[str, Any] | None]:
+def join_mixer(name: str, mixer: Typed) -> tuple[str, Typed]:
     """Return a backbone's name with the name of its channel mixer, and the mixer's other options.
+
+    A list of mixers stays as it is.
 
     Raises:
         ValueError: The backbone's name has another mixer.
     """
-    check_value("mixer", mixer, Mapping[str, Any] | str | None)
+    check_value("mixer", mixer, Typed)
+    if isinstance(mixer, Sequence) and not isinstance(mixer, str):
+        return name, mixer
     options = {"name": mixer} if isinstance(mixer, str) else dict(mixer or {})
     typed = options.pop("name", None)
     if typed is None:
@@ -242,19 +255,15 @@ def join_mixer(
 def _record(
     backbone: Backbone,
     host: HostEntry,
-    named: str | None,
-    mixer: Mapping[str, Any] | None,
-    token_mixer: Mapping[str, Any] | str | None,
+    channel: Choice | tuple[Choice, ...],
+    token: Choice | tuple[Choice, ...],
     host_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return names and options that a backbone was built with, and the map sizes of its mixers."""
-    token = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
-    token_name = token.pop("name", _of_kind("token", named))
-    channel = _of_kind("channel", named) or (OWN_FFN if host.plain_ffn else None)
     return {
         "host": host.name,
-        "mixer": _resolved(channel if "channel" in host.slots else None, host.name, mixer),
-        "token_mixer": _resolved(token_name, host.name, token),
+        "mixer": _resolved(channel, "channel", host),
+        "token_mixer": _resolved(token, "token", host),
         "options": plain({**keywords(host.build), **host_kwargs}),
         "grids": {
             name: list(part.built_for)
@@ -264,15 +273,15 @@ def _record(
     }
 
 
-def _resolved(
-    name: str | None, host: str, given: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """Return a mixer's name with all its options."""
+def _resolved(choice: Choice | tuple[Choice, ...], kind: Kind, host: HostEntry) -> Any:
+    """Return a mixer's name with all its options, or one of both per stage or block."""
+    if isinstance(choice, tuple):
+        return [_resolved(one, kind, host) for one in choice]
+    name = resolve(choice, kind, host)
     if name is None:
         return None
-    chosen = {key: value for key, value in (given or {}).items() if value is not None}
-    resolved: dict[str, Any] = plain({"name": name, **mixer_options(name, host), **chosen})
-    return resolved
+    chosen = {key: value for key, value in choice.options.items() if value is not None}
+    return plain({"name": name, **mixer_options(name, host.name), **chosen})
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:
@@ -280,12 +289,24 @@ def _of_kind(kind: Kind, mixer: str | None) -> str | None:
     return mixer if mixer and find_mixer(mixer).kind == kind else None
 
 
-def _factory(
-    host: HostEntry, kind: Kind, name: str | None, options: Mapping[str, Any] | None
+def _factories(
+    host: HostEntry,
+    kind: Kind,
+    choices: Choice | tuple[Choice, ...],
+    config: HostConfig,
+    host_kwargs: Mapping[str, Any],
 ) -> MixerFactory | None:
+    """Return the factory of a host's mixers, which may differ from place to place."""
+    if not isinstance(choices, tuple):
+        return _factory(host, kind, choices)
+    factories = [_factory(host, kind, choice) for choice in choices]
+    return spread(factories, kind, host, config, host_kwargs)
+
+
+def _factory(host: HostEntry, kind: Kind, choice: Choice) -> MixerFactory | None:
     """Return the factory of a host's mixers; None if the host keeps its own."""
-    given = dict(options or {})
-    if name is None:
+    name, given = choice.name, dict(choice.options)
+    if name is None or (name == OWN_FFN and host.plain_ffn):
         defaults = mixer_options(OWN_FFN, host=host.name) if kind == "channel" else {}
         if all(key in defaults and defaults[key] == value for key, value in given.items()):
             return None
@@ -306,28 +327,6 @@ def _factory(
         )
     _check_mixer_options(entry, given, "backbone." + _group(entry))
     return lambda slot: _build_mixer(entry, host.name, slot, given)
-
-
-def _token_factory(
-    host: HostEntry, named: str | None, token_mixer: Mapping[str, Any] | str | None
-) -> MixerFactory | None:
-    if token_mixer is None and named is None:
-        return None
-    options = {"name": token_mixer} if isinstance(token_mixer, str) else dict(token_mixer or {})
-    if named is not None and options.setdefault("name", named) != named:
-        raise ValueError(
-            f"{host.name}_{named} already has {named} as token mixer; type backbone={host.name} to "
-            f"use {options['name']} instead"
-        )
-    if "name" not in options:
-        raise ValueError(
-            f"token_mixer needs a name, one of {listed(list_mixers('token'))}; got {options}"
-        )
-    return _factory(host, "token", options.pop("name"), options)
-
-
-def _typed_name(token_mixer: Mapping[str, Any] | str | None) -> str | None:
-    return token_mixer.get("name") if isinstance(token_mixer, Mapping) else token_mixer
 
 
 def _check_prefix(host: HostEntry, swapped: Sequence[str | None], given: Mapping[str, Any]) -> None:

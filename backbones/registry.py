@@ -27,6 +27,7 @@ from backbones.options import (
     unknown,
     unknown_backbone,
 )
+from backbones.plugins import load_plugins
 
 Kind = Literal["channel", "token"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,7 +99,7 @@ def hosts() -> dict[str, HostEntry]:
 
 
 def mixers() -> dict[str, MixerEntry]:
-    """Return all mixers by name."""
+    """Return all mixers by name, those of installed packages included."""
     _import_packages("mixers")
     return _MIXERS
 
@@ -109,6 +110,8 @@ def _import_packages(*packages: str) -> None:
     for package in packages:
         if package in available:
             importlib.import_module(f"backbones.{package}")
+    if "mixers" in available:
+        load_plugins()
 
 
 def register_host(

@@ -9,7 +9,7 @@ usage: python tools/benchmark.py mixers [key=value ...]       mixers against the
 
   host=NAME,NAME            mixers: plain hosts (default: {hosts})
   mixer=NAME,PATTERN        mixers: channel mixers (default: all that fit)
-                            tokens: token mixers (default: {tokens})
+                            tokens: token mixers or patterns, '*' for all (default: {tokens})
                             scans: recurrent mixers (default: {scans})
   backbone=NAME,PATTERN     backbones: names or patterns
   backbone.KEY=VALUE        an option of all networks, as in run.py: backbone.mixer.g2=6,
@@ -58,8 +58,9 @@ run's steps; added ms is what run.py adds to a step.
 data: the baseline reads the same files with the same augmentation through timm or the toolkit.
 scans: the ratio is that of a Python loop over tokens to the scan in chunks.
 tokens: us/token is the time per token; growth is us/token over that on the first grid, per round,
-so 1 on every grid means a cost linear in the number of tokens. With several image sizes, growth of
-a whole network is the time per pixel over that at the first size.
+so 1 on every grid means a cost linear in the number of tokens. exponent is e where time has grown
+as N^e since the first grid. With several image sizes, growth of a whole network is the time per
+pixel over that at the first size.
 Compare ratios only: seconds of different runs are not comparable, least of all on a shared machine.
 
 By default glibc returns large blocks to the system and requests them again in every layer; the page
@@ -166,6 +167,7 @@ COLUMNS = {
     "memory_ratio": ("MB ratio", "{:.3f}"),
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
+    "exponent": ("exponent", "{:.2f}"),
 }
 
 

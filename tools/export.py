@@ -110,7 +110,8 @@ def export(arguments: Sequence[str]) -> list[Path]:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")
     chosen = merge_options(run_options(run, name), typed)
     size = _checked_size(options["image_size"] or _run_image_size(run, to))
-    label = network_name(name_with_model(name, chosen.get("model")), chosen.get("token_mixer"))
+    network = name_with_model(name, chosen.get("model"))
+    label = network_name(network, chosen.get("token_mixer"), chosen.get("mixer"))
     out = Path(options["out"] or f"exports/{label}-{to}")
     with new_folder(out, overwrite=options["overwrite"] == "true") as folder:
         request = ExportRequest(

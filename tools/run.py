@@ -93,6 +93,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
 def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
+        from backbones.analysis.matching import solve_match
         from tasks.engine.instantiate import with_whole_numbers
         from tasks.engine.loading import check_options
         from tools.analyses.page import write_page
@@ -109,6 +110,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     started = time.perf_counter()
     check_options(automatic.apply_fixed_schedule(config))
     config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
+    config["backbone"] = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
     check_trainer(config["trainer"])
     if config["mode"] != "fit":
         log_differences(config)

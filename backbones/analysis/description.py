@@ -10,6 +10,7 @@ from torch import nn
 
 from backbones.base import Backbone
 from backbones.factory import backbone_schema, create_backbone
+from backbones.options import mixer_label
 from backbones.registry import look_up
 
 # Options of a backbone that set its mixers or the source of its weights.
@@ -76,8 +77,8 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
     more = own["host_parameters"] - plain["host_parameters"]
     if more and not notes:
         notes.append(f"with {abs(more):,} parameters {'more' if more > 0 else 'fewer'} in the host")
-    token = backbone.record.get("token_mixer") or {}
-    added = f" with token_mixer={token['name']}" if token and backbone.name == host else ""
+    token = mixer_label(backbone.record.get("token_mixer"))
+    added = f" with token_mixer={token}" if token and backbone.name == host else ""
     return (
         f"{backbone.name}{added} is built {' and '.join(notes)}, unlike {host}" if notes else None
     )

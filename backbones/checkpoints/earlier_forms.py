@@ -23,6 +23,8 @@ def take_earlier_forms(backbone: Backbone, tensors: Mapping[str, Tensor]) -> Non
         tensors: By their names in the backbone.
     """
     given = backbone.made_by.get("mixer") or {}
+    if not isinstance(given, Mapping):  # lists are of later versions
+        return
     changed: dict[str, Any] = {}
     for prefix, mixer in backbone.mixers().items():
         own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

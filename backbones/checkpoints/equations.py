@@ -6,6 +6,7 @@ A network records the name and options that it was built with, and our checkpoin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 RECORD = "network"  # the entry of a checkpoint
@@ -33,14 +34,31 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[s
     """
     found = []
     for kind, noun in KINDS.items():
-        one, other = (dict(record.get(kind) or {}) for record in (theirs, ours))
-        if kind not in moved or not one or not other:
-            continue
-        first, second = one.pop("name", None), other.pop("name", None)
-        if first != second:
-            found.append(f"{noun} {second} instead of {first}")
-        found += _changed(f"backbone.{kind}.", one, other)
+        one, other = (record.get(kind) for record in (theirs, ours))
+        if kind in moved and isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += _mixer_changed(f"backbone.{kind}.", noun, one, other)
+        elif kind in moved and one and other:
+            pairs = zip_longest(_listed(one, other), _listed(other, one))
+            found += [
+                f"{text} in entry {index}"
+                for index, (first, second) in enumerate(pairs)
+                for text in _mixer_changed(f"backbone.{kind}.", noun, first or {}, second or {})
+            ]
     return found + _changed("backbone.", theirs.get("options") or {}, ours.get("options") or {})
+
+
+def _listed(mixers: Any, like: Any) -> list[Any]:
+    """Return mixers per stage or block; one for all is repeated."""
+    return [mixers] * len(like) if isinstance(mixers, Mapping) else list(mixers)
+
+
+def _mixer_changed(
+    group: str, noun: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> list[str]:
+    one, other = dict(theirs), dict(ours)
+    first, second = one.pop("name", None), other.pop("name", None)
+    named = [f"{noun} {second} instead of {first}"] if first != second else []
+    return named + _changed(group, one, other)
 
 
 def _changed(group: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

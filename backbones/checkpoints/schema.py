@@ -177,8 +177,8 @@ class RecordPart(OpenPart):
     """Options that a network was built with; see ``backbones.checkpoints.equations``."""
 
     host: str | None = None
-    mixer: dict[str, Any] | None = None
-    token_mixer: dict[str, Any] | None = None
+    mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    token_mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     grids: dict[str, Annotated[list[Positive], Field(min_length=2, max_length=2)]] = Field(
         default_factory=dict

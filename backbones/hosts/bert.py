@@ -20,7 +20,17 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, PointwiseMixer, Slot, fill
+from backbones.base import (
+    Backbone,
+    FeatureInfo,
+    HostConfig,
+    Mixer,
+    PointwiseMixer,
+    Slot,
+    SlotMixers,
+    factory_at,
+    fill,
+)
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.text import check_sequences, fit_to_sequences, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
@@ -173,13 +183,13 @@ class TextEncoder(Backbone):
         self.apply(_init)
         for index, block in enumerate(self.blocks):
             slot = Slot(dim, RATIO, (1, config.img_size[1]), 0, index, dense=config.dense)
-            for name, factory in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
-                fill(block, name, factory, slot)
-                if factory is None:
+            for name, typed in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
+                fill(block, name, typed, slot)
+                if factory_at(typed, slot) is None:
                     continue
                 mixer = getattr(block, name)
                 fit_to_sequences(mixer, causal)
-                if not index:
+                if not index or isinstance(typed, SlotMixers):
                     check_sequences(mixer, dim, causal)
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:

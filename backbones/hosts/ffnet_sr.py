@@ -18,7 +18,7 @@ import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
+from backbones.base import HostConfig, Mixer, MixerFactory, Slot, factory_at, fill
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.super_resolution import (
     AnchoredUpsampler,
@@ -115,11 +115,11 @@ class FFNetSRBlock(nn.Module):
         self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
     ) -> None:
         """Replace W1 and W2 by a channel mixer after D, and FFNified attention by a token mixer."""
-        if channel_mixer is not None:
+        if factory_at(channel_mixer, slot) is not None:
             self.channel_mixer = NormedChannelMixer(self.channel_mixer, slot.dim)
         fill(self.channel_mixer, "memory", channel_mixer, slot)
-        if token_mixer is not None:
-            make = token_mixer
+        make = factory_at(token_mixer, slot)
+        if make is not None:
             fill(self, "token_mixer", lambda slot: NormedTokenMixer(slot.dim, make(slot)), slot)
 
 

@@ -1,4 +1,4 @@
-"""Activations of the field that torch lacks.
+"""Activations by name: torch's, timm's, and those that both lack.
 
 Source: So et al., "Primer", NeurIPS 2021, https://arxiv.org/abs/2109.08668 (squared ReLU); Yu et
 al., "MetaFormer Baselines for Vision", 2022, https://arxiv.org/abs/2210.13452 (StarReLU).
@@ -6,8 +6,11 @@ al., "MetaFormer Baselines for Vision", 2022, https://arxiv.org/abs/2210.13452 (
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from timm.layers import create_act_layer
 from torch import Tensor, nn
 
 
@@ -32,3 +35,41 @@ class StarReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return s ReLU(x)^2 + b."""
         return self.scale * relu2(x) + self.bias
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu2": relu2,
+    "relu6": F.relu6,
+    "sigmoid": F.sigmoid,
+    "none": unchanged,
+}
+
+
+def create_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return an activation by its name: a function, or a module where it has state.
+
+    Args:
+        name: A key of ``FUNCTIONS``, "star_relu", or a name of timm's ``create_act``, such as
+            "mish", "hard_swish", "quick_gelu" or "prelu".
+
+    Raises:
+        ValueError: Unknown name.
+
+    >>> create_activation("mish")(torch.zeros(1))
+    tensor([0.])
+    """
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    if name == "star_relu":
+        return StarReLU()
+    try:
+        module: nn.Module = create_act_layer(name)
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"act must be one of {', '.join(FUNCTIONS)}, star_relu, or a name of timm's create_act "
+            f"such as elu, mish, hard_swish, prelu; got {name!r}"
+        ) from None
+    return module

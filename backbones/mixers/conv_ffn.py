@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 
 
@@ -27,9 +28,15 @@ class ConvFFN(Mixer):
     channel_mappings = ("fc1",)
 
     def __init__(
-        self, dim: int, hidden: int, kernel_size: int | None = None, relu: bool = False
+        self,
+        dim: int,
+        hidden: int,
+        kernel_size: int | None = None,
+        relu: bool = False,
+        act: str = "gelu",
     ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         self.relu = relu
         self.fc1 = nn.Conv2d(dim, hidden, 1)
         self.dwconv = None
@@ -52,4 +59,4 @@ class ConvFFN(Mixer):
             hidden = F.relu(hidden)
         if dwconv is not None:
             hidden = dwconv(hidden)
-        return to_nhwc(self.fc2(F.gelu(hidden)))
+        return to_nhwc(self.fc2(self.act(hidden)))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
@@ -35,6 +36,7 @@ class ConvGLU(Mixer):
     Args:
         dim: Channels C.
         hidden_ratio: h / C; 8/3 matches the size of an FFN of ratio 4.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
         drop: Dropout after the product and after W2.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 3 C h + 12 h + C.
@@ -45,8 +47,11 @@ class ConvGLU(Mixer):
     value_layer = "fc2"
     channel_mappings = ("fc1",)
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 8 / 3, drop: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "gelu", drop: float = 0.0
+    ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, 2 * hidden)
         self.dwconv = nn.Conv2d(hidden, hidden, kernel_size=3, padding=1, groups=hidden)
@@ -78,4 +83,4 @@ class ConvGLU(Mixer):
         return [F.linear(x, weight, bias) for weight, bias in halves]
 
     def _combine(self, a: Tensor, value: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(F.gelu(a) * value)))
+        return self.drop(self.fc2(self.drop(self.act(a) * value)))

@@ -16,10 +16,10 @@ hidden map twice more and no pass can be joined with the products.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_all
 from backbones.options import check_odd
@@ -72,6 +72,7 @@ class ConvNeXtMixer(ConvNeXtFFN):
         hidden_ratio: M, hidden width over C.
         kernel_size: k, side of the depthwise convolution, odd.
         layer_scale: Value that gamma, one factor per channel, starts from.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (M + k^2 + 5) C.
 
@@ -85,12 +86,14 @@ class ConvNeXtMixer(ConvNeXtFFN):
         hidden_ratio: float = 4.0,
         kernel_size: int = 7,
         layer_scale: float = 1e-6,
+        act: str = "gelu",
     ) -> None:
         super().__init__(dim, hidden_ratio, kernel_size)
+        self.act = create_activation(act)
         self.gamma = nn.Parameter(torch.full((dim,), float(layer_scale)))
 
     def _pointwise(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(self.norm(x)))) * self.gamma
+        return self.fc2(self.act(self.fc1(self.norm(x)))) * self.gamma
 
 
 @register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
@@ -101,18 +104,22 @@ class ConvNeXtV2Mixer(ConvNeXtFFN):
         dim: Channels C.
         hidden_ratio: M, hidden width over C.
         kernel_size: k, side of the depthwise convolution, odd.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: 2 M C^2 + (3 M + k^2 + 4) C.
 
     Source: ConvNeXt V2 (CVPR 2023), Fig. 5, https://arxiv.org/abs/2301.00808.
     """
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 7) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 7, act: str = "gelu"
+    ) -> None:
         super().__init__(dim, hidden_ratio, kernel_size)
+        self.act = create_activation(act)
         self.grn = GlobalResponseNorm(self.fc1.out_features)
 
     def _pointwise(self, x: Tensor) -> Tensor:
-        return self.fc2(self.grn(F.gelu(self.fc1(self.norm(x)))))
+        return self.fc2(self.grn(self.act(self.fc1(self.norm(x)))))
 
 
 class GlobalResponseNorm(nn.Module):

@@ -9,25 +9,15 @@ https://arxiv.org/abs/2210.13452 (StarReLU).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
-from backbones.layers.activations import StarReLU, relu2
+from backbones.layers.activations import StarReLU, create_activation
 from backbones.layers.init import init_all
 from backbones.options import variant_of
 from backbones.registry import register_mixer
-
-Act = Literal["gelu", "silu", "relu", "relu2", "star_relu"]
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "relu": F.relu,
-    "relu2": relu2,
-}
 
 
 @register_mixer(
@@ -45,7 +35,8 @@ class FFN(PointwiseMixer):
     Args:
         dim: Channels C.
         hidden_ratio: Hidden width over C.
-        act: "gelu", "silu", "relu", "relu2" (ReLU squared) or "star_relu" (s ReLU^2 + b, learnt).
+        act: Activation, such as "gelu", "relu2" (ReLU squared) or "star_relu" (s ReLU^2 + b,
+            learnt); see ``layers.activations.create_activation``.
         drop: Dropout after the activation and after W2.
 
     Shape: (..., C) -> (..., C).
@@ -61,7 +52,7 @@ class FFN(PointwiseMixer):
         dim: int,
         *,
         hidden_ratio: float = 4.0,
-        act: Act = "gelu",
+        act: str = "gelu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
@@ -69,13 +60,15 @@ class FFN(PointwiseMixer):
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.star = StarReLU() if act == "star_relu" else None
+        activation = create_activation(act)
+        self.star = activation if isinstance(activation, StarReLU) else None
+        self.activation = activation if self.star is None else None
         self.drop = nn.Dropout(drop)
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 act(W1 x + b1) + b2: (..., C) -> (..., C)."""
-        act = FUNCTIONS[self.act] if self.star is None else self.star
+        act: Any = self.activation if self.star is None else self.star
         hidden = self.drop(act(self.fc1(x)))
         return self.drop(self.fc2(hidden))
 

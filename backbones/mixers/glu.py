@@ -7,26 +7,13 @@ accuracy, 72.6 for DeiT-T, so the gate is a SiLU here as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
-from backbones.layers.activations import unchanged
+from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
 from backbones.options import variant_of
 from backbones.registry import register_mixer
-
-Act = Literal["silu", "gelu", "sigmoid", "relu", "none"]
-ACTIVATIONS: dict[Act, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "sigmoid": F.sigmoid,
-    "relu": F.relu,
-    "none": unchanged,
-}
 
 
 @register_mixer(
@@ -42,7 +29,8 @@ class GLU(PointwiseMixer):
     Args:
         dim: Channels C.
         hidden_ratio: Hidden width over C; 8/3 matches the size of an FFN of ratio 4.
-        act: "silu", "gelu", "relu", "sigmoid" (Dauphin et al. 2017) or "none" (bilinear).
+        act: Activation, such as "silu", "gelu", "sigmoid" (Dauphin et al. 2017) or "none"
+            (bilinear); see ``layers.activations.create_activation``.
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C.
@@ -54,11 +42,11 @@ class GLU(PointwiseMixer):
     channel_mappings = ("w1", "w2")
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 8 / 3, act: Act = "silu", drop: float = 0.0
+        self, dim: int, *, hidden_ratio: float = 8 / 3, act: str = "silu", drop: float = 0.0
     ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        self.act = ACTIVATIONS[act]
+        self.act = create_activation(act)
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)

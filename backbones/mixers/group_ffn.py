@@ -11,9 +11,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.init import init_linear
-from backbones.mixers.glu import ACTIVATIONS, Act
 from backbones.registry import register_mixer
 
 
@@ -30,7 +30,7 @@ class GroupFFN(PointwiseMixer):
         dim: Channels C, a multiple of ``groups``.
         hidden_ratio: M, hidden width over C.
         groups: G, blocks of W1 and of W2.
-        act: "silu", "gelu", "relu", "sigmoid" or "none".
+        act: Activation, such as "silu"; see ``layers.activations.create_activation``.
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: (2 / G + 1) M C^2 + (2 M + 1) C.
@@ -50,12 +50,12 @@ class GroupFFN(PointwiseMixer):
         *,
         hidden_ratio: float = 4.0,
         groups: int = 2,
-        act: Act = "silu",
+        act: str = "silu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
-        self.act = ACTIVATIONS[act]
+        self.act = create_activation(act)
         self.w1 = GroupedLinear(dim, hidden, groups)
         self.w2 = GroupedLinear(dim, hidden, groups)
         self.w3 = nn.Linear(hidden, dim)

@@ -21,10 +21,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.options import variant_of
 from backbones.registry import register_mixer
@@ -44,6 +44,7 @@ class Scheme(Mixer):
         g1: Blocks of W1.
         g2: Blocks of W2.
         cca: When the attention takes part: "train", "always" or "off" (then w is not there).
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
         drop: Dropout after the activation and after W2.
 
     Shape: (B, H, W, C) -> (B, H, W, C). Parameters: C h (1 / g1 + 1 / g2) + h + C, and 2 for w.
@@ -65,9 +66,11 @@ class Scheme(Mixer):
         g1: int,
         g2: int,
         cca: Attends = "train",
+        act: str = "gelu",
         drop: float = 0.0,
     ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = GroupedLinear(dim, hidden, g1, option="g1")
         self.fc2 = GroupedLinear(hidden, dim, g2, option="g2")
@@ -78,7 +81,7 @@ class Scheme(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return a1 W2 GELU(W1 x) + a2 CCA(x), or the first part: (B, H, W, C) -> the same."""
-        y = self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        y = self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
         if self.cca == "off" or (self.cca == "train" and not self.training):
             return y
         share = self.balance.softmax(dim=0)

@@ -27,6 +27,7 @@ class SwiGLU(GLU):
         dim: Channels C.
         hidden_ratio: Hidden width over C; 8/3 matches the size of an FFN of ratio 4.
         norm: LayerNorm of the product, as in EVA-02 base and large.
+        act: Activation, such as "silu"; see ``layers.activations.create_activation``.
         drop: Dropout after the product and after W3.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C; the norm adds 2 M C.
@@ -35,9 +36,15 @@ class SwiGLU(GLU):
     """
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 8 / 3, norm: bool = False, drop: float = 0.0
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 8 / 3,
+        norm: bool = False,
+        act: str = "silu",
+        drop: float = 0.0,
     ) -> None:
-        super().__init__(dim, hidden_ratio=hidden_ratio, act="silu", drop=drop)
+        super().__init__(dim, hidden_ratio=hidden_ratio, act=act, drop=drop)
         self.norm = nn.LayerNorm(self.w3.in_features, eps=1e-6) if norm else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:

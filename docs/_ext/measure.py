@@ -1,8 +1,10 @@
 """Time mixers on this machine and add the results to docs/measurements.
 
 usage: python docs/_ext/measure.py [benchmark.py's options ...]
+       python docs/_ext/measure.py tokens [benchmark.py's options ...]
 
-Without options, AFBO, IFFN and GLU are timed against the FFN of three hosts on one thread.
+Without options, AFBO, IFFN and GLU are timed against the FFN of three hosts on one thread. tokens
+times token mixers of linear cost over maps of 196 to 12,544 tokens, for the catalogue of mixers.
 ``make measurements OPTIONS="device=cuda dtype=bfloat16"`` measures a GPU. The files of other
 machines stay as they are.
 """
@@ -22,32 +24,64 @@ DOCS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
 
 import torch  # noqa: E402
+from catalogue_page import MEASURED, order  # noqa: E402
 from measurement_pages import FOLDER, pages  # noqa: E402
 
+from backbones import list_mixers  # noqa: E402
 from tools import benchmark  # noqa: E402
 from tools.installation.packages import installed_version  # noqa: E402
 from tools.runs.run_facts import device_name  # noqa: E402
 
 USUAL = ["mixer=afbo,iffn,glu", "batch=1,8", "threads=1", "rounds=11"]
+TOKENS = ["grid=14,112", "dim=64", "threads=1", "rounds=5", "clock=process"]
 
 
 def main(options: list[str]) -> int:
     """Measure, write the json file, and return the exit status."""
-    options = options or USUAL
+    kind = "tokens" if options[:1] == ["tokens"] else "mixers"
+    options = options[kind == "tokens" :] or (usual_tokens() if kind == "tokens" else USUAL)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        status = benchmark.main(["mixers", *options, "format=json"])
+        status = benchmark.main([kind, *options, "format=json"])
     if status:
         return status
     machine = device_name(torch.device("cuda" if "device=cuda" in options else "cpu"))
     folder = FOLDER / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
     folder.mkdir(exist_ok=True)
-    content = measurement(machine, options, json.loads(printed.getvalue()))
-    file = folder / "mixers.json"
+    if kind == "tokens":
+        content = growth(machine, options, json.loads(printed.getvalue()))
+    else:
+        content = measurement(machine, options, json.loads(printed.getvalue()))
+    file = folder / (MEASURED if kind == "tokens" else "mixers.json")
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (FOLDER / f"{folder.name}.md").write_text(pages()[folder.name], encoding="utf-8")
     print(f"wrote {file.relative_to(DOCS.parent)}; make docs shows it")
     return 0
+
+
+def usual_tokens() -> list[str]:
+    """Return the options that time all token mixers of linear cost."""
+    linear = [name for name in list_mixers("token") if "N^2" not in order(name).split()]
+    return [f"mixer={','.join(linear)}", *TOKENS]
+
+
+def growth(machine: str, options: list[str], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of a file: the exponent of time over N of each token mixer."""
+    timed = {one["mixer"]: one for one in records if one["exponent"] is not None}
+    rows = [
+        [f"`{name}`", one["grid"], f"{one['us_per_token']:.3f}", f"{one['exponent']:.2f}"]
+        for name, one in sorted(timed.items())
+    ]
+    return {
+        "title": "Growth of token mixers with the map",
+        "machine": machine,
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python tools/benchmark.py tokens", *options]),
+        "versions": {name: installed_version(name) for name in ("torch", "timm")},
+        "notes": ["Time grows as N to the exponent, from the first map to this one."],
+        "columns": ["mixer", "map", "us per token", "exponent"],
+        "rows": rows,
+    }
 
 
 def measurement(machine: str, options: list[str], records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ INTRODUCTION = """# Mixers
 
 A channel mixer replaces a host's feed-forward network, and a token mixer its attention or pooling.
 Both map (B, H, W, C) to the same shape. [A mixer](../../tutorials/mixer.md) shows how to add one.
+The [catalogue](catalogue.md) compares all of them: size, cost, growth with the map, hosts.
 """
 SYMBOLS = "The [notes](#source-and-what-the-paper-leaves-open) at the end explain the symbols."
 CONTENTS = """
@@ -61,7 +62,7 @@ def pages() -> dict[str, str]:
         ]
         head = ["mixer", "what it does", "source"]
         tables.append(f"## {kind.title()} mixers\n\n{table(head, rows)}")
-    index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(names)])
+    index = "\n\n".join([INTRODUCTION, *tables, CONTENTS % "\n".join(["catalogue", *names])])
     return {"mixers/index": index, **{f"mixers/{name}": _page(find_mixer(name)) for name in names}}
 
 

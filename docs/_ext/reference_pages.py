@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import catalogue_page
 import command_page
 import config_pages
 import host_pages
@@ -19,7 +20,8 @@ import timm_page
 DOCS = Path(__file__).resolve().parents[1]
 REFERENCE = DOCS / "reference"
 KINDS = (
-    command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page, timm_page,
+    catalogue_page, command_page, config_pages, host_pages, mixer_pages, paper_pages, python_page,
+    timm_page,
 )  # fmt: skip
 INDEX = """# Reference
 

@@ -54,6 +54,8 @@ def with_earlier_options(config: Mapping[str, Any]) -> dict[str, Any]:
     Configs name all options of their mixer, so a missing one is newer than the config.
     """
     backbone = config["backbone"]
+    if not isinstance(backbone.get("mixer") or {}, Mapping):  # lists are of later versions
+        return dict(config)
     known = dict(backbone.get("mixer") or {})
     earlier = [m for m in EARLIER_OPTIONS if str(backbone["name"]).endswith(f"_{m}")]
     options = {key: v for mixer in earlier for key, v in EARLIER_OPTIONS[mixer].items()}

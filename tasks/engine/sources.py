@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import backbones
+from backbones.options import mixer_names
 
 ROOT = Path(backbones.__file__).parents[1]
 FOLDER = "source"  # in a run folder
@@ -42,7 +43,5 @@ def _are_known(backbone: Mapping[str, Any]) -> bool:
     """Return True if the registry has the backbone and its token mixer."""
     from backbones import list_backbones, list_mixers
 
-    token = backbone.get("token_mixer")
-    token = token.get("name") if isinstance(token, Mapping) else token
-    known = backbone.get("name") in list_backbones()
-    return known and (token is None or token in list_mixers())
+    used = {*mixer_names(backbone.get("mixer")), *mixer_names(backbone.get("token_mixer"))}
+    return backbone.get("name") in list_backbones() and used <= set(list_mixers())

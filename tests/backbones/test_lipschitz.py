@@ -396,7 +396,7 @@ def test_command_takes_the_backbone_and_the_options_of_a_run(capsys, monkeypatch
         ("backbone=deit_t_affm", "no backbone called 'deit_t_affm'; did you mean deit_t_affn"),
         ("backbone=deit_t_iffn", "use affn, or iffn_bn with spatial=False"),
         ("ckpt=nowhere", "nowhere does not exist; pass a checkpoint or run folder"),
-        ("backbone.mixer.act=[", "act must be one of gelu, softplus, elu, silu, relu, prelu"),
+        ("backbone.mixer.act=[", "act must be one of gelu, silu, relu"),
         ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; options of a backbone are typed"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
         ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),

@@ -221,7 +221,13 @@ def test_options_of_variants_are_checked():
         with pytest.raises(TypeError, match="paint has no option"):
             variant_of(paint, **wrong)
     wide = variant_of(Scheme, fixed={"g1": 1}, defaults={"g2": 3})(blue)
-    assert keywords(wide) == {"hidden_ratio": 8.0, "g2": 3, "cca": "train", "drop": 0.0}
+    assert keywords(wide) == {
+        "hidden_ratio": 8.0,
+        "g2": 3,
+        "cca": "train",
+        "act": "gelu",
+        "drop": 0.0,
+    }
     assert isinstance(wide(12), Scheme)
     refuses(r"group\.g2=x is not a whole number", check_arguments, wide, {"g2": "x"}, "group")
 

@@ -191,8 +191,8 @@ def test_subpackages_form_no_cycle():
 
 
 MODULES = {
-    "__init__", "base", "factory", "importing", "mixing", "mm", "registry", "replace",
-    "timm_models",
+    "__init__", "base", "factory", "importing", "mixer_choice", "mixing", "mm", "plugins",
+    "registry", "replace", "timm_models",
 }  # fmt: skip
 # What each subpackage or module may import of backbones. Only users import "analysis".
 ALLOWED_IMPORTS = {
@@ -205,9 +205,11 @@ ALLOWED_IMPORTS = {
     "parameters": {"parameters"},
     "base": {"layers", "parameters", "replace"},
     "importing": set(),
-    "registry": {"base", "options"},
+    "plugins": set(),
+    "registry": {"base", "options", "plugins"},
+    "mixer_choice": {"base", "options", "registry"},
     "checkpoints": {"checkpoints", "base", "options"},
-    "factory": {"base", "checkpoints", "fast", "options", "registry"},
+    "factory": {"base", "checkpoints", "fast", "mixer_choice", "options", "registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
     | {"replace", "importing", "mixing", "parameters"},

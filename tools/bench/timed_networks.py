@@ -156,6 +156,8 @@ def non_default_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]
     from backbones import backbone_schema
 
     defaults = backbone_schema(name)
-    mixer = {k: v for k, v in options.get("mixer", {}).items() if v != defaults["mixer"].get(k)}
+    mixer = options.get("mixer") or {}
+    if isinstance(mixer, Mapping):
+        mixer = {k: v for k, v in mixer.items() if v != defaults["mixer"].get(k)}
     others = {k: v for k, v in options.items() if k != "mixer" and v != defaults.get(k)}
     return others | ({"mixer": mixer} if mixer else {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -69,12 +71,40 @@ def read_mixers(options: dict[str, str], words: Sequence[str] = ()) -> list[Netw
 
     The baseline is the named mixer, else attention if it is among the mixers, else the first one.
     """
-    mixers = [_read_mixer(item, words) for item in split_outside_brackets(options["mixer"], ",")]
+    mixers = [
+        _read_mixer(item, words)
+        for typed in split_outside_brackets(options["mixer"], ",")
+        for item in _expand(typed)
+    ]
     if options["baseline"]:
         baseline = _read_mixer(options["baseline"], ())
         return [baseline, *([] if baseline in mixers else [baseline]), *mixers]
     plain: list[Network] = [mixer for mixer in mixers if mixer == ("attention", {})]
     return [(plain or mixers)[0], *mixers]
+
+
+def _expand(typed: str) -> list[str]:
+    """Return the token mixers that a pattern matches, with the options that follow it."""
+    from backbones import list_mixers
+
+    pattern, *own = split_outside_brackets(typed, " ")
+    if not set(pattern) & set("*?["):
+        return [typed]
+    found = fnmatch.filter(list_mixers("token"), pattern)
+    if not found:
+        raise ValueError(f"no token mixer matches {pattern!r}; 'sbm*' or '*' are patterns")
+    return [" ".join([name, *own]) for name in found]
+
+
+def _exponent(
+    seconds: Sequence[float], first: Sequence[float], tokens: int, grid: tuple[int, int]
+) -> float | None:
+    """Return e where time grows as N^e since the first grid; None on that grid itself."""
+    factor = tokens / (grid[0] * grid[1])
+    if factor == 1:
+        return None
+    ratio = statistics.median(now / then for now, then in zip(seconds, first, strict=True))
+    return math.log(ratio) / math.log(factor)
 
 
 def _read_mixer(text: str, words: Sequence[str]) -> Network:
@@ -114,6 +144,7 @@ def summarise(
                     **summarise_ratios(row[index], row[0]),
                     "us_per_token": statistics.median(per_token) / batch * 1e6,
                     "growth": statistics.median(growth),
+                    "exponent": _exponent(row[index], seconds[0][index], tokens, grids[0]),
                 }
             )
     return records

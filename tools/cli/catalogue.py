@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
+from backbones.plugins import describe_plugins
 from tasks.engine.plain_files import read_json
 from tools.cli.paths import ROOT
 
@@ -78,18 +79,24 @@ class Catalogue:
         """
         return {**self._find(backbone)["schema"], "name": backbone}
 
-    def prefix_options(self, backbone: str, token_mixer: str | None) -> dict[str, Any]:
-        """Return the default class-token options of a backbone with a given token mixer.
+    def prefix_options(self, backbone: str, *mixers: str) -> dict[str, Any]:
+        """Return the default class-token options of a backbone with given mixers.
 
         Raises:
             ValueError: The name is unknown, or the pair does not fit.
         """
         found = self._find(backbone)
         without = found["without_prefix"]
-        mixer = self.mixers.get(token_mixer or "")
-        if mixer is not None and not mixer["takes_prefix"]:
+        if not all(self.mixers[name]["takes_prefix"] for name in mixers if name in self.mixers):
             return dict(without)
-        return {option: found["schema"][option] for option in without}
+        schemas = [
+            self.backbones.get(f"{found['host']}_{name}", found)["schema"] for name in mixers
+        ]
+        own = found["schema"]
+        return {
+            option: next((s[option] for s in schemas if s[option] != own[option]), own[option])
+            for option in without
+        }
 
     def host_of(self, backbone: str) -> str:
         """Return the host in a backbone's name.
@@ -202,6 +209,7 @@ def fingerprint() -> list[Any]:
     return [
         sys.version,
         *([str(file), state.st_size, state.st_mtime_ns] for file, state in states),
+        *describe_plugins(),
     ]
 
 

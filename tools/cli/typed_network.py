@@ -5,8 +5,11 @@ Values follow Hydra's grammar, as in run.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +28,7 @@ PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
 MIXER = "backbone.mixer"
 FREE = "backbone.options"  # of another library, such as timm
+MATCH = (f"{MIXER}.match", f"{TOKEN_MIXER}.match")  # solved before a network is built
 Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 
@@ -56,8 +60,28 @@ def read_networks(
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
             for chosen in expand_values([*words, *filter(None, own)]):
-                networks.append((name, read_options(chosen, name, known_options(name))))
+                options = read_options(chosen, name, known_options(name))
+                networks.append((name, _with_solved_widths(name, options)))
     return networks
+
+
+def _with_solved_widths(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the widths that ``match=`` asks for, and print what was chosen."""
+    typed = [options.get("mixer"), options.get("token_mixer")]
+    if not any(isinstance(one, Mapping) and "match" in one for one in typed):
+        return options
+    solved: dict[str, Any] = json.loads(_solve_once(name, json.dumps(options)))
+    return solved
+
+
+@functools.cache
+def _solve_once(name: str, options: str) -> str:
+    from backbones.analysis.matching import solve_match
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    return json.dumps(solve_match(name, report=report, **json.loads(options)))
 
 
 def read_network(text: str, words: Sequence[str] = (), family: Family | None = None) -> Network:
@@ -104,7 +128,7 @@ def known_options(name: str) -> list[str]:
             inner = ["name", *(key for one in tokens for key in registered.mixer(one)["options"])]
         if option != "name":
             known += [PREFIX + option, *(f"{PREFIX}{option}.{key}" for key in inner)]
-    return list(dict.fromkeys(known))
+    return list(dict.fromkeys([*known, *MATCH]))
 
 
 def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
@@ -197,7 +221,9 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
         value = argument.partition("=")[2]
         if several and key == TOKEN_MIXER and not value.startswith("{"):
             argument = f"++{TOKEN_MIXER}.name={value}"
-        elif key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~"):
+        elif key in MATCH or (
+            key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~")
+        ):
             argument = f"++{argument.lstrip('+')}"
         found.append(argument)
     return found
@@ -205,6 +231,8 @@ def join_token_mixer(arguments: Sequence[str]) -> list[str]:
 
 def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
     """Rewrite ``backbone=HOST backbone.mixer.name=MIXER`` as ``backbone=HOST_MIXER``.
+
+    A list of mixers stays as it is.
 
     Several hosts and mixers, separated by commas, give all pairs.
     """
@@ -217,7 +245,8 @@ def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
 
 def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Return backbones with the channel mixer that an option names, and the other options."""
-    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{]", one)]
+    words = [part for word in words for part in _split_named_mixer(word)]
+    typed = [one for one in words if re.match(rf"\+*{MIXER}(\.name)?=[^{{\[]", one)]
     if not typed:
         return text, list(words)
     mixers = typed[-1].partition("=")[2].split(",")
@@ -238,6 +267,17 @@ def _join_channel_mixer(text: str, words: Sequence[str]) -> tuple[str, list[str]
     return ",".join(names), [one for one in words if one not in typed]
 
 
+def _split_named_mixer(word: str) -> list[str]:
+    """Split ``backbone.mixer={name: glu, act: mish}`` into its name and its other options."""
+    if not re.match(rf"\+*{MIXER}={{", word):
+        return [word]
+    parsed = _parse(word)
+    value = None if parsed.is_sweep_override() else parsed.value()
+    if not isinstance(value, Mapping) or "name" not in value:
+        return [word]
+    return format_options({"mixer": value})
+
+
 def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str]:
     """Format options as users type them, for example ``backbone.mixer.g2=6``."""
     flat = []
@@ -254,6 +294,10 @@ def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str
 def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_format_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_format_value(v)}' for key, v in value.items())}}}"
     return str(value)
 
 

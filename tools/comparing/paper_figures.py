@@ -240,6 +240,8 @@ def _has_options(run: RunRecord, row: Row) -> bool:
         named["token_mixer.name"] = token
     if usual.pop("token_mixer", "") is None and f"{TOKEN_MIXER}.name" in run.config:
         named.setdefault("token_mixer.name", None)
+    if isinstance(run.config.get(TOKEN_MIXER), list):  # no paper's row has one mixer per stage
+        return False
     mixers = {key: value for key, value in usual.items() if key.split(".")[0] in MIXERS}
     return all(
         run.config.get(f"backbone.{key}") == value for key, value in (mixers | named).items()

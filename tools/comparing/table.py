@@ -132,8 +132,8 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
         return "data._target_", data_name(run)
     path = ALIASES.get(key, key)
     if key == "backbone":
-        name = network_name(run.config[path], run.config.get(f"{TOKEN_MIXER}.name"))
-        return path, name
+        token = run.config.get(f"{TOKEN_MIXER}.name") or run.config.get(TOKEN_MIXER)
+        return path, network_name(run.config[path], token, run.config.get("backbone.mixer"))
     if path not in run.config and key in _typed(run):
         return path, _typed(run)[key]
     if key == "head" and path not in run.config:

@@ -76,7 +76,7 @@ def _backbone_config(name: str) -> dict[str, Any]:
     """Return a backbone's options; class-token options resolve after the token mixer is known."""
     known = catalogue()
     schema = known.schema(name)
-    waiting = [key for key, value in known.prefix_options(name, None).items() if value]
+    waiting = [key for key, value in known.prefix_options(name).items() if value]
     return schema | {key: f"${{beside_token_mixer:{key}}}" for key in waiting}
 
 

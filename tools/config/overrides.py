@@ -121,6 +121,8 @@ def _expand_dict(argument: str, arguments: Sequence[str]) -> list[str]:
     options.
     """
     key, _, value = argument.partition("=")
+    if key == "backbone.mixer" and value.startswith("["):  # without options of the host's own FFN
+        return [f"~{key}", f"+{argument}"]
     if "." not in key or not re.match(r"[A-Za-z_]", key) or not value.startswith("{"):
         return [argument]
     training = not any(a.lstrip("+").startswith("mode=") for a in arguments)

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from backbones.options import mixer_names
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
 from tools.cli.yaml_files import read_yaml
@@ -102,9 +103,9 @@ def _data_value(option: str, *, _root_: Any) -> Any:
 
 
 def _prefix_option(option: str, *, _root_: Any) -> Any:
-    typed = _root_.backbone.get("token_mixer")
-    name = typed.get("name") if isinstance(typed, Mapping) else typed
-    return catalogue().prefix_options(_root_.backbone.name, name)[option]
+    typed: Any = OmegaConf.to_container(_root_.backbone, resolve=False)
+    names = [*mixer_names(typed.get("token_mixer")), *mixer_names(typed.get("mixer"))]
+    return catalogue().prefix_options(_root_.backbone.name, *names)[option]
 
 
 def _look_up(table: Mapping[str, Any] | None, name: str, option: str) -> Any:

@@ -154,8 +154,9 @@ class ExportRequest:
     @property
     def label(self) -> str:
         """Return the network's name, including a token mixer that replaces the host's."""
-        name = name_with_model(self.backbone, self.options.get("model"))
-        return network_name(name, self.options.get("token_mixer"))
+        options = self.options
+        name = name_with_model(self.backbone, options.get("model"))
+        return network_name(name, options.get("token_mixer"), options.get("mixer"))
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import backbones
+from backbones.options import mixer_names
 from backbones.registry import find_mixer, look_up
 from tools.exports import check_equal
 
@@ -58,9 +59,9 @@ def write_standalone(name: str, options: Mapping[str, Any], folder: Path) -> Pat
         ValueError: The host or a mixer is defined outside the package.
     """
     host, mixer = look_up(name)
-    token = options.get("token_mixer")
-    token = token.get("name") if isinstance(token, Mapping) else token
-    for build in [host.build, *(find_mixer(one).build for one in (mixer, token) if one)]:
+    used = [*mixer_names(options.get("mixer")), *mixer_names(options.get("token_mixer"))]
+    used += [mixer] if mixer else []
+    for build in [host.build, *(find_mixer(one).build for one in used)]:
         if build.__module__.partition(".")[0] != "backbones":
             raise ValueError(
                 f"standalone=true copies the package backbones, but {name} needs the module "

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer, MixerFactory, Slot, fill
+from backbones.base import Mixer, MixerFactory, Slot, factory_at, fill
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.mixers.metamixer.ffnified import branch_kernels
@@ -123,11 +123,11 @@ class FFNetBlock(nn.Module):
         self, slot: Slot, channel_mixer: MixerFactory | None, token_mixer: MixerFactory | None
     ) -> None:
         """Replace W1 and W2 by a channel mixer after D, and FFNified attention by a token mixer."""
-        if channel_mixer is not None:
+        if factory_at(channel_mixer, slot) is not None:
             self.channel_mixer = QueriedMixer(self.channel_mixer)
         fill(self.channel_mixer, "memory", channel_mixer, slot)
-        if token_mixer is not None:
-            make = token_mixer
+        make = factory_at(token_mixer, slot)
+        if make is not None:
             fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)
 
 

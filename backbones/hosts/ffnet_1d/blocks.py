@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import MixerFactory, Slot, fill
+from backbones.base import MixerFactory, Slot, factory_at, fill
 from backbones.hosts.ffnet.blocks import NormedMixer
 from backbones.hosts.scaffolds.series import mix_variables
 from backbones.layers.reparam import BranchedConv
@@ -175,6 +175,6 @@ class Block(nn.Module):
         The mixers see one variable at a time.
         """
         fill(self.channel_mixer, "ffn", channel_mixer, slot)
-        if token_mixer is not None:
-            make = token_mixer
+        make = factory_at(token_mixer, slot)
+        if make is not None:
             fill(self, "token_mixer", lambda slot: NormedMixer(slot.dim, make(slot)), slot)

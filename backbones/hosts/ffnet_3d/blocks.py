@@ -16,8 +16,9 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import MixerFactory, Slot, fill
+from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
-from backbones.mixers.ffn import FFN, FUNCTIONS
+from backbones.mixers.ffn import FFN
 
 RATIO = 4.0  # hidden width of the FFN over C
 EPS, MOMENTUM = 1e-3, 0.01  # of every BatchNorm

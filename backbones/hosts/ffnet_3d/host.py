@@ -34,8 +34,8 @@ from backbones.hosts.ffnet_3d.blocks import (
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.points import FEATURES, POINT_HOST, PointBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
-from backbones.mixers.ffn import FUNCTIONS
 from backbones.registry import register_host
 
 STEM = 5  # side of the first kernel

@@ -26,6 +26,7 @@ from backbones.base import (
     MixerFactory,
     Slot,
     class_name,
+    factory_at,
     no_prefix,
     takes_prefix,
 )
@@ -137,7 +138,9 @@ class TimmBackbone(Backbone):
                 + "; python -m backbones.hosts.timm_model.listing shows which models have"
             )
         for one, slot in zip(places, _slots(places, config, self.facts), strict=True):
-            self.fill_slot(one, factory(slot))
+            make = factory_at(factory, slot)
+            if make is not None:
+                self.fill_slot(one, make(slot))
         kept = [f"{name} ({why})" for name, why in self.slots.kept.items()]
         if kept:
             rest = f" and {len(kept) - 3} more" * (len(kept) > 3)

@@ -6,26 +6,19 @@ Source: AFBO (Wu et al., ICLR 2025, https://openreview.net/forum?id=MJyqwBVgMs),
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.activations import create_activation
 from backbones.layers.init import init_linear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 
 Order = Literal["cs", "sc"]
-Act = Literal["silu", "gelu", "relu"]
 ActOn = Literal["a", "b", "ab", "post"]
 Init = Literal["ours", "timm"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-}
 
 
 class SCFBO(Mixer):
@@ -38,7 +31,7 @@ class SCFBO(Mixer):
             "sa" spatial attention, "conv" full convolution (order "sc" only), "none".
         kernel_size: Side of the spatial models, odd; spatial attention always has 7.
         order: "cs" maps first and models h channels, "sc" models C channels first.
-        act: "silu", "gelu" or "relu".
+        act: Activation, such as "silu"; see ``layers.activations.create_activation``.
         act_on: The branch that it acts on, "a", "b" or "ab" for both, or "post" for the product.
         init: "ours" or "timm", see ``reset_parameters``.
         bias: Add a bias in mappings, convolutions and W3.
@@ -63,7 +56,7 @@ class SCFBO(Mixer):
         sm: SpatialName = "dw",
         kernel_size: int = 3,
         order: Order = "cs",
-        act: Act = "silu",
+        act: str = "silu",
         act_on: ActOn = "a",
         init: Init = "ours",
         bias: bool = True,
@@ -79,6 +72,7 @@ class SCFBO(Mixer):
             )
         channels = hidden if order == "cs" else dim
         self.order, self.act, self.act_on = order, act, act_on
+        self.activation = create_activation(act)
         self.cm_a, self.cm_b = cm_a, cm_b
         for mapping in (cm_a, cm_b):
             if mapping is not None and not bias:
@@ -121,7 +115,7 @@ class SCFBO(Mixer):
 
     def _combine(self, a: Tensor, b: Tensor) -> Tensor:
         """Return W3 (act(a) * b) + b3, with the activation where ``act_on`` places it."""
-        act = ACTIVATIONS[self.act]
+        act = self.activation
         if self.act_on in ("a", "ab"):
             a = act(a)
         if self.act_on in ("b", "ab"):

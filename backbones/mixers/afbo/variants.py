@@ -18,7 +18,7 @@ from backbones.mixers.afbo.channel_mappings import (
     OverlappedCycleMapping,
     Pairing,
 )
-from backbones.mixers.afbo.scfbo import SCFBO, Act, ActOn, Init, Order
+from backbones.mixers.afbo.scfbo import SCFBO, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
 from backbones.options import variant_of
 from backbones.registry import register_mixer
@@ -84,7 +84,7 @@ def afbo(
     sm: SpatialName = "dw",
     kernel_size: int = 3,
     order: Order = "cs",
-    act: Act = "silu",
+    act: str = "silu",
     act_on: ActOn = "a",
     init: Init = "ours",
     bias: bool = True,
@@ -109,7 +109,7 @@ def afbo(
         sm: Spatial model: "dw", "max", "avg", "sa", "conv" (order "sc" only) or "none".
         kernel_size: Side of the spatial models, odd.
         order: "cs" or "sc": channel mappings before or after the spatial models.
-        act: "silu", "gelu" or "relu".
+        act: Activation, such as "silu"; see ``layers.activations.create_activation``.
         act_on: "a", "b", "ab" or "post".
         init: "ours" or "timm".
         bias: Add a bias in mappings, convolutions and W3: 4 h + C parameters.

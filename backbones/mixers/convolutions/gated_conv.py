@@ -13,10 +13,10 @@ are the host's here. Weights start truncated normal of 0.02, as in the authors' 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_all
 from backbones.options import check_odd
@@ -31,6 +31,7 @@ class GatedConv(Mixer):
         hidden: h, channels of g and of v.
         kernel_size: k, side of D, odd.
         conv_ratio: r, channels that D convolves over C, at most h / C.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 C h + 2 h + (k^2 + 1) r C + C.
 
@@ -38,8 +39,11 @@ class GatedConv(Mixer):
         ValueError: D would convolve none or more than h channels.
     """
 
-    def __init__(self, dim: int, hidden: int, kernel_size: int, conv_ratio: float) -> None:
+    def __init__(
+        self, dim: int, hidden: int, kernel_size: int, conv_ratio: float, act: str = "gelu"
+    ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         check_odd(kernel_size)
         part = int(conv_ratio * dim)
         if not 1 <= part <= hidden:
@@ -58,7 +62,7 @@ class GatedConv(Mixer):
         gate, value = self.fc1(x).chunk(2, dim=-1)
         same, given = value.split(self.parts, dim=-1)
         value = torch.cat([same, to_nhwc(self.conv(to_nchw(given)))], dim=-1)
-        return self.fc2(F.gelu(gate) * value)
+        return self.fc2(self.act(gate) * value)
 
 
 @register_mixer("gated_conv", kind="token", source="MambaOut (CVPR 2025), Algorithm 1")
@@ -70,6 +74,7 @@ class GatedConvMixing(GatedConv):
         expansion: h / C.
         kernel_size: k, side of the convolution, odd.
         conv_ratio: Channels that the convolution gets over C, at most ``expansion``.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 C h + 2 h + 50 C + C.
 
@@ -77,6 +82,12 @@ class GatedConvMixing(GatedConv):
     """
 
     def __init__(
-        self, dim: int, *, expansion: float = 8 / 3, kernel_size: int = 7, conv_ratio: float = 1.0
+        self,
+        dim: int,
+        *,
+        expansion: float = 8 / 3,
+        kernel_size: int = 7,
+        conv_ratio: float = 1.0,
+        act: str = "gelu",
     ) -> None:
-        super().__init__(dim, hidden_width(dim, expansion), kernel_size, conv_ratio)
+        super().__init__(dim, hidden_width(dim, expansion), kernel_size, conv_ratio, act)

@@ -12,10 +12,10 @@ authors' code.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_fan_out
 from backbones.options import check_odd
@@ -30,6 +30,7 @@ class ChannelAggregationFFN(Mixer):
         dim: Channels C.
         hidden_ratio: M, hidden width over C; the authors' is 8 in their first two stages.
         kernel_size: k, side of D, odd.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 M C^2 + (k^2 + 4) M C + C + 1.
 
@@ -39,8 +40,11 @@ class ChannelAggregationFFN(Mixer):
     value_layer = "fc2"
     channel_mappings = ("fc1",)
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 3) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 3, act: str = "gelu"
+    ) -> None:
         super().__init__()
+        self.act, self.decompose_act = create_activation(act), create_activation(act)
         check_odd(kernel_size)
         hidden, reach = hidden_width(dim, hidden_ratio), kernel_size // 2
         self.fc1, self.fc2 = nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1)
@@ -59,5 +63,5 @@ class ChannelAggregationFFN(Mixer):
         return to_nhwc(self._aggregated(self.fc1(column)))[:, :, 0]
 
     def _aggregated(self, hidden: Tensor) -> Tensor:
-        z = F.gelu(hidden)
-        return self.fc2(z + self.sigma * (z - F.gelu(self.decompose(z))))
+        z = self.act(hidden)
+        return self.fc2(z + self.sigma * (z - self.decompose_act(self.decompose(z))))

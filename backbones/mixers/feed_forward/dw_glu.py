@@ -11,10 +11,10 @@ width of 2.5 C as in the authors' released code (GLUMBConv), which initialises a
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -28,6 +28,8 @@ class DepthwiseGLU(Mixer):
         dim: Channels C.
         hidden_ratio: M, channels of v and of g over C.
         kernel_size: k, side of D, odd.
+        act: Activation before D and of the gate, such as "silu"; see
+            ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 M C^2 + 2 (k^2 + 2) M C.
 
@@ -37,8 +39,11 @@ class DepthwiseGLU(Mixer):
     value_layer = "conv_point"
     channel_mappings = ("conv_inverted",)
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 2.5, kernel_size: int = 3) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 2.5, kernel_size: int = 3, act: str = "silu"
+    ) -> None:
         super().__init__()
+        self.act, self.gate_act = create_activation(act), create_activation(act)
         check_odd(kernel_size)
         hidden = hidden_width(dim, hidden_ratio)
         self.conv_inverted = nn.Linear(dim, 2 * hidden)
@@ -49,12 +54,12 @@ class DepthwiseGLU(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 (v * SiLU(g)): (B, H, W, C) -> (B, H, W, C)."""
-        return self._gated(to_nhwc(self.conv_depth(to_nchw(F.silu(self.conv_inverted(x))))))
+        return self._gated(to_nhwc(self.conv_depth(to_nchw(self.act(self.conv_inverted(x))))))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix prefix tokens without D: (B, P, C) -> (B, P, C)."""
-        return self._gated(F.silu(self.conv_inverted(prefix)))
+        return self._gated(self.act(self.conv_inverted(prefix)))
 
     def _gated(self, hidden: Tensor) -> Tensor:
         value, gate = hidden.chunk(2, dim=-1)
-        return self.conv_point(value * F.silu(gate))
+        return self.conv_point(value * self.gate_act(gate))

@@ -8,7 +8,6 @@ https://arxiv.org/abs/2405.07992, Algorithm 1; ``gated_conv`` is the token mixer
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.base import hidden_width
@@ -30,6 +29,7 @@ class GatedConvFFN(GatedConv):
         hidden_ratio: M, channels of g and of v over C; 8/3 matches the size of an FFN of ratio 4.
         kernel_size: k, side of D, odd.
         conv_ratio: Channels that D convolves over C, at most M.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 3 M C^2 + (2 M + k^2 + 2) C.
 
@@ -46,10 +46,11 @@ class GatedConvFFN(GatedConv):
         hidden_ratio: float = 8 / 3,
         kernel_size: int = 7,
         conv_ratio: float = 1.0,
+        act: str = "gelu",
     ) -> None:
-        super().__init__(dim, hidden_width(dim, hidden_ratio), kernel_size, conv_ratio)
+        super().__init__(dim, hidden_width(dim, hidden_ratio), kernel_size, conv_ratio, act)
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Return W2 (GELU(g) * v), without the convolution: (B, P, C) -> (B, P, C)."""
         gate, value = self.fc1(prefix).chunk(2, dim=-1)
-        return self.fc2(F.gelu(gate) * value)
+        return self.fc2(self.act(gate) * value)

@@ -8,10 +8,10 @@ and Fig. 5. ``convnext_v2`` has the depthwise convolution and the norm before it
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
 from backbones.mixers.convnext import GlobalResponseNorm
 from backbones.registry import register_mixer
@@ -24,6 +24,7 @@ class GRNFFN(Mixer):
     Args:
         dim: Channels C.
         hidden_ratio: M, hidden width over C.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 M C^2 + (3 M + 1) C.
 
@@ -33,8 +34,9 @@ class GRNFFN(Mixer):
     value_layer = "fc2"
     channel_mappings = ("fc1",)
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0) -> None:
+    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, act: str = "gelu") -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.grn = GlobalResponseNorm(hidden)
@@ -42,7 +44,7 @@ class GRNFFN(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 GRN(GELU(W1 x + b1)) + b2: (B, H, W, C) -> (B, H, W, C)."""
-        return self.fc2(self.grn(F.gelu(self.fc1(x))))
+        return self.fc2(self.grn(self.act(self.fc1(x))))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Mix each prefix token as a map: (B, P, C) -> (B, P, C)."""

@@ -10,10 +10,10 @@ the entries of the products have the deviation of the dense matrices, 0.02.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.registry import register_mixer
 
 DEVIATION = 0.02
@@ -27,6 +27,7 @@ class LowRankFFN(PointwiseMixer):
         dim: Channels C.
         hidden_ratio: M, hidden width over C.
         rank_ratio: Rank r of both matrices over C.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (..., C) -> (..., C). Parameters: 2 r (M + 1) C + (M + 1) C.
 
@@ -38,8 +39,11 @@ class LowRankFFN(PointwiseMixer):
 
     value_layer = "fc2"
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, rank_ratio: float = 0.5) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 4.0, rank_ratio: float = 0.5, act: str = "gelu"
+    ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden, rank = hidden_width(dim, hidden_ratio), int(rank_ratio * dim)
         if rank < 1:
             raise ValueError(f"rank_ratio must give a rank of at least 1, got {rank_ratio}")
@@ -47,7 +51,7 @@ class LowRankFFN(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return U2 V2 GELU(U1 V1 x + b1) + b2: (..., C) -> (..., C)."""
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class LowRankLinear(nn.Sequential):

@@ -28,6 +28,7 @@ class MixFFN(ConvFFN):
         hidden_ratio: M, hidden width over C.
         kernel_size: k, side of D, odd.
         relu: Apply ReLU before D, as beside PVT v2's linear attention.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 2 M C^2 + (k^2 + 2) M C + C.
 
@@ -35,10 +36,16 @@ class MixFFN(ConvFFN):
     """
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 4.0, kernel_size: int = 3, relu: bool = False
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        kernel_size: int = 3,
+        relu: bool = False,
+        act: str = "gelu",
     ) -> None:
         check_odd(kernel_size)
-        super().__init__(dim, hidden_width(dim, hidden_ratio), kernel_size, relu)
+        super().__init__(dim, hidden_width(dim, hidden_ratio), kernel_size, relu, act)
         init_all(self)
         if self.dwconv is not None:
             nn.init.normal_(self.dwconv.weight, std=math.sqrt(2) / kernel_size)  # by its fan-out

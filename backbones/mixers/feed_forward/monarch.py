@@ -13,10 +13,10 @@ matrices, 0.02; the authors project dense ones.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.registry import register_mixer
 
 DEVIATION = 0.02
@@ -30,6 +30,7 @@ class MonarchFFN(PointwiseMixer):
         dim: Channels C, a multiple of the blocks.
         hidden_ratio: M, hidden width over C.
         blocks: G, blocks of R and of L.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (..., C) -> (..., C). Parameters with M >= 1: 2 (M + 1) C^2 / G + (M + 1) C.
 
@@ -41,15 +42,18 @@ class MonarchFFN(PointwiseMixer):
 
     value_layer = "fc2"
 
-    def __init__(self, dim: int, *, hidden_ratio: float = 4.0, blocks: int = 4) -> None:
+    def __init__(
+        self, dim: int, *, hidden_ratio: float = 4.0, blocks: int = 4, act: str = "gelu"
+    ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden = hidden_width(dim, hidden_ratio)
         self.fc1 = MonarchLinear(dim, hidden, blocks)
         self.fc2 = MonarchLinear(hidden, dim, blocks)
 
     def mix(self, x: Tensor) -> Tensor:
         """Return M2 GELU(M1 x + b1) + b2: (..., C) -> (..., C)."""
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class MonarchLinear(nn.Module):

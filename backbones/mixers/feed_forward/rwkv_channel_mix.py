@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot, hidden_width
-from backbones.layers.activations import relu2
+from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
 from backbones.layers.q_shift import q_shift
 from backbones.registry import register_mixer
@@ -32,6 +32,7 @@ class RWKVChannelMix(Mixer):
         dim: Channels C, at least 4.
         slot: Place in the host; its block sets the initialisation.
         hidden_ratio: M, hidden width over C.
+        act: Activation in place of the squared ReLU; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: (2 M + 1) C^2 + 2 C.
 
@@ -40,12 +41,20 @@ class RWKVChannelMix(Mixer):
 
     value_layer = "value"
 
-    def __init__(self, dim: int, *, slot: Slot | None = None, hidden_ratio: float = 4.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        slot: Slot | None = None,
+        hidden_ratio: float = 4.0,
+        act: str = "relu2",
+    ) -> None:
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
         depth = min(slot.block if slot else 0, LAYERS - 1)
         share = (torch.arange(dim) / dim) ** (1 - depth / LAYERS)
         self.mix_k, self.mix_r = nn.Parameter(share), nn.Parameter(share.clone())
+        self.act = create_activation(act)
         self.key = nn.Linear(dim, hidden, bias=False)
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(hidden, dim, bias=False)
@@ -62,5 +71,5 @@ class RWKVChannelMix(Mixer):
     def gated(self, x: Tensor, shifted: Tensor) -> Tensor:
         """Return sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2: (..., C) -> (..., C)."""
         difference = x - shifted
-        value = self.value(relu2(self.key(shifted + self.mix_k * difference)))
+        value = self.value(self.act(self.key(shifted + self.mix_k * difference)))
         return F.sigmoid(self.receptance(shifted + self.mix_r * difference)) * value

@@ -36,6 +36,7 @@ class SoftMoE(Mixer):
         hidden_ratio: M, hidden width of each expert over C.
         experts: n.
         slots: p, slots of each expert.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: n (2 M C^2 + (M + 1) C + p C) +
     1.
@@ -49,14 +50,20 @@ class SoftMoE(Mixer):
     prefix_mixing = "joint"
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 4.0, experts: int = 4, slots: int = 1
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        experts: int = 4,
+        slots: int = 1,
+        act: str = "gelu",
     ) -> None:
         super().__init__()
         if experts < 1 or slots < 1:
             raise ValueError(f"experts and slots must be at least 1, got {experts} and {slots}")
         self.phi = nn.Parameter(dim**-0.5 * torch.randn(dim, experts, slots))
         self.scale = nn.Parameter(torch.ones(1))
-        self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio))
+        self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio), act)
 
     def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Send means of all tokens through the experts: (B, H, W, C) and (B, P, C) -> both."""

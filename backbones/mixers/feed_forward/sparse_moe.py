@@ -44,6 +44,7 @@ class SparseMoE(Mixer):
         capacity: r, places of all experts over k N.
         noise: Deviation of eps in training times E; the authors train with 1.
         balance: Weight of the balancing loss.
+        act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: E (2 M C^2 + (M + 1) C + C).
 
@@ -63,6 +64,7 @@ class SparseMoE(Mixer):
         capacity: float = 1.05,
         noise: float = 0.0,
         balance: float = 0.01,
+        act: str = "gelu",
     ) -> None:
         super().__init__()
         if not 1 <= selected <= experts:
@@ -76,7 +78,7 @@ class SparseMoE(Mixer):
         self.deviation, self.balance = noise / experts, balance
         self.router = nn.Linear(dim, experts, bias=False)
         nn.init.trunc_normal_(self.router.weight, std=0.02)
-        self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio))
+        self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio), act)
         self.penalty: Tensor | None = None
 
     def mix(self, x: Tensor) -> Tensor:

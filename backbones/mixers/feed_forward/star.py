@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
 from backbones.layers.norms import normalise
 from backbones.registry import register_mixer
@@ -31,6 +31,7 @@ class Star(PointwiseMixer):
         hidden_ratio: M, hidden width over C; with the FFN's it has 3/2 of its parameters.
         op: "star" multiplies both maps, "sum" adds them.
         norm: Batch norm at the end, as in StarNet.
+        act: Activation, such as "relu6"; see ``layers.activations.create_activation``.
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + (2 M + 1) C, and 2 C for the norm.
 
@@ -40,9 +41,16 @@ class Star(PointwiseMixer):
     value_layer = "g"
 
     def __init__(
-        self, dim: int, *, hidden_ratio: float = 4.0, op: Op = "star", norm: bool = True
+        self,
+        dim: int,
+        *,
+        hidden_ratio: float = 4.0,
+        op: Op = "star",
+        norm: bool = True,
+        act: str = "relu6",
     ) -> None:
         super().__init__()
+        self.act = create_activation(act)
         hidden = hidden_width(dim, hidden_ratio)
         self.f1, self.f2 = nn.Linear(dim, hidden), nn.Linear(dim, hidden)
         self.g = nn.Linear(hidden, dim)
@@ -53,6 +61,6 @@ class Star(PointwiseMixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return BN(W3 (ReLU6(W1 x + b1) * (W2 x + b2)) + b3): (..., C) -> (..., C)."""
-        first, second = F.relu6(self.f1(x)), self.f2(x)
+        first, second = self.act(self.f1(x)), self.f2(x)
         hidden = first * second if self.op == "star" else first + second
         return normalise(self.g(hidden), self.norm)

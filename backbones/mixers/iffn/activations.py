@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.activations import create_activation
+
 # By name: the function and its least and greatest slope.
 # GELU's are at -sqrt(2) and sqrt(2), SiLU's where x tanh(x / 2) = 2.
 BASES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
@@ -31,9 +33,9 @@ class Base(nn.Module):
 
     Args:
         channels: C.
-        name: One of ``BASE_NAMES``.
+        name: One of ``BASE_NAMES``, or another of ``layers.activations.create_activation``.
 
-    Shape: (..., C) -> (..., C). Parameters: C for "prelu", otherwise none.
+    Shape: (..., C) -> (..., C). Parameters: C for "prelu", otherwise none but those of the name.
 
     Raises:
         ValueError: Unknown name.
@@ -41,9 +43,8 @@ class Base(nn.Module):
 
     def __init__(self, channels: int, name: str = "gelu") -> None:
         super().__init__()
-        if name not in BASE_NAMES:
-            raise ValueError(f"act must be one of {', '.join(BASE_NAMES)}; got {name!r}")
         self.name = name
+        self.other = None if name in BASE_NAMES else create_activation(name)
         slope = nn.Parameter(torch.full((channels,), PRELU_SLOPE)) if name == "prelu" else None
         self.slope = slope
 
@@ -51,13 +52,21 @@ class Base(nn.Module):
         """Return phi(x): (..., C) -> (..., C)."""
         if self.slope is not None:
             return torch.where(x > 0, x, x * self.slope.to(x.dtype))
-        return BASES[self.name][0](x)
+        return BASES[self.name][0](x) if self.other is None else self.other(x)
 
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Return least and greatest slope per channel; 0-dimensional where all agree."""
+        """Return least and greatest slope per channel; 0-dimensional where all agree.
+
+        Raises:
+            ValueError: They are unknown for this name.
+        """
         if self.slope is not None:
             one = torch.ones_like(self.slope)
             return torch.minimum(self.slope, one), torch.maximum(self.slope, one)
+        if self.name not in BASES:
+            raise ValueError(
+                f"the slopes of act={self.name} are unknown; use one of {', '.join(BASE_NAMES)}"
+            )
         _, low, high = BASES[self.name]
         return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
 
@@ -69,7 +78,7 @@ class Arb(nn.Module):
 
     Args:
         channels: C.
-        base: Name of phi, one of ``BASE_NAMES``.
+        base: Name of phi, as for ``Base``.
         mirror: Start with alpha = -1, as phi(-x).
         decay: Apply weight decay to alpha and beta, as the authors' code does.
 

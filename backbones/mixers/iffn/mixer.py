@@ -53,7 +53,8 @@ class IFFN(Mixer):
         spatial: True adds the depthwise block (Sec. 4.3). The default adds it to maps of more than
             one token. With ``channel`` and ``spatial`` off, the mixer is an FFN.
         n_branches: N, a divisor of the hidden width.
-        act: phi, one of gelu, softplus, elu, silu, relu, prelu (Table 3).
+        act: phi: gelu, softplus, elu, silu, relu, prelu (Table 3) or another activation; see
+            ``layers.activations.create_activation``.
         arb: "on" for beta phi(alpha x + gamma) + theta, "off" for phi in each branch, "rprelu" for
             RPReLU (Fig. 3), which ignores ``act``. True means "on" and False "off".
         kernel_size: Side of the depthwise convolution, odd (Table 6).

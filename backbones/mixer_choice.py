@@ -1,0 +1,162 @@
+"""Mixers as users type them: a name, options, or a list with one entry per stage or block."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
+from backbones.options import listed
+from backbones.registry import OWN_FFN, HostEntry, Kind, find_mixer, list_mixers
+
+GROUPS: dict[Kind, str] = {"channel": "mixer", "token": "token_mixer"}
+Typed = Mapping[str, Any] | str | Sequence[Any] | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One mixer of a network.
+
+    Attributes:
+        name: Its registered name; None keeps the host's own module.
+        options: Its own, as they are typed.
+    """
+
+    name: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_choices(
+    kind: Kind, typed: Typed, named: str | None, host: str
+) -> Choice | tuple[Choice, ...]:
+    """Return the mixers that ``mixer=`` or ``token_mixer=`` names, one or one per stage or block.
+
+    Args:
+        kind: Of the slots.
+        typed: A name, options with "name", or a list of these, where None keeps the host's own.
+        named: Mixer of this kind in the backbone's name.
+        host: The host's name, for messages.
+
+    Raises:
+        ValueError: A name is missing or unknown, or the backbone's name has another mixer.
+    """
+    if isinstance(typed, Sequence) and not isinstance(typed, str):
+        if named is not None:
+            raise ValueError(
+                f"{host}_{named} already has {named} as {kind} mixer; type backbone={host} to use "
+                f"a list of {kind} mixers"
+            )
+        if not typed:
+            raise ValueError(f"backbone.{GROUPS[kind]} is an empty list; name a mixer per stage")
+        return tuple(_read_one(kind, item, None, host) for item in typed)
+    return _read_one(kind, typed, named, host)
+
+
+def names_of(choices: Choice | tuple[Choice, ...]) -> list[str | None]:
+    """Return the names of chosen mixers, each once."""
+    several = choices if isinstance(choices, tuple) else (choices,)
+    return list(dict.fromkeys(choice.name for choice in several))
+
+
+def _read_one(kind: Kind, typed: Any, named: str | None, host: str) -> Choice:
+    if typed is not None and not isinstance(typed, str | Mapping):
+        raise ValueError(
+            f"backbone.{GROUPS[kind]} takes names, options such as {{name: afbo, g2: 6}} and null "
+            f"for the host's own; got {typed!r}"
+        )
+    options = {"name": typed} if isinstance(typed, str) else dict(typed or {})
+    if options.pop("match", None) is not None:
+        raise ValueError(
+            f"backbone.{GROUPS[kind]}.match is solved before a network is built, for one mixer in "
+            "all blocks: pass the options through backbones.analysis.matching.solve_match"
+        )
+    name = options.pop("name", None)
+    if name is not None and named is not None and name != named:
+        raise ValueError(
+            f"{host}_{named} already has {named} as {kind} mixer; type backbone={host} to "
+            f"use {name} instead"
+        )
+    name = named if name is None else find_mixer(name, kind).name
+    if name is None and kind == "token" and (options or typed is not None):
+        raise ValueError(
+            f"token_mixer needs a name, one of {listed(list_mixers('token'))}; got {options}"
+        )
+    return Choice(name, options)
+
+
+def spread(
+    factories: Sequence[MixerFactory | None], kind: Kind, host: HostEntry, config: HostConfig,
+    options: Mapping[str, Any],
+) -> SlotMixers:  # fmt: skip
+    """Return the factory of mixers that differ from stage to stage, or from block to block.
+
+    Args:
+        factories: One per stage or per block; None keeps the host's own.
+        kind: Of the slots.
+        host: The host.
+        config: Its config.
+        options: Its own options.
+
+    Raises:
+        ValueError: The number of entries differs from those of stages and of blocks.
+    """
+    places = _places(kind, host, config, options)
+    stages = sorted({stage for stage, _ in places})
+    if len(factories) == len(stages) > 1 or len(factories) == 1:
+        each = dict(zip(stages, itertools.cycle(factories), strict=False))
+        return SlotMixers({(stage, block): each[stage] for stage, block in places})
+    if len(factories) == len(places):
+        return SlotMixers(dict(zip(places, factories, strict=True)))
+    depths = [sum(place[0] == stage for place in places) for stage in stages]
+    blocks = f"{len(places)} blocks"
+    owner = options.get("model", host.name)
+    shape = f"{len(stages)} stages of {', '.join(map(str, depths))} blocks"
+    raise ValueError(
+        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has "
+        f"{shape if len(stages) > 1 else blocks}; give "
+        f"{f'{len(stages)} entries, one per stage, or ' * (len(stages) > 1)}{len(places)}, one "
+        "per block"
+    )
+
+
+def _places(
+    kind: Kind, host: HostEntry, config: HostConfig, options: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """Return stage and block of each block with slots of a kind, in order of depth.
+
+    Blocks behind the last stage that see class tokens alone (LVT) belong to the last stage.
+    """
+    found: dict[tuple[int, int], None] = {}
+
+    def note(slot: Slot) -> Mixer:
+        if slot.grid != (1, 1) or not found:
+            found[slot.stage, slot.block] = None
+        mixer = _Placeholder()
+        mixer.kind = kind
+        return mixer
+
+    mixers: dict[str, Any] = {"channel_mixer": None, "token_mixer": None, f"{kind}_mixer": note}
+    bare = replace(config, pretrained=False, **mixers)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        host.build(bare, **options)
+    return list(found)
+
+
+class _Placeholder(PointwiseMixer):
+    """Identity in a network that is built to count its blocks."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x
+
+
+def resolve(choice: Choice, kind: Kind, host: HostEntry) -> str | None:
+    """Return the mixer that a choice builds; None if the host keeps its own."""
+    if choice.name is not None or kind == "token":
+        return choice.name
+    return OWN_FFN if host.plain_ffn and "channel" in host.slots else None

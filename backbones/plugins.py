@@ -1,0 +1,67 @@
+"""Mixers of other packages, which name their modules in the entry points ``mixerlab.mixers``.
+
+    [project.entry-points."mixerlab.mixers"]
+    my_mixer = "my_package.my_mixer"
+
+A module registers its mixers by ``backbones.register_mixer`` when it is imported, as those of
+``mixers/`` do. It is imported with them, at the first lookup of a mixer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+GROUP = "mixerlab.mixers"
+
+
+class Loading:
+    """Whether the modules are imported, which is once per process."""
+
+    started = False
+
+
+def load_plugins() -> None:
+    """Import the modules that installed packages name.
+
+    Raises:
+        ImportError: A module cannot be imported; the message names its package.
+    """
+    if Loading.started:
+        return
+    Loading.started = True  # first, as a module may look up mixers
+    for point in metadata.entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            Loading.started = False
+            package = point.dist.name if point.dist else point.value
+            raise ImportError(
+                f"the mixer {point.name} of the installed package {package} ({point.value}) cannot "
+                f"be imported: {type(error).__name__}: {error}; repair or uninstall {package}"
+            ) from error
+
+
+def describe_plugins() -> list[Any]:
+    """Return names, versions and source files of the packages, which a cache depends on."""
+    found: list[Any] = []
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
+        found.append([point.name, point.value, point.dist.version if point.dist else ""])
+        for file in _sources(point.module.partition(".")[0]):
+            state = file.stat()
+            found.append([str(file), state.st_size, state.st_mtime_ns])
+    return found
+
+
+def _sources(package: str) -> Iterator[Path]:
+    """Yield the source files of a module or package without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return
+    for folder in spec.submodule_search_locations or ():
+        yield from sorted(Path(folder).rglob("*.py"))
+    if not spec.submodule_search_locations and spec.origin:
+        yield Path(spec.origin)

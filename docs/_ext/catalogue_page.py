@@ -1,0 +1,124 @@
+"""The catalogue of all mixers: one table to choose and compare them, counted and measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import cache
+from typing import Any
+
+import torch
+from markup import prose, table
+from measurement_pages import FOLDER
+
+from backbones import create_mixer, list_mixers, mixer_options
+from backbones.analysis.counting import count_macs, count_parameters
+from backbones.base import Mixer
+from backbones.options import built_class
+from backbones.registry import MixerEntry, find_mixer, hosts, why_unfit
+
+DIM, SMALL, LARGE = 64, (14, 14), (56, 56)  # N = 196 and N = 3,136
+# Counts of the order in N and C are taken between these, where lower orders weigh little.
+LONG, LONGER = (112, 112), (224, 224)
+WIDE, WIDER = 512, 1024
+MEASURED = "token_mixers.json"  # of a folder of measurements
+HEAD = [
+    "mixer", "paper", "year", "options", "MACs grow as", "parameters", "MACs, N = 196",
+    "MACs, N = 3,136", "time grows as", "bound to the grid", "hosts",
+]  # fmt: skip
+TEXT = """# Catalogue of mixers
+
+All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. The
+parameters are those of a map of 14 x 14, where they depend on it. "MACs grow as" is the order in N
+and C between large maps and widths: an exponent that is no whole number means that two orders are
+close to each other, or that the width follows the map. "time grows as" is the exponent of the
+measured time over N from 196 to 12,544 tokens, of token mixers that were timed by
+`python docs/_ext/measure.py tokens`; below 1 fixed costs count. A mixer bound to the grid
+interpolates or computes tables anew at other map sizes. "hosts" counts those that it fits.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the page."""
+    parts = [TEXT]
+    exponents = measured_exponents()
+    for kind in ("token", "channel"):
+        rows = [_row(find_mixer(name), exponents) for name in list_mixers(kind)]
+        parts.append(f"## {kind.title()} mixers\n\n{table(HEAD, rows)}")
+    return {"mixers/catalogue": "\n\n".join(parts) + "\n"}
+
+
+def _row(entry: MixerEntry, exponents: dict[str, float]) -> list[str]:
+    year = re.search(r"\b(?:19|20)\d\d\b", entry.source)
+    options = ", ".join(f"`{name}`" for name in mixer_options(entry.name)) or "none"
+    able = [host for host in hosts().values() if entry.kind in host.slots]
+    fitting = sum(not why_unfit(host, entry) for host in able)
+    time = exponents.get(entry.name)
+    return [
+        f"[{entry.name}]({entry.name}.md)",
+        prose(entry.source),
+        year[0] if year else "",
+        options,
+        order(entry.name),
+        f"{parameters(entry.name, DIM, SMALL):,}",
+        f"{macs(entry.name, DIM, SMALL) / 1e6:.2f} M",
+        f"{macs(entry.name, DIM, LARGE) / 1e6:.2f} M",
+        "" if time is None else f"N^{time:.2f}",
+        "yes" if is_bound(entry) else "no",
+        f"{fitting} of {len(able)}",
+    ]
+
+
+def measured_exponents() -> dict[str, float]:
+    """Return the measured exponents of time over N by mixer; empty before the first measurement."""
+    files = sorted(FOLDER.glob(f"*/{MEASURED}"))
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    newest = max(contents, key=lambda content: content["date"], default=None)
+    if newest is None:
+        return {}
+    place = newest["columns"].index("exponent")
+    return {row[0].strip("`"): float(row[place]) for row in newest["rows"]}
+
+
+def order(name: str) -> str:
+    """Return how the multiply-adds grow with N and C, such as ``N C^2``."""
+    counts = [macs(name, WIDE, LONG), macs(name, WIDE, LONGER), macs(name, WIDER, LONG)]
+    if not all(counts):
+        return "none"
+    factor = math.prod(LONGER) / math.prod(LONG)
+    powers = {
+        "N": math.log(counts[1] / counts[0]) / math.log(factor),
+        "C": math.log(counts[2] / counts[0]) / math.log(WIDER / WIDE),
+    }
+    return " ".join(filter(None, (_power(*item) for item in powers.items())))
+
+
+def _power(letter: str, exponent: float) -> str:
+    whole = round(exponent)
+    if abs(exponent - whole) > 0.1:
+        return f"{letter}^{exponent:.1f}"
+    return "" if whole == 0 else letter if whole == 1 else f"{letter}^{whole}"
+
+
+def is_bound(entry: MixerEntry) -> bool:
+    """Return True if a parameter or table of the mixer belongs to one map size."""
+    declared = built_class(entry.build, Mixer).grid_axes
+    return bool(declared) or len({parameters(entry.name, DIM, g) for g in (SMALL, (7, 28))}) > 1
+
+
+@cache
+def parameters(name: str, dim: int, grid: tuple[int, int]) -> int:
+    """Return the parameters of a mixer."""
+    return count_parameters(_build(name, dim, grid))
+
+
+@cache
+def macs(name: str, dim: int, grid: tuple[int, int]) -> int:
+    """Return the multiply-adds of a mixer on one map, by rule "macs"."""
+    return count_macs(_build(name, dim, grid), shape=(*grid, dim))
+
+
+def _build(name: str, dim: int, grid: tuple[int, int]) -> Any:
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        return create_mixer(name, dim, grid=grid).eval()

@@ -1,0 +1,89 @@
+"""Lists of mixers and equal sizes as users type them: run.py, complexity.py, export.py."""
+
+import json
+
+import pytest
+import yaml
+
+from backbones.options import mixer_label
+from tests.errors import refuses
+from tests.runs import completed, composed
+from tools import complexity
+from tools.cli.network_names import config_network_name
+from tools.cli.typed_network import network_label, read_network
+from tools.config.overrides import read_command
+
+HYBRID = "backbone.token_mixer=[ffnified,ffnified,ffnified,attention]"
+
+
+def backbone_of(*typed):
+    return composed(*read_command(["data.batch_size=2", *typed]).overrides)["backbone"]
+
+
+def test_run_py_takes_lists():
+    hybrid = backbone_of("backbone=ffnet_1", HYBRID)
+    assert hybrid["token_mixer"] == ["ffnified", "ffnified", "ffnified", "attention"]
+    assert config_network_name(hybrid) == "ffnet_1+3xffnified-attention"
+    typed = "backbone.mixer=[afbo,null,{name: glu, hidden_ratio: 2},afbo]"
+    mixed = backbone_of("backbone=swin_t", typed)
+    assert mixed["mixer"] == ["afbo", None, {"name": "glu", "hidden_ratio": 2}, "afbo"]
+    assert config_network_name(mixed) == "swin_t+afbo-own-glu-afbo"
+    named = backbone_of("backbone=swin_t", "backbone.mixer={name: afbo, g2: 6}")
+    assert named["name"] == "swin_t_afbo"
+    assert named["mixer"]["g2"] == 6
+    assert config_network_name(named) == "swin_t_afbo"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["backbone=deit_t"], True),
+        (["backbone=deit_t", f"backbone.token_mixer=[{','.join(['sbm'] * 12)}]"], False),
+        (["backbone=deit_t", f"backbone.token_mixer=[{','.join(['attention'] * 12)}]"], True),
+        (["backbone=deit_t", f"backbone.mixer=[iffn,{','.join(['ffn'] * 11)}]"], False),
+    ],
+    ids=["plain", "sbm", "attention", "iffn"],
+)
+def test_lists_decide_about_class_tokens(typed, expected):
+    assert backbone_of(*typed)["class_token"] is expected
+
+
+def test_complexity_counts_lists(capsys):
+    typed = ["backbone=ffnet_1", HYBRID, "format=json"]
+    assert complexity.main(typed) == 0
+    hybrid = json.loads(capsys.readouterr().out)[0]
+    assert complexity.main(["backbone=ffnet_1", "format=json"]) == 0
+    plain = json.loads(capsys.readouterr().out)[0]
+    assert hybrid["params"] != plain["params"]
+    network = read_network("ffnet_1", [HYBRID])
+    assert network_label(network) == f"ffnet_1 {HYBRID}"
+    assert mixer_label(network[1]["token_mixer"]) == "3xffnified-attention"
+
+
+def test_match_is_solved_and_printed(capsys):
+    name, options = read_network("deit_t_glu", ["backbone.mixer.match=params"])
+    printed = capsys.readouterr().err
+    assert options == {"mixer": {"hidden_ratio": pytest.approx(8 / 3, abs=0.01)}}
+    value = options["mixer"]["hidden_ratio"]
+    assert f"deit_t_glu: backbone.mixer.hidden_ratio={value} gives 5," in printed
+    assert "parameters; deit_t has 5," in printed
+    refuses("match=size is not one of params, macs", read_network, name,
+            ["backbone.mixer.match=size"])  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache):
+    short = ["trainer=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2", "logger=csv",
+             "trainer.limit_val_batches=1", "data.batch_size=4",
+             f"output_dir={tmp_path}"]  # fmt: skip
+    typed = ["backbone=swin_t_glu", "backbone.mixer.match=params", "backbone.patch_size=2",
+             "backbone.token_mixer=[pooling,identity,identity,null]"]  # fmt: skip
+    folder = completed([*typed, *short], capsys).folder()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["backbone"]
+    assert "match" not in saved["mixer"]
+    assert saved["mixer"]["hidden_ratio"] == pytest.approx(2.667, abs=0.03)
+    assert "swin_t_glu+pooling-2xidentity-own" in str(folder)
+    tested = completed(["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path}"],
+                       capsys)  # fmt: skip
+    again = yaml.safe_load((tested.folder() / "config.yaml").read_text())["backbone"]
+    assert again["token_mixer"] == ["pooling", "identity", "identity", None]
