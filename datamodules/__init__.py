@@ -17,6 +17,7 @@ from datamodules.images.transforms import Augmentation, LightAugmentation, Paper
 from datamodules.sample.datamodules import (
     SampleClassification,
     SampleDetection,
+    SampleMultiLabel,
     SampleSegmentation,
     SampleTransfer,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RobustnessDataModule",
     "SampleClassification",
     "SampleDetection",
+    "SampleMultiLabel",
     "SampleSegmentation",
     "SampleTransfer",
     "SegmentationFolderDataModule",

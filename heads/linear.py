@@ -16,6 +16,7 @@ from backbones.layers.classifier import Classifier
 from backbones.options import Remembering
 from heads.losses import Targets, classification_losses
 
+OPTIONAL = ("taught", "token_labels", "label_loss")  # entries of a batch
 TARGETS = ("LinearClassifier", "LinearProbe")
 
 
@@ -106,10 +107,12 @@ class LinearClassifier(Remembering, nn.Module):
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the losses of ``image`` with ``label``, indices (B,) or shares (B, K).
 
-        Optional entries of the batch are ``taught`` and ``token_labels``; see ``Targets``.
+        Optional entries of the batch are ``taught``, ``token_labels`` and ``label_loss``; see
+        ``Targets``.
         """
         smoothing = self.label_smoothing if self.training else 0.0
-        targets = Targets(batch["label"], smoothing, batch.get("taught"), batch.get("token_labels"))
+        optional = {key: batch[key] for key in OPTIONAL if batch.get(key) is not None}
+        targets = Targets(batch["label"], smoothing, **optional)
         return classification_losses(self.classifier, self._features(batch["image"]), targets)
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:

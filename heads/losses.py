@@ -1,4 +1,4 @@
-"""Losses of classifiers: cross entropy, and more for classifiers with several outputs.
+"""Losses of classifiers: that of the labels, and more for classifiers with several outputs.
 
 Axes: B images, N tokens, C channels, K classes.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.hosts.lvt.mix_token import Tokens
@@ -16,6 +15,9 @@ from backbones.hosts.lvt.token_classifier import AUX_WEIGHT, TokenClassifier
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
 from heads.distillation import TeacherLogits, add_teacher_loss
+from heads.label_losses import LabelLoss
+
+CROSS_ENTROPY = LabelLoss()
 
 
 class Targets(NamedTuple):
@@ -27,19 +29,25 @@ class Targets(NamedTuple):
         taught: A teacher's logits, if there is a teacher.
         token_labels: Shares (B, K, 1 + N) for the whole image and each token, if there are any; see
             ``heads.token_label_maps``.
+        label_loss: Loss of the logits against the labels.
     """
 
     labels: Tensor
     label_smoothing: float = 0.0
     taught: TeacherLogits | None = None
     token_labels: Tensor | None = None
+    label_loss: LabelLoss = CROSS_ENTROPY
+
+    def own_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of logits (B, K, ...) against labels."""
+        return self.label_loss(logits, labels, self.label_smoothing)
 
 
 @functools.singledispatch
 def classification_losses(
     classifier: Classifier, features: Any, targets: Targets
 ) -> dict[str, Tensor]:
-    """Return the cross entropy of the logits and the teacher's loss, by their logged names.
+    """Return the labels' loss of the logits and the teacher's loss, by their logged names.
 
     Args:
         classifier: Classifier of a backbone; its class selects the losses.
@@ -52,7 +60,7 @@ def classification_losses(
     if targets.token_labels is not None:
         raise ValueError(NO_TOKENS)
     logits = classifier(features)
-    own = F.cross_entropy(logits, targets.labels, label_smoothing=targets.label_smoothing)
+    own = targets.own_loss(logits, targets.labels)
     return add_teacher_loss(own, logits, targets.taught)
 
 
@@ -83,12 +91,12 @@ def two_token_losses(
     """
     if targets.token_labels is not None:
         raise ValueError(NO_TOKENS)
-    cross_entropy = functools.partial(F.cross_entropy, label_smoothing=targets.label_smoothing)
+    own_loss = targets.own_loss
     if not classifier.training or targets.taught is None:
         logits = classifier(features)
-        return add_teacher_loss(cross_entropy(logits, targets.labels), logits, targets.taught)
+        return add_teacher_loss(own_loss(logits, targets.labels), logits, targets.taught)
     logits, distilled = classifier.outputs(features)
-    return add_teacher_loss(cross_entropy(logits, targets.labels), distilled, targets.taught)
+    return add_teacher_loss(own_loss(logits, targets.labels), distilled, targets.taught)
 
 
 @classification_losses.register
@@ -115,18 +123,17 @@ def token_losses(
     Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision
     Transformers", NeurIPS 2021, https://arxiv.org/abs/2104.10858, with the weight of LVT's code.
     """
-    smoothing = targets.label_smoothing
-    cross_entropy = functools.partial(F.cross_entropy, label_smoothing=smoothing)
+    own_loss = targets.own_loss
     if not classifier.training:
         logits = classifier(features)
-        return add_teacher_loss(cross_entropy(logits, targets.labels), logits, targets.taught)
+        return add_teacher_loss(own_loss(logits, targets.labels), logits, targets.taught)
     logits, token_logits = classifier.outputs(features)
     image, each = _split_labels(targets, token_logits.shape[1])
-    own = cross_entropy(logits, image)
+    own = own_loss(logits, image)
     if features.own_share < 1:
-        other = cross_entropy(logits, image.flip(0))
+        other = own_loss(logits, image.flip(0))
         own = features.own_share * own + (1 - features.own_share) * other
-    aux = cross_entropy(token_logits.transpose(1, 2), each)
+    aux = own_loss(token_logits.transpose(1, 2), each)
     losses = add_teacher_loss(own + AUX_WEIGHT * aux, logits, targets.taught)
     return {**losses, "class_token": own, "tokens": aux}
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import check_minimum
+from datamodules.base import Split, check_minimum
 from datamodules.files.class_listing import list_class_images
 from datamodules.files.class_order import sort_classes
 from datamodules.files.console import log
 from datamodules.files.folders import VALIDATION, first_few, list_folders, require_folder
 from datamodules.images.image_folder import ImageFolderDataModule, class_folders, first_of_each
+from datamodules.images.label_table import (
+    LabelledFiles,
+    LabelTable,
+    divide,
+    find_tables,
+    read_label_table,
+)
+from datamodules.images.label_table import notices as table_notices
 from datamodules.layouts.splits import TEST, SplitOptions, draw_names
 from datamodules.loading.sampling import SeededDataset
 
@@ -28,12 +38,18 @@ class ClassFoldersDataModule(ImageFolderDataModule):
     draw depends on the images' names and ``split_seed`` alone, so it is the same in every run.
     Images that are added later leave nearly all others on their side.
 
+    With ``labels`` the images may lie anywhere in ``root`` and have any number of labels each, for
+    ``task=multi_label``; see ``label_table``.
+
     Args:
         root: The folder.
         val_share: Share of each class's images to validate with; at least one image per class
             validates and at least one trains.
         split_seed: Seed of the draw.
         val_split: Name of the validation folder beside ``train``; None for the usual names.
+        labels: A csv file in ``root``, or in its folders ``train`` and ``val``: the image, then a
+            column of labels such as "cat;dog", or a column of 0 and 1 per class. None: folders.
+        label_separator: Separator in a column of labels; None recognises ; | and commas.
         **options: Options of ``ImageFolderDataModule``.
 
     Raises:
@@ -50,6 +66,8 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         val_share: float = 0.1,
         split_seed: int = 0,
         val_split: str | None = None,
+        labels: str | None = None,
+        label_separator: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
@@ -60,15 +78,25 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         self.val_share = val_share
         self.split_seed = check_minimum("split_seed", split_seed, 0)
         self.val_split = val_split
+        self.labels, self.label_separator = labels, label_separator
+        self._tables: dict[str, LabelTable] = {}
+        if labels is not None and self.token_labels is not None:
+            raise ValueError(
+                "data.token_labels needs class folders, but data.labels reads a csv file; leave "
+                "one of them out"
+            )
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images and divide them, unless folders divide them already."""
+        if self.labels is not None:
+            return self._build_from_table(self.labels)
         train = self.folder / "train"
         for place in (train, self.folder):
             if (place / MULTI_LABEL).is_file():
                 raise ValueError(
                     f"{place / MULTI_LABEL} lists several labels per image (Roboflow's multi-label "
-                    "export), which is not supported; export class folders ('Folder Structure')"
+                    f"export); pass task=multi_label data.labels={MULTI_LABEL}, or export class "
+                    "folders ('Folder Structure')"
                 )
         if train.is_dir() and self.validation().is_dir():
             for name in list_folders(self.folder):
@@ -104,6 +132,33 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             "train": self.labelled(folder, training, self.train_transform()),
             "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
         }
+
+    def _build_from_table(self, name: str) -> dict[Any, SeededDataset]:
+        """Read the images and labels of csv files."""
+        options: dict[str, Any] = {"separator": self.label_separator, "order": self.class_order}
+        first, second = find_tables(self.folder, name, self.validation())
+        whole = read_label_table(first, **options)
+        if second is None:
+            train, val = divide(whole, SplitOptions(share=self.val_share, seed=self.split_seed))
+        else:
+            train, val = whole, read_label_table(second, names=whole.names, **options)
+        self.class_names = whole.names
+        self.check_count(first, "classes")
+        train = train.rows(range(math.ceil(self.train_share * len(train.images))))
+        self._tables = {"training": train, "validation": val}
+        make = self.augmentation
+        return {
+            "train": self._labelled(train, make.train(self.image_size)),
+            "val": self._labelled(val, make.eval(self.image_size)),
+        }
+
+    def _labelled(self, table: LabelTable, transform: Any) -> SeededDataset:
+        files = LabelledFiles(table, transform)
+        return self.seeded(files, files.path)
+
+    def notices(self, checked: Mapping[Split, int]) -> list[str]:
+        """Return notices of classes without images and of unlisted images as well."""
+        return super().notices(checked) + table_notices(self._tables)
 
     def validation(self) -> Path:
         """Return the folder of the validation images."""

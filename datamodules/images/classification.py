@@ -157,6 +157,21 @@ class ClassificationDataModule(ImageDataModule):
         images = ImageFiles(root, names, labels, transform)
         return self.seeded(images, images.path)
 
+    def class_counts(self) -> tuple[int, ...]:
+        """Return the number of training images per class.
+
+        Raises:
+            ValueError: The layout leaves the labels open before the images are read.
+        """
+        labels = getattr(self.dataset("train").dataset, "labels", None)
+        if labels is None or getattr(self, "labels", None) is not None:
+            raise ValueError(
+                f"{type(self).__name__} does not count its classes; pass "
+                "task.loss.class_weights=[<a weight per class>]"
+            )
+        counts = np.bincount(np.asarray(labels), minlength=self.num_classes)
+        return tuple(counts.tolist())
+
     def plain(self, split: Split) -> DataLoader[Any]:
         """Return this process's share of a split, in order, with the evaluation transform."""
         seeded = self.dataset(split)

@@ -11,11 +11,18 @@ from datamodules.dense.coco import CocoDataModule
 from datamodules.files.cache import cache_root, sample_folder
 from datamodules.files.console import log
 from datamodules.images.cifar100 import CIFAR100DataModule
+from datamodules.images.class_folders import ClassFoldersDataModule
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.transforms import LightAugmentation
 from datamodules.loading.memory import format_bytes
 from datamodules.sample.digits import NUM_TRAIN_DIGITS, SampleSplit
-from datamodules.sample.drawn_images import write_cifar100, write_image_folder
+from datamodules.sample.drawn_images import (
+    PAIR_SIDE,
+    TABLE,
+    write_cifar100,
+    write_image_folder,
+    write_label_table,
+)
 from datamodules.sample.scenes import BACKGROUND, write_ade20k, write_coco
 
 MOST_BYTES = 10_000_000_000  # of uncompressed sample images
@@ -133,6 +140,40 @@ class SampleClassification(SampleDataModule, ImageFolderDataModule):
         write_image_folder(
             folder, self.counts, self.picture_size, self.sample_seed, self.digits_per_class
         )
+
+
+class SampleMultiLabel(SampleDataModule, ClassFoldersDataModule):
+    """Photographs with two digits each; the labels are the digits, in a csv file.
+
+    Args:
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
+        num_train: Training images.
+        num_val: Validation images.
+        sample_seed: Seed of the generated data.
+        options: Options of ``ClassFoldersDataModule``; defaults are ``image_size=64`` and a light
+            augmentation.
+    """
+
+    example = "data=folder data.root=/data/photos data.labels=labels.csv"
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        num_train: int = 3000,
+        num_val: int = 500,
+        sample_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        defaults = {"image_size": 64, "augmentation": LightAugmentation(), "batch_size": 64}
+        super().__init__(None, **{**defaults, **options, "labels": TABLE})
+        counts: dict[SampleSplit, int] = {"train": num_train, "val": num_val}
+        self._describe("multi_label", root, PAIR_SIDE, counts, sample_seed)
+
+    def write(self, folder: Path) -> None:
+        """Write images and their csv file."""
+        write_label_table(folder, self.counts, self.sample_seed)
 
 
 class SampleTransfer(SampleDataModule, CIFAR100DataModule):

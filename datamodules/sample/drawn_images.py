@@ -1,4 +1,4 @@
-"""Images of one digit in class folders, and of two digits in CIFAR-100's format."""
+"""Images of one digit in class folders, and of two in CIFAR-100's format or with a csv file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from datamodules.sample.digits import (
 )
 from datamodules.sample.scenes import DIGIT_NAMES, JPEG, SPLIT_IDS
 
+TABLE = "labels.csv"
 PAIR_SIDE = 32  # as in CIFAR
 PAIR_NAMES = tuple(f"{number:02d}" for number in range(100))
 # For networks that train for minutes from random weights: darker photographs and nearly upright
@@ -106,6 +107,28 @@ def write_cifar100(folder: Path, per_class: dict[SampleSplit, int], seed: int) -
         target / "meta",
         {b"fine_label_names": [n.encode() for n in PAIR_NAMES], b"coarse_label_names": coarse},
     )
+
+
+def write_label_table(folder: Path, counts: dict[SampleSplit, int], seed: int) -> None:
+    """Write images of two digits, and a csv file of the digits in each.
+
+    Args:
+        folder: Folder that receives ``images`` and ``labels.csv``.
+        counts: Images per split.
+        seed: Seed of the images.
+    """
+    (folder / "images").mkdir()
+    lines = ["image,labels,split"]
+    for split, count in counts.items():
+        source = load_material(split)
+        for row in range(count):
+            rng = np.random.default_rng([seed, SPLIT_IDS[split], row])
+            number = int(rng.integers(100))
+            pixels = two_digits(rng, source, number).reshape(3, PAIR_SIDE, PAIR_SIDE)
+            name = f"images/{split}_{row:05d}.png"
+            Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(folder / name)
+            lines.append(f"{name},{';'.join(sorted({*PAIR_NAMES[number]}))},{split}")
+    (folder / TABLE).write_text("\n".join(lines) + "\n")
 
 
 def dump(path: Path, content: Mapping[bytes, object]) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +19,15 @@ from PIL import Image
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from backbones import Backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.hosts.lvt.token_classifier import TokenClassifier
 from backbones.options import check_arguments, check_value
+from heads.label_losses import LabelLoss
+from heads.linear import LinearClassifier
 from heads.losses import NO_TOKENS
 from heads.token_label_maps import token_labels
 from tasks.classification.calibration import Calibration, TemperatureFit
@@ -63,6 +65,8 @@ class ClassificationTask(ClassesTask):
             ``label_smoothing``, or None. With Mixup its label smoothing applies.
         random_erasing: Probability of filling a rectangle of an image with noise after mixing, as
             timm's training script does. An augmentation's ``random_erasing`` does it before.
+        loss: Options of ``LabelLoss``, such as ``name`` and ``class_weights``; by default cross
+            entropy.
         distillation: Options of ``TeacherOptions``; without a ``type`` there is no teacher.
         ema: See ``BaseTask``.
         check_patches: Stop before the first step if the embedding ignores a patch of the image, see
@@ -80,7 +84,8 @@ class ClassificationTask(ClassesTask):
     family = FAMILY
     preview_images = 36
     headline = ("top1", "top5")
-    metric_stores = ("accuracy", "temperature_fit")
+    metric_stores: tuple[str, ...] = ("accuracy", "temperature_fit")
+    loss_class: ClassVar[type[LabelLoss]] = LabelLoss
 
     def __init__(
         self,
@@ -91,6 +96,7 @@ class ClassificationTask(ClassesTask):
         schedule: Mapping[str, Any] | None = None,
         mixup: Mapping[str, Any] | None = None,
         random_erasing: float = 0.0,
+        loss: Mapping[str, Any] | None = None,
         distillation: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
         check_patches: bool = True,
@@ -113,6 +119,9 @@ class ClassificationTask(ClassesTask):
                 f"head.label_smoothing={model.label_smoothing} would both smooth the labels; "
                 "set one of them to 0"
             )
+        check_arguments(self.loss_class, loss or {}, "task.loss")
+        self.label_loss = self.loss_class(**loss or {})
+        self._check_loss(bool(mixup))
         check_arguments(TeacherOptions, distillation or {}, OPTION)
         self.distillation = TeacherOptions(**distillation or {})
         self._teacher: tuple[Teacher, Normalisation] | None = None
@@ -121,13 +130,53 @@ class ClassificationTask(ClassesTask):
         self.calibrate, self.temperature = calibrate, 1.0
         self.temperature_fit = TemperatureFit()
         self.calibration: dict[str, Calibration] = {}
-        self.accuracy = MetricCollection(
-            {
-                f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
-                for k in (1, 5)
-                if k < classes
-            }
-        )
+        self.accuracy = self.make_metrics(classes)
+
+    def make_metrics(self, classes: int) -> MetricCollection:
+        """Return the metrics of predictions for a number of classes."""
+        accuracies: dict[str, Metric | MetricCollection] = {
+            f"top{k}": MulticlassAccuracy(classes, top_k=k, average="micro")
+            for k in (1, 5)
+            if k < classes
+        }
+        return MetricCollection(accuracies)
+
+    def _check_loss(self, is_mixed: bool) -> None:
+        """Refuse a loss that the model or mixup cannot use."""
+        self.label_loss.check_classes(len(self.class_names))
+        if self.label_loss.is_usual:
+            return
+        if not isinstance(self.model, LinearClassifier):
+            raise ValueError(
+                "task.loss needs a classifier that is trained by it: pass head=linear or "
+                "head=linear_probe, or leave task.loss out"
+            )
+        if is_mixed and self.label_loss.name == "asymmetric":
+            raise ValueError(
+                "task.loss.name=asymmetric takes whole labels, which mixup mixes: pass "
+                "task.mixup=null"
+            )
+
+    def take_targets(self, datamodule: Any) -> None:
+        """Copy the targets of the data.
+
+        Raises:
+            ValueError: The data have another number of labels per image.
+        """
+        super().take_targets(datamodule)
+        self.check_labels(getattr(datamodule, "labels", None))
+
+    def check_labels(self, table: Any) -> None:
+        """Refuse data with several labels per image.
+
+        Args:
+            table: The option ``data.labels``.
+        """
+        if table is not None:
+            raise ValueError(
+                f"data.labels={table} gives images any number of labels; pass task=multi_label, or "
+                "leave it out to read class folders"
+            )
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -143,6 +192,13 @@ class ClassificationTask(ClassesTask):
         """
         if getattr(datamodule, "token_labels", None) is not None:
             check_token_labels(self.model, self.mixup)
+        if self.label_loss.needs_counts:
+            if not hasattr(datamodule, "class_counts"):
+                raise ValueError(
+                    "task.loss.class_weights=balanced needs a datamodule, which counts the images "
+                    "per class: call trainer.fit(task, datamodule=...), or pass a list of weights"
+                )
+            self.label_loss.prepare(datamodule.class_counts())
         if self.distillation.how is not None and self._teacher is None:
             if not hasattr(datamodule, "normalisation"):
                 raise ValueError(
@@ -189,7 +245,7 @@ class ClassificationTask(ClassesTask):
         Random numbers come from the global generators, which checkpoints save. The teacher sees the
         same images as the student.
         """
-        batch = self._with_token_labels(self._mixed(batch))
+        batch = self._with_token_labels(self._mixed(batch)) | {"label_loss": self.label_loss}
         if self._teacher is None:
             return batch
         teacher, normalisation = self._teacher

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tasks.detection.coco_ranks import RankedTruth
-from tasks.engine.gather import gather_objects
+from tasks.engine.gather import gather_objects, process_group
 
 # The first six of COCO's twelve figures; the others are recalls.
 STATS = ("", "50", "75", "_small", "_medium", "_large")
@@ -88,6 +88,80 @@ class CocoMetric:
 
         ranked = RankedTruth(self.annotations)
         return ranked, COCO(ranked.content)
+
+
+class BatchCocoMetric(CocoMetric):
+    """COCO average precision against the boxes in the batches themselves, for loaders of any kind.
+
+    Args:
+        class_names: Names of the classes, in label order.
+        with_masks: Evaluate masks as well as boxes.
+    """
+
+    def __init__(self, class_names: Sequence[str], *, with_masks: bool) -> None:
+        super().__init__({}, range(1, 1 + len(class_names)), with_masks=with_masks)
+        self.class_names = tuple(class_names)
+        self.objects: dict[int, list[dict[str, Any]]] = {}
+
+    def reset(self) -> None:
+        """Reset the detections and the ground truth."""
+        super().reset()
+        self.objects = {}
+
+    def update(self, samples: Sequence[Any]) -> None:
+        """Add mmdet's data samples with ``pred_instances`` and ``gt_instances``.
+
+        Samples without an id, which is negative, are numbered.
+        """
+        rank, processes = process_group()
+        for sample in samples:
+            if int(sample.img_id) < 0:
+                number = -1 - len(self.objects) * processes - rank
+                sample.set_metainfo({"img_id": number})
+            self.objects[int(sample.img_id)] = true_instances(sample, self.category_ids)
+        super().update(samples)
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        """Return the figures of ``CocoMetric``."""
+        parts = gather_objects(self.objects)
+        objects = {image: rows for part in parts for image, rows in part.items()}
+        self.annotations = {
+            "images": [{"id": image} for image in objects],
+            "annotations": [
+                {**row, "id": index}
+                for index, row in enumerate(row for rows in objects.values() for row in rows)
+            ],
+            "categories": [
+                {"id": number, "name": name}
+                for number, name in zip(self.category_ids, self.class_names, strict=True)
+            ],
+        }
+        self.__dict__.pop("_truth", None)
+        return super().compute()
+
+
+def true_instances(sample: Any, category_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return an image's annotated objects as COCO annotations without ids.
+
+    They are at the original size, as MMDetection's pipelines for tests load them.
+    """
+    truth = sample.gt_instances
+    boxes = torch.as_tensor(getattr(truth.bboxes, "tensor", truth.bboxes)).cpu().double()
+    boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
+    rows: list[dict[str, Any]] = [
+        {
+            "image_id": int(sample.img_id),
+            "category_id": category_ids[label],
+            "bbox": box,
+            "area": box[2] * box[3],
+            "iscrowd": 0,
+        }
+        for box, label in zip(boxes.tolist(), truth.labels.tolist(), strict=True)
+    ]
+    if "masks" in truth:
+        for row, mask in zip(rows, truth.masks.to_ndarray(), strict=True):
+            row |= {"segmentation": _encode(mask), "area": float(mask.sum())}
+    return rows
 
 
 def average_precisions(

@@ -1,10 +1,22 @@
 """Object detection and instance segmentation."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
 from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 ENDS = ("", "50", "75", "_small", "_medium", "_large")
 TITLES = {"AP": "box AP", "mask_AP": "mask AP"}
+
+
+def usual_data(img_size: Any) -> dict[str, Any]:
+    """Return the config of a data module that resizes images to fit into the network's size."""
+    side = img_size if isinstance(img_size, int) else max(img_size or (224,))
+    target = "datamodules.dense.coco.CocoDataModule"
+    return {"_target_": target, "scale": [side, side], "with_mask": False}
+
 
 FAMILY = Family(
     name="detection",
@@ -35,6 +47,7 @@ FAMILY = Family(
             batch=2, rate=1e-4, reference=16, warmup=0.07, epochs=12, milestones=(8, 11)
         ),
     ),
+    usual_data=usual_data,
     counted=Counted(
         {"num_classes": 80},  # COCO's
         head="mask_rcnn",

@@ -13,7 +13,13 @@ import torch
 from PIL import Image
 from torchvision.ops import nms
 
-from tasks.detection.coco_metric import KINDS, STATS, CocoMetric, instances
+from tasks.detection.coco_metric import (
+    KINDS,
+    STATS,
+    BatchCocoMetric,
+    CocoMetric,
+    instances,
+)
 from tasks.detection.family import FAMILY
 from tasks.detection.instance_drawing import draw_instances
 from tasks.engine.batches import Batch, Row
@@ -28,7 +34,8 @@ SAME_PLACE = 0.7  # of two boxes with a larger overlap (IoU) only the surer one 
 class DetectionTask(ClassesTask):
     """Detection by a model of MMDetection; COCO's average precision of boxes and predicted masks.
 
-    The datamodule provides the ground truth: ``annotations`` and ``category_ids``.
+    Our datamodules provide the ground truth: ``annotations`` and ``category_ids``. Without them it
+    is read from the batches, as ``collate_detection`` of ``heads.toolkits.samples`` makes them.
     """
 
     family = FAMILY
@@ -54,16 +61,14 @@ class DetectionTask(ClassesTask):
         super().setup(stage)
         trainer: Any = self.trainer
         data = trainer.datamodule
-        if data is None:
-            raise ValueError(
-                "a detector needs a datamodule, which provides the ground truth: "
-                "call trainer.fit(task, datamodule=...)"
-            )
         if getattr(data, "has_views", False):
             self.model.check_merges()
         if stage == "predict":
             return
         with_masks = bool(getattr(self.model.model, "with_mask", False))
+        if not hasattr(type(data), "annotations"):
+            self.metric = BatchCocoMetric(self.class_names, with_masks=with_masks)
+            return
         if with_masks and not getattr(data, "with_mask", True):
             raise ValueError(
                 "this head predicts masks, but data.with_mask=false; pass a head of boxes alone, "

@@ -227,8 +227,8 @@ def find_family(name: str) -> Family:
 
 
 def family_of_task(names: Collection[str]) -> Family | None:
-    """Return the first family that has one of these task classes, by dotted name."""
-    return next((one for one in families().values() if one.task in names), None)
+    """Return the first family of the first of these task classes that has one, by dotted name."""
+    return next((one for name in names for one in families().values() if one.task == name), None)
 
 
 def imported(name: str) -> Any:

@@ -21,6 +21,13 @@ def gather_objects(value: T) -> list[T]:
     return parts
 
 
+def process_group() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
 def refuse_together(problem: str | None) -> None:
     """End all processes of a run for what any of them has found; all have to call it.
 

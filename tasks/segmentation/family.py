@@ -1,7 +1,19 @@
 """Semantic segmentation."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
 from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
+
+
+def usual_data(img_size: Any) -> dict[str, Any]:
+    """Return the config of a data module that resizes images to fit into the network's size."""
+    side = img_size if isinstance(img_size, int) else max(img_size or (224,))
+    target = "datamodules.dense.segmentation_folder.SegmentationFolderDataModule"
+    return {"_target_": target, "scale": [side, side], "crop_size": side}
+
 
 FAMILY = Family(
     name="segmentation",
@@ -28,6 +40,7 @@ FAMILY = Family(
         warmup_steps=1_500,
         fixed=published_schedule(batch=2, rate=6e-5, reference=16, warmup=1.2, epochs=100),
     ),
+    usual_data=usual_data,
     counted=Counted(
         {"num_classes": 150},  # ADE20K's
         head="upernet",

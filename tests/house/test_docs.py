@@ -30,8 +30,12 @@ NEEDS += r"|ckpt=\S+ '?(data|head)\."
 RUNS = dict.fromkeys(re.findall(r"python tools/run\.py ([^`\n\"]*=[^`\n]*)", TEXT))
 RUNS = [command for command in RUNS if not re.search(NEEDS, command)]
 DATA = re.findall(r"`(task=\S+ data=\S+ data\.root=\S+)`", TEXT)
-EXAMPLES = sorted(DOCS.glob("examples/*.py"))
-QUICK = [DOCS / "examples/plain_pytorch.py", DOCS / "examples/global_filter.py"]
+NOTEBOOKS = sorted(DOCS.glob("examples/notebooks/*.py"))
+EXAMPLES = sorted(DOCS.glob("examples/*.py")) + NOTEBOOKS
+QUICK = [DOCS / f"examples/{name}.py" for name in ("plain_pytorch", "global_filter")]
+QUICK.append(DOCS / "examples/notebooks/classification.py")
+OPTIONAL = {"smp_encoder": "segmentation_models_pytorch", "lora": "peft"}
+MOST_LINES = 12  # of a notebook's cell that trains, tests and predicts
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +112,23 @@ def test_files_of_the_site_are_small_and_measurements_complete():
 def test_example_runs(path, request, tmp_path, monkeypatch, registering):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["notebook"])
+    if path.stem in OPTIONAL:
+        pytest.importorskip(OPTIONAL[path.stem])
     if path.stem == "predict":
         Image.new("RGB", (80, 60)).save("photo.jpg")
         Path("outputs/detection/swin_t_afbo").mkdir(parents=True)
         folder = request.getfixturevalue("trained")("detection").folder()
         Path("outputs/detection/swin_t_afbo/latest").symlink_to(folder)
     runpy.run_path(str(path))
+
+
+def test_notebooks_of_the_four_tasks_are_short():
+    assert [path.stem for path in NOTEBOOKS] == [
+        "classification", "detection", "segmentation", "transfer",
+    ]  # fmt: skip
+    for path in NOTEBOOKS:
+        lines = path.read_text().partition("# %% Train, test and predict\n")[2].splitlines()
+        assert 8 <= len([line for line in lines if line.strip()]) <= MOST_LINES, path.stem
 
 
 @pytest.mark.slow

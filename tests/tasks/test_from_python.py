@@ -198,16 +198,6 @@ def test_the_config_of_a_task_is_plain():
     assert config["backbone"]["token_mixer"]["name"] == "sbm"  # and all its options
 
 
-def test_a_detector_needs_a_datamodule(tmp_path):
-    from tasks import DetectionTask
-
-    task = DetectionTask(Own(), NAMES)
-    with pytest.raises(ValueError, match=r"call trainer\.fit\(task, datamodule=\.\.\.\)"):
-        trained(task, tmp_path)
-    with pytest.raises(ValueError, match="set its attribute data to a datamodule"):
-        task.predict(RGB)
-
-
 @pytest.mark.parametrize(
     ("batch", "said"),
     [

@@ -1,0 +1,269 @@
+"""Several labels per image from a csv file: its forms, and the images that it lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datamodules.files.class_order import ClassOrder, sort_classes
+from datamodules.files.console import log
+from datamodules.files.folders import first_few, list_images
+from datamodules.files.text_files import FolderNames, normalise_path, read_csv
+from datamodules.images.classification import ImageFiles, Sample
+from datamodules.images.transforms import Transform
+from datamodules.layouts.splits import TRAIN, VAL, SplitOptions, draw_names, draw_notice
+
+SPLIT = "split"  # column that divides the images
+LISTS = ("labels", "label", "tags", "tag", "classes", "class")  # names of a column of lists
+SEPARATORS = ";|,"
+FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+Row = Mapping[str, str]
+Flags = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTable:
+    """Images of a csv file with their labels.
+
+    Attributes:
+        source: The file.
+        images: Paths relative to the file's folder.
+        labels: 0 or 1 per image and class (N, K).
+        splits: Entry of the column "split" per image; empty without one.
+        names: Names of the classes.
+    """
+
+    source: Path
+    images: tuple[str, ...]
+    labels: Flags
+    splits: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def rows(self, chosen: Sequence[int]) -> LabelTable:
+        """Return some rows, in the order of the file."""
+        chosen = sorted(chosen)
+        return LabelTable(
+            self.source,
+            tuple(self.images[index] for index in chosen),
+            self.labels[chosen],
+            (),
+            self.names,
+        )
+
+
+class LabelledFiles(ImageFiles):
+    """Dataset of the images of a table.
+
+    Args:
+        table: The table.
+        transform: Function from an RGB image to a tensor.
+    """
+
+    def __init__(self, table: LabelTable, transform: Transform) -> None:
+        super().__init__(table.source.parent, table.images, range(len(table.images)), transform)
+        self.flags = table.labels
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Return ``image`` (3, H, W), ``label`` (K,) of 0 and 1, and ``sample_id``."""
+        found = super().__getitem__(index)
+        return {**found, "label": torch.from_numpy(self.flags[index].astype(np.float32))}
+
+
+def read_label_table(
+    path: Path,
+    *,
+    names: Sequence[str] | None = None,
+    separator: str | None = None,
+    order: ClassOrder = "text",
+) -> LabelTable:
+    """Read a csv file whose first column is the image.
+
+    A second column lists labels, such as "cat;dog"; or each further column is a class, with 0 or 1
+    per image. A column "split" may divide the images.
+
+    Args:
+        path: The file; images are relative to its folder.
+        names: The classes, for another file of the same set; None takes them from the file.
+        separator: Separator of listed labels; None recognises ; | and commas.
+        order: Order of listed classes; columns keep theirs.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: Names the row, and what is wrong with it.
+    """
+    rows = read_csv(path)
+    if not rows:
+        raise ValueError(f"{path} lists no image below its first line")
+    image, *others = rows[0]
+    columns = [name for name in others if name.lower() != SPLIT]
+    if not columns:
+        raise ValueError(
+            f"{path} has the columns {first_few(rows[0])}; it needs the image, then a column of "
+            "labels or a column of 0 and 1 per class"
+        )
+    if len(columns) == 1 and (columns[0].lower() in LISTS or not _is_flag(rows[0][columns[0]])):
+        found, labels = _read_lists(path, rows, columns[0], names, separator, order)
+    else:
+        found, labels = tuple(columns), _read_flags(path, rows, columns)
+    if names is not None and tuple(names) != found:
+        raise ValueError(
+            f"{path} has the classes {first_few(found)}, but the training images have "
+            f"{first_few(names)}; both files need the same ones in the same order"
+        )
+    images = _find_images(path, [row[image] for row in rows])
+    split = next((name for name in others if name.lower() == SPLIT), None)
+    splits = tuple(row[split].lower() for row in rows) if split is not None else ()
+    return LabelTable(path, images, labels, splits, found)
+
+
+def divide(table: LabelTable, options: SplitOptions) -> tuple[LabelTable, LabelTable]:
+    """Return training and validation images, by the column "split" or by drawing some.
+
+    Raises:
+        ValueError: A split lacks images.
+    """
+    if not table.splits:
+        drawn = draw_names(table.images, options, table.source)
+        log(f"{table.source}: {draw_notice(len(drawn), len(table.images), options)}")
+        places = range(len(table.images))
+        val = [index for index in places if table.images[index] in drawn]
+        return table.rows([*{*places} - {*val}]), table.rows(val)
+    parts = []
+    for kind in (TRAIN, VAL):
+        chosen = [index for index, split in enumerate(table.splits) if split in kind]
+        if not chosen:
+            counted = ", ".join(f"{n} {split!r}" for split, n in Counter(table.splits).items())
+            raise ValueError(
+                f"the column {SPLIT!r} of {table.source} has no {kind[0]!r}, but {counted}; write "
+                "train or val in each row, or drop the column to draw validation images"
+            )
+        parts.append(table.rows(chosen))
+    unused = len(table.splits) - sum(len(part.images) for part in parts)
+    if unused:
+        log(f"{table.source}: {unused} images of other splits than train and val are left out")
+    return parts[0], parts[1]
+
+
+def find_tables(root: Path, name: str, validation: Path) -> tuple[Path, Path | None]:
+    """Return the csv file, or those of the folders train and val, of which the last may be missing.
+
+    Args:
+        root: Folder of the data set.
+        name: Name of the file.
+        validation: Folder of the validation images.
+
+    Raises:
+        FileNotFoundError: No such file exists.
+    """
+    if (root / name).is_file():
+        return root / name, None
+    train, val = root / "train" / name, validation / name
+    if not train.is_file():
+        raise FileNotFoundError(
+            f"data.labels={name} exists neither in {root} nor in {root / 'train'}; pass the csv "
+            "file of the labels, relative to data.root"
+        )
+    return train, val if val.is_file() else None
+
+
+def notices(tables: Mapping[str, LabelTable]) -> list[str]:
+    """Return one line per finding that may be unintended: classes without images, unlisted images.
+
+    Args:
+        tables: By split.
+    """
+    lines = []
+    for split, table in tables.items():
+        counts = zip(table.names, table.labels.sum(0), strict=True)
+        absent = [name for name, count in counts if not count]
+        if absent:
+            shown = first_few(absent, 10)
+            lines.append(f"{len(absent)} classes do not occur in {split}: {shown}")
+    for folder in dict.fromkeys(table.source.parent for table in tables.values()):
+        listed = {
+            image for one in tables.values() if one.source.parent == folder for image in one.images
+        }
+        others = [name for name in list_images(folder) if name not in listed]
+        if others:
+            lines.append(
+                f"{len(others)} images in {folder} are unlisted or unused: {first_few(others, 2)}"
+            )
+    return lines
+
+
+def _is_flag(cell: str) -> bool:
+    return cell.lower() in FLAGS
+
+
+def _read_flags(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> Flags:
+    for number, row in enumerate(rows, start=1):
+        for name in columns:
+            if not _is_flag(row[name]):
+                found = "is empty" if not row[name] else f"is {row[name]!r}"
+                raise ValueError(
+                    f"{path}: column {name!r} of image {number} {found}; write 1 if the image "
+                    "shows the class, else 0"
+                )
+    return np.array([[FLAGS[row[name].lower()] for name in columns] for row in rows], np.uint8)
+
+
+def _read_lists(
+    path: Path,
+    rows: Sequence[Row],
+    column: str,
+    names: Sequence[str] | None,
+    separator: str | None,
+    order: ClassOrder,
+) -> tuple[tuple[str, ...], Flags]:
+    cells = [row[column] for row in rows]
+    if separator is None:
+        counts = {one: sum(one in cell for cell in cells) for one in SEPARATORS}
+        separator = max(SEPARATORS, key=lambda one: counts[one])
+    listed = [[label.strip() for label in cell.split(separator)] for cell in cells]
+    for number, labels in enumerate(listed, start=1):
+        if not all(labels):
+            raise ValueError(
+                f"{path}: image {number} has an empty label in column {column!r} "
+                f"({cells[number - 1]!r}); for images without labels write a column of 0 and 1 "
+                "per class"
+            )
+        if len({*labels}) < len(labels):
+            raise ValueError(f"{path}: image {number} has a label twice ({cells[number - 1]!r})")
+    known = {label for labels in listed for label in labels}
+    classes = tuple(sort_classes(sorted(known), order)) if names is None else tuple(names)
+    strange = sorted(known - {*classes})
+    if strange:
+        raise ValueError(
+            f"{path} has labels that the training images lack: {first_few(strange)}; correct them"
+        )
+    place = {name: index for index, name in enumerate(classes)}
+    flags = np.zeros((len(rows), len(classes)), np.uint8)
+    for index, labels in enumerate(listed):
+        flags[index, [place[label] for label in labels]] = 1
+    return classes, flags
+
+
+def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
+    """Return the names on disk of the listed images."""
+    counted = Counter(map(normalise_path, given))
+    twice = [name for name, count in counted.items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{path} lists {len(twice)} images more than once: {first_few(twice)}; keep one row "
+            "per image, with all its labels"
+        )
+    on_disk = FolderNames(path.parent)
+    found = [on_disk.find(name) for name in given]
+    missing = [name for name, real in zip(given, found, strict=True) if real is None]
+    if missing:
+        raise ValueError(
+            f"{path} lists {len(missing)} of {len(given)} images that {path.parent} lacks: "
+            f"{first_few(missing)}; the first column must name files relative to that folder"
+        )
+    return tuple(normalise_path(str(name)) for name in found)
