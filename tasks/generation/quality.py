@@ -8,6 +8,7 @@ NeurIPS 2016, https://arxiv.org/abs/1606.03498 (Inception score).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,24 +20,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SIDE = 8  # pixels of the images that the KID of small pixels compares
-BATCH = 50
+BATCH = 50  # images of a pass of the extractor
+ROWS = 1000  # of a kernel's matrix at a time
 SPLITS = 10  # parts of the Inception score
 
 
-def pixel_kid(one: Tensor, other: Tensor) -> float:
+def pixel_kid(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
     """Return the unbiased KID of images, with their pixels at 8 x 8 as features.
 
     It serves tests and small data; it does not compare with published KID.
 
     Args:
-        one: (N, C, H, W).
-        other: (M, C, H, W).
+        one: Images of uint8 (C, H, W), at least 2.
+        other: Further ones.
     """
-    features = [
-        F.interpolate(images.double(), (SIDE, SIDE), mode="area").flatten(1)
-        for images in (one, other)
-    ]
-    return kid(*features)
+    return kid(_small(one), _small(other))
+
+
+def _small(images: Iterable[Tensor]) -> Tensor:
+    """Return pixels from 0 to 1 at 8 x 8, in colours: uint8 (C, H, W) -> (N, 192)."""
+    small = (
+        F.interpolate(image[None].double() / 255, (SIDE, SIDE), mode="area") for image in images
+    )
+    return torch.cat([image.expand(-1, 3, -1, -1).flatten(1) for image in small])
 
 
 def kid(one: Tensor, other: Tensor) -> float:
@@ -47,14 +53,17 @@ def kid(one: Tensor, other: Tensor) -> float:
         other: (M, d), M at least 2.
     """
 
-    def kernel(x: Tensor, y: Tensor) -> Tensor:
-        return (x @ y.T / x.shape[1] + 1) ** 3
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the kernel over all pairs."""
+        parts = [((part @ y.T / x.shape[1] + 1) ** 3).sum() for part in x.split(ROWS)]
+        return torch.stack(parts).sum()
 
     def within(x: Tensor) -> Tensor:
-        values, count = kernel(x, x), len(x)
-        return (values.sum() - values.diag().sum()) / (count * (count - 1))
+        own = ((x.square().sum(1) / x.shape[1] + 1) ** 3).sum()
+        return (total(x, x) - own) / (len(x) * (len(x) - 1))
 
-    return (within(one) + within(other) - 2 * kernel(one, other).mean()).item()
+    between = total(one, other) / (len(one) * len(other))
+    return (within(one) + within(other) - 2 * between).item()
 
 
 class Statistics(NamedTuple):
@@ -128,11 +137,26 @@ def load_extractor(weights: Path) -> Any:
 
 
 @torch.no_grad()
-def extract(extractor: Any, images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return features (N, 2048) and logits (N, 1008) of uint8 images (3, H, W)."""
-    features, logits, waiting = [], [], list(images)
-    for start in range(0, len(waiting), BATCH):
-        one, other = extractor(torch.stack(waiting[start : start + BATCH]))
-        features.append(one)
-        logits.append(other)
+def extract(
+    extractor: Any, images: Iterable[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return features (N, 2048) and logits (N, 1008) of images of one size, on the CPU.
+
+    Args:
+        extractor: See ``load_extractor``.
+        images: Images of uint8 (1 or 3, H, W).
+        device: Device of the extractor.
+
+    Raises:
+        ValueError: The images differ in size.
+    """
+    features, logits, rest = [], [], iter(images)
+    while batch := [image.expand(3, -1, -1) for image in itertools.islice(rest, BATCH)]:
+        sizes = {tuple(image.shape[1:]) for image in batch}
+        if len(sizes) > 1:
+            shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
+            raise ValueError(f"FID compares images of one size; found images of {shown} pixels")
+        one, other = extractor(torch.stack(batch).to(device))
+        features.append(one.cpu())
+        logits.append(other.cpu())
     return torch.cat(features), torch.cat(logits)

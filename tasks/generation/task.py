@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,16 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from backbones.checkpoints.opening import Checkpoint
+from datamodules.files.folders import IMAGE_SUFFIXES
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import check_classes, classes_of
+from tasks.engine.pace import duration
 from tasks.engine.whole_files import whole_file
 from tasks.generation.family import FAMILY
+from tasks.generation.latents import EVERY, write_latents
 from tasks.generation.quality import (
+    Statistics,
     extract,
     fid,
     inception_score,
@@ -27,10 +34,12 @@ from tasks.generation.quality import (
     read_statistics,
     statistics,
 )
+from tasks.generation.records import differences, digest, write_record
 
 SAMPLES, IMAGES = "samples", "images"  # folders of a test's samples and of predicted images
 SHOWN, PER_CLASS = 10, 4  # classes and images per class of the sheet
 SIDE, MARGIN = 64, 2  # pixels
+log = logging.getLogger(__name__).info
 
 
 class GenerationTask(BaseTask):
@@ -110,48 +119,71 @@ class GenerationTask(BaseTask):
         """Return the summed errors and their number."""
         return predictions.double().sum(), torch.tensor(len(predictions))
 
+    def setup(self, stage: str) -> None:
+        """Compute the missing files of ``data.latents`` before they are read."""
+        super().setup(stage)
+        trainer: Any = self.trainer
+        data = getattr(trainer, "datamodule", None)
+        if stage != "predict" and getattr(data, "latents", None) is not None:
+            device = trainer.strategy.root_device
+            write_latents(self.model, data, device, trainer.global_rank, trainer.world_size)
+            trainer.strategy.barrier("latents")
+
     def _compare_samples(self, trainer: Any) -> dict[str, Tensor]:
-        folder = Path(self.samples_folder or Path(trainer.default_root_dir) / SAMPLES)
+        own = Path(trainer.default_root_dir) / SAMPLES
+        folder = own if self.samples_folder is None else Path(self.samples_folder)
+        if trainer.is_global_zero:
+            self.claim_samples(folder, own=folder == own)
+        trainer.strategy.barrier("record of the samples")
         files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
         trainer.strategy.barrier("samples")
-        drawn = torch.stack([_read(file) for file in files])
-        real = self._real_images(trainer.datamodule)
         found: dict[str, float] = {}
-        if real is not None and len(real) > 1:
-            channels = min(real.shape[1], drawn.shape[1])
-            found["kid"] = pixel_kid(*(one[:, :channels].float() / 255 for one in (drawn, real)))
+        real = trainer.datamodule.real_images()
+        if real is not None:
+            found["kid"] = pixel_kid(map(_read, files), real)
         if self.inception:
             extractor = load_extractor(Path(self.inception)).to(self.device)
-            features, logits = extract(extractor, (_colour(one).to(self.device) for one in drawn))
+            features, logits = extract(extractor, map(_read, files), self.device)
             found["is"] = inception_score(logits)
-            found["fid"] = fid(statistics(features), self._reference(extractor, real))
+            wanted = self._reference(extractor, trainer.datamodule)
+            found["fid"] = fid(statistics(features), wanted)
         return {name: torch.tensor(value) for name, value in found.items()}
 
-    def _real_images(self, datamodule: Any) -> Tensor | None:
-        dataset = datamodule.dataset("val")
-        first = dataset[0, 0]["images"]
-        if first.shape[0] not in (1, 3):  # latents
-            return None
-        images = [dataset[0, index]["images"] for index in range(len(dataset))]
-        return torch.stack([to_bytes(image) for image in images])
-
-    def _reference(self, extractor: Any, real: Tensor | None) -> Any:
+    def _reference(self, extractor: Any, data: Any) -> Statistics:
         path = None if self.reference is None else Path(self.reference)
         if path is not None and path.suffix == ".npz":
             return read_statistics(path)
-        if path is not None:
-            files = sorted(
-                one for one in path.rglob("*") if one.suffix in (".png", ".jpg", ".JPEG")
-            )
+        images: Iterator[Tensor] | None
+        if path is None:
+            images = data.real_images()
+        else:
+            files = sorted(one for one in path.rglob("*") if one.suffix.lower() in IMAGE_SUFFIXES)
             if len(files) < 2:
                 raise ValueError(f"task.reference={path} holds {len(files)} images; it needs many")
-            images = [_read(file) for file in files]
-        elif real is not None:
-            images = list(real)
-        else:
+            images = map(_read, files)
+        if images is None:
             raise ValueError("FID needs task.reference=<folder of images or npz of ADM>")
-        colours = (_colour(image).to(self.device) for image in images)
-        return statistics(extract(extractor, colours)[0])
+        return statistics(extract(extractor, images, self.device)[0])
+
+    def claim_samples(self, folder: Path, *, own: bool) -> None:
+        """Record what draws the samples of a folder, so that samples of two models never mix.
+
+        Args:
+            folder: Folder of the samples.
+            own: True for that of the run, whose samples of other weights are removed.
+
+        Raises:
+            ValueError: Another folder holds samples of another model, or of other settings.
+        """
+        made_by = {**self.model.sampling, "weights": digest(self.model.state_dict())}
+        changed = differences(folder, made_by)
+        if changed and not own:
+            raise ValueError(
+                f"task.samples_folder={folder} holds other samples ({changed}); pass another folder"
+            )
+        if changed:
+            shutil.rmtree(folder)
+        write_record(folder, made_by)
 
     @torch.no_grad()
     def draw_samples(self, folder: Path, rank: int = 0, processes: int = 1) -> list[Path]:
@@ -171,10 +203,15 @@ class GenerationTask(BaseTask):
         files = [folder / f"{index:06d}_{label}.png" for index, label in enumerate(labels.tolist())]
         own = range(rank, self.num_samples, processes)
         missing = [index for index in own if not files[index].is_file()]
+        started = shown = time.monotonic()
         for start in range(0, len(missing), self.sample_batch):
             chosen = missing[start : start + self.sample_batch]
             for index, image in zip(chosen, self.model.sample(labels[chosen], chosen), strict=True):
                 _write(files[index], image)
+            now, done = time.monotonic(), start + len(chosen)
+            if rank == 0 and now - shown > EVERY:
+                shown, left = now, (len(missing) - done) * (now - started) / done
+                log(f"{done:,} of {len(missing):,} samples drawn, {duration(left)} left")
         return files
 
     def target_state(self) -> dict[str, Any]:
@@ -250,10 +287,6 @@ def _read(file: Path) -> Tensor:
     with Image.open(file) as image:
         pixels = np.array(image.convert("L" if image.mode == "L" else "RGB"))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
-
-
-def _colour(image: Tensor) -> Tensor:
-    return image.expand(3, -1, -1) if len(image) == 1 else image
 
 
 def sheet(names: Sequence[str], images: Tensor) -> Image.Image:
