@@ -138,6 +138,18 @@ class Generator(Remembering, nn.Module):
         """True if it maps images to latents."""
         return self.__dict__["vae"] is not None
 
+    def check_images(self) -> None:
+        """Check that samples are images.
+
+        Raises:
+            ValueError: They are latents, and the VAE that decodes them is missing.
+        """
+        if not self.has_vae and self.backbone.channels not in (1, 3):
+            raise ValueError(
+                f"samples with {self.backbone.channels} channels are latents; pass head.vae=<folder "
+                "of a diffusers AutoencoderKL> to decode them, or task.num_samples=0 in a training"
+            )
+
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the VAE's means and deviations of images, without its scale.
@@ -311,4 +323,5 @@ def load_vae(path: str) -> Any:
             f"head.vae={path} lacks config.json; pass the folder of a diffusers AutoencoderKL, "
             "such as a copy of stabilityai/sd-vae-ft-ema"
         )
-    return AutoencoderKL.from_pretrained(path, local_files_only=True).eval().requires_grad_(False)
+    vae = AutoencoderKL.from_pretrained(path, local_files_only=True, low_cpu_mem_usage=False)
+    return vae.eval().requires_grad_(False)

@@ -180,7 +180,7 @@ class GenerationDataModule(BaseDataModule):
             image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
         left, top = ((side - size) // 2 for side in image.size)
         pixels = np.asarray(image.crop((left, top, left + size, top + size)))
-        return np.ascontiguousarray(pixels.reshape(size, size, -1).transpose(2, 0, 1))
+        return np.array(pixels.reshape(size, size, -1).transpose(2, 0, 1), order="C")
 
     def build(self) -> dict[Split, SeededDataset]:
         """List the files of both splits."""

@@ -12,6 +12,7 @@ FAMILY = Family(
     metrics=(
         Metric("mse", "mean squared error of the predicted noise or velocity", direction="min"),
         Metric("kid", "KID of small pixels", direction="min"),
+        Metric("recognised", "samples that the classifier recognises in %"),
         Metric("fid", "FID", direction="min", published="fid"),
         Metric("is", "Inception score", published="is"),
     ),

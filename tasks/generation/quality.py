@@ -8,7 +8,9 @@ NeurIPS 2016, https://arxiv.org/abs/1606.03498 (Inception score).
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,25 +117,41 @@ def inception_score(logits: Tensor) -> float:
     return torch.stack(scores).mean().item()
 
 
-def load_extractor(weights: Path) -> Any:
-    """Load torch-fidelity's Inception network.
+def check_extractor(weights: Path) -> None:
+    """Check that torch-fidelity and the weights of its Inception network are there.
 
     Raises:
-        ValueError: torch-fidelity or the weights are missing.
+        ValueError: One of them is missing.
     """
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    except ImportError as error:
-        raise ValueError("FID needs torch-fidelity: pip install torch-fidelity") from error
+    if importlib.util.find_spec("torch_fidelity") is None:
+        raise ValueError("FID needs torch-fidelity: pip install torch-fidelity")
     if not weights.is_file():
         raise ValueError(
             f"task.inception={weights} is not a file; download torch-fidelity's "
             "weights-inception-2015-12-05-6726825d.pth and pass its path"
         )
-    return FeatureExtractorInceptionV3(
-        "inception-v3-compat", ["2048", "logits_unbiased"],
-        feature_extractor_weights_path=str(weights),
-    ).eval()  # fmt: skip
+
+
+def load_extractor(weights: Path) -> Any:
+    """Load torch-fidelity's Inception network.
+
+    Raises:
+        ValueError: torch-fidelity or the weights are missing, or the file holds other weights.
+    """
+    check_extractor(weights)
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    try:
+        torch.load(weights, map_location="cpu", weights_only=True)  # theirs would run its code
+        return FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048", "logits_unbiased"],
+            feature_extractor_weights_path=str(weights),
+        ).eval()  # fmt: skip
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"task.inception={weights} lacks the tensors of torch-fidelity's "
+            "weights-inception-2015-12-05-6726825d.pth; download it again"
+        ) from error
 
 
 @torch.no_grad()

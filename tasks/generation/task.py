@@ -17,15 +17,18 @@ from torchmetrics import MeanMetric
 
 from backbones.checkpoints.opening import Checkpoint
 from datamodules.files.folders import IMAGE_SUFFIXES
+from tasks import load
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import check_classes, classes_of
 from tasks.engine.pace import duration
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.generation.family import FAMILY
 from tasks.generation.latents import EVERY, write_latents
 from tasks.generation.quality import (
     Statistics,
+    check_extractor,
     extract,
     fid,
     inception_score,
@@ -60,6 +63,8 @@ class GenerationTask(BaseTask):
             leaves both out.
         reference: Folder of images, or npz of ADM's evaluator, that FID compares with; None for the
             test images.
+        classifier: Run folder of a classifier of the same classes, which a test gives the samples;
+            None leaves it out.
         **options: Options of ``BaseTask``.
     """
 
@@ -68,6 +73,7 @@ class GenerationTask(BaseTask):
     headline = ("mse",)
     preview_images = SHOWN * PER_CLASS
     why_no_loss = "the error of the predicted noise is a metric"
+    figures_file = "samples.csv"
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class GenerationTask(BaseTask):
         samples_folder: str | None = None,
         inception: str | None = None,
         reference: str | None = None,
+        classifier: str | None = None,
         optimizer: Mapping[str, Any] | None = None,
         schedule: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
@@ -91,13 +98,16 @@ class GenerationTask(BaseTask):
         self.class_names = tuple(class_names)
         self.num_samples, self.sample_batch = num_samples, sample_batch
         self.samples_folder, self.inception, self.reference = samples_folder, inception, reference
+        self.classifier = classifier
         self.errors = MeanMetric().set_dtype(torch.float64)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Return the names of the error and of what compares samples."""
-        compared = ("kid", *(("fid", "is") if self.inception else ())) if self.num_samples else ()
-        return ("mse", *compared)
+        if not self.num_samples:
+            return ("mse",)
+        recognised = ("recognised",) if self.classifier else ()
+        return ("mse", "kid", *recognised, *(("fid", "is") if self.inception else ()))
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Add the errors of a batch."""
@@ -111,6 +121,10 @@ class GenerationTask(BaseTask):
             figures |= self._compare_samples(trainer)
         return figures
 
+    def shown_figures(self, mode: str) -> list[Row]:
+        """Return the metrics of samples with what they are compared with."""
+        return self.class_figures
+
     def reset_metrics(self) -> None:
         """Reset the mean."""
         self.errors.reset()
@@ -120,9 +134,18 @@ class GenerationTask(BaseTask):
         return predictions.double().sum(), torch.tensor(len(predictions))
 
     def setup(self, stage: str) -> None:
-        """Compute the missing files of ``data.latents`` before they are read."""
+        """Check what a test will need; compute the missing files of ``data.latents``."""
         super().setup(stage)
         trainer: Any = self.trainer
+        if stage == "predict":
+            self.model.check_images()
+        if stage in ("fit", "test") and self.num_samples:
+            self.model.check_images()
+            if self.inception:
+                check_extractor(Path(self.inception))
+            for name, path in (("reference", self.reference), ("classifier", self.classifier)):
+                if path is not None and not Path(path).exists():
+                    raise ValueError(f"task.{name}={path} does not exist")
         data = getattr(trainer, "datamodule", None)
         if stage != "predict" and getattr(data, "latents", None) is not None:
             device = trainer.strategy.root_device
@@ -138,16 +161,40 @@ class GenerationTask(BaseTask):
         files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
         trainer.strategy.barrier("samples")
         found: dict[str, float] = {}
-        real = trainer.datamodule.real_images()
+        data = trainer.datamodule
+        compared = {"kid": "validation images", "recognised": self.classifier,
+                    "fid": self.reference or "validation images"}  # fmt: skip
+        real = data.real_images()
         if real is not None:
             found["kid"] = pixel_kid(map(_read, files), real)
+        if self.classifier:
+            found["recognised"] = self._recognised(files, self.classifier)
         if self.inception:
             extractor = load_extractor(Path(self.inception)).to(self.device)
             features, logits = extract(extractor, map(_read, files), self.device)
             found["is"] = inception_score(logits)
-            wanted = self._reference(extractor, trainer.datamodule)
-            found["fid"] = fid(statistics(features), wanted)
+            found["fid"] = fid(statistics(features), self._reference(extractor, data))
+        self.class_figures = [
+            {"metric": name, "value": value, "samples": len(files),
+             "compared with": compared.get(name) or "themselves"}
+            for name, value in found.items()
+        ]  # fmt: skip
         return {name: torch.tensor(value) for name, value in found.items()}
+
+    def _recognised(self, files: Sequence[Path], run: str) -> float:
+        """Return the share of samples, in percent, that a classifier assigns to their class."""
+        classifier = load(run, device=self.device)
+        names = getattr(classifier, "class_names", ())
+        lacking = sorted(set(self.class_names) - set(names))
+        if lacking:
+            raise ValueError(
+                f"task.classifier={run} lacks the class {lacking[0]}; pass a run of "
+                "task=classification on the same classes"
+            )
+        wanted = [self.class_names[int(file.stem.rpartition("_")[2])] for file in files]
+        rows = classifier.stream([str(file) for file in files])
+        hits = [row["classes"][0] == own for row, own in zip(rows, wanted, strict=True)]
+        return 100 * sum(hits) / len(hits)
 
     def _reference(self, extractor: Any, data: Any) -> Statistics:
         path = None if self.reference is None else Path(self.reference)
@@ -245,22 +292,24 @@ class GenerationTask(BaseTask):
             )
         ]  # fmt: skip
 
-    def save_arrays(self, row: Row) -> Row:
-        """Write an image as PNG; return its path in its place."""
-        trainer: Any = self.trainer
-        target = f"{IMAGES}/{row['class']}_{row['seed']:06d}.png"
-        path = Path(trainer.default_root_dir) / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            Image.fromarray(row["pixels"]).save(file, "PNG")
-        return row | {"pixels": target}
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
+        """Return rows with a file in the place of pixels: images/<class>_<seed>.png."""
+        rows = []
+        for row in self.describe(batch, datamodule):
+            target = files.path(IMAGES, f"{row['class']}_{row['seed']:06d}", ".png")
+            with whole_file(target) as file:
+                Image.fromarray(row["pixels"]).save(file, "PNG")
+            rows.append(row | {"pixels": files.relative(target)})
+        return rows
 
     def answer(self, row: Row) -> str:
         """Return the file of an image."""
         return str(row["pixels"])
 
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Draw one sheet with a row per class."""
+        """Draw one sheet with a row per class; latents without a VAE have none."""
+        if not (self.model.has_vae or self.model.backbone.channels in (1, 3)):
+            return []
         count = len(self.class_names)
         spaced = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
         labels = torch.tensor(spaced).repeat_interleave(PER_CLASS)
