@@ -71,6 +71,20 @@ def noisy(clean: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
     return per_input(kept.sqrt(), clean) * clean + per_input((1 - kept).sqrt(), clean) * noise
 
 
+def velocity(clean: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
+    """Return the velocity sqrt(a) noise - sqrt(1 - a) x for the kept shares a (B,).
+
+    Source: Salimans and Ho, "Progressive Distillation for Fast Sampling of Diffusion Models", ICLR
+    2022, https://arxiv.org/abs/2202.00512, App. D.
+    """
+    return noisy(noise, -clean, kept)
+
+
+def noise_of(x: Tensor, velocity: Tensor, kept: Tensor) -> Tensor:
+    """Return the noise that noisy inputs and their velocity stand for."""
+    return noisy(velocity, x, kept)
+
+
 def clean_of(x: Tensor, noise: Tensor, kept: Tensor, clip: bool) -> Tensor:
     """Return the clean input that noisy inputs and their noise stand for."""
     clean = (x - per_input((1 - kept).sqrt(), x) * noise) / per_input(kept.sqrt(), x)

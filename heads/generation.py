@@ -19,17 +19,23 @@ from backbones.options import Remembering, check_value
 from heads.diffusion import (
     TIMES,
     ddim_step,
+    noise_of,
     noisy,
     per_input,
     predicted,
     schedule,
     variational_bound,
+    velocity,
 )
 
 TARGETS = ("Generator",)
 
 Objective = Literal["diffusion", "flow"]
+Prediction = Literal["noise", "velocity"]
 Sampler = Literal["ddpm", "ddim", "euler"]
+SAMPLING = (
+    "objective", "prediction", "sampler", "steps", "guidance", "guided_channels", "clip",
+)  # fmt: skip
 
 
 class Generator(Remembering, nn.Module):
@@ -37,7 +43,9 @@ class Generator(Remembering, nn.Module):
 
     Args:
         backbone: A host for noisy inputs.
-        objective: "diffusion" predicts noise over 1000 steps, "flow" velocities from data to noise.
+        objective: "diffusion" denoises over 1000 steps, "flow" predicts velocities from data to
+            noise.
+        prediction: What diffusion predicts: "noise", or "velocity", which weighs noisy inputs more.
         label_dropout: Share of labels that training replaces by the unknown class.
         sampler: "ddpm" or "ddim" for diffusion, "euler" for flows.
         steps: Steps of the sampler.
@@ -62,6 +70,7 @@ class Generator(Remembering, nn.Module):
         backbone: Backbone,
         *,
         objective: Objective = "diffusion",
+        prediction: Prediction = "noise",
         label_dropout: float = 0.1,
         sampler: Sampler = "ddpm",
         steps: int = 250,
@@ -73,6 +82,7 @@ class Generator(Remembering, nn.Module):
     ) -> None:
         super().__init__()
         check_value("head.objective", objective, Objective)
+        check_value("head.prediction", prediction, Prediction)
         check_value("head.sampler", sampler, Sampler)
         if not isinstance(backbone, DenoisingBackbone):
             raise ValueError(
@@ -82,6 +92,8 @@ class Generator(Remembering, nn.Module):
         if (objective == "flow") != (sampler == "euler"):
             fitting = "euler" if objective == "flow" else "ddpm or ddim"
             raise ValueError(f"head.objective={objective} needs head.sampler={fitting}")
+        if objective == "flow" and prediction != "noise":
+            raise ValueError("head.prediction is an option of head.objective=diffusion")
         if objective == "flow" and backbone.out_channels != backbone.channels:
             raise ValueError("head.objective=flow needs backbone.learn_sigma=false")
         if not 0 <= label_dropout < 1:
@@ -90,6 +102,7 @@ class Generator(Remembering, nn.Module):
             raise ValueError(f"head.steps must be from 1 to {TIMES}, got {steps}")
         self.backbone: DenoisingBackbone = backbone
         self.objective, self.sampler, self.steps = objective, sampler, steps
+        self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
         self.guided_channels, self.latent_scale = guided_channels, latent_scale
         self.full, self.spaced = schedule(), schedule(steps)
@@ -101,18 +114,70 @@ class Generator(Remembering, nn.Module):
         """K."""
         return self.backbone.num_classes
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Options that samples depend on, besides the weights."""
+        names = (
+            "objective",
+            "prediction",
+            "sampler",
+            "steps",
+            "guidance",
+            "guided_channels",
+            "clip",
+        )
+        found = {name: getattr(self, name) for name in names}
+        return found | {"latent_scale": self.latent_scale if self.has_vae else None}
+
     def forward(self, images: Tensor) -> Tensor:
         """Return the prediction at time 0 for an unknown class, as counting runs it."""
         return self.backbone(images)[0]
 
+    @property
+    def has_vae(self) -> bool:
+        """True if it maps images to latents."""
+        return self.__dict__["vae"] is not None
+
+    def check_images(self) -> None:
+        """Check that samples are images.
+
+        Raises:
+            ValueError: They are latents, and the VAE that decodes them is missing.
+        """
+        if not self.has_vae and self.backbone.channels not in (1, 3):
+            raise ValueError(
+                f"samples with {self.backbone.channels} channels are latents; pass head.vae=<folder "
+                "of a diffusers AutoencoderKL> to decode them, or task.num_samples=0 in a training"
+            )
+
     @torch.no_grad()
-    def encode(self, images: Tensor) -> Tensor:
-        """Return what is denoised: latents of images by the VAE, or the inputs themselves."""
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the VAE's means and deviations of images, without its scale.
+
+        Shape: (B, 3, H, W) -> (B, C, h, w) each.
+        """
         vae: Any = self.__dict__["vae"]
-        if vae is None or images.shape[1] == self.backbone.channels:
-            return images
         vae.to(images.device)
-        return vae.encode(images).latent_dist.sample() * self.latent_scale
+        found = vae.encode(images).latent_dist
+        return found.mean, found.std
+
+    def vae_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the VAE by name."""
+        found: dict[str, Tensor] = self.__dict__["vae"].state_dict()
+        return found
+
+    @torch.no_grad()
+    def encode(self, images: Tensor, *, draw: bool) -> Tensor:
+        """Return what is denoised: latents of images by the VAE, or the inputs themselves.
+
+        Args:
+            images: (B, C, H, W).
+            draw: Draw from the VAE's distribution; False takes its mean.
+        """
+        if not self.has_vae or images.shape[1] == self.backbone.channels:
+            return images
+        mean, deviation = self.moments(images)
+        return self.latent_scale * (mean + deviation * torch.randn_like(mean) if draw else mean)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -126,7 +191,7 @@ class Generator(Remembering, nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the losses of ``images`` with ``labels`` at random times."""
-        clean, labels = self.encode(batch["images"]), batch["labels"]
+        clean, labels = self.encode(batch["images"], draw=True), batch["labels"]
         dropped = torch.rand(len(labels), device=labels.device) < self.label_dropout
         labels = labels.masked_fill(dropped, self.num_classes)
         noise = torch.randn_like(clean)
@@ -134,13 +199,29 @@ class Generator(Remembering, nn.Module):
             times = torch.rand(len(clean), device=clean.device)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
-        x = noisy(clean, noise, self.full.kept[step.cpu()])
+        kept = self.full.kept[step.cpu()]
+        x = noisy(clean, noise, kept)
         (output,) = self.backbone(x, step, labels)
-        losses = {"loss_noise": (output[:, : clean.shape[1]] - noise).square().mean()}
+        errors = self._diffusion_errors(output, clean, noise, kept)
+        losses = {f"loss_{self.prediction}": errors.mean()}
         if output.shape[1] > clean.shape[1]:
-            terms = variational_bound(clean, x, output, self.full, step)
+            terms = variational_bound(clean, x, self._noise(x, output, kept), self.full, step)
             losses["loss_variance"] = terms.mean()
         return losses
+
+    def _diffusion_errors(
+        self, output: Tensor, clean: Tensor, noise: Tensor, kept: Tensor
+    ) -> Tensor:
+        """Return the mean squared error of each input (B,)."""
+        wanted = noise if self.prediction == "noise" else velocity(clean, noise, kept)
+        return (output[:, : clean.shape[1]] - wanted).square().flatten(1).mean(1)
+
+    def _noise(self, x: Tensor, output: Tensor, kept: Tensor) -> Tensor:
+        """Return the output with noise in the place of a velocity."""
+        if self.prediction == "noise":
+            return output
+        channels = x.shape[1]
+        return torch.cat([noise_of(x, output[:, :channels], kept), output[:, channels:]], dim=1)
 
     def _flow_errors(self, clean: Tensor, noise: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         share = per_input(times, clean)
@@ -149,11 +230,11 @@ class Generator(Remembering, nn.Module):
 
     @torch.no_grad()
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean squared error of each input's noise or velocity (B,).
+        """Return the mean squared error of each input's prediction (B,).
 
         Noise and time of an input depend on its ``sample_id`` alone, so runs compare.
         """
-        clean, labels = self.encode(batch["images"]), batch["labels"]
+        clean, labels = self.encode(batch["images"], draw=False), batch["labels"]
         numbers = batch["sample_id"].tolist()
         noise = seeded_noise(numbers, clean)
         # Times spread evenly over consecutive inputs.
@@ -161,9 +242,10 @@ class Generator(Remembering, nn.Module):
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
         step = (times * TIMES).long()
-        x = noisy(clean, noise, self.full.kept[step])
+        kept = self.full.kept[step]
+        x = noisy(clean, noise, kept)
         (output,) = self.backbone(x, step.to(clean.device), labels)
-        return (output[:, : clean.shape[1]] - noise).square().flatten(1).mean(1)
+        return self._diffusion_errors(output, clean, noise, kept)
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -190,6 +272,7 @@ class Generator(Remembering, nn.Module):
         for index in reversed(range(self.steps)):
             step = torch.full((len(x),), index)
             output = self.guided(x, spaced.times[step].to(x.device), labels)
+            output = self._noise(x, output, spaced.kept[step])
             if self.sampler == "ddim":
                 noise = output[:, : x.shape[1]]
                 x = ddim_step(x, noise, spaced.kept[step], spaced.kept_before[step], self.clip)
@@ -240,4 +323,5 @@ def load_vae(path: str) -> Any:
             f"head.vae={path} lacks config.json; pass the folder of a diffusers AutoencoderKL, "
             "such as a copy of stabilityai/sd-vae-ft-ema"
         )
-    return AutoencoderKL.from_pretrained(path, local_files_only=True).eval().requires_grad_(False)
+    vae = AutoencoderKL.from_pretrained(path, local_files_only=True, low_cpu_mem_usage=False)
+    return vae.eval().requires_grad_(False)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.files.decoding import load_rgb
 from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 
 MODES = {1: "L", 3: "RGB"}
 LATENTS = ".npy"
+KNOWN = IMAGE_SUFFIXES | {LATENTS}
 
 
 class GenerationDataModule(BaseDataModule):
     """Folders train/<class> and val/<class> of images, or of latents as .npy arrays.
 
-    Images are resized and cropped to a square, and scaled to [-1, 1]. Latents are (C, H, W), or
-    (2 C, H, W): means and deviations of a VAE, from which training draws.
+    Images are resized and cropped to a square, and scaled to [-1, 1]. Latents (C, H, W) are used as
+    they are. Means and deviations of a VAE (2 C, H, W), from which training draws, are multiplied
+    by ``latent_scale``; (2, 2 C, H, W) are those of an image and of its mirror image.
 
     Args:
         root: Folder of train and val.
@@ -31,7 +35,10 @@ class GenerationDataModule(BaseDataModule):
         channels: Channels of the images, 1 or 3.
         latent_channels: Channels that the network sees with a VAE or latents; None without.
         factor: Pixels per latent along a side; 1 without a VAE.
-        flip: Mirror half of the training images; not for latents.
+        flip: Mirror half of the training images; of latents, those with a mirror image.
+        latents: Folder for the latents of the images, which a run with ``head.vae`` computes once;
+            None computes them in each step.
+        latent_scale: Factor of means and deviations.
         draw_classes: Names or numbers of the classes to generate in mode=predict and in pictures;
             None for all.
         draw_count: Images per class.
@@ -56,6 +63,8 @@ class GenerationDataModule(BaseDataModule):
         latent_channels: int | None = 4,
         factor: int = 8,
         flip: bool = True,
+        latents: str | Path | None = None,
+        latent_scale: float = 0.18215,
         draw_classes: Sequence[str | int] | None = None,
         draw_count: int = 4,
         draw_seed: int = 0,
@@ -67,6 +76,10 @@ class GenerationDataModule(BaseDataModule):
             raise ValueError(f"data.channels must be 1 or 3, got {channels}")
         if latent_channels is None and factor != 1:
             raise ValueError("data.factor must be 1 without data.latent_channels")
+        if latents is not None and latent_channels is None:
+            raise ValueError("data.latents needs data.latent_channels, such as 4")
+        self.latents = None if latents is None else Path(latents).expanduser()
+        self.latent_scale = latent_scale
         self.image_size = check_minimum("image_size", image_size, 8)
         self.factor = check_minimum("factor", factor, 1)
         self.channels, self.latent_channels, self.flip = channels, latent_channels, flip
@@ -131,11 +144,43 @@ class GenerationDataModule(BaseDataModule):
             found += [
                 (file, label)
                 for file in files
-                if file.suffix.lower() in IMAGE_SUFFIXES or file.suffix == LATENTS
+                if file.suffix.lower() in KNOWN and not file.name.startswith(".")
             ]
         if not found:
             raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
         return found
+
+    def latent_file(self, image: Path) -> Path | None:
+        """Return the file of an image's latents; None without ``latents``."""
+        if self.latents is None:
+            return None
+        inner = image.relative_to(self.folder)
+        return self.latents / inner.with_name(f"{inner.name}{LATENTS}")
+
+    def images(self) -> list[Path]:
+        """Return the image files of both splits; files of latents are left out."""
+        names = ("train", "val")
+        files = [file for split in names for file, _ in self._list(split)]
+        return [file for file in files if file.suffix != LATENTS]
+
+    def real_images(self) -> Iterator[Tensor] | None:
+        """Yield the validation images as uint8 (C, H, W); None if they are latents."""
+        files = [file for file, _ in self._list("val")]
+        if files[0].suffix == LATENTS:
+            return None
+        return (torch.from_numpy(self.pixels(file)) for file in files)
+
+    def pixels(self, file: Path) -> NDArray[np.uint8]:
+        """Read an image, resized and cropped to a square: (C, H, W)."""
+        size = self.image_size
+        image = load_rgb(file, upright=False).convert(MODES[self.channels])
+        scale = size / min(image.size)
+        if scale != 1:
+            width, height = (max(size, round(scale * side)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
+        left, top = ((side - size) // 2 for side in image.size)
+        pixels = np.asarray(image.crop((left, top, left + size, top + size)))
+        return np.array(pixels.reshape(size, size, -1).transpose(2, 0, 1), order="C")
 
     def build(self) -> dict[Split, SeededDataset]:
         """List the files of both splits."""
@@ -202,38 +247,59 @@ class LabelledImages:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return ``images`` (C, H, W), ``labels`` and ``sample_id``."""
         file, label = self.files[index]
-        images = self._latents(file) if file.suffix == LATENTS else self._image(file)
+        latents = file if file.suffix == LATENTS else self.data.latent_file(file)
+        images = self._image(file) if latents is None else self._latents(latents)
         return {
-            "images": images, "labels": torch.tensor(label), "sample_id": torch.tensor(index),
-        }  # fmt: skip
+            "images": torch.from_numpy(images),
+            "labels": torch.tensor(label),
+            "sample_id": torch.tensor(index),
+        }
 
-    def _image(self, file: Path) -> Tensor:
-        size = self.data.image_size
-        with Image.open(file) as opened:
-            image = opened.convert(MODES[self.data.channels])
-        scale = size / min(image.size)
-        if scale != 1:
-            width, height = (max(size, round(scale * side)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
-        left, top = ((side - size) // 2 for side in image.size)
-        pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.float32)
-        if self.training and self.data.flip and np.random.random() < 0.5:
-            pixels = pixels[:, ::-1]
-        pixels = pixels.reshape(size, size, -1).transpose(2, 0, 1)
-        return torch.from_numpy(np.ascontiguousarray(pixels / 127.5 - 1))
+    def _mirrored(self) -> bool:
+        return self.training and self.data.flip and bool(np.random.random() < 0.5)
 
-    def _latents(self, file: Path) -> Tensor:
-        values = np.load(file, allow_pickle=False).astype(np.float32)
+    def _image(self, file: Path) -> NDArray[np.float32]:
+        pixels = scaled(self.data.pixels(file))
+        return np.ascontiguousarray(pixels[:, :, ::-1]) if self._mirrored() else pixels
+
+    def _latents(self, file: Path) -> NDArray[np.float32]:
+        values = read_latents(file)
         channels, *sides = self.data.input_shape
-        if values.shape == (2 * channels, *sides):
+        moments = (2 * channels, *sides)
+        if values.shape == (2, *moments):
+            values = values[int(self._mirrored())]
+        if values.shape == moments:
             mean, deviation = np.split(values, 2)
-            values = mean + (deviation * np.random.normal(size=mean.shape) if self.training else 0)
+            noise = np.random.normal(size=mean.shape) if self.training else 0.0
+            values = np.asarray(self.data.latent_scale * (mean + deviation * noise), np.float32)
         elif values.shape != (channels, *sides):
             raise ValueError(
                 f"{file} is {values.shape}; latents must be {(channels, *sides)}, or means and "
-                f"deviations {(2 * channels, *sides)}"
+                f"deviations {moments}"
             )
-        return torch.from_numpy(values.astype(np.float32))
+        return values
+
+
+def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Scale pixels from 0 to 255 to values from -1 to 1."""
+    return (pixels / np.float32(127.5) - 1).astype(np.float32)
+
+
+def read_latents(file: Path) -> NDArray[np.float32]:
+    """Read an array of latents as float32.
+
+    Raises:
+        ValueError: The file is missing or damaged.
+    """
+    try:
+        return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{file} is missing; pass head.vae=<folder of a diffusers AutoencoderKL> once, which "
+            "computes the latents"
+        ) from error
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file} is no array of latents ({error}); remove it") from error
 
 
 class Requests:

@@ -10,8 +10,9 @@ FAMILY = Family(
     batch={"images": "(B, C, H, W)", "labels": "(B,)"},
     targets=("classes",),
     metrics=(
-        Metric("mse", "mean squared error of the predicted noise", direction="min"),
+        Metric("mse", "mean squared error of the predicted noise or velocity", direction="min"),
         Metric("kid", "KID of small pixels", direction="min"),
+        Metric("recognised", "samples that the classifier recognises in %"),
         Metric("fid", "FID", direction="min", published="fid"),
         Metric("is", "Inception score", published="is"),
     ),

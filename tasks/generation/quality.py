@@ -8,6 +8,9 @@ NeurIPS 2016, https://arxiv.org/abs/1606.03498 (Inception score).
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,24 +22,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SIDE = 8  # pixels of the images that the KID of small pixels compares
-BATCH = 50
+BATCH = 50  # images of a pass of the extractor
+ROWS = 1000  # of a kernel's matrix at a time
 SPLITS = 10  # parts of the Inception score
 
 
-def pixel_kid(one: Tensor, other: Tensor) -> float:
+def pixel_kid(one: Iterable[Tensor], other: Iterable[Tensor]) -> float:
     """Return the unbiased KID of images, with their pixels at 8 x 8 as features.
 
     It serves tests and small data; it does not compare with published KID.
 
     Args:
-        one: (N, C, H, W).
-        other: (M, C, H, W).
+        one: Images of uint8 (C, H, W), at least 2.
+        other: Further ones.
     """
-    features = [
-        F.interpolate(images.double(), (SIDE, SIDE), mode="area").flatten(1)
-        for images in (one, other)
-    ]
-    return kid(*features)
+    return kid(_small(one), _small(other))
+
+
+def _small(images: Iterable[Tensor]) -> Tensor:
+    """Return pixels from 0 to 1 at 8 x 8, in colours: uint8 (C, H, W) -> (N, 192)."""
+    small = (
+        F.interpolate(image[None].double() / 255, (SIDE, SIDE), mode="area") for image in images
+    )
+    return torch.cat([image.expand(-1, 3, -1, -1).flatten(1) for image in small])
 
 
 def kid(one: Tensor, other: Tensor) -> float:
@@ -47,14 +55,17 @@ def kid(one: Tensor, other: Tensor) -> float:
         other: (M, d), M at least 2.
     """
 
-    def kernel(x: Tensor, y: Tensor) -> Tensor:
-        return (x @ y.T / x.shape[1] + 1) ** 3
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the kernel over all pairs."""
+        parts = [((part @ y.T / x.shape[1] + 1) ** 3).sum() for part in x.split(ROWS)]
+        return torch.stack(parts).sum()
 
     def within(x: Tensor) -> Tensor:
-        values, count = kernel(x, x), len(x)
-        return (values.sum() - values.diag().sum()) / (count * (count - 1))
+        own = ((x.square().sum(1) / x.shape[1] + 1) ** 3).sum()
+        return (total(x, x) - own) / (len(x) * (len(x) - 1))
 
-    return (within(one) + within(other) - 2 * kernel(one, other).mean()).item()
+    between = total(one, other) / (len(one) * len(other))
+    return (within(one) + within(other) - 2 * between).item()
 
 
 class Statistics(NamedTuple):
@@ -106,33 +117,64 @@ def inception_score(logits: Tensor) -> float:
     return torch.stack(scores).mean().item()
 
 
-def load_extractor(weights: Path) -> Any:
-    """Load torch-fidelity's Inception network.
+def check_extractor(weights: Path) -> None:
+    """Check that torch-fidelity and the weights of its Inception network are there.
 
     Raises:
-        ValueError: torch-fidelity or the weights are missing.
+        ValueError: One of them is missing.
     """
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    except ImportError as error:
-        raise ValueError("FID needs torch-fidelity: pip install torch-fidelity") from error
+    if importlib.util.find_spec("torch_fidelity") is None:
+        raise ValueError("FID needs torch-fidelity: pip install torch-fidelity")
     if not weights.is_file():
         raise ValueError(
             f"task.inception={weights} is not a file; download torch-fidelity's "
             "weights-inception-2015-12-05-6726825d.pth and pass its path"
         )
-    return FeatureExtractorInceptionV3(
-        "inception-v3-compat", ["2048", "logits_unbiased"],
-        feature_extractor_weights_path=str(weights),
-    ).eval()  # fmt: skip
+
+
+def load_extractor(weights: Path) -> Any:
+    """Load torch-fidelity's Inception network.
+
+    Raises:
+        ValueError: torch-fidelity or the weights are missing, or the file holds other weights.
+    """
+    check_extractor(weights)
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    try:
+        torch.load(weights, map_location="cpu", weights_only=True)  # theirs would run its code
+        return FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048", "logits_unbiased"],
+            feature_extractor_weights_path=str(weights),
+        ).eval()  # fmt: skip
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"task.inception={weights} lacks the tensors of torch-fidelity's "
+            "weights-inception-2015-12-05-6726825d.pth; download it again"
+        ) from error
 
 
 @torch.no_grad()
-def extract(extractor: Any, images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return features (N, 2048) and logits (N, 1008) of uint8 images (3, H, W)."""
-    features, logits, waiting = [], [], list(images)
-    for start in range(0, len(waiting), BATCH):
-        one, other = extractor(torch.stack(waiting[start : start + BATCH]))
-        features.append(one)
-        logits.append(other)
+def extract(
+    extractor: Any, images: Iterable[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return features (N, 2048) and logits (N, 1008) of images of one size, on the CPU.
+
+    Args:
+        extractor: See ``load_extractor``.
+        images: Images of uint8 (1 or 3, H, W).
+        device: Device of the extractor.
+
+    Raises:
+        ValueError: The images differ in size.
+    """
+    features, logits, rest = [], [], iter(images)
+    while batch := [image.expand(3, -1, -1) for image in itertools.islice(rest, BATCH)]:
+        sizes = {tuple(image.shape[1:]) for image in batch}
+        if len(sizes) > 1:
+            shown = " and ".join(f"{height} x {width}" for height, width in sorted(sizes)[:2])
+            raise ValueError(f"FID compares images of one size; found images of {shown} pixels")
+        one, other = extractor(torch.stack(batch).to(device))
+        features.append(one.cpu())
+        logits.append(other.cpu())
     return torch.cat(features), torch.cat(logits)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,19 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from backbones.checkpoints.opening import Checkpoint
+from datamodules.files.folders import IMAGE_SUFFIXES
+from tasks import load
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import check_classes, classes_of
+from tasks.engine.pace import duration
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.generation.family import FAMILY
+from tasks.generation.latents import EVERY, write_latents
 from tasks.generation.quality import (
+    Statistics,
+    check_extractor,
     extract,
     fid,
     inception_score,
@@ -27,10 +37,12 @@ from tasks.generation.quality import (
     read_statistics,
     statistics,
 )
+from tasks.generation.records import differences, digest, write_record
 
 SAMPLES, IMAGES = "samples", "images"  # folders of a test's samples and of predicted images
 SHOWN, PER_CLASS = 10, 4  # classes and images per class of the sheet
 SIDE, MARGIN = 64, 2  # pixels
+log = logging.getLogger(__name__).info
 
 
 class GenerationTask(BaseTask):
@@ -51,6 +63,8 @@ class GenerationTask(BaseTask):
             leaves both out.
         reference: Folder of images, or npz of ADM's evaluator, that FID compares with; None for the
             test images.
+        classifier: Run folder of a classifier of the same classes, which a test gives the samples;
+            None leaves it out.
         **options: Options of ``BaseTask``.
     """
 
@@ -59,6 +73,7 @@ class GenerationTask(BaseTask):
     headline = ("mse",)
     preview_images = SHOWN * PER_CLASS
     why_no_loss = "the error of the predicted noise is a metric"
+    figures_file = "samples.csv"
 
     def __init__(
         self,
@@ -70,6 +85,7 @@ class GenerationTask(BaseTask):
         samples_folder: str | None = None,
         inception: str | None = None,
         reference: str | None = None,
+        classifier: str | None = None,
         optimizer: Mapping[str, Any] | None = None,
         schedule: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
@@ -82,13 +98,16 @@ class GenerationTask(BaseTask):
         self.class_names = tuple(class_names)
         self.num_samples, self.sample_batch = num_samples, sample_batch
         self.samples_folder, self.inception, self.reference = samples_folder, inception, reference
+        self.classifier = classifier
         self.errors = MeanMetric().set_dtype(torch.float64)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Return the names of the error and of what compares samples."""
-        compared = ("kid", *(("fid", "is") if self.inception else ())) if self.num_samples else ()
-        return ("mse", *compared)
+        if not self.num_samples:
+            return ("mse",)
+        recognised = ("recognised",) if self.classifier else ()
+        return ("mse", "kid", *recognised, *(("fid", "is") if self.inception else ()))
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Add the errors of a batch."""
@@ -102,6 +121,10 @@ class GenerationTask(BaseTask):
             figures |= self._compare_samples(trainer)
         return figures
 
+    def shown_figures(self, mode: str) -> list[Row]:
+        """Return the metrics of samples with what they are compared with."""
+        return self.class_figures
+
     def reset_metrics(self) -> None:
         """Reset the mean."""
         self.errors.reset()
@@ -110,48 +133,104 @@ class GenerationTask(BaseTask):
         """Return the summed errors and their number."""
         return predictions.double().sum(), torch.tensor(len(predictions))
 
+    def setup(self, stage: str) -> None:
+        """Check what a test will need; compute the missing files of ``data.latents``."""
+        super().setup(stage)
+        trainer: Any = self.trainer
+        if stage == "predict":
+            self.model.check_images()
+        if stage in ("fit", "test") and self.num_samples:
+            self.model.check_images()
+            if self.inception:
+                check_extractor(Path(self.inception))
+            for name, path in (("reference", self.reference), ("classifier", self.classifier)):
+                if path is not None and not Path(path).exists():
+                    raise ValueError(f"task.{name}={path} does not exist")
+        data = getattr(trainer, "datamodule", None)
+        if stage != "predict" and getattr(data, "latents", None) is not None:
+            device = trainer.strategy.root_device
+            write_latents(self.model, data, device, trainer.global_rank, trainer.world_size)
+            trainer.strategy.barrier("latents")
+
     def _compare_samples(self, trainer: Any) -> dict[str, Tensor]:
-        folder = Path(self.samples_folder or Path(trainer.default_root_dir) / SAMPLES)
+        own = Path(trainer.default_root_dir) / SAMPLES
+        folder = own if self.samples_folder is None else Path(self.samples_folder)
+        if trainer.is_global_zero:
+            self.claim_samples(folder, own=folder == own)
+        trainer.strategy.barrier("record of the samples")
         files = self.draw_samples(folder, trainer.global_rank, trainer.world_size)
         trainer.strategy.barrier("samples")
-        drawn = torch.stack([_read(file) for file in files])
-        real = self._real_images(trainer.datamodule)
         found: dict[str, float] = {}
-        if real is not None and len(real) > 1:
-            channels = min(real.shape[1], drawn.shape[1])
-            found["kid"] = pixel_kid(*(one[:, :channels].float() / 255 for one in (drawn, real)))
+        data = trainer.datamodule
+        compared = {"kid": "validation images", "recognised": self.classifier,
+                    "fid": self.reference or "validation images"}  # fmt: skip
+        real = data.real_images()
+        if real is not None:
+            found["kid"] = pixel_kid(map(_read, files), real)
+        if self.classifier:
+            found["recognised"] = self._recognised(files, self.classifier)
         if self.inception:
             extractor = load_extractor(Path(self.inception)).to(self.device)
-            features, logits = extract(extractor, (_colour(one).to(self.device) for one in drawn))
+            features, logits = extract(extractor, map(_read, files), self.device)
             found["is"] = inception_score(logits)
-            found["fid"] = fid(statistics(features), self._reference(extractor, real))
+            found["fid"] = fid(statistics(features), self._reference(extractor, data))
+        self.class_figures = [
+            {"metric": name, "value": value, "samples": len(files),
+             "compared with": compared.get(name) or "themselves"}
+            for name, value in found.items()
+        ]  # fmt: skip
         return {name: torch.tensor(value) for name, value in found.items()}
 
-    def _real_images(self, datamodule: Any) -> Tensor | None:
-        dataset = datamodule.dataset("val")
-        first = dataset[0, 0]["images"]
-        if first.shape[0] not in (1, 3):  # latents
-            return None
-        images = [dataset[0, index]["images"] for index in range(len(dataset))]
-        return torch.stack([to_bytes(image) for image in images])
+    def _recognised(self, files: Sequence[Path], run: str) -> float:
+        """Return the share of samples, in percent, that a classifier assigns to their class."""
+        classifier = load(run, device=self.device)
+        names = getattr(classifier, "class_names", ())
+        lacking = sorted(set(self.class_names) - set(names))
+        if lacking:
+            raise ValueError(
+                f"task.classifier={run} lacks the class {lacking[0]}; pass a run of "
+                "task=classification on the same classes"
+            )
+        wanted = [self.class_names[int(file.stem.rpartition("_")[2])] for file in files]
+        rows = classifier.stream([str(file) for file in files])
+        hits = [row["classes"][0] == own for row, own in zip(rows, wanted, strict=True)]
+        return 100 * sum(hits) / len(hits)
 
-    def _reference(self, extractor: Any, real: Tensor | None) -> Any:
+    def _reference(self, extractor: Any, data: Any) -> Statistics:
         path = None if self.reference is None else Path(self.reference)
         if path is not None and path.suffix == ".npz":
             return read_statistics(path)
-        if path is not None:
-            files = sorted(
-                one for one in path.rglob("*") if one.suffix in (".png", ".jpg", ".JPEG")
-            )
+        images: Iterator[Tensor] | None
+        if path is None:
+            images = data.real_images()
+        else:
+            files = sorted(one for one in path.rglob("*") if one.suffix.lower() in IMAGE_SUFFIXES)
             if len(files) < 2:
                 raise ValueError(f"task.reference={path} holds {len(files)} images; it needs many")
-            images = [_read(file) for file in files]
-        elif real is not None:
-            images = list(real)
-        else:
+            images = map(_read, files)
+        if images is None:
             raise ValueError("FID needs task.reference=<folder of images or npz of ADM>")
-        colours = (_colour(image).to(self.device) for image in images)
-        return statistics(extract(extractor, colours)[0])
+        return statistics(extract(extractor, images, self.device)[0])
+
+    def claim_samples(self, folder: Path, *, own: bool) -> None:
+        """Record what draws the samples of a folder, so that samples of two models never mix.
+
+        Args:
+            folder: Folder of the samples.
+            own: True for that of the run, whose samples of other weights are removed.
+
+        Raises:
+            ValueError: Another folder holds samples of another model, or of other settings.
+        """
+        made_by = {**self.model.sampling, "weights": digest(self.model.state_dict())}
+        changed = differences(folder, made_by)
+        if changed and not own:
+            raise ValueError(
+                f"task.samples_folder={folder} holds other samples ({changed}); pass another folder"
+            )
+        if changed:
+            shutil.rmtree(folder)
+        write_record(folder, made_by)
 
     @torch.no_grad()
     def draw_samples(self, folder: Path, rank: int = 0, processes: int = 1) -> list[Path]:
@@ -171,10 +250,15 @@ class GenerationTask(BaseTask):
         files = [folder / f"{index:06d}_{label}.png" for index, label in enumerate(labels.tolist())]
         own = range(rank, self.num_samples, processes)
         missing = [index for index in own if not files[index].is_file()]
+        started = shown = time.monotonic()
         for start in range(0, len(missing), self.sample_batch):
             chosen = missing[start : start + self.sample_batch]
             for index, image in zip(chosen, self.model.sample(labels[chosen], chosen), strict=True):
                 _write(files[index], image)
+            now, done = time.monotonic(), start + len(chosen)
+            if rank == 0 and now - shown > EVERY:
+                shown, left = now, (len(missing) - done) * (now - started) / done
+                log(f"{done:,} of {len(missing):,} samples drawn, {duration(left)} left")
         return files
 
     def target_state(self) -> dict[str, Any]:
@@ -208,22 +292,24 @@ class GenerationTask(BaseTask):
             )
         ]  # fmt: skip
 
-    def save_arrays(self, row: Row) -> Row:
-        """Write an image as PNG; return its path in its place."""
-        trainer: Any = self.trainer
-        target = f"{IMAGES}/{row['class']}_{row['seed']:06d}.png"
-        path = Path(trainer.default_root_dir) / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            Image.fromarray(row["pixels"]).save(file, "PNG")
-        return row | {"pixels": target}
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
+        """Return rows with a file in the place of pixels: images/<class>_<seed>.png."""
+        rows = []
+        for row in self.describe(batch, datamodule):
+            target = files.path(IMAGES, f"{row['class']}_{row['seed']:06d}", ".png")
+            with whole_file(target) as file:
+                Image.fromarray(row["pixels"]).save(file, "PNG")
+            rows.append(row | {"pixels": files.relative(target)})
+        return rows
 
     def answer(self, row: Row) -> str:
         """Return the file of an image."""
         return str(row["pixels"])
 
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Draw one sheet with a row per class."""
+        """Draw one sheet with a row per class; latents without a VAE have none."""
+        if not (self.model.has_vae or self.model.backbone.channels in (1, 3)):
+            return []
         count = len(self.class_names)
         spaced = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})
         labels = torch.tensor(spaced).repeat_interleave(PER_CLASS)
@@ -250,10 +336,6 @@ def _read(file: Path) -> Tensor:
     with Image.open(file) as image:
         pixels = np.array(image.convert("L" if image.mode == "L" else "RGB"))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
-
-
-def _colour(image: Tensor) -> Tensor:
-    return image.expand(3, -1, -1) if len(image) == 1 else image
 
 
 def sheet(names: Sequence[str], images: Tensor) -> Image.Image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from heads.point_segmentation import IGNORED
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several
+from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.point_segmentation.family import FAMILY
 from tasks.point_segmentation.pictures import UNKNOWN, draw_cloud, palette
@@ -119,22 +119,22 @@ class PointSegmentationTask(ClassesTask):
                 self.class_names[label]: round(share, 6)
                 for label, share in zip(classes.tolist(), shares, strict=True)
             }
-            number = int(batch["sample_id"][index])
-            rows.append({"image": name, "shares": named, "labels": found.numpy(), "number": number})
+            rows.append({"image": name, "shares": named, "labels": found.numpy()})
         return rows
 
-    def save_arrays(self, row: Row) -> Row:
-        """Write a cloud with its predicted labels as a ply file; return its path in their place."""
-        trainer: Any = self.trainer
-        cloud = trainer.datamodule.predicted_cloud(row["number"])
-        target = f"{CLOUDS}/{row['number']:04d}_{Path(row['image']).stem}.ply"
-        path = Path(trainer.default_root_dir) / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        colours = palette(len(self.class_names))[row["labels"]]
+    def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
+        """Return rows with a ply file in the place of labels: clouds/<name>.ply."""
+        colours = palette(len(self.class_names))
         comments = [f"class {index} {name}" for index, name in enumerate(self.class_names)]
-        with whole_file(path) as file:
-            write_ply(file, cloud.coord, colours, row["labels"], comments)
-        return {key: value for key, value in row.items() if key != "number"} | {"labels": target}
+        rows = []
+        described = self.describe(batch, datamodule)
+        for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
+            cloud = datamodule.predicted_cloud(number)
+            target = files.path(CLOUDS, row["image"], ".ply")
+            with whole_file(target) as file:
+                write_ply(file, cloud.coord, colours[row["labels"]], row["labels"], comments)
+            rows.append(row | {"labels": files.relative(target)})
+        return rows
 
     def answer(self, row: Row) -> str:
         """Return the classes with their shares of the points, the largest first."""
@@ -147,8 +147,9 @@ class PointSegmentationTask(ClassesTask):
         """Draw each cloud's colours, labels if known, and prediction, from two views."""
         colours = palette(len(self.class_names))
         pictures = []
-        for row in self.describe(batch, datamodule):
-            cloud = datamodule.predicted_cloud(row["number"])
+        described = self.describe(batch, datamodule)
+        for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
+            cloud = datamodule.predicted_cloud(number)
             shown = {} if cloud.color is None else {"colours": cloud.color.astype(np.uint8)}
             present = set(row["labels"].tolist())
             if cloud.labels is not None:

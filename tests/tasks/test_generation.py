@@ -1,6 +1,8 @@
 """Diffusion, flows, samples and their figures; runs of task=generation."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,17 +11,20 @@ from PIL import Image
 from scipy.linalg import sqrtm
 
 from backbones import create_backbone
-from datamodules.generation.images import GenerationDataModule
+from datamodules.generation.images import GenerationDataModule, LabelledImages, scaled
 from heads.diffusion import (
     clean_of,
     ddim_step,
+    noise_of,
     noisy,
     posterior,
     predicted,
     schedule,
     variational_bound,
+    velocity,
 )  # fmt: skip
 from heads.generation import Generator
+from tasks.generation.latents import write_latents
 from tasks.generation.quality import fid, inception_score, kid, load_extractor, statistics
 from tasks.generation.task import GenerationTask, sheet, to_bytes
 from tests.runs import composed, run_here, run_shared
@@ -45,6 +50,7 @@ def test_the_schedule_and_its_steps_equal_their_formulas():
     clean, noise = torch.randn(5, 1, 2, 2).double(), torch.randn(5, 1, 2, 2).double()
     x = noisy(clean, noise, few.kept)
     torch.testing.assert_close(clean_of(x, noise, few.kept, clip=False), clean)
+    torch.testing.assert_close(noise_of(x, velocity(clean, noise, few.kept), few.kept), noise)
     before = ddim_step(x, noise, few.kept, few.kept_before, clip=False)
     torch.testing.assert_close(before, noisy(clean, noise, few.kept_before))
     with pytest.raises(ValueError, match="steps must be from 1 to 1000, got 0"):
@@ -100,8 +106,8 @@ def test_samplers_equal_those_of_diffusers(sampler):
 @pytest.mark.parametrize(
     "options",
     [{}, {"sampler": "ddpm"}, {"sampler": "ddpm", "learn_sigma": True},
-     {"objective": "flow", "sampler": "euler"}],
-    ids=["ddim", "ddpm", "learnt", "flow"],
+     {"prediction": "velocity"}, {"objective": "flow", "sampler": "euler"}],
+    ids=["ddim", "ddpm", "learnt", "velocity", "flow"],
 )  # fmt: skip
 def test_samples_depend_on_label_and_seed_alone(options):
     model = generator(**options)
@@ -202,8 +208,99 @@ def test_folders_of_images_and_latents(tmp_path):
         np.save(file.with_suffix(".npy"), np.ones((8, 2, 2), dtype=np.float32))
     latents = GenerationDataModule(tmp_path, image_size=16, **own)
     latents.setup()
-    assert latents.dataset("val")[0, 0]["images"].tolist() == np.ones((4, 2, 2)).tolist()
-    assert not torch.equal(latents.dataset("train")[0, 0]["images"], torch.ones(4, 2, 2))
+    mean = torch.full((4, 2, 2), 0.18215)
+    torch.testing.assert_close(latents.dataset("val")[0, 0]["images"], mean)
+    assert not torch.equal(latents.dataset("train")[0, 0]["images"], mean)
+    assert latents.real_images() is None
+    for file in tmp_path.rglob("*.npy"):
+        np.save(file, np.full((4, 2, 2), 3.0, dtype=np.float16))  # drawn and scaled by the user
+    assert latents.dataset("train")[0, 0]["images"].tolist() == np.full((4, 2, 2), 3.0).tolist()
+
+
+class ToyVAE(torch.nn.Module):
+    """The interface of a diffusers AutoencoderKL: means of 8 x 8 pixels, and their deviations."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.tensor(2.0))
+
+    def encode(self, images):
+        mean = torch.nn.functional.avg_pool2d(images, 8) * self.gain
+        mean = torch.cat([mean, mean[:, :1]], dim=1)
+        return SimpleNamespace(latent_dist=SimpleNamespace(mean=mean, std=torch.ones_like(mean)))
+
+    def decode(self, latents):
+        return SimpleNamespace(
+            sample=latents[:, :3].repeat_interleave(8, 2).repeat_interleave(8, 3)
+        )
+
+
+def folders_of_images(root):
+    generator = np.random.default_rng(0)
+    for split, name in itertools.product(("train", "val"), ("cat", "dog")):
+        (root / split / name).mkdir(parents=True)
+        pixels = generator.integers(0, 255, (16, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / split / name / "a.png")
+    return root
+
+
+def latent_generator():
+    host = create_backbone("dit_tiny", channels=4, num_classes=2, img_size=2, fast=False)
+    model = Generator(host)
+    model.__dict__["vae"] = ToyVAE()
+    return model
+
+
+def test_latents_are_computed_once_and_read(tmp_path):
+    root, folder = folders_of_images(tmp_path / "images"), tmp_path / "latents"
+    data = GenerationDataModule(
+        root, image_size=16, batch_size=2, num_workers=0, latents=folder, latent_scale=0.5
+    )
+    data.setup()
+    with pytest.raises(ValueError, match=r"a\.png\.npy is missing; pass head\.vae="):
+        data.dataset("val")[0, 0]
+    model, device = latent_generator(), torch.device("cpu")
+    write_latents(model, data, device, rank=1, processes=2)
+    assert len(list(folder.rglob("*.npy"))) == 2  # the half of the second process
+    write_latents(model, data, device)
+    times = {file: file.stat().st_mtime_ns for file in folder.rglob("*.npy")}
+    assert len(times) == 4
+    write_latents(model, data, device)
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*.npy")} == times
+    image = torch.from_numpy(scaled(data.pixels(root / "val" / "cat" / "a.png")))[None]
+    wanted = 0.5 * model.moments(image)[0][0]
+    torch.testing.assert_close(data.dataset("val")[0, 0]["images"], wanted, rtol=1e-3, atol=1e-3)
+    image = torch.from_numpy(scaled(data.pixels(root / "train" / "cat" / "a.png")))[None]
+    views = torch.stack([model.moments(view)[0][0] for view in (image, image.flip(3))])
+    train = LabelledImages(data, [(root / "train" / "cat" / "a.png", 0)], training=True)
+    drawn = torch.stack([train[0]["images"] / 0.5 for _ in range(200)])
+    torch.testing.assert_close(drawn.mean(0), views.mean(0), rtol=0, atol=0.5)
+    stored = np.load(folder / "train" / "cat" / "a.png.npy")
+    np.testing.assert_allclose(stored[:, :4], views.detach().numpy(), rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        model.__dict__["vae"].gain.fill_(3.0)
+    with pytest.raises(ValueError, match=r"holds other latents \(vae \w+ there and \w+ here\)"):
+        write_latents(model, data, device)
+
+
+def test_the_vae_is_drawn_from_in_training_alone():
+    model, images = latent_generator(), torch.rand(2, 3, 16, 16)
+    one, other = model.encode(images, draw=False), model.encode(images, draw=False)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, model.encode(images, draw=True))
+    assert model.decode(one).shape == images.shape
+
+
+def test_samples_of_two_models_never_mix(tmp_path):
+    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2)
+    task.claim_samples(tmp_path, own=False)
+    task.claim_samples(tmp_path, own=False)
+    other = GenerationTask(generator(guidance=4.0), ["a", "b", "c"], num_samples=2)
+    with pytest.raises(ValueError, match=r"other samples \(guidance 1\.5 there and 4\.0 here\)"):
+        other.claim_samples(tmp_path, own=False)
+    (tmp_path / "000000_1.png").touch()
+    other.claim_samples(tmp_path, own=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["made_by.json"]
 
 
 def test_the_published_recipe():

@@ -305,7 +305,8 @@ def print_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the metrics of each class."""
     first, *others = rows[0]
     records = [dict(row) for row in rows]
-    forms = {name: "{:,}" if isinstance(rows[0][name], int) else "{:.4g}" for name in others}
+    kinds = {int: "{:,}", str: "{}"}
+    forms = {name: kinds.get(type(rows[0][name]), "{:.4g}") for name in others}
     columns = {first: (first, "{}")} | {name: (name, form) for name, form in forms.items()}
     tables.write(records, "table", columns)
 

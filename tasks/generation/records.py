@@ -1,0 +1,45 @@
+"""Records of what made the files of a folder, so that files of different origin never mix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasks.engine.whole_files import write_whole
+
+RECORD = "made_by.json"
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return 16 digits that tell sets of tensors apart."""
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(name.encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def differences(folder: Path, made_by: Mapping[str, Any]) -> str:
+    """Return how the record of a folder differs, in words; empty if it agrees or is missing."""
+    try:
+        found = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return ""
+    return ", ".join(
+        f"{name} {found.get(name)} there and {value} here"
+        for name, value in made_by.items()
+        if found.get(name) != value
+    )
+
+
+def write_record(folder: Path, made_by: Mapping[str, Any]) -> None:
+    """Write what makes the files of a folder; a missing folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / RECORD, json.dumps(made_by, indent=1) + "\n")
