@@ -13,7 +13,7 @@ Axes: B sequences, L tokens, C channels.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, FeatureInfo, HostConfig, Mixer, PointwiseMixer, Slot, fill
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
-from backbones.hosts.scaffolds.text import check_sequences, fit_to_sequences, real_tokens
+from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
@@ -111,16 +111,20 @@ class TextBlock(nn.Module):
         self.norm1, self.norm2 = (nn.LayerNorm(dim, eps=eps) for _ in range(2))
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(rate) if rate else nn.Identity()
+        self.by_length: set[str] = set()  # slots of mixers that read padding
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply token and channel mixer, each with its shortcut: (B, L, C) -> (B, L, C)."""
-        if isinstance(self.attn, Mixer):
-            y = self.attn(x.unsqueeze(1)).squeeze(1)
-        else:
-            y = self.attn(x, mask)
+        y = self._mix("attn", x, mask) if isinstance(self.attn, Mixer) else self.attn(x, mask)
         x = self.norm1(x + self.drop_path(self.drop(y)))
-        y = self.mlp(x.unsqueeze(1)).squeeze(1)
-        return self.norm2(x + self.drop_path(self.drop(y)))
+        return self.norm2(x + self.drop_path(self.drop(self._mix("mlp", x, mask))))
+
+    def _mix(self, slot: str, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Apply a mixer to a map of one row: (B, L, C) -> (B, L, C)."""
+        mixer = getattr(self, slot)
+        if slot in self.by_length and mask is not None:
+            return mix_by_length(mixer, x, mask)
+        return mixer(x.unsqueeze(1)).squeeze(1)
 
 
 class TextEncoder(Backbone):
@@ -171,16 +175,16 @@ class TextEncoder(Backbone):
         )  # fmt: skip
         self.pooler = None if causal else nn.Linear(dim, dim)
         self.apply(_init)
-        for index, block in enumerate(self.blocks):
+        for index, part in enumerate(self.blocks):
+            block = cast("TextBlock", part)
             slot = Slot(dim, RATIO, (1, config.img_size[1]), 0, index, dense=config.dense)
             for name, factory in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
                 fill(block, name, factory, slot)
                 if factory is None:
                     continue
-                mixer = getattr(block, name)
-                fit_to_sequences(mixer, causal)
-                if not index:
-                    check_sequences(mixer, dim, causal)
+                kind: Kind = "channel" if name == "mlp" else "token"
+                if fit_to_texts(getattr(block, name), kind, dim, causal):
+                    block.by_length.add(name)
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, L) of the map for tokens (B, L)."""
