@@ -58,6 +58,7 @@ GPT_NAMES = {
     r"h\.(\d+)\.mlp\.c_fc\.": r"blocks.\1.mlp.fc1.",
     r"h\.(\d+)\.mlp\.c_proj\.": r"blocks.\1.mlp.fc2.",
 }
+ADDED_WORDS = 3  # of GPT's fine-tuning: start, delimiter and end
 HEADS = ("cls.", "classifier.", "lm_head.", "multiple_choice_head.", "qa_outputs.")
 
 
@@ -223,7 +224,10 @@ class TextEncoder(Backbone):
         self, images: Tensor, segments: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Return the pooled first token of BERT, or the last real one of GPT: (B, L) -> (B, C)."""
-        x = self.encode(images, segments, mask)
+        return self.pool(self.encode(images, segments, mask), mask)
+
+    def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the embedding of the last block's output: (B, L, C) -> (B, C)."""
         if self.pooler is not None:
             return torch.tanh(self.pooler(x[:, 0]))
         if mask is None:
@@ -235,6 +239,7 @@ class TextEncoder(Backbone):
         """Map the names of transformers to ours, and leave out its heads; ours pass unchanged."""
         names = GPT_NAMES if self.causal else BERT_NAMES
         converted: dict[str, Tensor] = {}
+        own = self.words.weight.detach()
         for key, value in state_dict.items():
             plain = re.sub(r"^(bert|transformer)\.", "", key)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -244,6 +249,10 @@ class TextEncoder(Backbone):
                 converted |= _parts(re.sub(*found[0], plain), value, self.causal)
             elif not plain.startswith(HEADS) and not plain.endswith(("position_ids", "attn.bias")):
                 converted[key] = value
+        words = converted.get("words.weight")
+        if self.causal and words is not None and len(own) - len(words) == ADDED_WORDS:
+            # The tokens of fine-tuning, which GPT-1's files lack, keep their random values.
+            converted["words.weight"] = torch.cat([words, own[len(words) :].to(words)])
         return converted
 
 

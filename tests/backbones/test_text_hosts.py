@@ -134,6 +134,16 @@ def test_files_of_transformers_load(name):
     assert all(torch.equal(converted[key], value) for key, value in state.items())
 
 
+def test_gpts_files_lack_the_tokens_of_fine_tuning():
+    made = host("gpt_tiny")
+    own = made.state_dict()["words.weight"].clone()
+    given = theirs_gpt(made.state_dict())
+    given["tokens_embed.weight"] = given["tokens_embed.weight"][:-3] + 1
+    found = made.convert_state_dict(given)["words.weight"]
+    assert torch.equal(found[:-3], own[:-3] + 1)
+    assert torch.equal(found[-3:], own[-3:])
+
+
 def test_bert_equals_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
