@@ -13,7 +13,7 @@ Axes: B sequences, L tokens, C channels.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ from backbones.base import (
     fill,
 )
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
-from backbones.hosts.scaffolds.text import check_sequences, fit_to_sequences, real_tokens
+from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
@@ -68,6 +68,7 @@ GPT_NAMES = {
     r"h\.(\d+)\.mlp\.c_fc\.": r"blocks.\1.mlp.fc1.",
     r"h\.(\d+)\.mlp\.c_proj\.": r"blocks.\1.mlp.fc2.",
 }
+ADDED_WORDS = 3  # of GPT's fine-tuning: start, delimiter and end
 HEADS = ("cls.", "classifier.", "lm_head.", "multiple_choice_head.", "qa_outputs.")
 
 
@@ -121,16 +122,20 @@ class TextBlock(nn.Module):
         self.norm1, self.norm2 = (nn.LayerNorm(dim, eps=eps) for _ in range(2))
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(rate) if rate else nn.Identity()
+        self.by_length: set[str] = set()  # slots of mixers that read padding
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Apply token and channel mixer, each with its shortcut: (B, L, C) -> (B, L, C)."""
-        if isinstance(self.attn, Mixer):
-            y = self.attn(x.unsqueeze(1)).squeeze(1)
-        else:
-            y = self.attn(x, mask)
+        y = self._mix("attn", x, mask) if isinstance(self.attn, Mixer) else self.attn(x, mask)
         x = self.norm1(x + self.drop_path(self.drop(y)))
-        y = self.mlp(x.unsqueeze(1)).squeeze(1)
-        return self.norm2(x + self.drop_path(self.drop(y)))
+        return self.norm2(x + self.drop_path(self.drop(self._mix("mlp", x, mask))))
+
+    def _mix(self, slot: str, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Apply a mixer to a map of one row: (B, L, C) -> (B, L, C)."""
+        mixer = getattr(self, slot)
+        if slot in self.by_length and mask is not None:
+            return mix_by_length(mixer, x, mask)
+        return mixer(x.unsqueeze(1)).squeeze(1)
 
 
 class TextEncoder(Backbone):
@@ -181,16 +186,23 @@ class TextEncoder(Backbone):
         )  # fmt: skip
         self.pooler = None if causal else nn.Linear(dim, dim)
         self.apply(_init)
-        for index, block in enumerate(self.blocks):
+        for index, part in enumerate(self.blocks):
+            block = cast("TextBlock", part)
             slot = Slot(dim, RATIO, (1, config.img_size[1]), 0, index, dense=config.dense)
             for name, typed in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
                 fill(block, name, typed, slot)
                 if factory_at(typed, slot) is None:
                     continue
+<<<<<<< HEAD
                 mixer = getattr(block, name)
                 fit_to_sequences(mixer, causal)
                 if not index or isinstance(typed, SlotMixers):
                     check_sequences(mixer, dim, causal)
+=======
+                kind: Kind = "channel" if name == "mlp" else "token"
+                if fit_to_texts(getattr(block, name), kind, dim, causal):
+                    block.by_length.add(name)
+>>>>>>> lang
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, L) of the map for tokens (B, L)."""
@@ -229,7 +241,10 @@ class TextEncoder(Backbone):
         self, images: Tensor, segments: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Return the pooled first token of BERT, or the last real one of GPT: (B, L) -> (B, C)."""
-        x = self.encode(images, segments, mask)
+        return self.pool(self.encode(images, segments, mask), mask)
+
+    def pool(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the embedding of the last block's output: (B, L, C) -> (B, C)."""
         if self.pooler is not None:
             return torch.tanh(self.pooler(x[:, 0]))
         if mask is None:
@@ -241,6 +256,7 @@ class TextEncoder(Backbone):
         """Map the names of transformers to ours, and leave out its heads; ours pass unchanged."""
         names = GPT_NAMES if self.causal else BERT_NAMES
         converted: dict[str, Tensor] = {}
+        own = self.words.weight.detach()
         for key, value in state_dict.items():
             plain = re.sub(r"^(bert|transformer)\.", "", key)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -250,6 +266,10 @@ class TextEncoder(Backbone):
                 converted |= _parts(re.sub(*found[0], plain), value, self.causal)
             elif not plain.startswith(HEADS) and not plain.endswith(("position_ids", "attn.bias")):
                 converted[key] = value
+        words = converted.get("words.weight")
+        if self.causal and words is not None and len(own) - len(words) == ADDED_WORDS:
+            # The tokens of fine-tuning, which GPT-1's files lack, keep their random values.
+            converted["words.weight"] = torch.cat([words, own[len(words) :].to(words)])
         return converted
 
 

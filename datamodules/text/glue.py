@@ -6,7 +6,7 @@ Understanding", ICLR 2019, https://arxiv.org/abs/1804.07461.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.text.wordpiece import CLASS, SEPARATOR, WordPiece
+from datamodules.text.tokenizers import (
+    Tokenizer,
+    cut_to,
+    join_texts,
+    pad_texts,
+    read_tokenizer,
+)
 
 MOST_TOKENS = 512
 
@@ -33,6 +39,7 @@ class GlueSet:
         metrics: Names of its metrics; see ``tasks.glue.metrics``.
         dev: Endings of the files to validate with.
         header: True if the first line names the columns.
+        symmetric: True if the order of the two texts is meaningless.
     """
 
     folder: str
@@ -42,6 +49,7 @@ class GlueSet:
     metrics: tuple[str, ...]
     dev: tuple[str, ...] = ("dev",)
     header: bool = True
+    symmetric: bool = False
 
 
 BINARY = ("0", "1")
@@ -50,10 +58,12 @@ ENTAILS = ("entailment", "not_entailment")
 SETS = {
     "cola": GlueSet("CoLA", (3,), 1, BINARY, ("matthews",), header=False),
     "sst2": GlueSet("SST-2", ("sentence",), "label", BINARY, ("accuracy",)),
-    "mrpc": GlueSet("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
-    "stsb": GlueSet("STS-B", PAIR, "score", (), ("pearson", "spearman")),
+    "mrpc": GlueSet("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1"),
+                    symmetric=True),
+    "stsb": GlueSet("STS-B", PAIR, "score", (), ("pearson", "spearman"), symmetric=True),
     "qqp": GlueSet(
-        "QQP", ("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1")
+        "QQP", ("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"),
+        symmetric=True,
     ),
     "mnli": GlueSet(
         "MNLI", PAIR, "gold_label", ("contradiction", "entailment", "neutral"), ("accuracy",),
@@ -134,8 +144,11 @@ class GlueDataModule(BaseDataModule):
     Args:
         root: Folder of the set, or of GLUE with the set's folder in it.
         set: Name of the set: cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte.
-        tokenizer: Folder with BERT's vocab.txt; None for ``root``.
-        lower: Lower the case and drop accents, as BERT's uncased models do.
+        tokenizer: Folder with BERT's vocab.txt, or GPT-1's vocab.json and merges.txt; None for
+            ``root``.
+        lower: Lower the case and drop accents, as BERT's uncased models do; GPT-1's always do.
+        both_orders: For pairs without an order (MRPC, QQP, STS-B), also encode the second text
+            first, as GPT-1 does; the head adds the embeddings of both.
         max_tokens: Most tokens of a text or pair; longer ones are cut, the longer text first.
         batch_size: Texts per training batch and process.
         **options: Of ``BaseDataModule``.
@@ -155,6 +168,7 @@ class GlueDataModule(BaseDataModule):
         set: str = "cola",
         tokenizer: str | Path | None = None,
         lower: bool = True,
+        both_orders: bool = False,
         max_tokens: int = 128,
         batch_size: int = 32,
         **options: Any,
@@ -168,7 +182,8 @@ class GlueDataModule(BaseDataModule):
             raise ValueError(f"data.max_tokens must be at most {MOST_TOKENS}, got {max_tokens}")
         self.tokenizer_folder = None if tokenizer is None else Path(tokenizer).expanduser()
         self.lower = lower
-        self._tokenizer: WordPiece | None = None
+        self.swaps = both_orders and self.kind.symmetric
+        self._tokenizer: Tokenizer | None = None
         self.class_names = self.kind.classes
 
     @property
@@ -177,13 +192,13 @@ class GlueDataModule(BaseDataModule):
         inner = self.folder / self.kind.folder
         return inner if inner.is_dir() else self.folder
 
-    def tokenizer(self) -> WordPiece:
+    def tokenizer(self) -> Tokenizer:
         """Return the tokenizer, read once."""
         if self._tokenizer is None:
             if self.tokenizer_folder is None:
                 self.prepare_data()
             folder = self.tokenizer_folder or self.set_folder
-            self._tokenizer = WordPiece.from_folder(folder, self.lower)
+            self._tokenizer = read_tokenizer(folder, self.lower)
         return self._tokenizer
 
     @property
@@ -297,39 +312,14 @@ class Texts:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of an example."""
         example = self.examples[index]
-        numbers = self.tokenizer.numbers
-        parts = cut_to([self.tokenizer.encode(text) for text in example.texts],
-                       self.data.max_tokens - len(example.texts) - 1)  # fmt: skip
-        tokens, segments = [numbers[CLASS]], [0]
-        for segment, part in enumerate(parts):
-            tokens += [*part, numbers[SEPARATOR]]
-            segments += [segment] * (len(part) + 1)
-        sample = {
-            "tokens": torch.tensor(tokens), "segments": torch.tensor(segments),
-            "mask": torch.ones(len(tokens), dtype=torch.bool),
-        }  # fmt: skip
+        room = self.data.max_tokens - len(example.texts) - 1
+        parts = cut_to([self.tokenizer.encode(text) for text in example.texts], room)
+        sample = join_texts(self.tokenizer, parts)
+        if self.data.swaps:
+            swapped = join_texts(self.tokenizer, parts[::-1])
+            sample |= {f"{name}_swapped": value for name, value in swapped.items()}
         if example.label is not None:
             sample["labels"] = torch.tensor(example.label)
         return sample | {
             "group": torch.tensor(self.groups[index]), "sample_id": torch.tensor(index),
         }  # fmt: skip
-
-
-def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
-    """Cut the ends of texts, the longer one first, until both have ``most`` tokens together."""
-    parts = [list(part) for part in parts]
-    while sum(map(len, parts)) > most:
-        max(parts, key=len).pop()
-    return parts
-
-
-def pad_texts(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return a batch: shorter texts end with padding, token 0, whose mask is False."""
-    length = max(len(sample["tokens"]) for sample in samples)
-    batch = {}
-    for name in samples[0]:
-        values = [sample[name] for sample in samples]
-        if values[0].ndim:
-            values = [torch.nn.functional.pad(one, (0, length - len(one))) for one in values]
-        batch[name] = torch.stack(values)
-    return batch

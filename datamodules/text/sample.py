@@ -1,7 +1,8 @@
-"""Sample data: sentences of a small grammar, right or wrong, in CoLA's format."""
+"""Sample data: sentences of a grammar, right or wrong, in CoLA's format; right ones as text."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 from datamodules.base import check_minimum
 from datamodules.files.cache import cache_root
 from datamodules.sample.datamodules import SampleDataModule
+from datamodules.text.corpus import CorpusDataModule
 from datamodules.text.glue import GlueDataModule
+from datamodules.text.tokenizers import Tokenizer, read_tokenizer
 from datamodules.text.wordpiece import VOCABULARY, train_vocabulary
 
 VOCABULARY_SIZE = 400
+CORPUS, CORPUS_SENTENCES = "corpus.txt", 20_000
 NOUNS = ("dog", "cat", "bird", "girl", "boy", "teacher", "doctor", "singer", "farmer", "painter",
          "student", "writer")  # fmt: skip
 VERBS = ("chase", "see", "like", "help", "call", "follow", "greet", "draw", "answer", "know")
@@ -52,28 +56,89 @@ class SampleGlue(SampleDataModule, GlueDataModule):
             "dev": check_minimum("num_val", num_val, 2),
         }
         self.sample_seed = check_minimum("sample_seed", sample_seed, 0)
-        self.set_name = f"grammar2-{num_train}-{num_val}-seed{sample_seed}"
+        self.set_name = set_name(self.sentences, sample_seed)
 
     def write(self, folder: Path) -> None:
-        """Write both tsv files, corpus.txt of right sentences, and the tokenizer's vocab.txt."""
-        random = np.random.default_rng(self.sample_seed)
-        seen: set[str] = set()
-        texts: list[str] = []
-        for name, count in self.sentences.items():
-            lines: list[str] = []
-            while len(lines) < count:
-                label = len(lines) % 2
-                text = make_sentence(random, right=bool(label))
-                if text in seen:
-                    continue
+        """Write the files of ``write_grammar``."""
+        write_grammar(folder, self.sentences, self.sample_seed)
+
+
+class SampleCorpus(SampleDataModule, CorpusDataModule):
+    """Right sentences of the grammar to pretrain on, with the tokenizer of ``SampleGlue``.
+
+    Args:
+        root: Folder of all sample datasets; None means ``$MIXERLAB_CACHE`` or
+            ``~/.cache/mixerlab``.
+        num_train: Of ``SampleGlue``, whose files have the same tokenizer.
+        num_val: Of ``SampleGlue``.
+        sample_seed: Seed of the generated sentences.
+        options: Options of ``CorpusDataModule``.
+    """
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        num_train: int = 4000,
+        num_val: int = 500,
+        sample_seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(None, **options)
+        self.base = Path(root).expanduser() if root is not None else cache_root()
+        self.sentences = {
+            "train": check_minimum("num_train", num_train, 2),
+            "dev": check_minimum("num_val", num_val, 2),
+        }
+        self.sample_seed = check_minimum("sample_seed", sample_seed, 0)
+        self.set_name = set_name(self.sentences, sample_seed)
+
+    def write(self, folder: Path) -> None:
+        """Write the files of ``write_grammar``."""
+        write_grammar(folder, self.sentences, self.sample_seed)
+
+    def files(self) -> tuple[Path, Path | None]:
+        """Return the file of right sentences."""
+        return self.folder / CORPUS, None
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the sample set's tokenizer, or that of ``data.tokenizer``."""
+        if self._tokenizer is None and self.tokenizer_folder is None:
+            self.prepare_data()
+            self._tokenizer = read_tokenizer(self.folder)
+        return super().tokenizer()
+
+
+def set_name(sentences: Mapping[str, int], seed: int) -> str:
+    """Return the name of the folder of ``write_grammar``."""
+    return f"grammar3-{sentences['train']}-{sentences['dev']}-seed{seed}"
+
+
+def write_grammar(folder: Path, sentences: Mapping[str, int], seed: int) -> None:
+    """Write train.tsv and dev.tsv, corpus.txt of further right sentences, and vocab.txt.
+
+    Args:
+        folder: An empty folder.
+        sentences: Number of sentences by file.
+        seed: Seed of all of them.
+    """
+    random = np.random.default_rng(seed)
+    seen: set[str] = set()
+    texts: dict[str, list[str]] = {}
+    for name, count in {**sentences, CORPUS: CORPUS_SENTENCES}.items():
+        found = texts.setdefault(name, [])
+        while len(found) < count:
+            text = make_sentence(random, right=name == CORPUS or len(found) % 2 == 1)
+            if text not in seen:
                 seen.add(text)
-                lines.append(f"grammar\t{label}\t{'' if label else '*'}\t{text}")
-                if name == "train":
-                    texts.append(text)
-            (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-        (folder / "corpus.txt").write_text("\n".join(texts[1::2]) + "\n")
-        pieces = train_vocabulary(texts, VOCABULARY_SIZE)
-        (folder / VOCABULARY).write_text("\n".join(pieces) + "\n")
+                found.append(text)
+    for name in sentences:
+        marks = [(number % 2, text) for number, text in enumerate(texts[name])]
+        lines = [f"grammar\t{label}\t{'' if label else '*'}\t{text}" for label, text in marks]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    (folder / CORPUS).write_text("\n".join(texts[CORPUS]) + "\n")
+    pieces = train_vocabulary(texts["train"], VOCABULARY_SIZE)
+    (folder / VOCABULARY).write_text("\n".join(pieces) + "\n")
 
 
 def make_sentence(random: np.random.Generator, right: bool) -> str:

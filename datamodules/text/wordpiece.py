@@ -49,7 +49,7 @@ def _stands_alone(letter: str, kind: str) -> bool:
 
 
 class WordPiece:
-    """Tokenizer by a vocabulary, whose pieces inside a word begin with ##.
+    """BERT's tokenizer by a vocabulary, whose pieces inside a word begin with ##.
 
     Args:
         pieces: The vocabulary in order.
@@ -66,6 +66,9 @@ class WordPiece:
         missing = [token for token in SPECIAL if token not in self.numbers]
         if missing:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        self.start, self.separator, self.end, self.mask = (
+            self.numbers[token] for token in (CLASS, SEPARATOR, SEPARATOR, MASK)
+        )
         self._cut = functools.lru_cache(maxsize=100_000)(self._cut_word)
 
     @classmethod
@@ -78,7 +81,8 @@ class WordPiece:
         file = folder / VOCABULARY
         if not file.is_file():
             raise FileNotFoundError(
-                f"{file} is missing; pass data.tokenizer=<folder with BERT's {VOCABULARY}>"
+                f"{file} is missing; pass data.tokenizer=<folder with BERT's {VOCABULARY}, or "
+                "GPT's vocab.json and merges.txt>"
             )
         return cls(file.read_text(encoding="utf-8").splitlines(), lower)
 
@@ -88,6 +92,10 @@ class WordPiece:
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text's pieces, without special tokens."""
         return [number for word in split_words(text, self.lower) for number in self._cut(word)]
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """Return pieces as text, in lower case if the tokenizer lowers it."""
+        return " ".join(self.pieces[number] for number in numbers).replace(" ##", "")
 
     def _cut_word(self, word: str) -> tuple[int, ...]:
         found: list[int] = []

@@ -1,4 +1,4 @@
-"""Understanding of language: the sets of GLUE."""
+"""Understanding of language: the sets of GLUE, and pretraining on text."""
 
 from tasks.engine.family import Counted, Family, Metric, Published
 
@@ -9,6 +9,7 @@ METRICS = {
     "matthews": "Matthews correlation in %",
     "pearson": "Pearson correlation in %",
     "spearman": "Spearman correlation in %",
+    "words": "accuracy of predicted words in %",
 }
 
 FAMILY = Family(
@@ -17,7 +18,7 @@ FAMILY = Family(
     modality="text",
     unit="texts",
     batch={
-        "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)", "labels": "(B,)",
+        "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)",
     },
     targets=("classes",),
     metrics=(

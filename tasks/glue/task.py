@@ -11,17 +11,19 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from backbones.checkpoints.opening import Checkpoint
+from heads.language_model import LanguageModel
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import check_classes
 from tasks.glue.answers import Answers
 from tasks.glue.family import FAMILY, METRICS
+from tasks.glue.words import describe_words, word_answer
 
 WIDTH, LINE, LETTERS = 860, 18, 90  # pixels, pixels, letters of a text that is drawn
 
 
 class GlueTask(BaseTask):
-    """Fine-tuning on a set of GLUE; ``score`` is the mean of the set's metrics, in percent.
+    """Fine-tuning on a set of GLUE, or pretraining; ``score`` is the mean metric in percent.
 
     Args:
         model: See ``BaseTask``.
@@ -66,8 +68,8 @@ class GlueTask(BaseTask):
 
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Keep answers and labels."""
-        guesses = predictions.argmax(1) if self.class_names else predictions.squeeze(1)
-        self.answers.update(guesses.float(), batch["labels"].float(), batch["group"])
+        guesses, labels, groups = self.model.answers(batch, predictions)
+        self.answers.update(guesses.float(), labels.float(), groups)
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the metrics in percent; of MNLI those of the matched part, and ``mismatched``."""
@@ -87,7 +89,8 @@ class GlueTask(BaseTask):
 
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the summed loss and the number of texts."""
-        losses = self.model.losses(predictions, batch["labels"]).double()
+        language = isinstance(self.model, LanguageModel)
+        losses = self.model.losses(predictions, batch if language else batch["labels"]).double()
         return losses.sum(), torch.tensor(len(losses), device=losses.device)
 
     def target_state(self) -> dict[str, Any]:
@@ -107,11 +110,14 @@ class GlueTask(BaseTask):
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per text ``image``, its name, ``texts``, and an answer.
 
-        The answer is ``class`` with its ``share``, or ``score``.
+        The answer is ``class`` with its ``share``, or ``score``; of a language model, see
+        ``describe_words``.
         """
+        names = input_names(batch, datamodule, "text")
+        if isinstance(self.model, LanguageModel):
+            return describe_words(self.model, batch, names, datamodule)
         rows = []
         predicted = self.model.predict(batch)
-        names = input_names(batch, datamodule, "text")
         numbers = batch["sample_id"].tolist()
         for name, number, logits in zip(names, numbers, predicted, strict=True):
             row: Row = {"image": name, "texts": list(datamodule.predicted_texts(number).texts)}
@@ -124,7 +130,9 @@ class GlueTask(BaseTask):
         return rows
 
     def answer(self, row: Row) -> str:
-        """Return the class with its share, or the score."""
+        """Return the class with its share, the score, or the guessed words."""
+        if "words" in row:
+            return word_answer(row)
         if "score" in row:
             return f"{row['score']:.3f}"
         return f"{row['class']} ({100 * row['share']:.1f} %)"
@@ -141,6 +149,8 @@ class GlueTask(BaseTask):
                 truth = self.class_names[int(labels[index])]
                 right = truth == row["class"]
                 text += f", labelled {truth}"
+            elif "truth" in row:
+                right = row["words"] == row["truth"]
             elif labels is not None:
                 text += f", labelled {labels[index].item():.2f}"
             colour = "black" if right else "firebrick"
@@ -164,7 +174,7 @@ def measure(name: str, guesses: Tensor, labels: Tensor) -> float:
         labels: (N,).
     """
     guesses, labels = guesses.double(), labels.double()
-    if name == "accuracy":
+    if name in ("accuracy", "words"):
         return (guesses == labels).double().mean().item()
     if name == "f1":
         hits = ((guesses == 1) & (labels == 1)).sum().item()

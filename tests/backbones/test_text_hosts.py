@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backbones import create_backbone
+from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
 from tests.references import text as plain
@@ -19,6 +19,14 @@ def randomised(module):
             value.copy_(0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype))
             if "norm" in name.lower() and name.endswith("weight"):
                 value.add_(1)
+    return module
+
+
+def perturbed(module):
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(0.05 * torch.randn(value.shape, generator=generator).to(value))
     return module
 
 
@@ -126,6 +134,16 @@ def test_files_of_transformers_load(name):
     assert all(torch.equal(converted[key], value) for key, value in state.items())
 
 
+def test_gpts_files_lack_the_tokens_of_fine_tuning():
+    made = host("gpt_tiny")
+    own = made.state_dict()["words.weight"].clone()
+    given = theirs_gpt(made.state_dict())
+    given["tokens_embed.weight"] = given["tokens_embed.weight"][:-3] + 1
+    found = made.convert_state_dict(given)["words.weight"]
+    assert torch.equal(found[:-3], own[:-3] + 1)
+    assert torch.equal(found[-3:], own[-3:])
+
+
 def test_bert_equals_that_of_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -193,13 +211,54 @@ def test_counts():
     }  # fmt: skip
 
 
-def test_mixers_that_read_padding_are_refused():
-    with pytest.raises(ValueError, match="reads padding, so it does not fit this text network"):
-        create_backbone("bert_tiny", img_size=16, vocabulary=WORDS, token_mixer="attention")
-    with pytest.raises(ValueError, match="reads later tokens"):
+MIXERS = [("token_mixer", name) for name in list_mixers("token")] + [
+    ("mixer", name) for name in list_mixers("channel")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "name"), MIXERS, ids=lambda one: one)
+def test_more_padding_changes_no_embedding(option, name):
+    made = create_backbone("bert_tiny", img_size=16, vocabulary=WORDS, **{option: name})
+    made = perturbed(made.eval())
+    with torch.no_grad():
+        tokens, _, mask = texts()
+        mask[0, 7:] = False
+        wanted = made.embed(tokens, None, mask)
+        more = torch.cat([tokens, torch.randint(0, WORDS, (2, 6))], 1)
+        padded = made.embed(more, None, torch.cat([mask, torch.zeros(2, 6).bool()], 1))
+        torch.testing.assert_close(padded, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(made.embed(tokens[1:, :6])[0], wanted[1], rtol=1e-4, atol=1e-4)
+
+
+def test_attention_as_a_mixer_equals_that_of_bert():
+    own = host("bert_tiny")
+    made = host("bert_tiny", token_mixer={"name": "attention", "num_heads": 4})
+    made.load_state_dict(own.state_dict(), strict=False)
+    for new, old in zip(made.blocks, own.blocks, strict=True):
+        new.attn.query.proj.load_state_dict(old.attn.query.state_dict())
+        new.attn.leave.proj.load_state_dict(old.attn.proj.state_dict())
+        for name in ("weight", "bias"):
+            parts = [getattr(part, name) for part in (old.attn.key, old.attn.value)]
+            getattr(new.attn.memory.proj, name).data = torch.cat(parts).detach()
+    given = texts()
+    torch.testing.assert_close(made.encode(*given)[given[2]], own.encode(*given)[given[2]])
+
+
+def test_mixers_that_read_later_tokens_are_refused():
+    with pytest.raises(
+        ValueError, match="reads later tokens, so it does not fit this causal"
+    ) as no:
         create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="attention")
-    made = create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="sep_conv")
-    assert made.embed(texts()[0]).shape == (2, 64)
+    fitting = str(no.value).partition("pass one of ")[2].split(", ")
+    assert {"sep_conv", "gated_conv", "identity"} <= set(fitting)
+    assert "retention" not in fitting
+    for name in fitting:
+        made = create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer=name)
+        made = perturbed(made.double().eval())
+        tokens, later = texts()[0], texts()[0]
+        later[:, 5:] = (later[:, 5:] + 1) % WORDS
+        changed = made.encode(later)[:, :5] - made.encode(tokens)[:, :5]
+        assert changed.abs().max() < 1e-6, name
     with pytest.raises(ValueError, match=r"has 512 positions, fewer than 600 tokens"):
         create_backbone("bert_tiny", img_size=600)
 

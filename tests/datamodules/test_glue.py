@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.glue import SETS, GlueDataModule, cut_to, read_examples
+from datamodules.text.glue import SETS, GlueDataModule, read_examples
 from datamodules.text.sample import SampleGlue, make_sentence
+from datamodules.text.tokenizers import cut_to
 from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words, train_vocabulary
 
 OWN = {"batch_size": 2, "num_workers": 0}

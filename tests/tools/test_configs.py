@@ -97,9 +97,12 @@ def test_every_head_and_dataset_is_for_some_task():
     assert set(options("task")) == set(TASKS)
 
 
+TASKS_OF = {"mlm": "glue"}  # of protocols for other tasks than transfer
+
+
 @pytest.mark.parametrize("protocol", options("protocol"))
 def test_every_protocol(protocol):
-    config = composed("task=transfer", f"protocol={protocol}")
+    config = composed(f"task={TASKS_OF.get(protocol, 'transfer')}", f"protocol={protocol}")
     check_config(config)
     assert config["protocol"] == protocol
 

@@ -1,30 +1,37 @@
-"""Mixers on padded sequences: kernels along a row of tokens that skip padding or look back only.
+"""Mixers on padded sequences: padding changes no real token, and causal networks look back only.
 
 A sequence (B, L, C) is a map of one row. Mixers are built for one row, with 1 x k kernels. Before
 each such kernel the padded tokens are set to zero; for causal networks its zeros are all at the
-left, so that no token sees a later one.
+left, so that no token sees a later one. Mixers that read padding in another way, such as attention,
+mix the texts of each length apart from the others.
 
 Axes: B sequences, L tokens, C channels, k length of a kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, class_name
+from backbones.base import Mixer, Slot, class_name
+from backbones.options import keywords
+from backbones.registry import find_mixer, list_mixers
 
 REAL: ContextVar[Tensor | None] = ContextVar("REAL", default=None)
-TRIED, REAL_TRIED = 8, 5  # tokens of a trial, and those that are not padding
+TRIED, REAL_TRIED = 24, 5  # tokens of a trial, and those that are not padding
+Kind = Literal["channel", "token"]
+LISTED_DIM = 64  # width of the mixers that a message lists
 
 
-@contextmanager
+@contextlib.contextmanager
 def real_tokens(mask: Tensor | None) -> Iterator[None]:
     """Tell the kernels within the context which tokens are real: (B, L), or None for all."""
     token = REAL.set(mask)
@@ -48,7 +55,8 @@ class RowInput:
         """Zero the padded tokens, and add zeros before the row."""
         x, mask = given[0], REAL.get()
         last = x.shape[1] == 1  # (B, 1, L, C), else (B, C, 1, L)
-        if mask is not None:
+        # A mixer that has changed the number of tokens is found by its trial.
+        if mask is not None and mask.shape[1] == x.shape[2 if last else 3]:
             x = x * (mask[:, None, :, None] if last else mask[:, None, None, :]).to(x.dtype)
         if self.before:
             x = F.pad(x, (0, 0, self.before, 0) if last else (self.before, 0))
@@ -67,34 +75,96 @@ def fit_to_sequences(mixer: nn.Module, causal: bool) -> None:
         part.register_forward_pre_hook(RowInput(before))
 
 
-def check_sequences(mixer: Mixer, dim: int, causal: bool) -> None:
-    """Refuse a mixer that lets real tokens depend on padding, or on later tokens if ``causal``.
+def fit_to_texts(mixer: Mixer, kind: Kind, dim: int, causal: bool) -> bool:
+    """Fit a mixer to padded texts; return True if it must mix them by ``mix_by_length``.
 
-    It mixes random tokens twice, with other ones in the padding.
+    A trial mixes random tokens with padding and without, by perturbed weights: those of an
+    initialised mixer may be zero.
+
+    Args:
+        mixer: The mixer, built for one row.
+        kind: "token" or "channel".
+        dim: C.
+        causal: The network is causal.
 
     Raises:
-        ValueError: The outputs of real tokens differ, or the mixer cannot run on a row.
+        ValueError: The mixer cannot run on a row, or reads later tokens in a causal network.
     """
+    fit_to_sequences(mixer, causal)
     if next(mixer.parameters(), torch.empty(0)).is_meta:
-        return
-    training = mixer.training
+        return False  # networks without weights are counted only
+    try:
+        fits = _ignores_padding(mixer, dim, causal)
+    except RuntimeError as error:
+        raise ValueError(f"{class_name(mixer)} cannot mix a row of tokens: {error}") from error
+    if fits or not causal:
+        return not fits
+    raise ValueError(
+        f"{class_name(mixer)} reads later tokens, so it does not fit this causal network; pass one "
+        f"of {', '.join(list_causal(kind))}"
+    )
+
+
+def list_causal(kind: Kind) -> list[str]:
+    """Return the names of the mixers that fit causal networks, found by trials of all."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        return [
+            name
+            for name in list_mixers(kind)
+            if all(_looks_back(name, block) for block in (0, 1))  # some alternate their direction
+        ]
+
+
+def _looks_back(name: str, block: int) -> bool:
+    build = find_mixer(name).build
+    slot = Slot(LISTED_DIM, 4.0, (1, TRIED), 0, block, dense=False)
+    given = {"slot": slot, "grid": slot.grid}
+    mixer = build(slot.dim, **{key: given[key] for key in given.keys() & keywords(build)})
+    mixer.built_for = slot.grid
+    mixer.narrow()
+    fit_to_sequences(mixer, causal=True)
+    try:
+        return _ignores_padding(mixer, LISTED_DIM, causal=True)
+    except RuntimeError:
+        return False
+
+
+def _ignores_padding(mixer: nn.Module, dim: int, causal: bool) -> bool:
+    """Return True if real tokens are independent of padding, or of later tokens if ``causal``."""
     device = next((p.device for p in mixer.parameters()), torch.device("cpu"))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        one = torch.randn(2, 1, TRIED, dim, device=device)
-        other = one.clone()
-        other[:, :, REAL_TRIED:] = torch.randn_like(other[:, :, REAL_TRIED:])
+        tried = copy.deepcopy(mixer).eval()
+        for parameter in tried.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        x = torch.randn(2, 1, TRIED, dim, device=device)
         mask = torch.ones(2, TRIED, dtype=torch.bool, device=device)
         mask[:, REAL_TRIED:] = causal  # later tokens are real where only their order protects
-        mixer.eval()
-        try:
-            with real_tokens(mask):
-                first, second = (mixer(x)[:, :, :REAL_TRIED] for x in (one, other))
-        finally:
-            mixer.train(training)
-    if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
-        what = "later tokens" if causal else "padding"
-        raise ValueError(
-            f"{class_name(mixer)} reads {what}, so it does not fit this text network; use a mixer "
-            "of single tokens or with depthwise convolutions, such as glu or afbo"
-        )
+        with real_tokens(mask):
+            padded = tried(x)[:, :, :REAL_TRIED]
+        alone = tried(x[:, :, :REAL_TRIED])
+    return torch.allclose(padded, alone, rtol=1e-4, atol=1e-5)
+
+
+def mix_by_length(mixer: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+    """Mix the texts of each length in a row of their own, without padding.
+
+    Any mixer ignores padding in this way, for one call per length in the batch.
+
+    Args:
+        mixer: Of maps (B, 1, L, C).
+        x: Texts (B, L, C).
+        mask: True for real tokens (B, L), which come first.
+
+    Returns:
+        (B, L, C), with zeros in the padding.
+    """
+    lengths = mask.sum(1)
+    parts, order = [], []
+    with real_tokens(None):
+        for length in lengths.unique().tolist():
+            rows = (lengths == length).nonzero().squeeze(1)
+            mixed = mixer(x[rows, :length].unsqueeze(1)).squeeze(1)
+            parts.append(F.pad(mixed, (0, 0, 0, x.shape[1] - length)))
+            order.append(rows)
+    return torch.cat(parts)[torch.cat(order).argsort()]

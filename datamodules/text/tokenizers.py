@@ -1,0 +1,67 @@
+"""The tokenizer of a local folder, and texts as rows of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from datamodules.text.byte_pairs import MERGES, NUMBERS, BytePairs
+from datamodules.text.wordpiece import MASK, VOCABULARY, WordPiece
+
+Tokenizer = WordPiece | BytePairs
+
+
+def read_tokenizer(folder: Path, lower: bool = True) -> Tokenizer:
+    """Read BERT's tokenizer (vocab.txt), or GPT-1's (vocab.json and merges.txt).
+
+    Raises:
+        FileNotFoundError: The folder holds neither.
+    """
+    is_gpt = (folder / NUMBERS).is_file() and (folder / MERGES).is_file()
+    if is_gpt and not (folder / VOCABULARY).is_file():
+        return BytePairs.from_folder(folder)
+    return WordPiece.from_folder(folder, lower)
+
+
+def join_texts(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """Return ``tokens``, ``segments`` and ``mask`` (L,) of encoded texts with special tokens."""
+    tokens, segments = [tokenizer.start], [0]
+    for segment, part in enumerate(parts):
+        last = segment == len(parts) - 1
+        tokens += [*part, tokenizer.end if last else tokenizer.separator]
+        segments += [segment] * (len(part) + 1)
+    return {
+        "tokens": torch.tensor(tokens), "segments": torch.tensor(segments),
+        "mask": torch.ones(len(tokens), dtype=torch.bool),
+    }  # fmt: skip
+
+
+def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the numbers of a text's pieces, in which [MASK] is a token of its own."""
+    if tokenizer.mask is None or MASK not in text:
+        return tokenizer.encode(text)
+    first, *others = (tokenizer.encode(part) for part in text.split(MASK))
+    return [*first, *(number for part in others for number in (tokenizer.mask, *part))]
+
+
+def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
+    """Cut the ends of texts, the longer one first, until both have ``most`` tokens together."""
+    parts = [list(part) for part in parts]
+    while sum(map(len, parts)) > most:
+        max(parts, key=len).pop()
+    return parts
+
+
+def pad_texts(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return a batch: shorter texts end with padding, token 0, whose mask is False."""
+    length = max(len(sample["tokens"]) for sample in samples)
+    batch = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        if values[0].ndim:
+            values = [torch.nn.functional.pad(one, (0, length - len(one))) for one in values]
+        batch[name] = torch.stack(values)
+    return batch

@@ -1,0 +1,49 @@
+"""Predicted words of texts, for ``protocol=mlm``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from heads.language_model import LanguageModel
+from tasks.engine.batches import Row
+
+
+def describe_words(
+    model: LanguageModel, batch: Mapping[str, Tensor], names: Sequence[str], datamodule: Any
+) -> list[Row]:
+    """Return per text ``image``, its name, ``texts``, the guessed ``words``, and the ``truth``.
+
+    Of BERT, ``texts`` shows the masks, and words that a user masked have no ``truth``. Of GPT,
+    ``words`` has a guess after each token.
+    """
+    tokenizer = datamodule.tokenizer()
+    guesses = model.predict(batch).argmax(1).tolist()
+    given = batch["tokens" if model.backbone.causal else "masked"]
+    _, words = model.predicted(batch)
+    rows = []
+    for index, name in enumerate(names):
+        count = int(words[index].sum())
+        own, guesses = guesses[:count], guesses[count:]
+        truth = batch["tokens"][index][words[index]].tolist()
+        text = given[index][batch["mask"][index]].tolist()[1:-1]
+        row: Row = {
+            "image": name,
+            "texts": [tokenizer.decode(text)],
+            "words": [tokenizer.pieces[number] for number in own],
+        }
+        if tokenizer.mask not in truth:
+            row["truth"] = [tokenizer.pieces[number] for number in truth]
+        rows.append(row)
+    return rows
+
+
+def word_answer(row: Row) -> str:
+    """Return the guessed words as a line."""
+    shown = " ".join(row["words"])
+    if "truth" not in row:
+        return shown
+    right = sum(one == other for one, other in zip(row["words"], row["truth"], strict=True))
+    return f"{right} of {len(row['words'])} right: {shown}"
