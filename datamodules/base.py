@@ -132,6 +132,10 @@ class BaseDataModule(LightningDataModule):
             if self.predict_path is not None:
                 self.set_predict_inputs(self.predict_path)
 
+    def measured_options(self) -> dict[str, Any]:
+        """Return the options that were measured on the training data; known after ``setup``."""
+        return {}
+
     @property
     def backbone_arguments(self) -> dict[str, Any]:
         """Options of a backbone that the data decide, such as the number of variables."""

@@ -258,7 +258,7 @@ def count_model(
     # fvcore runs the model, so it needs weights; the other rules only need shapes.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
         model = build(config, "head", backbone=create_backbone(name, **built), **counted.targets)
-    shape = counted.shape or (3, *size)
+    shape = counted.shape or (built.get("in_chans", 3), *size)
     return count_parameters(model), count_macs(model, rule=rule, shape=shape)
 
 

@@ -66,7 +66,7 @@ def count_macs(
             that runs on meta tensors.
         image_size: Side or (H, W) in pixels.
         rule: "macs", "fvcore" or "torchprofile"; see their functions.
-        shape: Shape of one input instead of an image's (3, H, W), such as (C, L) of a signal.
+        shape: Shape of one input instead of an image's (C, H, W), such as (C, L) of a signal.
 
     Raises:
         ValueError: Unknown rule, "fvcore" without fvcore or without weights, or a model on the meta
@@ -75,12 +75,17 @@ def count_macs(
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    shape = (3, *size) if shape is None else tuple(shape)
+    shape = (channels_of(model), *size) if shape is None else tuple(shape)
     with _usual_algorithms():
         if not isinstance(model, nn.Module):
             return RULES[rule](model, shape)
         with _evaluating(model):
             return RULES[rule](model, shape)
+
+
+def channels_of(model: Model) -> int:
+    """Return the channels of the images that a network with a backbone takes; 3 for others."""
+    return int(getattr(getattr(model, "backbone", model), "in_chans", 3))
 
 
 def count_products(model: Model, shape: Shape) -> int:

@@ -83,7 +83,7 @@ def reached_by_any(backbone: Backbone, size: tuple[int, int], like: Tensor) -> T
     generator = torch.Generator().manual_seed(SEED)
     reached = None
     for _ in range(TRIES):
-        image = torch.randn(1, 3, *size, generator=generator).to(like)
+        image = torch.randn(1, backbone.in_chans, *size, generator=generator).to(like)
         found = reached_patches(backbone, image, side)
         reached = found if reached is None else reached | found
         if reached.all():
@@ -94,7 +94,8 @@ def reached_by_any(backbone: Backbone, size: tuple[int, int], like: Tensor) -> T
 
 def tells_images_apart(backbone: Backbone, size: tuple[int, int], like: Tensor) -> bool:
     """Return True if two noise images have different embeddings."""
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(SEED)).to(like)
+    generator = torch.Generator().manual_seed(SEED)
+    images = torch.randn(2, backbone.in_chans, *size, generator=generator).to(like)
     with torch.no_grad():
         read = classifier_inputs(backbone, images)
     return all(not torch.equal(one[0], one[1]) for one in read)

@@ -145,7 +145,7 @@ def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
         return {}
     like = next(network.parameters())
     with evaluating(network), watch(network, list(units.values())) as calls:
-        network(like.new_zeros(1, 3, *image_size))
+        network(like.new_zeros(1, getattr(network, "in_chans", 3), *image_size))
     sizes = {}
     for name, relation in relations.items():
         height, width = calls[units[name]][0].inputs[0].shape[1:3]

@@ -28,9 +28,10 @@ from datamodules.dense.toolkit_data import (
     check_not_thin,
     parse_size,
 )
+from datamodules.files.bands import read_shape
 from datamodules.files.decoding import UPRIGHT
 from datamodules.files.folders import first_few
-from datamodules.files.headers import read_header
+from datamodules.files.headers import Header, read_header
 from datamodules.files.integers import format_value, integer_list
 from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
 from datamodules.loading.sampling import SeededDataset
@@ -110,6 +111,14 @@ class SegmentationDataModule(DenseDataModule):
         self._grey: list[str] = []  # masks with three equal channels
 
     @property
+    def head_arguments(self) -> dict[str, Any]:
+        """The number of classes, and the statistics of bands."""
+        if self.bands is None:
+            return super().head_arguments
+        known = self.known_statistics()
+        return super().head_arguments | {"mean": known.mean, "std": known.std}
+
+    @property
     def metainfo(self) -> dict[str, Any]:
         """Classes and colours: of the masks, of the dataset, or generated."""
         info = super().metainfo
@@ -138,6 +147,7 @@ class SegmentationDataModule(DenseDataModule):
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and wrap mmseg's datasets."""
         pairs = self.pairs()
+        self.measure_bands([str(pair.image) for pair in pairs["train"]])
         masks = [pair.mask for split in SPLITS for pair in pairs[split]]
         assert isinstance(self.code, MaskCode)
         if self.colors is None:
@@ -169,7 +179,7 @@ class SegmentationDataModule(DenseDataModule):
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             image, mask = info["img_path"], info["seg_map_path"]
-            width, height, orientation = read_header(image, upright=True)
+            width, height, orientation = self._header(image)
             own = read_header(mask, upright=True)
             if UPRIGHT != orientation != own.orientation:
                 self._rotated.append(image)
@@ -183,6 +193,12 @@ class SegmentationDataModule(DenseDataModule):
                 seen.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
 
         return check
+
+    def _header(self, image: str) -> Header:
+        if self.bands is None:
+            return read_header(image, upright=True)
+        height, width = read_shape(image, self.bands)
+        return Header(width, height, UPRIGHT)
 
     def notices(self, checked: Mapping[Split, int]) -> list[str]:
         """Return notices of masks without classes, absent classes, and doubtful readings."""
@@ -236,7 +252,7 @@ class SegmentationDataModule(DenseDataModule):
         from mmseg.datasets import transforms
 
         steps: list[Step] = [
-            StrictImage(self.smallest_train_scale),
+            StrictImage(self.smallest_train_scale, bands=self.bands),
             StrictMask(self.code),
             RandomResize(
                 scale=self.scale,

@@ -11,9 +11,9 @@ from typing import Any
 from datamodules.base import SPLITS, Split
 from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
+from datamodules.files.bands import BAND_SUFFIXES
 from datamodules.files.console import log
 from datamodules.files.folders import (
-    IMAGE_SUFFIXES,
     VALIDATION,
     file_suffix,
     first_few,
@@ -58,6 +58,10 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         classes: Class names; None reads the lines of ``class_names.txt`` in ``root``.
         values: Mask value per class; None means 0, 1, 2, ...
         ignored: Values of ignored pixels, besides 255.
+        bands: Number of bands of each file, or a list of the bands to use, from 0 on: images of any
+            depth with 1 to 12 bands, as stored. None reads 8-bit RGB.
+        band_mean: Mean per band, subtracted; None computes it from the training images.
+        band_std: Standard deviation per band, divided by; None computes it likewise.
         **options: Options of ``SegmentationDataModule``.
     """
 
@@ -81,9 +85,18 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         classes: Sequence[str] | None = None,
         values: Sequence[int] | None = None,
         ignored: Sequence[int] = (),
+        bands: int | Sequence[int] | None = None,
+        band_mean: Sequence[float] | None = None,
+        band_std: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
+        self.set_bands(bands, band_mean, band_std)
+        if self.bands is not None and self.photometric:
+            raise ValueError(
+                "data.photometric=true distorts colours of 8-bit RGB; with data.bands pass "
+                "data.photometric=false"
+            )
         self.chosen_layout = check_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
@@ -203,7 +216,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     def _paired(self, images: Path, masks: Path) -> list[Pair]:
         for folder in (images, masks):
             require_folder(folder, f"the dataset needs {self.layout}, or other folders in options")
-        image_of = index_by_stem(images, list_files(images, IMAGE_SUFFIXES))
+        image_of = index_by_stem(images, list_files(images, self.suffixes))
         mask_of = index_by_stem(masks, list_files(masks, LOSSLESS))
         if not image_of:
             raise ValueError(f"no images in {images}; the dataset needs {self.layout}")
@@ -224,7 +237,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:
     """Return the files with one of the endings; log the number of others."""
     skipped: Counter[str] = Counter()
-    names = list_images(folder, skipped)
+    names = list_images(folder, skipped, BAND_SUFFIXES)
     skipped.update(file_suffix(name) for name in names if file_suffix(name) not in suffixes)
     for line in skipped_notice(folder, skipped):
         log(line)

@@ -1,7 +1,8 @@
 """Base of detection and segmentation data: strict image reading for the MM toolkits' pipelines.
 
 Batches come from mmengine's ``pseudo_collate``: ``inputs``, a list of uint8 (3, H, W) tensors in
-OpenCV's channel order BGR, and ``data_samples``. The model normalises and pads them.
+OpenCV's channel order BGR, and ``data_samples``. The model normalises and pads them. Images of
+bands are float32 (C, H, W) in the order of ``data.bands``, in the units of their files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from datamodules.dense.bgr import load_bgr, to_bgr, to_planes
+from datamodules.files.bands import Bands, read_bands
 from datamodules.files.integers import integer_list
 from datamodules.images.base import ImageDataModule
 from datamodules.loading.memory import FLOAT, check_fits_memory
@@ -41,20 +42,25 @@ META_KEYS = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 class StrictImage:
     """First step of a pipeline: decodes ``img_path`` into BGR, or raises an error naming the file.
 
-    An RGB ``image`` in the dict replaces the file.
+    An RGB ``image``, or bands (H, W, C), in the dict replace the file.
 
     Args:
         scale: Smallest longest and shortest edge that the image is resized to.
         maps: Number of maps in a prediction, each of the image's size.
+        bands: Bands to read instead of BGR.
     """
 
-    def __init__(self, scale: Size, maps: int = 0) -> None:
-        self.scale, self.maps = scale, maps
+    def __init__(self, scale: Size, maps: int = 0, bands: Bands | None = None) -> None:
+        self.scale, self.maps, self.bands = scale, maps, bands
 
     def __call__(self, results: Results) -> Results:
-        """Add ``img`` (H, W, 3) and its shapes, after a check against annotated ones."""
+        """Add ``img`` (H, W, C) and its shapes, after a check against annotated ones."""
         image, path = results.pop("image", None), results["img_path"]
-        pixels = load_bgr(path, upright=True) if image is None else to_bgr(image)
+        pixels: Any = image
+        if self.bands is None:
+            pixels = load_bgr(path, upright=True) if image is None else to_bgr(image)
+        elif image is None:
+            pixels = read_bands(path, self.bands)
         height, width = pixels.shape[:2]
         annotated = (results.get("width", width), results.get("height", height))
         check_annotated_size(path, (width, height), annotated)
@@ -243,7 +249,8 @@ class DenseDataModule(ImageDataModule):
     def test_steps(self, *, annotated: bool = True) -> list[Step]:
         """Return the evaluation pipeline; annotations keep the original size, as in mmdet."""
         resize, masks = self.resize_step(self.scale), self.annotation_steps(annotated=annotated)
-        return [StrictImage(self.scale, self.maps), resize, *masks, self.pack_step()]
+        first = StrictImage(self.scale, self.maps, self.bands)
+        return [first, resize, *masks, self.pack_step()]
 
     def view_steps(self, *, annotated: bool = True) -> list[Step]:
         """Return ``test_steps``; with several views, steps that return each field as a list."""
@@ -257,7 +264,7 @@ class DenseDataModule(ImageDataModule):
         flips: list[Step] = [Flip(False), Flip(True)]
         choices.append(flips[: 1 + self.test_flip])
         choices += [[step] for step in self.annotation_steps(annotated=annotated)]
-        first = StrictImage(self.smallest_scale, self.maps)
+        first = StrictImage(self.smallest_scale, self.maps, self.bands)
         return [first, TestTimeAug([*choices, [self.pack_step()]])]
 
     def resize_step(self, scale: Size) -> Step:
@@ -292,7 +299,7 @@ class DenseDataModule(ImageDataModule):
         dataset: Any = self.dataset("val").dataset
         return self._eval_loader_of(self.wrap(Viewed(dataset, self.view_steps())))
 
-    def predict_sample(self, image: Image.Image, name: str, index: int) -> Results:
+    def predict_sample(self, image: Any, name: str, index: int) -> Results:
         """Return the sample of an image to predict, by the evaluation pipeline."""
         return self._predict_pipeline({"image": image, "img_path": name, "img_id": index})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from datamodules.files.console import log
@@ -22,10 +22,11 @@ class ClassListing:
 
     Args:
         folder: Name of the folder in messages.
+        suffixes: Endings of images.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, suffixes: Set[str] = IMAGE_SUFFIXES) -> None:
+        self.folder, self.suffixes = folder, suffixes
         self.skipped: Counter[str] = Counter()
         self.nested: list[str] = []
         self.outside: list[str] = []
@@ -41,14 +42,15 @@ class ClassListing:
         for entry in folder.iterdir():
             if not entry.name.startswith(".") and not entry.is_dir():
                 suffix = file_suffix(entry.name)
-                if suffix in IMAGE_SUFFIXES:
+                if suffix in self.suffixes:
                     self.outside.append(entry.name)
         return found
 
     def _images(self, folder: Path, name: str | None) -> list[str]:
         if name is None or not (folder / name).is_dir():
             return []
-        return [f"{name}/{image}" for image in list_images(folder / name, self.skipped)]
+        images = list_images(folder / name, self.skipped, self.suffixes)
+        return [f"{name}/{image}" for image in images]
 
     def log(self) -> None:
         """Log one line per kind of finding."""
@@ -76,9 +78,11 @@ def _counted(images: list[str]) -> str:
     return "1 image is" if len(images) == 1 else f"{len(images)} images are"
 
 
-def list_class_images(folder: Path, names: Iterable[str]) -> dict[str, list[str]]:
+def list_class_images(
+    folder: Path, names: Iterable[str], suffixes: Set[str] = IMAGE_SUFFIXES
+) -> dict[str, list[str]]:
     """Return the images of each class, relative to the folder; log skipped and nested files."""
-    listing = ClassListing(folder)
+    listing = ClassListing(folder, suffixes)
     found = listing.images(folder, names)
     listing.log()
     return found

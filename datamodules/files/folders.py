@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from pathlib import Path
 
 from datamodules.files.console import log
@@ -51,20 +51,27 @@ def reject_system_folder(folder: Path) -> None:
         )
 
 
-def list_images(folder: Path, skipped: Counter[str] | None = None) -> list[str]:
+def list_images(
+    folder: Path, skipped: Counter[str] | None = None, suffixes: Set[str] = IMAGE_SUFFIXES
+) -> list[str]:
     """Return the sorted names of the images in a folder and its sub-folders.
 
     Args:
         folder: Names are relative to it, with slashes: ``1.jpg``, ``close/2.jpg``.
         skipped: Counter of the other files by ending. Hidden files with an image's ending are
             counted; hidden folders are skipped.
+        suffixes: Endings of images.
     """
     reject_system_folder(folder)
-    return sorted(_images_in(folder, "", Counter() if skipped is None else skipped, ()))
+    return sorted(_images_in(folder, "", Counter() if skipped is None else skipped, (), suffixes))
 
 
 def _images_in(
-    folder: Path, prefix: str, skipped: Counter[str], above: tuple[tuple[int, int], ...]
+    folder: Path,
+    prefix: str,
+    skipped: Counter[str],
+    above: tuple[tuple[int, int], ...],
+    suffixes: Set[str],
 ) -> Iterator[str]:
     """Yield the images of a folder, skipping links to parent folders and kernel folders."""
     status = folder.stat()
@@ -77,10 +84,10 @@ def _images_in(
             if not entry.is_file(follow_symlinks=False) and Path(entry).is_dir():
                 if not entry.name.startswith("."):
                     inner = f"{prefix}{entry.name}/"
-                    yield from _images_in(Path(entry), inner, skipped, (*above, place))
+                    yield from _images_in(Path(entry), inner, skipped, (*above, place), suffixes)
             elif entry.name.startswith("."):
-                skipped[HIDDEN] += suffix in IMAGE_SUFFIXES
-            elif suffix in IMAGE_SUFFIXES:  # a dangling link counts, so that decoding names it
+                skipped[HIDDEN] += suffix in suffixes
+            elif suffix in suffixes:  # a dangling link counts, so that decoding names it
                 yield f"{prefix}{entry.name}"
             else:
                 skipped[suffix or NO_ENDING] += 1
@@ -155,7 +162,7 @@ def _other_ending(wanted: Path) -> str:
     return f". {wanted.parent / beside[0]} is there, but not used: {why}"
 
 
-def find_images(path: str | Path) -> list[Path]:
+def find_images(path: str | Path, suffixes: Set[str] = IMAGE_SUFFIXES) -> list[Path]:
     """Return the image itself, or all images of a folder and its sub-folders, to predict."""
     path = Path(path).expanduser()
     if path.is_file():
@@ -163,9 +170,9 @@ def find_images(path: str | Path) -> list[Path]:
     if not path.is_dir():
         raise FileNotFoundError(f"the input {path} must be an image or a folder of images")
     skipped: Counter[str] = Counter()
-    names = list_images(path, skipped)
+    names = list_images(path, skipped, suffixes)
     if not names:
-        raise ValueError(f"no images in the input {path}; known endings: {sorted(IMAGE_SUFFIXES)}")
+        raise ValueError(f"no images in the input {path}; known endings: {sorted(suffixes)}")
     for line in skipped_notice(path, skipped):
         log(line)
     return [path / name for name in names]

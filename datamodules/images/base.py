@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, ClassVar
 
-from PIL import Image
-
 from datamodules.base import BaseDataModule
+from datamodules.files.bands import (
+    BAND_SUFFIXES,
+    Bands,
+    Statistics,
+    UnlabelledBands,
+    collect_bands,
+    measure,
+    parse_bands,
+    parse_statistics,
+    read_bands,
+)
 from datamodules.files.class_order import ClassOrder, other_orders
-from datamodules.files.folders import first_few
+from datamodules.files.folders import IMAGE_SUFFIXES, first_few
 from datamodules.files.unlabelled import UnlabelledImages, collect_images
 from datamodules.loading.memory import check_images_fit
 from datamodules.loading.sampling import NamedDataset, TolerantDataset
@@ -23,6 +32,8 @@ class ImageDataModule(BaseDataModule):
         category_ids: The dataset's own id per label, where ids and labels differ.
         class_order: Order in which folder names become labels; None if files number the classes.
         upright: True if images are rotated by their EXIF orientation.
+        bands: Bands that are read instead of 8-bit RGB, if any.
+        statistics: Their statistics; known after ``setup``.
         warned_absent: True once classes missing from validation are checked and logged.
     """
 
@@ -31,7 +42,55 @@ class ImageDataModule(BaseDataModule):
     class_names: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
     class_order: ClassOrder | None = None
+    bands: Bands | None = None
+    statistics: Statistics | None = None
     warned_absent: bool = False
+
+    def set_bands(self, bands: Any, mean: Any, std: Any) -> None:
+        """Set the options ``data.bands``, ``data.band_mean`` and ``data.band_std``."""
+        self.bands = parse_bands(bands)
+        self.statistics = parse_statistics(self.bands, mean, std)
+
+    @property
+    def suffixes(self) -> Set[str]:
+        """Endings of the files that count as images."""
+        return IMAGE_SUFFIXES if self.bands is None else BAND_SUFFIXES
+
+    def load_bands(self, path: str) -> Any:
+        """Return the bands (H, W, C) of a file, in its units."""
+        assert self.bands is not None
+        return read_bands(path, self.bands)
+
+    def known_statistics(self) -> Statistics:
+        """Return the statistics of the bands.
+
+        Raises:
+            ValueError: They are unknown before ``setup``.
+        """
+        if self.statistics is None:
+            raise ValueError(
+                "the statistics of the bands are known after setup(); call it first, or pass "
+                "band_mean and band_std"
+            )
+        return self.statistics
+
+    def measure_bands(self, paths: Sequence[str]) -> None:
+        """Set the statistics of the bands from the training images, unless they are known."""
+        if self.bands is not None and self.statistics is None:
+            self.statistics = measure(paths, self.bands)
+            self.made_by |= self.measured_options()
+
+    def measured_options(self) -> dict[str, Any]:
+        """Return the statistics of the bands, as options."""
+        if self.bands is None:
+            return {}
+        known = self.known_statistics()
+        return {"band_mean": list(known.mean), "band_std": list(known.std)}
+
+    @property
+    def backbone_arguments(self) -> dict[str, Any]:
+        """The number of channels."""
+        return {"in_chans": 3 if self.bands is None else len(self.bands.chosen)}
 
     @property
     def num_classes(self) -> int:
@@ -71,15 +130,21 @@ class ImageDataModule(BaseDataModule):
         super().predict_only()
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
-        """Return the dataset of images to predict, in any form that ``collect_images`` takes."""
+        """Return the dataset of images to predict, in any form that ``collect_images`` takes.
+
+        Images of bands take the forms of ``collect_bands``.
+        """
+        if self.bands is not None:
+            several = UnlabelledBands(collect_bands(inputs), self.bands, self.predict_sample)
+            return TolerantDataset(several, several.name)
         found = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
         return TolerantDataset(found, found.name)
 
-    def predict_sample(self, image: Image.Image, name: str, index: int) -> Any:
+    def predict_sample(self, image: Any, name: str, index: int) -> Any:
         """Return the sample of an image to predict, prepared as in evaluation.
 
         Args:
-            image: 8-bit RGB.
+            image: 8-bit RGB, or bands (H, W, C).
             name: File of the image, for messages and results.
             index: Position among the images to predict.
         """

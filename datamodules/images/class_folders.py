@@ -108,7 +108,7 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             _reject_splits(folder)
         self.class_names = tuple(sort_classes(class_folders(folder), self.class_order))
         self.check_count(folder, "class folders")
-        images = list_class_images(folder, self.class_names)
+        images = list_class_images(folder, self.class_names, self.suffixes)
         few = [name for name, found in images.items() if len(found) < 2]
         if few:
             raise ValueError(
@@ -127,11 +127,8 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
             f"{_unused(self.folder) if train.is_dir() else ''}"
         )
-        make, training = self.augmentation, first_of_each(chosen["train"], self.train_share)
-        return {
-            "train": self.labelled(folder, training, self.train_transform()),
-            "val": self.labelled(folder, chosen["val"], make.eval(self.image_size)),
-        }
+        training = first_of_each(chosen["train"], self.train_share)
+        return self.datasets(folder, training, folder, chosen["val"])
 
     def _build_from_table(self, name: str) -> dict[Any, SeededDataset]:
         """Read the images and labels of csv files."""

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import Split, check_minimum
+from datamodules.files.bands import Bands, read_bands
 from datamodules.files.decoding import load_rgb
+from datamodules.images import band_transforms
 from datamodules.images.base import ImageDataModule
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
@@ -34,13 +35,19 @@ class ImageFiles:
         root: Folder that the names are relative to.
         names: File names.
         labels: Label per file.
-        transform: Function from an RGB image to a tensor.
+        transform: Function from an image to a tensor.
+        bands: Bands to read instead of 8-bit RGB.
     """
 
     def __init__(
-        self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Sequence[int],
+        transform: Transform,
+        bands: Bands | None = None,
     ) -> None:
-        self.root, self.transform = root, transform
+        self.root, self.transform, self.bands = root, transform, bands
         # Arrays, because each worker would copy a list of a million strings page by page.
         self.names = np.array([os.fsencode(name) for name in names])
         self.labels = np.array(labels, dtype=np.int64)
@@ -54,16 +61,19 @@ class ImageFiles:
         return os.path.join(self.root, os.fsdecode(self.names[index]))  # noqa: PTH118
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
+        """Return ``image`` (C, H, W), ``label`` and ``sample_id``."""
         # Ignore EXIF, as timm and torchvision did for the published accuracies.
-        image = load_rgb(self.path(index), upright=False)
+        path = self.path(index)
+        image: Any = load_rgb(path, upright=False) if self.bands is None else None
+        if self.bands is not None:
+            image = read_bands(path, self.bands)
         return make_sample(self.transform(image), int(self.labels[index]), index)
 
 
 class ClassificationDataModule(ImageDataModule):
     """Base of the classification datasets.
 
-    Batches have ``image`` (B, 3, image_size, image_size), normalised, and the int64 tensors (B,)
+    Batches have ``image`` (B, C, image_size, image_size), normalised, and the int64 tensors (B,)
     ``label`` and ``sample_id``, the index in the dataset. Images of ``predict_path`` have label -1.
 
     Args:
@@ -115,6 +125,9 @@ class ClassificationDataModule(ImageDataModule):
     @property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
         """Mean and standard deviation per channel that normalise ``image``."""
+        if self.bands is not None:
+            known = self.known_statistics()
+            return known.mean, known.std
         return self.augmentation.mean, self.augmentation.std
 
     def check_files(self, seconds: float = 60.0) -> None:
@@ -154,7 +167,7 @@ class ClassificationDataModule(ImageDataModule):
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
     ) -> SeededDataset:
         """Return a seeded dataset of labelled image files."""
-        images = ImageFiles(root, names, labels, transform)
+        images = ImageFiles(root, names, labels, transform, self.bands)
         return self.seeded(images, images.path)
 
     def class_counts(self) -> tuple[int, ...]:
@@ -182,12 +195,22 @@ class ClassificationDataModule(ImageDataModule):
         dataset = self.seeded(images, seeded.describe)
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
-    def predict_sample(self, image: Image.Image, name: str, index: int) -> Sample:
+    def train_transform(self) -> Any:
+        """Return the transform of training images."""
+        if self.bands is not None:
+            known = self.known_statistics()
+            return band_transforms.train_transform(self.augmentation, self.image_size, known)
+        return self.augmentation.train(self.image_size)
+
+    def predict_sample(self, image: Any, name: str, index: int) -> Sample:
         """Return the sample of an image to predict, with the evaluation transform."""
         return make_sample(self._eval(image), UNLABELLED, index)
 
     @cached_property
     def _eval(self) -> Transform:
+        if self.bands is not None:
+            known = self.known_statistics()
+            return band_transforms.eval_transform(self.augmentation, self.image_size, known)
         return self.augmentation.eval(self.image_size)
 
 

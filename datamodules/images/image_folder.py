@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.base import Split
+from datamodules.files.bands import read_shape
 from datamodules.files.class_listing import list_class_images, nfc_names
 from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
 from datamodules.files.console import log
@@ -21,12 +22,14 @@ from datamodules.files.folders import (
     validation_folder,
 )
 from datamodules.files.headers import read_header
+from datamodules.images import band_transforms
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
 from datamodules.images.shares import check_share
 from datamodules.images.token_labels import LabelledTransform, TokenLabelledFiles
 from datamodules.images.transforms import Transform
 from datamodules.loading.sampling import SeededDataset
 
+Found = Mapping[str, Sequence[str]]  # names of images by class
 UNLABELLED = "_unlabeled"  # FiftyOne's folder of unlabelled images
 FLAT_FOLDER = (
     "it must hold one folder per class; for ImageNet, sort ILSVRC2012_val_*.JPEG by the devkit: "
@@ -51,6 +54,10 @@ class ImageFolderDataModule(ClassificationDataModule):
         class_order: Order of the classes: "text" sorts folders as torchvision does (1, 10, 2),
             "natural" as timm does (1, 2, 10).
         train_share: Share of each class's training images to use, the first by name.
+        bands: Number of bands of each file, or a list of the bands to use, from 0 on: images of any
+            depth with 1 to 12 bands. None reads 8-bit RGB.
+        band_mean: Mean per band, subtracted; None computes it from the training images.
+        band_std: Standard deviation per band, divided by; None computes it likewise.
         **options: Options of ``ClassificationDataModule``, such as ``image_size``.
     """
 
@@ -65,9 +72,17 @@ class ImageFolderDataModule(ClassificationDataModule):
         num_classes: int | None = None,
         class_order: ClassOrder = "text",
         train_share: float = 1.0,
+        bands: int | Sequence[int] | None = None,
+        band_mean: Sequence[float] | None = None,
+        band_std: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
+        self.set_bands(bands, band_mean, band_std)
+        if self.bands is not None:
+            band_transforms.check_policy(self.augmentation)
+            if self.token_labels is not None:
+                raise ValueError("data.token_labels is for RGB images; leave it or data.bands out")
         self.expected_classes = num_classes
         self.class_order = check_class_order(class_order)
         self.train_share = check_share(train_share)
@@ -82,10 +97,15 @@ class ImageFolderDataModule(ClassificationDataModule):
         strays = sorted(set(class_folders(val)) - set(self.class_names))
         if strays:
             raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
-        make = self.augmentation
+        training = self._listed(train, self.train_share)
+        return self.datasets(train, training, val, self._listed(val))
+
+    def datasets(self, train: Path, training: Found, val: Path, validating: Found) -> Any:
+        """Return the datasets of listed images, with the statistics of the bands from training."""
+        self.measure_bands([str(train / image) for found in training.values() for image in found])
         return {
-            "train": self._split(train, self.train_transform(), self.train_share),
-            "val": self._split(val, make.eval(self.image_size)),
+            "train": self.labelled(train, training, self.train_transform()),
+            "val": self.labelled(val, validating, self._eval),
         }
 
     def validation(self) -> Path:
@@ -95,7 +115,7 @@ class ImageFolderDataModule(ClassificationDataModule):
     def train_transform(self) -> Any:
         """Return the transform of training images, and of their label maps if there are any."""
         if self.token_labels in (None, REQUIRED):
-            return self.augmentation.train(self.image_size)
+            return super().train_transform()
         return LabelledTransform(
             self.augmentation, self.image_size, self.token_labels, self.token_boxes
         )
@@ -118,15 +138,18 @@ class ImageFolderDataModule(ClassificationDataModule):
 
     def file_check(self, split: Split) -> Callable[[int], None]:
         """Return a check of an image's header and end."""
-        describe = self.dataset(split).describe
+        describe, bands = self.dataset(split).describe, self.bands
 
         def check(index: int) -> None:
-            read_header(describe(index))
+            if bands is None:
+                read_header(describe(index))
+            else:
+                read_shape(describe(index), bands)
 
         return check
 
-    def _split(self, folder: Path, transform: Any, share: float = 1.0) -> SeededDataset:
-        found = list_class_images(folder, self.class_names)
+    def _listed(self, folder: Path, share: float = 1.0) -> Found:
+        found = list_class_images(folder, self.class_names, self.suffixes)
         empty = [name for name, images in found.items() if not images]
         if empty and (folder.name == "train" or len(empty) == len(found)):
             raise ValueError(
@@ -136,18 +159,16 @@ class ImageFolderDataModule(ClassificationDataModule):
             rank_zero_warn(
                 f"{folder} lacks images of {first_few(empty)}; accuracy ignores these classes"
             )
-        return self.labelled(folder, first_of_each(found, share), transform)
+        return first_of_each(found, share)
 
-    def labelled(
-        self, folder: Path, found: Mapping[str, Sequence[str]], transform: Any
-    ) -> SeededDataset:
+    def labelled(self, folder: Path, found: Found, transform: Any) -> SeededDataset:
         """Return the dataset of all classes' images, given in label order."""
         names = [image for images in found.values() for image in images]
         labels = [label for label, images in enumerate(found.values()) for _ in images]
         return self.files(folder, names, labels, transform)
 
 
-def first_of_each(found: Mapping[str, Sequence[str]], share: float) -> dict[str, Sequence[str]]:
+def first_of_each(found: Found, share: float) -> dict[str, Sequence[str]]:
     """Return a share of each class's images, the first by name, at least one."""
     return {name: images[: math.ceil(share * len(images))] for name, images in found.items()}
 

@@ -132,6 +132,8 @@ def build_segmentor(
     dropout: float | None = None,
     auxiliary_weight: float | None = None,
     options: Mapping[str, Any] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> ToolkitModel:
     """Build a segmentor of MMSegmentation from its own config.
 
@@ -160,6 +162,8 @@ def build_segmentor(
         dropout: Share of channels that decode heads drop before their last layer (0.1).
         auxiliary_weight: Weight of an auxiliary head's loss (0.4), if the config has one.
         options: Further values of MMSegmentation's model config; see ``override``.
+        mean: Mean per band of images of bands, subtracted; None for BGR images, with ImageNet's.
+        std: Standard deviation per band, divided by.
 
     Raises:
         ValueError: A name or option is unknown, MMSegmentation is missing, or the backbone lacks
@@ -181,6 +185,9 @@ def build_segmentor(
             head.dropout_ratio = dropout
         if auxiliary_weight is not None and head is not config.decode_head:
             head.loss_decode.loss_weight = auxiliary_weight
+    if mean is not None and std is not None:
+        statistics = {"mean": [*mean], "std": [*std], "bgr_to_rgb": False}
+        config.data_preprocessor.update(statistics)
     if pad_to is not None:
         size = (pad_to, pad_to) if isinstance(pad_to, int) else tuple(pad_to)
         config.data_preprocessor.pop("size_divisor")

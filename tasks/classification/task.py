@@ -43,6 +43,7 @@ from tasks.classification.teacher import (
 )
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
+from tasks.engine.drawing import draw_bands
 from tasks.engine.gather import refuse_together
 from tasks.engine.whole_files import whole_file
 
@@ -424,7 +425,10 @@ class ClassificationTask(ClassesTask):
         ):  # fmt: skip
             right = None if label < 0 else label == guess
             truth = self.shown_names[label] if right is False else None
-            picture = to_image(image, *datamodule.normalisation)
+            if getattr(datamodule, "bands", None) is None:
+                picture = to_image(image, *datamodule.normalisation)
+            else:
+                picture = draw_bands(image.float().permute(1, 2, 0).cpu().numpy())
             tiles.append(Tile(picture, self.shown_names[guess], share, right, truth))
         return [contact_sheet(tiles)]
 

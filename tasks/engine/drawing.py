@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 MIN_WIDTH = 320
 DOTS = "..."
+STRETCH = (2, 98)  # percentiles of a band that are drawn black and white
+TINY = 1e-12
 
 
 def open_upright(path: str | Path) -> Image.Image:
@@ -28,6 +31,18 @@ def open_upright(path: str | Path) -> Image.Image:
     with Path(path).open("rb") as file, Image.open(file) as image:
         image.load()
     return ImageOps.exif_transpose(image)
+
+
+def draw_bands(values: NDArray[Any]) -> Image.Image:
+    """Return a picture of bands (H, W, C), each stretched between two percentiles.
+
+    It shows the first three bands as red, green and blue; of one or two the first in grey.
+    """
+    shown = values[:, :, : 3 if values.shape[2] > 2 else 1]
+    low, high = np.percentile(shown, STRETCH, axis=(0, 1))
+    stretched = (shown - low) / np.maximum(high - low, TINY)
+    pixels = (stretched.clip(0, 1) * 255).round().astype(np.uint8)
+    return Image.fromarray(np.repeat(pixels, 3 // pixels.shape[2], axis=2))
 
 
 def shorten(name: str, width: float, font: Font) -> str:

@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tasks.engine.batches import Batch, Row, Summed
 from tasks.engine.classes import ClassesTask, check_several
-from tasks.engine.drawing import open_upright, side_by_side
+from tasks.engine.drawing import draw_bands, open_upright, side_by_side
 from tasks.engine.saved_predictions import OutputFiles
 from tasks.engine.whole_files import whole_file
 from tasks.segmentation.family import FAMILY
@@ -157,7 +157,10 @@ class SegmentationTask(ClassesTask):
         )
         pictures = []
         for sample in self.model.predict(batch):
-            photo = open_upright(sample.img_path)
+            if getattr(datamodule, "bands", None) is None:
+                photo = open_upright(sample.img_path)
+            else:
+                photo = draw_bands(datamodule.load_bands(sample.img_path))
             drawn = draw(photo, sample.pred_sem_seg.data[0].cpu().numpy())
             if "gt_sem_seg" in sample:
                 truth = draw(photo, sample.gt_sem_seg.data[0].cpu().numpy())

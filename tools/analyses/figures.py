@@ -40,7 +40,12 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
 
 
 def denormalise(image: Tensor, subject: Subject) -> Array:
-    """Convert a normalised image (3, H, W) to RGB values between 0 and 1, (H, W, 3)."""
+    """Convert a normalised image (C, H, W) to RGB values between 0 and 1, (H, W, 3)."""
+    if getattr(subject.data, "bands", None) is not None:
+        from tasks.engine.drawing import draw_bands
+
+        bands = image.detach().float().cpu().permute(1, 2, 0).numpy()
+        return np.asarray(draw_bands(bands)) / 255
     mean, std = (np.array(part) for part in subject.normalisation)
     values = image.detach().float().cpu().permute(1, 2, 0).numpy() * std + mean
     return values.clip(0, 1)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 Choice = tuple[Any, str]  # a value and its reason
 AUTO = "auto"
 CHOSEN = "automatic"  # config entry with the reason for each chosen value
+# Options that are measured on the training data where the command leaves them open.
+MEASURED = ("data.band_mean", "data.band_std")
 MAX_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # shares of the run; "multistep" lowers the rate there: MMDetection's 1x
@@ -112,8 +114,9 @@ def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
 
 
 def reuse_choices(config: dict[str, Any], folder: Path) -> None:
-    """Replace ``auto`` by the values of the run that is resumed."""
+    """Replace ``auto`` and measured options by the values of the run that is resumed."""
     keys, before = auto_keys(config), read_config(folder / CONFIG)
+    config["data"] = with_measured(config["data"], before)
     for key in keys:
         _set(config, key, _get(before, key))
     if RATE in keys:
@@ -121,6 +124,14 @@ def reuse_choices(config: dict[str, Any], folder: Path) -> None:
     reasons = before.get(CHOSEN) or {}
     if keys:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
+
+
+def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:
+    """Return the options of data with what was measured for the config of a trained network."""
+    before = (saved or {}).get("data") or {}
+    names = [key.rpartition(".")[2] for key in MEASURED]
+    taken = {key: before[key] for key in names if key in before and data.get(key) is None}
+    return {**data, **(taken if data.get("bands") is not None else {})}
 
 
 def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:

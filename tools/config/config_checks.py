@@ -42,6 +42,7 @@ TOP_LEVEL = {
 OTHER_KEYS = (
     CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name"
 )  # fmt: skip
+COLOURS = 3  # channels of images without data.bands
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
 # Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
@@ -71,6 +72,7 @@ def resolve_config(config: Any) -> dict[str, Any]:
         raise ValueError(f"checkpoint_every={minutes} must be a number of minutes; 0 is never")
     config["trainer"] = fill_lengths(config["trainer"], training=config["mode"] == "fit")
     _check_host(config)
+    _follow_bands(config)
     recipe, like = _check_compatible(config)
     if config["mode"] != "fit" or _is_published(config, recipe):
         config = apply_fixed_schedule(config)
@@ -96,6 +98,26 @@ def _check_host(config: Mapping[str, Any]) -> None:
     if model is not None:
         check_value("backbone.model", model, str)
         check_timm_name(model)
+
+
+def _follow_bands(config: Mapping[str, Any]) -> None:
+    """Set the channels of the network to the number of ``data.bands``, if it is given.
+
+    Raises:
+        ValueError: Another number of channels was typed.
+    """
+    bands, backbone = config["data"].get("bands"), config["backbone"]
+    if "in_chans" not in backbone:
+        return
+    seen = COLOURS
+    if bands is not None:
+        seen = len(bands) if isinstance(bands, Sequence) else bands
+    if backbone["in_chans"] not in (COLOURS, seen):
+        raise ValueError(
+            f"backbone.in_chans={backbone['in_chans']}, but the images have {seen} channels; leave "
+            "it out and pass data.bands (with data=folder or data=segmentation_folder)"
+        )
+    backbone["in_chans"] = seen
 
 
 def _check_compatible(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:

@@ -186,11 +186,12 @@ class ExportRequest:
         return backbone
 
     def images(self, batch: int = COMPARED, size: tuple[int, int] | None = None) -> Tensor:
-        """Return images (B, 3, H, W) for the comparison of outputs, equal in every call."""
+        """Return images (B, C, H, W) for the comparison of outputs, equal in every call."""
         import torch
 
         generator = torch.Generator().manual_seed(SEED)
-        return torch.randn(batch, 3, *(size or self.image_size), generator=generator)
+        channels = self.options.get("in_chans", 3)
+        return torch.randn(batch, channels, *(size or self.image_size), generator=generator)
 
 
 def exported_family(run: Mapping[str, Any] | None, backbone: str) -> Family:

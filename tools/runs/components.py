@@ -13,6 +13,7 @@ from torch import nn
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
+from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import imported
 from tasks.engine.instantiate import build
@@ -102,6 +103,9 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
 def _datamodule(config: dict[str, Any], checkpoint: Checkpoint | None) -> tuple[Any, bool]:
     """Build the datamodule; return it, and True if the run needs no data set."""
     known = automatic.apply_fixed_schedule(config)
+    if checkpoint is not None:  # evaluated images are normalised as in training
+        data = automatic.with_measured(known["data"], checkpoint.values.get(BUILT))
+        known = {**known, "data": data}
     datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
     return datamodule, predict_mode.needs_no_data(config, datamodule, checkpoint)
 
@@ -112,6 +116,7 @@ def _prepare(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> No
     datamodule.prepare_data()
     datamodule.setup()
     if config["mode"] == "fit":
+        config["data"] |= datamodule.measured_options()
         automatic.choose_values(config, datamodule, backbone)
         check_warmup(config["schedule"], config["trainer"])
     if config["mode"] == "fit" and is_first_process():

@@ -78,7 +78,8 @@ def initial_facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...])
 
 def input_shape(config: Mapping[str, Any], datamodule: BaseDataModule) -> tuple[int, ...]:
     """Return the shape of a training input without its batch; images state it in their options."""
-    return datamodule.input_shape or (3, *training_size(config["data"]))
+    channels = datamodule.backbone_arguments.get("in_chans", 3)
+    return datamodule.input_shape or (channels, *training_size(config["data"]))
 
 
 def training_size(data: Mapping[str, Any]) -> tuple[int, int]:

@@ -1,0 +1,340 @@
+"""Images of 1 to 12 bands of any depth: TIFF with bands or pages, npy, PNG of 16 bits, and others.
+
+Values stay as stored: neither scaled nor rotated. Each band is normalised by its own statistics.
+Axes: H rows, W columns, C bands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+import torch
+from numpy.typing import NDArray
+from torchvision.io import ImageReadMode, decode_png
+
+from datamodules.files.console import log
+from datamodules.files.decoding import MAX_PIXELS, decode, image_errors, plain_file
+from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, find_images, first_few
+from datamodules.files.integers import integer_list
+
+MOST = 12
+ARRAY, TIFF = ".npy", (".tif", ".tiff")
+BAND_SUFFIXES = IMAGE_SUFFIXES | {ARRAY}
+PNG_START, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", 24  # first bytes, and the place of the depth
+MEASURED = 2_000  # training images, evenly spaced, that statistics are computed from
+THREADS = 8
+MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}  # as Pillow converts them
+Pixels = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation per band, in the units of the files."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of each file that a network sees.
+
+    Attributes:
+        chosen: Their numbers in the file, from 0 on.
+        total: Bands that each file must have; None for any number.
+    """
+
+    chosen: tuple[int, ...]
+    total: int | None = None
+
+    def select(self, pixels: Pixels, name: str) -> NDArray[np.float32]:
+        """Return the chosen bands (H, W, C) as float32.
+
+        Raises:
+            ValueError: A band is missing, or a value is complex, infinite or NaN.
+        """
+        self.check(pixels.shape[2], name)
+        if np.issubdtype(pixels.dtype, np.complexfloating):
+            raise ValueError(f"{name} has complex values; save amplitude and phase as two bands")
+        is_whole = self.chosen == tuple(range(pixels.shape[2]))
+        values = (pixels if is_whole else pixels[:, :, list(self.chosen)]).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"{name} has values that are NaN or infinite; replace them by numbers, such as the "
+                "band's mean"
+            )
+        return values
+
+    def check(self, count: int, name: str) -> None:
+        """Check the number of bands of a file.
+
+        Raises:
+            ValueError: It has others than ``data.bands`` states.
+        """
+        if self.total not in (None, count):
+            raise ValueError(
+                f"{name} has {count} bands, but data.bands={self.total}; pass data.bands={count}, "
+                "or the numbers of the bands to use, such as data.bands=[0,1]"
+            )
+        if max(self.chosen) >= count:
+            raise ValueError(
+                f"{name} has {count} bands, numbered from 0, but data.bands={list(self.chosen)}; "
+                "name bands that every file has"
+            )
+
+
+def parse_bands(value: Any) -> Bands | None:
+    """Return the bands of the option ``data.bands``; None for 8-bit RGB.
+
+    Raises:
+        ValueError: It is neither a number from 1 to 12 nor a list of different numbers.
+    """
+    if value is None:
+        return None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    chosen = tuple(range(value)) if is_number else ()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        chosen = integer_list("data.bands", value)
+    if not 1 <= len(chosen) <= MOST or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"data.bands must be the number of bands, from 1 to {MOST}, or a list of different "
+            f"bands, such as [0,1,2,7], got {value}"
+        )
+    return Bands(chosen, value if is_number else None)
+
+
+def parse_statistics(bands: Bands | None, mean: Any, std: Any) -> Statistics | None:
+    """Return the statistics of the options ``data.band_mean`` and ``data.band_std``.
+
+    Raises:
+        ValueError: One of them is missing or has another length, or a deviation is not above 0.
+    """
+    if mean is None and std is None:
+        return None
+    if bands is None:
+        raise ValueError("data.band_mean and data.band_std need data.bands; pass it, too")
+    found = [tuple(float(value) for value in part or ()) for part in (mean, std)]
+    if {len(part) for part in found} != {len(bands.chosen)} or min(found[1]) <= 0:
+        raise ValueError(
+            f"data.band_mean and data.band_std must both have {len(bands.chosen)} numbers, one per "
+            f"band, with deviations above 0, got {mean} and {std}"
+        )
+    return Statistics(*found)
+
+
+def read_bands(path: str | Path, bands: Bands) -> NDArray[np.float32]:
+    """Return the chosen bands of a file: (H, W, C) of float32.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is broken or lacks a band, or a value is not finite.
+    """
+    return bands.select(_load(Path(path), bands), str(path))
+
+
+def read_shape(path: str | Path, bands: Bands) -> tuple[int, int]:
+    """Check a file's header, and return its height and width.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is broken or lacks a band.
+    """
+    path = Path(path)
+    if file_suffix(path.name) in TIFF:
+        with _reader_errors(path), tifffile.TiffFile(plain_file(path)) as file:
+            pages = _pages(file)
+            height, width = pages[0].imagelength, pages[0].imagewidth
+            count = sum(page.samplesperpixel for page in pages)
+    else:
+        height, width, count = _load(path, bands).shape
+    bands.check(count, str(path))
+    return height, width
+
+
+def measure(paths: Sequence[str], bands: Bands) -> Statistics:
+    """Return the statistics of training images; log them and the number of images.
+
+    Raises:
+        ValueError: A file is broken, or a band is constant.
+    """
+    spaced = paths[:: -(-len(paths) // MEASURED)]
+
+    def sums(path: str) -> NDArray[np.float64]:
+        values = read_bands(path, bands).reshape(-1, len(bands.chosen)).astype(np.float64)
+        return np.stack([np.full(values.shape[1], len(values)), values.sum(0), (values**2).sum(0)])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        count, total, squares = np.sum(list(pool.map(sums, spaced)), axis=0)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    constant = [one for one, value in zip(bands.chosen, std, strict=True) if not value > 0]
+    if constant:
+        raise ValueError(
+            f"band {first_few(constant)} has one value in all training images; leave it out by "
+            "data.bands=[...]"
+        )
+    shown = [", ".join(f"{value:.4g}" for value in part) for part in (mean, std)]
+    log(
+        f"Statistics of {len(spaced):,} of {len(paths):,} training images: "
+        f"data.band_mean=[{shown[0]}] data.band_std=[{shown[1]}]"
+    )
+    return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+class UnlabelledBands:
+    """Dataset of images of bands without labels.
+
+    Args:
+        images: Files, and arrays (H, W, C).
+        bands: The bands of each.
+        prepare: Function from an image, its name and its index to a sample.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Path | Pixels],
+        bands: Bands,
+        prepare: Callable[[Any, str, int], Any],
+    ) -> None:
+        self.images, self.bands, self.prepare = tuple(images), bands, prepare
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        """Return an image's path; for an array, its number."""
+        image = self.images[index]
+        return str(image) if isinstance(image, Path) else f"image {index}"
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return the sample of an image."""
+        image, name = self.images[index], self.name(index)
+        if isinstance(image, Path):
+            return self.prepare(read_bands(image, self.bands), name, index)
+        return self.prepare(self.bands.select(image, name), name, index)
+
+
+def collect_bands(given: Any) -> list[Path | Pixels]:
+    """Return one or several images as paths and arrays (H, W, C).
+
+    Args:
+        given: A path (of an image or folder), an array (H, W) or (H, W, C), a tensor (H, W) or
+            (C, H, W), or a list of these.
+
+    Raises:
+        ValueError: The type is unsupported, or the list is empty.
+        FileNotFoundError: A path does not exist.
+    """
+    images: list[Path | Pixels] = []
+    for item in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(item, str | Path):
+            images += find_images(item, BAND_SUFFIXES)
+        elif isinstance(item, np.ndarray | torch.Tensor) and item.ndim in (2, 3) and item.size:
+            values = item if isinstance(item, np.ndarray) else item.detach().cpu().numpy()
+            if values.ndim == 3 and isinstance(item, torch.Tensor):
+                values = values.transpose(1, 2, 0)
+            images.append(values[:, :, None] if values.ndim == 2 else values)
+        else:
+            shape = f" {tuple(item.shape)}" if hasattr(item, "shape") else ""
+            raise ValueError(
+                f"{type(item).__name__}{shape} is not an image of bands; pass a path, an array "
+                "(H, W, C) or a tensor (C, H, W), with values as in the files"
+            )
+    if not images:
+        raise ValueError("the list of images to predict is empty; pass at least one")
+    return images
+
+
+def _load(path: Path, bands: Bands) -> Pixels:
+    """Return all bands of a file (H, W, C); those of an npy file stay on disk until they are used.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is broken.
+    """
+    suffix = file_suffix(path.name)
+    with _reader_errors(path):
+        if suffix == ARRAY:
+            values = np.load(plain_file(path), mmap_mode="r", allow_pickle=False)
+            return _channels_last(values, bands)
+        return _read_tiff(path) if suffix in TIFF else _read_image(path)
+
+
+@contextlib.contextmanager
+def _reader_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of all readers into those of ``image_errors``."""
+    with image_errors(path):
+        try:
+            yield
+        except (tifffile.TiffFileError, EOFError, RuntimeError, LookupError) as error:
+            raise ValueError(str(error)) from error
+        except ValueError as error:
+            if "imagecodecs" not in str(error):
+                raise
+            raise ValueError(
+                "its compression needs imagecodecs: type pip install imagecodecs, or save it "
+                "with deflate or without compression"
+            ) from error
+
+
+def _channels_last(values: Pixels, bands: Bands) -> Pixels:
+    """Return an array (H, W), (H, W, C) or (C, H, W) as (H, W, C)."""
+    if values.dtype.hasobject or values.dtype.names or values.dtype.kind not in "biufc":
+        raise ValueError(f"it holds {values.dtype}, not numbers")
+    if values.ndim == 2:
+        return values[:, :, None]
+    if values.ndim == 3 and 0 not in values.shape:
+        first, last = values.shape[0], values.shape[2]
+        if bands.total in (first, last):
+            return values if last == bands.total else values.transpose(1, 2, 0)
+        if first != last:
+            return values if last < first else values.transpose(1, 2, 0)
+    raise ValueError(
+        f"its shape is {values.shape}, not (H, W), (H, W, bands) or (bands, H, W) with fewer bands "
+        "than rows"
+    )
+
+
+def _pages(file: tifffile.TiffFile) -> list[Any]:
+    """Return the pages of a TIFF that hold bands, not a smaller copy or a mask.
+
+    Raises:
+        ValueError: They have different sizes.
+    """
+    pages: list[Any] = [page.aspage() for page in file.pages]
+    kept = [page for page in pages if not (page.is_reduced or page.is_mask)]
+    sizes = sorted({(page.imagelength, page.imagewidth) for page in kept})
+    if len(sizes) != 1 or any(page.imagedepth > 1 for page in kept):
+        raise ValueError(f"its pages are of {len(sizes)} sizes: {first_few(sizes)}")
+    if sizes[0][0] * sizes[0][1] > MAX_PIXELS:
+        raise ValueError(f"it has more than {MAX_PIXELS:,} pixels")
+    return kept
+
+
+def _read_tiff(path: Path) -> Pixels:
+    """Return all bands of all pages."""
+    with tifffile.TiffFile(plain_file(path)) as file:
+        found = []
+        for page in _pages(file):
+            values = page.asarray()
+            values = values[:, :, None] if values.ndim == 2 else values
+            found.append(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=2)
+
+
+def _read_image(path: Path) -> Pixels:
+    """Return the bands of another image file."""
+    content = plain_file(path).read_bytes()
+    if content.startswith(PNG_START) and content[PNG_DEPTH_AT : PNG_DEPTH_AT + 1] == b"\x10":
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return decode_png(raw, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
+    image = decode(path)
+    pixels = np.asarray(image.convert(MODES[image.mode]) if image.mode in MODES else image)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels

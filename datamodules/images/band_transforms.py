@@ -1,0 +1,165 @@
+"""Transforms of images of bands, by the options of the augmentations for RGB images.
+
+Both turn an array (H, W, C) in the units of the files into a normalised tensor (C, size, size).
+Crops, flips, shifts, rotations and erasing work as for RGB. ``color_jitter`` changes brightness and
+contrast, by one factor for all bands. Policies (``auto_augment``) are for 8-bit RGB only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor, nn
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from datamodules.files.bands import Statistics
+from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
+
+Step = Callable[[Any], Any]
+make_erasing: Any = RandomErasing  # timm's classes are untyped
+
+
+class ToTensor:
+    """Turn an array (H, W, C) into a tensor (C, H, W)."""
+
+    def __call__(self, values: Any) -> Tensor:
+        """Return the tensor."""
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)))
+
+
+class Jitter(nn.Module):
+    """Random brightness and contrast of all bands together.
+
+    Args:
+        strength: Factors are drawn from 1 - strength to 1 + strength, at least 0.
+    """
+
+    def __init__(self, strength: float) -> None:
+        super().__init__()
+        self.low, self.high = max(0.0, 1 - strength), 1 + strength
+
+    def forward(self, bands: Tensor) -> Tensor:
+        """Return bands of another brightness and contrast, with the mean of each band as centre."""
+        brightness, contrast = torch.empty(2).uniform_(self.low, self.high).tolist()
+        bands = bands * brightness
+        mean = bands.mean(dim=(1, 2), keepdim=True)
+        return mean + contrast * (bands - mean)
+
+
+class CentralSquare(nn.Module):
+    """Cut the longer side to the length of the shorter one, around the middle."""
+
+    def forward(self, bands: Tensor) -> Tensor:
+        """Return (C, side, side)."""
+        side = min(bands.shape[1:])
+        top, left = ((length - side) // 2 for length in bands.shape[1:])
+        return bands[:, top : top + side, left : left + side]
+
+
+def train_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
+    """Return the training transform of bands.
+
+    Raises:
+        ValueError: The augmentation is for RGB images only.
+    """
+    if isinstance(made, PaperAugmentation):
+        return _composed(_paper_steps(made, size), statistics, _paper_erasing(made))
+    if isinstance(made, LightAugmentation):
+        return _composed(_light_steps(made, size), statistics, _light_erasing(made))
+    raise ValueError(_only_rgb(made))
+
+
+def eval_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
+    """Return the evaluation transform of bands.
+
+    Raises:
+        ValueError: The augmentation is for RGB images only.
+    """
+    if isinstance(made, PaperAugmentation):
+        resize = transforms.Resize(int(size / made.crop_pct), _mode(made.interpolation))
+        steps = [CentralSquare(), resize, transforms.CenterCrop(size)]
+        return _composed(steps, statistics)
+    if isinstance(made, LightAugmentation):
+        return _composed([_squeeze(size)], statistics)
+    raise ValueError(_only_rgb(made))
+
+
+def check_policy(made: Augmentation) -> None:
+    """Refuse an augmentation that has a policy of 8-bit RGB.
+
+    Raises:
+        ValueError: It has one.
+    """
+    policy = getattr(made, "auto_augment", None)
+    if policy is not None:
+        raise ValueError(
+            f"data.augmentation.auto_augment={policy} changes colours of 8-bit RGB; with "
+            "data.bands pass ++data.augmentation.auto_augment=null"
+        )
+
+
+def _only_rgb(made: Augmentation) -> str:
+    return (
+        f"data.augmentation={type(made).__name__} is for RGB images; with data.bands pass "
+        "PaperAugmentation or LightAugmentation"
+    )
+
+
+def _paper_steps(made: PaperAugmentation, size: int) -> list[Step]:
+    scale, ratio = tuple(made.crop_scale), tuple(made.crop_ratio)
+    name = made.train_interpolation or made.interpolation
+    names = ("bilinear", "bicubic") if name == "random" else (name,)
+    crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(one)) for one in names]
+    steps: list[Step] = [transforms.RandomChoice(crops) if len(crops) > 1 else crops[0]]
+    return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
+
+
+def _light_steps(made: LightAugmentation, size: int) -> list[Step]:
+    margin, scale = round(made.shift * size), (made.scale[0], made.scale[1])
+    steps: list[Step] = [_squeeze(size)]
+    if margin:
+        steps.append(transforms.Pad(margin, padding_mode="reflect"))
+    if made.degrees or scale != (1, 1):
+        bilinear = InterpolationMode.BILINEAR
+        steps.append(transforms.RandomAffine(made.degrees, scale=scale, interpolation=bilinear))
+    if margin:
+        steps.append(transforms.RandomCrop(size))
+    return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
+
+
+def _squeeze(size: int) -> Step:
+    step: Step = transforms.Resize((size, size), InterpolationMode.BICUBIC)
+    return step
+
+
+def _flip(probability: float) -> list[Step]:
+    return [transforms.RandomHorizontalFlip(probability)] if probability else []
+
+
+def _jitter(strength: float) -> list[Step]:
+    return [Jitter(strength)] if strength else []
+
+
+def _paper_erasing(made: PaperAugmentation) -> list[Step]:
+    share = made.random_erasing
+    return [make_erasing(share, mode="pixel", device="cpu")] if share else []
+
+
+def _light_erasing(made: LightAugmentation) -> list[Step]:
+    return [transforms.RandomErasing(made.random_erasing)] if made.random_erasing else []
+
+
+def _composed(steps: list[Step], statistics: Statistics, last: list[Step] | None = None) -> Step:
+    normalise = transforms.Normalize([*statistics.mean], [*statistics.std])
+    made: Step = transforms.Compose([ToTensor(), *steps, normalise, *(last or ())])
+    return made
+
+
+def _mode(name: str) -> InterpolationMode:
+    """Return torchvision's interpolation of a name of timm's."""
+    return InterpolationMode(name)
