@@ -27,7 +27,6 @@ from backbones.base import (
     Mixer,
     PointwiseMixer,
     Slot,
-    SlotMixers,
     factory_at,
     fill,
 )
@@ -193,16 +192,9 @@ class TextEncoder(Backbone):
                 fill(block, name, typed, slot)
                 if factory_at(typed, slot) is None:
                     continue
-<<<<<<< HEAD
-                mixer = getattr(block, name)
-                fit_to_sequences(mixer, causal)
-                if not index or isinstance(typed, SlotMixers):
-                    check_sequences(mixer, dim, causal)
-=======
                 kind: Kind = "channel" if name == "mlp" else "token"
                 if fit_to_texts(getattr(block, name), kind, dim, causal):
                     block.by_length.add(name)
->>>>>>> lang
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, L) of the map for tokens (B, L)."""

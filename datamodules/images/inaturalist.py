@@ -81,7 +81,7 @@ class INaturalist2019DataModule(ImageFolderDataModule):
             "val": make.eval(self.image_size),
         }
         return {
-            split: self._listed(content[split], label_of, transform)
+            split: self._labelled(content[split], label_of, transform)
             for split, transform in transforms.items()
         }
 
@@ -95,7 +95,7 @@ class INaturalist2019DataModule(ImageFolderDataModule):
             )
         return lines
 
-    def _listed(
+    def _labelled(
         self, content: dict[str, Any], label_of: dict[int, int], transform: Transform
     ) -> SeededDataset:
         files, labels = content["files"], content["labels"]
