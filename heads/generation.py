@@ -147,7 +147,8 @@ class Generator(Remembering, nn.Module):
         if not self.has_vae and self.backbone.channels not in (1, 3):
             raise ValueError(
                 f"samples with {self.backbone.channels} channels are latents; pass head.vae="
-                "<folder of a diffusers AutoencoderKL> to decode them, or task.num_samples=0 in a training"
+                "<folder of a diffusers AutoencoderKL> to decode them, or task.num_samples=0 in a "
+                "training"
             )
 
     @torch.no_grad()
