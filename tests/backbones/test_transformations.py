@@ -147,7 +147,14 @@ def test_a_recomputed_mixer_may_be_differentiated_again(name, form):
     close(torch.autograd.grad(y, leaf), first)
 
 
-@modes_by_turns
+@pytest.mark.parametrize(
+    ("name", "form", "mode"),
+    [
+        pytest.param(*case, mode, marks=() if turn in (0, 5) else pytest.mark.slow)
+        for case, turn in zip(FORMS, cycle(range(8)), strict=False)
+        for mode in MODES[turn % 2 :][:1]
+    ],
+)
 def test_traces_and_fake_tensors_see_operations(name, form, mode):
     mixer, (x, _) = build(name, form).eval(), given()
     with mode():

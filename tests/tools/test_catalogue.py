@@ -63,13 +63,13 @@ def plain(options):
     return OmegaConf.to_container(OmegaConf.create(options))
 
 
-@pytest.mark.parametrize("name", [*UNKNOWN, *unfit_pairs()])
-def test_unknown_names_have_the_registrys_message(read, name):
-    with pytest.raises(ValueError, match="there is no") as ours:
-        read.schema(name)
-    with pytest.raises(ValueError, match="there is no") as of_registry:
-        look_up(name)
-    assert str(ours.value) == str(of_registry.value)
+def test_unknown_names_have_the_registrys_message(read):
+    for name in [*UNKNOWN, *unfit_pairs()]:
+        with pytest.raises(ValueError, match="there is no") as ours:
+            read.schema(name)
+        with pytest.raises(ValueError, match="there is no") as of_registry:
+            look_up(name)
+        assert str(ours.value) == str(of_registry.value)
 
 
 def test_registrations_are_included_and_the_cache_is_optional(registering, tmp_path, monkeypatch):
