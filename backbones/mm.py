@@ -71,7 +71,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
             return
         ids, last = self._backbone.layer_ids, max(self.out_indices)
         # What merges after the last map that is read is not read either.
-        order = dataclasses.replace(ids, merges_end_stages=False)
+        order = dataclasses.replace(ids, merges_end_stages=False) if ids.merges_end_stages else ids
         unread = [key for i, key in enumerate(self._backbone.map_keys) if i not in self.out_indices]
         of_maps = len(ids.depths) == len(self._backbone.feature_info)
         for name, parameter in self.named_parameters():

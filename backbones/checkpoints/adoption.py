@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
 from backbones.checkpoints.equations import KINDS, differences
+from backbones.checkpoints.keys import NETWORK, strip_wrappers
 from backbones.checkpoints.opening import TASK, Checkpoint
 
 V = TypeVar("V")
@@ -156,6 +157,8 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
         ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
     file = checkpoint.state_dict
+    if NETWORK not in dict(backbone.named_children()):
+        file, _ = strip_wrappers(file, checkpoint.path)
     tensors = backbone.adapt_input(backbone.convert_state_dict(dict(file)))
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():

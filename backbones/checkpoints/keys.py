@@ -12,6 +12,7 @@ INNER = re.compile(
     r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
 BACKBONE = "backbone"
+NETWORK = "network"  # part of our host for timm's models, and a wrapper in files of others
 # Names of classifiers after a backbone; MMPretrain's is head.fc.
 CLASSIFIER = re.compile(
     r"classifier\.(?P<own>.+)|(fc|head|head\.fc|linear)\.(?P<other>weight|bias)"
@@ -26,7 +27,7 @@ def without_inner_wrappers(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def strip_wrappers(
-    state_dict: dict[str, Tensor], source: str = "the file"
+    state_dict: dict[str, Tensor], source: str = "the file", kept_wrapper: str | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Remove the prefixes of wrappers, and the tensors outside the wrapped network.
 
@@ -36,6 +37,7 @@ def strip_wrappers(
     Args:
         state_dict: Tensors of a file.
         source: Name of the file in messages.
+        kept_wrapper: A wrapper that stays, with what is beside it.
 
     Returns:
         The network's tensors, and the prefixes of the tensors left out.
@@ -44,7 +46,7 @@ def strip_wrappers(
         ValueError: The file has two networks of the same names.
     """
     left_out: list[str] = []
-    while (wrapper := _wrapper(state_dict, source)) is not None:
+    while (wrapper := _wrapper(state_dict, source)) not in (None, kept_wrapper):
         inside = {k.removeprefix(f"{wrapper}."): v for k, v in _below(wrapper, state_dict).items()}
         beside = {k: v for k, v in state_dict.items() if not k.startswith(f"{wrapper}.")}
         kept = {} if wrapper != BACKBONE and _classifier(inside) else _classifier(beside)

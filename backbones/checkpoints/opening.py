@@ -17,7 +17,7 @@ from torch import Tensor
 from backbones.checkpoints.equations import RECORD
 from backbones.checkpoints.folders import read_sharded, weights_in
 from backbones.checkpoints.foreign import objects_in, other_kind, read_foreign, refused_names
-from backbones.checkpoints.keys import strip_wrappers, without_inner_wrappers
+from backbones.checkpoints.keys import NETWORK, strip_wrappers, without_inner_wrappers
 from backbones.checkpoints.schema import FREE, SHARED, check_parts, check_tensors
 from backbones.checkpoints.seal import KEY, DamagedCheckpoint, verify
 
@@ -96,12 +96,13 @@ class Checkpoint:
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors without the prefixes of wrappers.
 
-        A model with a part ``backbone.`` is reduced to that part and ``classifier.*``.
+        A model with a part ``backbone.`` is reduced to that part and ``classifier.*``. A wrapper
+        ``network.`` stays; ``convert`` removes it for backbones without such a part.
 
         Raises:
             ValueError: As ``tensors``.
         """
-        kept, left_out = strip_wrappers(self.tensors, self.path)
+        kept, left_out = strip_wrappers(self.tensors, self.path, NETWORK)
         if left_out:
             logger.info("%s: skipped outside the network: %s", self.path, _listed(left_out))
         return kept

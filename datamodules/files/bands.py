@@ -17,6 +17,7 @@ import numpy as np
 import tifffile
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torchvision.io import ImageReadMode, decode_png
 
 from datamodules.files.console import log
@@ -273,11 +274,11 @@ def _reader_errors(path: Path) -> Iterator[None]:
     with image_errors(path):
         try:
             yield
-        except (tifffile.TiffFileError, EOFError, RuntimeError, LookupError) as error:
-            raise ValueError(str(error)) from error
-        except ValueError as error:
+        except (OSError, Image.DecompressionBombError):
+            raise
+        except Exception as error:  # the readers and their codecs raise all kinds
             if "imagecodecs" not in str(error):
-                raise
+                raise ValueError(str(error)) from error
             raise ValueError(
                 "its compression needs imagecodecs: type pip install imagecodecs, or save it "
                 "with deflate or without compression"

@@ -334,3 +334,31 @@ def test_weights_adapt_to_other_channels(host, in_chans):
 
 def test_channels_are_from_1_to_12():
     refuses("in_chans must be from 1 to 12", create_backbone, "deit_t", in_chans=13)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("prefix", ["", "backbone.", "model.backbone."])
+def test_own_files_load_with_their_mixers_and_pyramid(prefix, dense):
+    options = {"model": "test_vit", "dense": dense, "token_mixer": "pooling"}
+    source, backbone = (create_backbone("timm_afbo", **options, img_size=64) for _ in range(2))
+    drawn = drawn_tensors(source.state_dict())
+    rest = {f"{prefix.removesuffix('backbone.')}classifier.weight": torch.zeros(2, 64)}
+    tensors = {f"{prefix}{key}": value for key, value in drawn.items()} | (rest if prefix else {})
+    report = adopt(backbone, in_memory(tensors, "file"), trained=True)
+    assert report.initialised == ()
+    assert {key: value.tolist() for key, value in backbone.state_dict().items()} == {
+        key: value.tolist() for key, value in drawn.items()
+    }
+    larger = create_backbone("timm_afbo", **options, img_size=96)
+    resized = adopt(larger, in_memory(tensors, "file"), trained=True)
+    assert resized.initialised == ()
+    assert any("pos_embed" in one for one in resized.resized)
+
+
+def test_a_wrapper_of_timms_model_is_removed():
+    theirs = timm_model("test_vit", 3)
+    wrapped = {f"network.{key}": value for key, value in theirs.state_dict().items()}
+    backbone = create_backbone("timm", model="test_vit").double()
+    converted = convert(in_memory(wrapped, "file"), backbone)
+    assert converted.has_classifier
+    assert adopt(backbone, converted).initialised == ()

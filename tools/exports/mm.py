@@ -112,7 +112,7 @@ def export(request: ExportRequest) -> list[Path]:
     bases = base_files(request.to, package.base, with_mask="roi_head" in package.model)
     files += write_config(folder, CONFIG, request.to, bases, config, f"{name} in {request.to}.")[1:]
     if request.settings["standalone"] == "true":
-        files.append(write_standalone(name, request.options, folder))
+        files.append(write_standalone(request.backbone, request.options, folder))
         before = _outputs(package, request.images())
         check_standalone(folder, files[1], request.images(), before)
     files += write_names(folder, package.metainfo.get("classes", ()))

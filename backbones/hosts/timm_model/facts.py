@@ -177,7 +177,8 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
                 found["maps"] = [tuple(one.shape[1:]) for one in maps]
             else:
                 features, found["maps"] = network.forward_features(images), _stated(network, padded)
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # encoders lack a head
+            # Encoders lack a head, or have one without features before the logits.
+            with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
                 found["embedding"] = network.forward_head(features, pre_logits=True)
 
     calls = _run_checked(model, size, lambda: _record(network, run))

@@ -313,9 +313,19 @@ class TimmBackbone(Backbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
-        if any(key.startswith(NETWORK) for key in state_dict):
-            return state_dict
-        return self._of_timm(state_dict)
+        inside = {
+            key.removeprefix(NETWORK): value
+            for key, value in state_dict.items()
+            if key.startswith(NETWORK)
+        }
+        if not inside:
+            return self._of_timm(state_dict)
+        beside = {key: value for key, value in state_dict.items() if not key.startswith(NETWORK)}
+        own = self.network.state_dict()
+        if all(key not in own or own[key].shape == one.shape for key, one in inside.items()):
+            if not any(key.startswith(self.facts.classifier) for key in inside.keys() - own.keys()):
+                return state_dict
+        return self._of_timm(inside) | beside
 
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""

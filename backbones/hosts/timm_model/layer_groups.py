@@ -16,7 +16,10 @@ class LayerGroups:
 
     Attributes:
         depths: Layers per stage.
+        merges_end_stages: False: downsampling belongs to the stage after it.
     """
+
+    merges_end_stages = False
 
     def __init__(self, layers: Mapping[str, int], stages: Mapping[str, int], prefix: str) -> None:
         self._layers, self._stages, self._prefix = layers, stages, prefix

@@ -101,8 +101,8 @@ def try_model(model: str) -> Listed:
     size = own_size(model)
     try:
         facts = find_facts(model, {}, size, 3, class_token=True)
-    except ValueError as error:
-        return Listed(family, size=size, error=str(error))
+    except Exception as error:  # timm's models raise all kinds; the list has every model
+        return Listed(family, size=size, error=str(error) or type(error).__name__)
     network: Any = facts.network
     slots = find_slots(network, facts.calls, facts.padded, Frame(facts.padded))
     kept: dict[str, str] = {}
