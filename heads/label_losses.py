@@ -118,6 +118,11 @@ class LabelLoss:
         return self.name == self.usual and self.class_weights is None
 
     @property
+    def is_cross_entropy(self) -> bool:
+        """True for cross entropy without weights."""
+        return self.name == "cross_entropy" and self.class_weights is None
+
+    @property
     def needs_counts(self) -> bool:
         """True if ``prepare`` must be called."""
         return self.class_weights == BALANCED
@@ -158,7 +163,7 @@ class LabelLoss:
         Raises:
             ValueError: Shares meet "asymmetric", which takes indices.
         """
-        if self.is_usual and not self.multi_label:
+        if self.is_cross_entropy:
             return F.cross_entropy(logits, labels, label_smoothing=smoothing)
         classes = logits.shape[1]
         if labels.ndim == logits.ndim:

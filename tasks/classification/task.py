@@ -246,7 +246,9 @@ class ClassificationTask(ClassesTask):
         Random numbers come from the global generators, which checkpoints save. The teacher sees the
         same images as the student.
         """
-        batch = self._with_token_labels(self._mixed(batch)) | {"label_loss": self.label_loss}
+        batch = self._with_token_labels(self._mixed(batch))
+        if not self.label_loss.is_cross_entropy:
+            batch = batch | {"label_loss": self.label_loss}
         if self._teacher is None:
             return batch
         teacher, normalisation = self._teacher

@@ -22,6 +22,7 @@ from tasks.classification.task import ClassificationTask
 from tasks.detection.task import DetectionTask
 from tasks.engine.family import families
 from tasks.generation.task import GenerationTask
+from tasks.multi_label.task import MultiLabelTask
 from tasks.point_segmentation.task import PointSegmentationTask
 from tasks.segmentation.task import SegmentationTask
 from tasks.super_resolution.task import SuperResolutionTask
@@ -38,7 +39,7 @@ from tools.runs.outcome import recording_failure
 
 CROP = "+data.augmentation.crop_pct=0.875"  # the recipe's; data=imagenet has 0.9
 TASK = {"classification": ClassificationTask, "transfer": ClassificationTask,
-        "detection": DetectionTask, "segmentation": SegmentationTask,
+        "multi_label": MultiLabelTask, "detection": DetectionTask, "segmentation": SegmentationTask,
         "super_resolution": SuperResolutionTask, "generation": GenerationTask,
         "point_segmentation": PointSegmentationTask}  # fmt: skip
 
