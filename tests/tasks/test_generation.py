@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.linalg import sqrtm
 
 from backbones import create_backbone
-from datamodules.generation.images import GenerationDataModule, LabelledImages, scaled
+from datamodules.generation.images import GenerationDataModule, LabelledImages
 from heads.diffusion import (
     clean_of,
     ddim_step,
@@ -267,10 +267,10 @@ def test_latents_are_computed_once_and_read(tmp_path):
     assert len(times) == 4
     write_latents(model, data, device)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*.npy")} == times
-    image = torch.from_numpy(scaled(data.pixels(root / "val" / "cat" / "a.png")))[None]
+    image = torch.from_numpy(data.values(root / "val" / "cat" / "a.png"))[None]
     wanted = 0.5 * model.moments(image)[0][0]
     torch.testing.assert_close(data.dataset("val")[0, 0]["images"], wanted, rtol=1e-3, atol=1e-3)
-    image = torch.from_numpy(scaled(data.pixels(root / "train" / "cat" / "a.png")))[None]
+    image = torch.from_numpy(data.values(root / "train" / "cat" / "a.png"))[None]
     views = torch.stack([model.moments(view)[0][0] for view in (image, image.flip(3))])
     train = LabelledImages(data, [(root / "train" / "cat" / "a.png", 0)], training=True)
     drawn = torch.stack([train[0]["images"] / 0.5 for _ in range(200)])
