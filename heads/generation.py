@@ -45,7 +45,8 @@ class Generator(Remembering, nn.Module):
         backbone: A host for noisy inputs.
         objective: "diffusion" denoises over 1000 steps, "flow" predicts velocities from data to
             noise.
-        prediction: What diffusion predicts: "noise", or "velocity", which weighs noisy inputs more.
+        prediction: What diffusion predicts: "noise", or "velocity", which weighs noisy inputs more;
+            flows have their own velocity.
         label_dropout: Share of labels that training replaces by the unknown class.
         sampler: "ddpm" or "ddim" for diffusion, "euler" for flows.
         steps: Steps of the sampler.
@@ -92,8 +93,6 @@ class Generator(Remembering, nn.Module):
         if (objective == "flow") != (sampler == "euler"):
             fitting = "euler" if objective == "flow" else "ddpm or ddim"
             raise ValueError(f"head.objective={objective} needs head.sampler={fitting}")
-        if objective == "flow" and prediction != "noise":
-            raise ValueError("head.prediction is an option of head.objective=diffusion")
         if objective == "flow" and backbone.out_channels != backbone.channels:
             raise ValueError("head.objective=flow needs backbone.learn_sigma=false")
         if not 0 <= label_dropout < 1:
@@ -146,9 +145,9 @@ class Generator(Remembering, nn.Module):
         """
         if not self.has_vae and self.backbone.channels not in (1, 3):
             raise ValueError(
-                f"samples with {self.backbone.channels} channels are latents; pass head.vae="
-                "<folder of a diffusers AutoencoderKL> to decode them, or task.num_samples=0 in a "
-                "training"
+                f"samples with {self.backbone.channels} channels are latents; pass "
+                "head.vae=<folder of a diffusers AutoencoderKL> to decode them, or "
+                "task.num_samples=0 in a training"
             )
 
     @torch.no_grad()

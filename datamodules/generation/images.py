@@ -182,6 +182,10 @@ class GenerationDataModule(BaseDataModule):
         pixels = np.asarray(image.crop((left, top, left + size, top + size)))
         return np.array(pixels.reshape(size, size, -1).transpose(2, 0, 1), order="C")
 
+    def values(self, file: Path) -> NDArray[np.float32]:
+        """Read an image as values from -1 to 1: (C, H, W)."""
+        return (self.pixels(file) / np.float32(127.5) - 1).astype(np.float32)
+
     def build(self) -> dict[Split, SeededDataset]:
         """List the files of both splits."""
         self._read_classes()
@@ -259,7 +263,7 @@ class LabelledImages:
         return self.training and self.data.flip and bool(np.random.random() < 0.5)
 
     def _image(self, file: Path) -> NDArray[np.float32]:
-        pixels = scaled(self.data.pixels(file))
+        pixels = self.data.values(file)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self._mirrored() else pixels
 
     def _latents(self, file: Path) -> NDArray[np.float32]:
@@ -278,11 +282,6 @@ class LabelledImages:
                 f"deviations {moments}"
             )
         return values
-
-
-def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Scale pixels from 0 to 255 to values from -1 to 1."""
-    return (pixels / np.float32(127.5) - 1).astype(np.float32)
 
 
 def read_latents(file: Path) -> NDArray[np.float32]:

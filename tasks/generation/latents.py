@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.generation.images import scaled
 from heads.generation import Generator
 from tasks.engine.pace import duration
 from tasks.engine.whole_files import whole_file
@@ -66,7 +65,7 @@ def write_latents(
 
 
 def _write(model: Generator, data: Any, files: list[Path], device: torch.device) -> None:
-    images = torch.stack([torch.from_numpy(scaled(data.pixels(file))) for file in files])
+    images = torch.stack([torch.from_numpy(data.values(file)) for file in files])
     views = [images, images.flip(3)] if data.flip else [images]
     moments = [torch.cat(model.moments(view.to(device)), dim=1).cpu().numpy() for view in views]
     for index, file in enumerate(files):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from backbones.checkpoints.opening import Checkpoint
-from datamodules.files.folders import IMAGE_SUFFIXES
 from tasks import load
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
@@ -204,7 +203,8 @@ class GenerationTask(BaseTask):
         if path is None:
             images = data.real_images()
         else:
-            files = sorted(one for one in path.rglob("*") if one.suffix.lower() in IMAGE_SUFFIXES)
+            known = Image.registered_extensions()
+            files = sorted(one for one in path.rglob("*") if one.suffix.lower() in known)
             if len(files) < 2:
                 raise ValueError(f"task.reference={path} holds {len(files)} images; it needs many")
             images = map(_read, files)

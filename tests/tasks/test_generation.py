@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.linalg import sqrtm
 
 from backbones import create_backbone
-from datamodules.generation.images import GenerationDataModule, LabelledImages, scaled
+from datamodules.generation.images import GenerationDataModule, LabelledImages
 from heads.diffusion import (
     clean_of,
     ddim_step,
@@ -25,7 +25,15 @@ from heads.diffusion import (
 )  # fmt: skip
 from heads.generation import Generator
 from tasks.generation.latents import write_latents
-from tasks.generation.quality import fid, inception_score, kid, load_extractor, statistics
+from tasks.generation.quality import (
+    extract,
+    fid,
+    inception_score,
+    kid,
+    load_extractor,
+    pixel_kid,
+    statistics,
+)
 from tasks.generation.task import GenerationTask, sheet, to_bytes
 from tests.runs import composed, run_here, run_shared
 
@@ -159,6 +167,10 @@ def test_figures_of_sets_of_images():
     assert fid(a, b) == pytest.approx(wanted, rel=1e-6)
     assert fid(a, a) == pytest.approx(0, abs=1e-6)
     assert kid(one, other) > 5 * abs(kid(other[:40], other[40:]))
+    images = torch.randint(0, 255, (6, 1, 16, 16), dtype=torch.uint8)
+    small = images.double().div(255).unflatten(3, (8, 2)).unflatten(2, (8, 2)).mean((3, 5))
+    wanted = kid(*small.flatten(1).split(3))
+    assert pixel_kid(images[:3], images[3:]) == pytest.approx(wanted)
     certain = 100 * torch.eye(4).repeat(10, 1)
     assert inception_score(certain) == pytest.approx(4)
     assert inception_score(torch.zeros(40, 4)) == pytest.approx(1)
@@ -267,10 +279,10 @@ def test_latents_are_computed_once_and_read(tmp_path):
     assert len(times) == 4
     write_latents(model, data, device)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*.npy")} == times
-    image = torch.from_numpy(scaled(data.pixels(root / "val" / "cat" / "a.png")))[None]
+    image = torch.from_numpy(data.values(root / "val" / "cat" / "a.png"))[None]
     wanted = 0.5 * model.moments(image)[0][0]
     torch.testing.assert_close(data.dataset("val")[0, 0]["images"], wanted, rtol=1e-3, atol=1e-3)
-    image = torch.from_numpy(scaled(data.pixels(root / "train" / "cat" / "a.png")))[None]
+    image = torch.from_numpy(data.values(root / "train" / "cat" / "a.png"))[None]
     views = torch.stack([model.moments(view)[0][0] for view in (image, image.flip(3))])
     train = LabelledImages(data, [(root / "train" / "cat" / "a.png", 0)], training=True)
     drawn = torch.stack([train[0]["images"] / 0.5 for _ in range(200)])
@@ -309,6 +321,66 @@ def test_the_published_recipe():
     assert (config["head"]["steps"], config["head"]["guidance"]) == (250, 1.5)
     assert config["task"]["num_samples"] == 50_000
     assert config["task"]["ema"]["decay"] == 0.9999
+
+
+def test_a_classifier_counts_the_samples_that_it_recognises(tmp_path, monkeypatch):
+    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=4, classifier=str(tmp_path))
+    assert task.metric_names == ("mse", "kid", "recognised")
+    files = [tmp_path / f"{index:06d}_{label}.png" for index, label in enumerate([0, 1, 2, 2])]
+    rows = [{"classes": ["a"]}, {"classes": ["c"]}, {"classes": ["c"]}, {"classes": ["c", "a"]}]
+    classifier = SimpleNamespace(class_names=["a", "b", "c"], stream=lambda files: iter(rows))
+    monkeypatch.setattr("tasks.generation.task.load", lambda run, device: classifier)
+    assert task._recognised(files, "run") == 75
+    classifier.class_names = ["a", "c"]
+    with pytest.raises(ValueError, match=r"task\.classifier=run lacks the class b"):
+        task._recognised(files, "run")
+
+
+def test_samples_of_latents_need_a_vae():
+    with pytest.raises(ValueError, match=r"samples with 4 channels are latents; pass head\.vae="):
+        Generator(latent_generator().backbone).check_images()
+    latent_generator().check_images()
+    generator().check_images()
+
+
+def test_the_extractor_of_torch_fidelity_scores_images(tmp_path, monkeypatch):
+    module = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
+    kind = module.FeatureExtractorInceptionV3
+    torch.save({}, tmp_path / "weights.pth")
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "load_state_dict", lambda self, tensors: None)
+        random = load_extractor(tmp_path / "weights.pth")
+    torch.save(random.state_dict(), tmp_path / "weights.pth")
+    extractor = load_extractor(tmp_path / "weights.pth")
+    images = list(torch.randint(0, 255, (5, 1, 20, 20), dtype=torch.uint8))
+    features, logits = extract(extractor, images, torch.device("cpu"))
+    assert (features.shape, logits.shape) == ((5, 2048), (5, 1008))
+    same = [image.expand(3, -1, -1) for image in images]
+    torch.testing.assert_close(extract(extractor, same, torch.device("cpu"))[0], features)
+    with pytest.raises(ValueError, match="FID compares images of one size"):
+        extract(extractor, [*images, torch.zeros(1, 8, 8, dtype=torch.uint8)], torch.device("cpu"))
+    torch.save({}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"task\.inception=.*other\.pth lacks the tensors"):
+        load_extractor(tmp_path / "other.pth")
+
+
+def test_a_released_vae_encodes_and_decodes(tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2,
+              "up_block_types": ["UpDecoderBlock2D"] * 2}  # fmt: skip
+    theirs = diffusers.AutoencoderKL(
+        latent_channels=4, block_out_channels=[8, 8], norm_num_groups=4, **blocks
+    )
+    theirs.save_pretrained(tmp_path)
+    host = create_backbone("dit_tiny", channels=4, num_classes=2, img_size=8, fast=False)
+    model = Generator(host, vae=str(tmp_path))
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
+    with torch.no_grad():
+        wanted = theirs.eval().encode(images).latent_dist.mode()
+        torch.testing.assert_close(model.encode(images, draw=False), 0.18215 * wanted)
+        decoded = theirs.decode(wanted).sample.clamp(-1, 1)
+    torch.testing.assert_close(model.decode(0.18215 * wanted), decoded)
+    assert not any("vae" in key for key in model.state_dict())
 
 
 TINY = ("head.steps=2", "trainer.max_epochs=1", "trainer.limit_train_batches=2",
