@@ -55,6 +55,8 @@ class LanguageModel(Remembering, nn.Module):
             nn.init.zeros_(linear.bias)
             self.transform = nn.Sequential(linear, nn.GELU(), nn.LayerNorm(dim, eps=EPS))
             self.bias = nn.Parameter(torch.zeros(words))
+            if self.backbone.pooler is not None:
+                self.backbone.pooler.requires_grad_(False)  # takes no part
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None

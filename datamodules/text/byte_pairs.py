@@ -17,6 +17,7 @@ from datamodules.text.wordpiece import split_words
 
 NUMBERS, MERGES = "vocab.json", "merges.txt"
 UNKNOWN = "<unk>"
+VERSION = "#version: 0.2"  # first line of the merges
 WORD_END = "</w>"
 # Tokens that fine-tuning adds behind the vocabulary, in the names of the authors' code.
 ADDED = ("_start_", "_delimiter_", "_classify_")
@@ -61,6 +62,14 @@ class BytePairs:
                 f"{folder / (MERGES if wrong else NUMBERS)} is malformed; expected GPT-1's files"
             )
         return cls(numbers, [(one, other) for one, other in pairs])
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write vocab.json and merges.txt to a folder and return them."""
+        files = [folder / NUMBERS, folder / MERGES]
+        files[0].write_text(json.dumps(self.numbers, ensure_ascii=False), encoding="utf-8")
+        lines = [VERSION, *(" ".join(pair) for pair in self.ranks)]
+        files[1].write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return files
 
     def __len__(self) -> int:
         return len(self.pieces)

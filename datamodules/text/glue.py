@@ -7,7 +7,7 @@ Understanding", ICLR 2019, https://arxiv.org/abs/1804.07461.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ def read_examples(file: Path, kind: GlueSet, *, labelled: bool = True) -> list[E
     found = []
     for number, row in enumerate(rows[kind.header :], 1 + kind.header):
         if max(places) >= len(row) or (label is not None and label >= len(row)):
-            # The published files have some lines with too few columns.
-            if kind.folder in ("QQP", "MRPC"):
+            # Published files have lines with too few columns; tests must keep their places.
+            if labelled and kind.folder in ("QQP", "MRPC"):
                 continue
             raise ValueError(f"{file} line {number} has {len(row)} columns, fewer than the header")
         value = None if label is None else _label(file, number, kind, row[label])
@@ -109,6 +109,20 @@ def read_examples(file: Path, kind: GlueSet, *, labelled: bool = True) -> list[E
     if not found:
         raise ValueError(f"{file} holds no examples")
     return found
+
+
+def read_tests(file: Path, kind: GlueSet) -> list[Example]:
+    """Read a test file of GLUE, which has a header with ``index`` and the texts' columns.
+
+    Returns:
+        Its examples; empty for a file of another form.
+    """
+    with file.open(encoding="utf-8-sig") as lines:
+        header = lines.readline().rstrip("\r\n").split("\t")
+    columns = ("sentence",) if not kind.header else kind.columns
+    if not {"index", "id"} & set(header) or not set(columns) <= set(header):
+        return []
+    return read_examples(file, replace(kind, columns=columns, header=True), labelled=False)
 
 
 def _places(
@@ -247,7 +261,7 @@ class GlueDataModule(BaseDataModule):
         return built
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
-        """Return texts: of a tsv or text file, one per line, or given as text.
+        """Return texts: of GLUE's test.tsv, of a file with a text per line, or given as text.
 
         Args:
             inputs: A file, a text, or a list of texts; a tab separates the texts of a pair.
@@ -255,6 +269,10 @@ class GlueDataModule(BaseDataModule):
         if isinstance(inputs, list | tuple):
             lines = [str(one) for one in inputs]
         elif Path(inputs).is_file():
+            found = read_tests(Path(inputs), self.kind)
+            if found:
+                texts_ = Texts(self, [found], Path(inputs).name)
+                return TolerantDataset(texts_, texts_.name)
             lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
         else:
             lines = [str(inputs)]

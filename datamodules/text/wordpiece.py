@@ -86,6 +86,12 @@ class WordPiece:
             )
         return cls(file.read_text(encoding="utf-8").splitlines(), lower)
 
+    def write(self, folder: Path) -> list[Path]:
+        """Write vocab.txt to a folder and return it."""
+        file = folder / VOCABULARY
+        file.write_text("\n".join(self.pieces) + "\n", encoding="utf-8")
+        return [file]
+
     def __len__(self) -> int:
         return len(self.pieces)
 

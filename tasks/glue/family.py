@@ -28,6 +28,11 @@ FAMILY = Family(
     ),
     monitor="score",
     counted=Counted({"num_classes": 2}, head="text_classifier", shape=(128,)),
+    exports={"onnx": "model", "torch_export": "model"},
+    exporters={
+        "onnx": "tools.exports.texts.to_onnx",
+        "torch_export": "tools.exports.texts.to_torch_export",
+    },
     analyses={"report": "", "mappings": ""},
     channels_first=False,
     published=Published(

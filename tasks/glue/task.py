@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import check_classes
 from tasks.glue.answers import Answers
 from tasks.glue.family import FAMILY, METRICS
+from tasks.glue.submission import submission_name, write_submission
 from tasks.glue.words import describe_words, word_answer
 
 WIDTH, LINE, LETTERS = 860, 18, 90  # pixels, pixels, letters of a text that is drawn
@@ -136,6 +138,14 @@ class GlueTask(BaseTask):
         if "score" in row:
             return f"{row['score']:.3f}"
         return f"{row['class']} ({100 * row['share']:.1f} %)"
+
+    def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
+        """Write the answers as a tsv file for GLUE's server, named after the set."""
+        if isinstance(self.model, LanguageModel) or not rows:
+            return
+        first = rows[0]["image"].partition(" ")[0]
+        name = submission_name(self.data.kind.folder, mismatched="mismatched" in first)
+        write_submission(folder / name, rows)
 
     @torch.no_grad()
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:

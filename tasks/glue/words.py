@@ -34,7 +34,7 @@ def describe_words(
             "texts": [tokenizer.decode(text)],
             "words": [tokenizer.pieces[number] for number in own],
         }
-        if tokenizer.mask not in truth:
+        if model.backbone.causal or tokenizer.mask not in truth:
             row["truth"] = [tokenizer.pieces[number] for number in truth]
         rows.append(row)
     return rows
@@ -43,6 +43,8 @@ def describe_words(
 def word_answer(row: Row) -> str:
     """Return the guessed words as a line."""
     shown = " ".join(row["words"])
+    if not shown:
+        return "the text lacks [MASK], a word to predict"
     if "truth" not in row:
         return shown
     right = sum(one == other for one, other in zip(row["words"], row["truth"], strict=True))

@@ -8,6 +8,7 @@ from datamodules.text.glue import SETS, GlueDataModule, read_examples
 from datamodules.text.sample import SampleGlue, make_sentence
 from datamodules.text.tokenizers import cut_to
 from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words, train_vocabulary
+from tests.glue_sets import write_sets
 
 OWN = {"batch_size": 2, "num_workers": 0}
 
@@ -46,31 +47,6 @@ def test_a_trained_vocabulary_writes_every_word():
     assert tokenizer.numbers["[PAD]"] == 0
     assert tokenizer.numbers["[UNK]"] not in tokenizer.encode("the nerd runs. uh")
     assert len(tokenizer.encode("the")) == 1
-
-
-def write_sets(folder):
-    """Each set in its published columns, with two examples."""
-    rows = {
-        "CoLA": (None, ["gj04\t1\t\tA dog.", "gj04\t0\t*\tDog a."]),
-        "SST-2": ("sentence\tlabel", ["fine\t1", 'a "bad one\t0']),
-        "MRPC": ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ["1\t1\t2\ta\tb", "0\t1\t2\tc\td"]),
-        "STS-B": ("index\tsentence1\tsentence2\tscore", ["0\ta\tb\t4.5", "1\tc\td\t0.000"]),
-        "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
-                ["0\t1\t2\ta\tb\t0", "1\t3\t4\tc\td\t1", "2\tbroken"]),
-        "MNLI": ("index\tsentence1\tsentence2\tgold_label",
-                 ["0\ta\tb\tneutral", "1\tc\td\tentailment", "2\te\tf\t-"]),
-        "QNLI": ("index\tquestion\tsentence\tlabel",
-                 ["0\ta\tb\tentailment", "1\tc\td\tnot_entailment"]),
-        "RTE": ("index\tsentence1\tsentence2\tlabel",
-                ["0\ta\tb\tnot_entailment", "1\tc\td\tentailment"]),
-    }  # fmt: skip
-    for kind in SETS.values():
-        header, lines = rows[kind.folder]
-        inner = folder / kind.folder
-        inner.mkdir()
-        text = "\n".join([*([header] if header else []), *lines]) + "\n"
-        for name in ("train", *kind.dev):
-            (inner / f"{name}.tsv").write_text(text)
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

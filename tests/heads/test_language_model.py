@@ -91,3 +91,20 @@ def test_data_of_the_other_kind_are_refused():
         made("bert_tiny", LanguageModel, 2)
     with pytest.raises(ValueError, match="deit_t takes no text"):
         LanguageModel(create_backbone("deit_t", img_size=64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_base", "bert_base_afbo", "bert_large", "gpt1", "gpt1_afbo"])
+def test_full_hosts_train(name):
+    head = TextClassifier(create_backbone(name, img_size=16), 2)
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-3)
+    batch = {key: value[:1] for key, value in texts().items()}
+    losses = []
+    for _ in range(2):
+        loss = head.eval().loss(batch)["loss_ce"]  # without dropout
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[1] < losses[0]
+    assert all(parameter.grad is not None for parameter in head.parameters())
