@@ -15,7 +15,16 @@ from tests.families import SMALLEST, build_short, rest_slow, short
 from tests.tensors import build_mixer, images, tokens
 
 SIZE = (64, 96)
-ATTEND = ("deit_t", "edgevit_xxs", "gcvit_xxt", "lvt_r1", "pvt_v2_b1", "swin_t", "visionllama_s")
+ATTEND = (
+    "deit_t",
+    "edgevit_xxs",
+    "gcvit_xxt",
+    "lvt_r1",
+    "pvt_v2_b1",
+    "swin_t",
+    "timm",
+    "visionllama_s",
+)
 RELATE = ("gcvit_xxt", "gmlp_ti", "posmlp_t", "sbm_t", "swin_t")
 # One host each: global attention, token matrix, reduced keys, convolutions, window attention.
 QUICK = ("deit_t", "gmlp_ti", "pvt_v2_b1", "resnet18", "swin_t")
