@@ -24,18 +24,28 @@ LONG, LONGER = (112, 112), (224, 224)
 WIDE, WIDER = 512, 1024
 MEASURED = "token_mixers.json"  # of a folder of measurements
 HEAD = [
-    "mixer", "paper", "year", "options", "MACs grow as", "parameters", "MACs, N = 196",
+    "mixer", "paper", "year", "kind", "options", "MACs grow as", "parameters", "MACs, N = 196",
     "MACs, N = 3,136", "time grows as", "bound to the grid", "hosts",
 ]  # fmt: skip
+KINDS = {  # of packages whose names do not say it
+    "afbo": "bilinear", "sbm": "bilinear", "iffn": "feed-forward", "feed_forward": "feed-forward",
+    "metamixer": "convolution", "convolutions": "convolution", "attentions": "attention",
+    "controls": "control", "posmlp": "token MLP", "token_mlps": "token MLP",
+    "linear_attention": "linear attention", "attention": "attention", "pooling": "control",
+    "convnext": "feed-forward with convolution", "convglu": "feed-forward with convolution",
+    "conv_ffn": "feed-forward with convolution",
+}  # fmt: skip
 TEXT = """# Catalogue of mixers
 
 All mixers with their default options, alone, for C = 64 channels. N is the number of tokens. The
 parameters are those of a map of 14 x 14, where they depend on it. "MACs grow as" is the order in N
 and C between large maps and widths: an exponent that is no whole number means that two orders are
-close to each other, or that the width follows the map. "time grows as" is the exponent of the
-measured time over N from 196 to 12,544 tokens, of token mixers that were timed by
-`python docs/_ext/measure.py tokens`; below 1 fixed costs count. A mixer bound to the grid
-interpolates or computes tables anew at other map sizes. "hosts" counts those that it fits.
+close to each other, or that the width follows the map. "time grows as" is measured by
+`python docs/_ext/measure.py tokens` for token mixers of linear cost: from 196 to 12,544 tokens,
+where fixed costs let it be below N, and from 3,136 to 12,544. A mixer bound to the grid
+interpolates or computes tables anew at other map sizes. "hosts" excludes those whose modality or
+width the mixer does not fit; hosts of text also refuse, when they are built, mixers that read
+padding or later tokens.
 """
 
 
@@ -44,41 +54,49 @@ def pages() -> dict[str, str]:
     parts = [TEXT]
     exponents = measured_exponents()
     for kind in ("token", "channel"):
-        rows = [_row(find_mixer(name), exponents) for name in list_mixers(kind)]
+        rows = [row_of(find_mixer(name), exponents) for name in list_mixers(kind)]
         parts.append(f"## {kind.title()} mixers\n\n{table(HEAD, rows)}")
     return {"mixers/catalogue": "\n\n".join(parts) + "\n"}
 
 
-def _row(entry: MixerEntry, exponents: dict[str, float]) -> list[str]:
+def row_of(entry: MixerEntry, exponents: dict[str, str]) -> list[str]:
+    """Return a mixer's row of the table, with the powers of N that were measured."""
     year = re.search(r"\b(?:19|20)\d\d\b", entry.source)
     options = ", ".join(f"`{name}`" for name in mixer_options(entry.name)) or "none"
     able = [host for host in hosts().values() if entry.kind in host.slots]
-    fitting = sum(not why_unfit(host, entry) for host in able)
-    time = exponents.get(entry.name)
+    unfit = [host.name for host in able if why_unfit(host, entry)]
     return [
         f"[{entry.name}]({entry.name}.md)",
         prose(entry.source),
         year[0] if year else "",
+        _kind(entry),
         options,
         order(entry.name),
         f"{parameters(entry.name, DIM, SMALL):,}",
         f"{macs(entry.name, DIM, SMALL) / 1e6:.2f} M",
         f"{macs(entry.name, DIM, LARGE) / 1e6:.2f} M",
-        "" if time is None else f"N^{time:.2f}",
+        exponents.get(entry.name, ""),
         "yes" if is_bound(entry) else "no",
-        f"{fitting} of {len(able)}",
+        f"all {len(able)}" if not unfit else f"all {len(able)} but {', '.join(unfit)}",
     ]
 
 
-def measured_exponents() -> dict[str, float]:
-    """Return the measured exponents of time over N by mixer; empty before the first measurement."""
+def _kind(entry: MixerEntry) -> str:
+    """Return the kind of a mixer by its package: ``backbones.mixers.<package>``."""
+    package = entry.build.__module__.split(".")[2]
+    usual = "feed-forward" if entry.kind == "channel" else package
+    return KINDS.get(package, usual)
+
+
+def measured_exponents() -> dict[str, str]:
+    """Return the measured powers of N, on all maps and in the last step, by mixer."""
     files = sorted(FOLDER.glob(f"*/{MEASURED}"))
     contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     newest = max(contents, key=lambda content: content["date"], default=None)
     if newest is None:
         return {}
     place = newest["columns"].index("exponent")
-    return {row[0].strip("`"): float(row[place]) for row in newest["rows"]}
+    return {row[0].strip("`"): f"N^{row[place]}, N^{row[place + 1]}" for row in newest["rows"]}
 
 
 def order(name: str) -> str:

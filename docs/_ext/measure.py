@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import io
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -33,13 +34,16 @@ from tools.installation.packages import installed_version  # noqa: E402
 from tools.runs.run_facts import device_name  # noqa: E402
 
 USUAL = ["mixer=afbo,iffn,glu", "batch=1,8", "threads=1", "rounds=11"]
-TOKENS = ["grid=14,112", "dim=64", "threads=1", "rounds=5", "clock=process"]
+TOKENS = ["grid=14,56,112", "dim=64", "threads=1", "rounds=5", "clock=process"]
 
 
 def main(options: list[str]) -> int:
     """Measure, write the json file, and return the exit status."""
     kind = "tokens" if options[:1] == ["tokens"] else "mixers"
-    options = options[kind == "tokens" :] or (usual_tokens() if kind == "tokens" else USUAL)
+    options = options[kind == "tokens" :] or ([] if kind == "tokens" else USUAL)
+    if kind == "tokens":
+        typed = [option.partition("=")[0] for option in options]
+        options += [one for one in usual_tokens() if one.partition("=")[0] not in typed]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = benchmark.main([kind, *options, "format=json"])
@@ -66,22 +70,36 @@ def usual_tokens() -> list[str]:
 
 
 def growth(machine: str, options: list[str], records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of a file: the exponent of time over N of each token mixer."""
-    timed = {one["mixer"]: one for one in records if one["exponent"] is not None}
-    rows = [
-        [f"`{name}`", one["grid"], f"{one['us_per_token']:.3f}", f"{one['exponent']:.2f}"]
-        for name, one in sorted(timed.items())
-    ]
+    """Return the content of a file: the exponents of time over N of each token mixer."""
+    timed: dict[str, list[dict[str, Any]]] = {}
+    for one in records:
+        timed.setdefault(one["mixer"], []).append(one)
+    rows = []
+    for name, (first, *_, before, last) in sorted(timed.items()):
+        micros = [f"{one['us_per_token']:.3f}" for one in (first, last)]
+        step = math.log(last["us_per_token"] / before["us_per_token"])
+        step /= math.log(_tokens(last) / _tokens(before))
+        rows.append([f"`{name}`", *micros, f"{last['exponent']:.2f}", f"{1 + step:.2f}"])
+    grids = [records[0]["grid"], records[-2]["grid"], records[-1]["grid"]]
     return {
         "title": "Growth of token mixers with the map",
         "machine": machine,
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python tools/benchmark.py tokens", *options]),
         "versions": {name: installed_version(name) for name in ("torch", "timm")},
-        "notes": ["Time grows as N to the exponent, from the first map to this one."],
-        "columns": ["mixer", "map", "us per token", "exponent"],
+        "notes": [
+            "Time grows as N to the exponent: from the first map to the last, and in the last step."
+        ],
+        "columns": [
+            "mixer", f"us per token at {grids[0]}", f"at {grids[2]}", "exponent",
+            f"exponent from {grids[1]}",
+        ],
         "rows": rows,
-    }
+    }  # fmt: skip
+
+
+def _tokens(record: dict[str, Any]) -> int:
+    return math.prod(map(int, record["grid"].split("x")))
 
 
 def measurement(machine: str, options: list[str], records: list[dict[str, Any]]) -> dict[str, Any]:
