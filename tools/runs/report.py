@@ -127,7 +127,7 @@ def log_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
 
     Args:
         backbone: Backbone as built.
-        options: Its options in the config.
+        options: Its options in the config and those that the data decide.
     """
     unlike = unlike_host(backbone, options)
     if unlike is not None:
