@@ -44,6 +44,7 @@ FEATURES = {
     "optuna": "tools/search.py",
     "schedulefree": "optimizer.name=schedulefree_*",
     "fla-core": "backbone.token_mixer=gated_delta on a GPU",
+    "peft": "backbone.lora",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
     "diffusers": "task=generation head.vae",
