@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import timm
 import torch
+from timm import is_model, model_entrypoint
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._pretrained import PretrainedCfg
@@ -207,7 +207,7 @@ def register() -> list[str]:
     module, added = sys.modules[__name__], []
     for name in list_backbones():
         entry = timm_name(name)
-        if not timm.is_model(entry) and host_modality(name) == "image":
+        if not is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))
             setattr(module, entry, _entry_point(entry, name))
             register_model(getattr(module, entry))
@@ -230,7 +230,7 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
 
 def _is_free(name: str) -> bool:
     """Return True if timm itself lacks a model of this name."""
-    return not timm.is_model(name) or timm.model_entrypoint(name).__module__ == __name__
+    return not is_model(name) or model_entrypoint(name).__module__ == __name__
 
 
 def _config() -> dict[str, Any]:
