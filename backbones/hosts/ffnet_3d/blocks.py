@@ -15,13 +15,9 @@ from typing import Literal
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from backbones.base import MixerFactory, Slot, fill
-from backbones.layers.activations import FUNCTIONS
-=======
-from backbones.base import HostConfig, Mixer, Slot, fill
+from backbones.base import HostConfig, Mixer, Slot, SlotMixers, factory_at, fill
 from backbones.hosts.scaffolds.point_mixers import fit_to_voxels, mix_voxels
->>>>>>> gen
+from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
 from backbones.mixers.ffn import FFN
 
@@ -118,8 +114,8 @@ class PointBlock(nn.Module):
             (self, "token_mixer", config.token_mixer),
         ):
             fill(parent, name, factory, slot)
-            if factory is not None:
-                first = slot.stage == slot.block == 0
+            if factory_at(factory, slot) is not None:
+                first = slot.stage == slot.block == 0 or isinstance(factory, SlotMixers)
                 fit_to_voxels(parent.get_submodule(name), slot.dim, check=first)  # type: ignore[arg-type]
 
 
