@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
+from backbones.fast import FastModule, fast
 from backbones.hosts.ffnet_3d.host import FFNet3D
 from backbones.hosts.scaffolds.point_mixers import VoxelKernel, fit_to_voxels, mix_voxels
 from backbones.hosts.scaffolds.points import flat_square
@@ -58,6 +59,20 @@ def test_it_equals_a_masked_dense_convolution(side, groups):
     (wanted * weights).sum().backward()
     torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=1e-12)
     torch.testing.assert_close(conv.weight.grad, weight.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+def test_spconv_computes_the_same_from_the_same_weights(side):
+    pytest.importorskip("spconv")
+    conv = fast(SubmanifoldConv3d(4, 6, side))
+    assert isinstance(conv, FastModule)
+    level = VoxelLevel(voxels())
+    x = torch.randn(len(level), 4)
+    with torch.no_grad():
+        wanted, found = conv(x, level), conv.compute(x, level)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(conv.compute(2 * x, level) - conv.bias, 2 * (wanted - conv.bias))
+    assert list(level.spconv.indice_dict) == [f"side {side}"]
 
 
 def test_a_level_is_sorted_once_and_pooled():

@@ -49,6 +49,7 @@ FEATURES = {
     "captum": "tools/analyse.py attributions",
     "diffusers": "task=generation head.vae",
     "torch-fidelity": "task=generation task.inception",
+    "spconv-cu121": "task=point_segmentation on a GPU",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }
