@@ -96,6 +96,7 @@ class Backbone(nn.Module):
     img_size: tuple[int, int] = (224, 224)
     in_chans: int = 3
     input_keys: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -14,6 +14,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
+from backbones.lora import Lora, add_adapters
 from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
@@ -53,6 +54,7 @@ def backbone_schema(name: str) -> dict[str, Any]:
         "grad_checkpointing": False,
         "frozen_stages": -1,
         "norm_eval": None,
+        "lora": None,
         "fast": True,
         "mixer": mixer_options(channel or OWN_FFN, host=host.name),
         "token_mixer": mixer_options(token, host=host.name) if token else None,
@@ -120,6 +122,7 @@ def create_backbone(
     grad_checkpointing: bool = False,
     frozen_stages: int = -1,
     norm_eval: bool | None = None,
+    lora: Mapping[str, Any] | None = None,
     fast: bool = True,
     **host_kwargs: Any,
 ) -> Backbone:
@@ -154,6 +157,9 @@ def create_backbone(
             1 for the first stage with its norm as well, and so on; blocks in a host without stages.
         norm_eval: Keep the running statistics of BatchNorm in training; by default only PosMLP does
             so, in dense prediction.
+        lora: Options of ``backbones.lora.Lora``, such as ``{"rank": 8, "targets": ["qkv"]}``:
+            freeze the weights and train low-rank products beside those of linear layers, by peft.
+            BatchNorm then keeps its statistics, and the network its plain form.
         fast: Convert mixers and layers to their fast forms, which compute the same to rounding and
             share all state with the plain ones; see ``backbones.fast``.
         **host_kwargs: The host's own options, see ``backbone_schema(name)``.
@@ -174,8 +180,9 @@ def create_backbone(
         "drop_path_rate": drop_path_rate,
         "mixer": mixer, "token_mixer": token_mixer, "dense": dense, "patch_size": patch_size,
         "grad_checkpointing": grad_checkpointing, "frozen_stages": frozen_stages,
-        "norm_eval": norm_eval,
+        "norm_eval": norm_eval, "lora": lora,
     }  # fmt: skip
+    adapters = _lora_options(lora)
     check_arguments(create_backbone, {**given, "fast": fast}, "backbone")
     _check_names(host_kwargs, keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
@@ -217,14 +224,26 @@ def create_backbone(
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)
     if backbone.in_chans != in_chans:
         backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
+    untrained: tuple[str, ...] = tuple(backbone.mixers()) if pretrained is True else ()
     if isinstance(pretrained, str | Path):
-        adopt(backbone, open_checkpoint(pretrained))
+        untrained = adopt(backbone, open_checkpoint(pretrained)).initialised
+    if adapters is not None:
+        add_adapters(backbone, adapters, untrained)
+        norm_eval, fast = True if norm_eval is None else norm_eval, False
     backbone.freeze_stages(frozen_stages)
     if norm_eval is not None:
         backbone.norm_eval = norm_eval
     backbone.set_grad_checkpointing(grad_checkpointing)
     backbone.train()
     return convert_to_fast(backbone) if fast else backbone
+
+
+def _lora_options(given: Mapping[str, Any] | None) -> Lora | None:
+    check_value("lora", given, Mapping[str, Any] | None)
+    if given is None:
+        return None
+    check_arguments(Lora, given, "backbone.lora")
+    return Lora(**given)
 
 
 def join_mixer(name: str, mixer: Typed) -> tuple[str, Typed]:
@@ -260,11 +279,13 @@ def _record(
     host_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return names and options that a backbone was built with, and the map sizes of its mixers."""
+    lora = backbone.made_by["lora"]
     return {
         "host": host.name,
         "mixer": _resolved(channel, "channel", host),
         "token_mixer": _resolved(token, "token", host),
         "options": plain({**keywords(host.build), **host_kwargs}),
+        **({} if lora is None else {"lora": plain(vars(Lora(**lora)))}),
         "grids": {
             name: list(part.built_for)
             for name, part in backbone.named_modules()

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import timm
 import torch
+from timm import is_model, model_entrypoint
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models._pretrained import PretrainedCfg
@@ -31,10 +31,9 @@ from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.registry import host_modality, look_up
+from backbones.registry import host_modality
 
 PREFIX = "mixerlab_"
-OF_TIMM = "timm"  # the host for timm's own models
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
 Indices = int | Sequence[int] | None
 
@@ -48,7 +47,7 @@ class TimmModel(nn.Module):
     Args:
         name: Our name of the backbone.
         num_classes: Number of classes K; 0 returns the embedding instead of logits.
-        in_chans: Only 3.
+        in_chans: Channels of the images, 1 to 12.
         global_pool: None for the host's own; "" (with ``num_classes=0``) returns the last map.
         drop_rate: Dropout before the classifier.
         backbone: Built backbone; by default it is built from its name and options.
@@ -73,10 +72,10 @@ class TimmModel(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if in_chans != 3:
-            raise ValueError(f"in_chans of {name} must be 3, got {in_chans}")
-        self.backbone = create_backbone(name, **options) if backbone is None else backbone
-        self.dense, self.in_chans = self.backbone.dense, in_chans
+        if backbone is None:
+            backbone = create_backbone(name, in_chans=in_chans, **options)
+        self.backbone = backbone
+        self.dense, self.in_chans = self.backbone.dense, self.backbone.in_chans
         self.num_features = self.head_hidden_size = self.backbone.num_features
         self.feature_info = [
             {"num_chs": info.channels, "reduction": info.stride, "module": f"backbone.{index}"}
@@ -207,10 +206,8 @@ def register() -> list[str]:
     """Register all image backbones that timm lacks, and return their names in timm."""
     module, added = sys.modules[__name__], []
     for name in list_backbones():
-        if look_up(name)[0].name == OF_TIMM:
-            continue
         entry = timm_name(name)
-        if not timm.is_model(entry) and host_modality(name) == "image":
+        if not is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))
             setattr(module, entry, _entry_point(entry, name))
             register_model(getattr(module, entry))
@@ -233,7 +230,9 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
 
 def _is_free(name: str) -> bool:
     """Return True if timm itself lacks a model of this name."""
-    return not timm.is_model(name) or timm.model_entrypoint(name).__module__ == __name__
+    if name == "timm":  # would hide the library in this module
+        return False
+    return not is_model(name) or model_entrypoint(name).__module__ == __name__
 
 
 def _config() -> dict[str, Any]:

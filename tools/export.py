@@ -117,7 +117,8 @@ def export(arguments: Sequence[str]) -> list[Path]:
         request = ExportRequest(
             to=to,
             backbone=name,
-            options=chosen,
+            # Adapters are merged as the weights are loaded into plain layers.
+            options={key: value for key, value in chosen.items() if key != "lora"},
             ckpt=ckpt,
             run=run,
             folder=folder,

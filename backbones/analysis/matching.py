@@ -12,7 +12,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import Backbone
 from backbones.factory import create_backbone, mixer_options
 from backbones.options import check_value, mixer_names
-from backbones.registry import find_mixer, look_up
+from backbones.registry import OWN_FFN, find_mixer, look_up
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ def _solve(
     """Return the option of a mixer's width, and a line on it."""
     host, suffix = look_up(name)
     mixer = options[group]
-    named = next(iter(mixer_names(mixer)), suffix)
+    own = OWN_FFN if group == "mixer" and host.plain_ffn and "channel" in host.slots else None
+    named = next(iter(mixer_names(mixer)), suffix or own)
     if named is None or find_mixer(named).kind != KINDS[group]:
         raise ValueError(f"backbone.{group}.match={match} needs a {KINDS[group]} mixer's name")
     known = mixer_options(named, host.name)

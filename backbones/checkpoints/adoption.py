@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
+from backbones.checkpoints.adapters import HIGH, LOW, merge, split_adapters, to_adapted
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.keys import NETWORK, strip_wrappers
 from backbones.checkpoints.opening import TASK, Checkpoint
@@ -159,6 +160,9 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     file = checkpoint.state_dict
     if NETWORK not in dict(backbone.named_children()):
         file, _ = strip_wrappers(file, checkpoint.path)
+    file, adapters = split_adapters(file)
+    if not backbone.adapted:
+        file = merge(file, adapters, checkpoint.record)
     tensors = backbone.adapt_input(backbone.convert_state_dict(dict(file)))
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():
@@ -178,6 +182,8 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
                 converted |= changed
             tensors |= {f"{below}{key}": value for key, value in converted.items()}
     tensors = {key: value for key, value in tensors.items() if key not in dead}
+    if backbone.adapted:
+        tensors = to_adapted(tensors, adapters, backbone.adapted)
     places = frozenset(_place(value) for value in file.values())
     return Conversion(
         backbone,
@@ -239,6 +245,9 @@ def adopt(
 def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
     tensors = _folded(model, _without_task(checkpoint.tensors))
     backbone = getattr(model, "backbone", None)
+    plain, adapters = split_adapters(tensors)
+    if adapters and not getattr(backbone, "adapted", ()):
+        tensors = merge(plain, adapters, checkpoint.record)
     if isinstance(backbone, Backbone):
         tensors = _at_own_size(backbone, tensors, checkpoint)
     _refuse_others(model, tensors, checkpoint.path)
@@ -342,11 +351,17 @@ def _matched(conversion: Conversion) -> Match:
     missing = [key for key in own if key not in usable]
     surplus = [key for key in tensors if key not in usable]
     may_miss = (*absent, *related, *backbone.map_keys)
+    new_adapters = not any(key.endswith((LOW, HIGH)) for key in tensors)
     may_remain = (*absent, *related, *backbone.classification_keys, CLASSIFIER)
     wrong = _differences(
         own,
         usable,
-        (k for k in missing if not (k.startswith(may_miss) or k.endswith(BATCH_COUNTER))),
+        (
+            key
+            for key in missing
+            if not (key.startswith(may_miss) or key.endswith(BATCH_COUNTER))
+            and not (new_adapters and key.endswith((LOW, HIGH)))
+        ),
         (key for key in surplus if not key.startswith(may_remain)),
     )
     if wrong:

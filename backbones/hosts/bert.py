@@ -134,7 +134,8 @@ class TextBlock(nn.Module):
         mixer = getattr(self, slot)
         if slot in self.by_length and mask is not None:
             return mix_by_length(mixer, x, mask)
-        return mixer(x.unsqueeze(1)).squeeze(1)
+        with real_tokens(mask):
+            return mixer(x.unsqueeze(1)).squeeze(1)
 
 
 class TextEncoder(Backbone):
@@ -218,9 +219,8 @@ class TextEncoder(Backbone):
                 (torch.zeros_like(tokens) if segments is None else segments).long()
             )
         x = self.drop(x if self.norm is None else self.norm(x))
-        with real_tokens(mask):
-            for block in self.blocks:
-                x = block(x, mask)
+        for block in self.blocks:
+            x = block(x, mask)
         return x
 
     def forward(

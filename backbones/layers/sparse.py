@@ -34,6 +34,8 @@ class VoxelLevel:
     Attributes:
         coords: Batch index and coordinates (P, 4) of the voxels, in order.
         inverse: Index of each point's voxel (N,).
+        spconv: The level in spconv's form, once its convolutions have run; see
+            ``fast/torch/submanifold``.
 
     Raises:
         ValueError: The points extend over more voxels than 64-bit integers can number.
@@ -59,6 +61,7 @@ class VoxelLevel:
         self._device = device or grid.device
         self.inverse = inverse.to(self._device)
         self._pairs: dict[int, Pairs] = {}
+        self.spconv: Any = None
 
     def __len__(self) -> int:
         return len(self._keys)

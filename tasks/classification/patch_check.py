@@ -69,7 +69,8 @@ def _described(backbone: Backbone, reached: Tensor) -> str:
 
 
 def _advice(backbone: Backbone) -> str:
-    mixers = {type(mixer).__name__: mixer for mixer in backbone.mixers().values()}
+    found = [getattr(one, "mixer", one) for one in backbone.mixers().values()]  # without a wrapper
+    mixers = {type(mixer).__name__: mixer for mixer in found}
     joint = [name for name, mixer in mixers.items() if mixer.prefix_mixing == "joint"]
     if backbone.num_prefix_tokens and joint:
         return (

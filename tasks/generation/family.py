@@ -18,6 +18,11 @@ FAMILY = Family(
     ),
     monitor="mse",
     counted=Counted({}, head="generator", shape=(4, 32, 32)),
+    exports={"onnx": "model", "torch_export": "model"},
+    exporters={
+        "onnx": "tools.exports.denoiser.to_onnx",
+        "torch_export": "tools.exports.denoiser.to_torch_export",
+    },
     analyses={
         "report": "",
         "mappings": "",

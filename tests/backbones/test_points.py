@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones import create_backbone, list_backbones
+from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
+from backbones.fast import FastModule, fast
 from backbones.hosts.ffnet_3d.host import FFNet3D
+from backbones.hosts.scaffolds.point_mixers import VoxelKernel, fit_to_voxels, mix_voxels
 from backbones.hosts.scaffolds.points import flat_square
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
 from heads.point_segmentation import PointSegmenter
@@ -57,6 +59,20 @@ def test_it_equals_a_masked_dense_convolution(side, groups):
     (wanted * weights).sum().backward()
     torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=1e-12)
     torch.testing.assert_close(conv.weight.grad, weight.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+def test_spconv_computes_the_same_from_the_same_weights(side):
+    pytest.importorskip("spconv")
+    conv = fast(SubmanifoldConv3d(4, 6, side))
+    assert isinstance(conv, FastModule)
+    level = VoxelLevel(voxels())
+    x = torch.randn(len(level), 4)
+    with torch.no_grad():
+        wanted, found = conv(x, level), conv.compute(x, level)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(conv.compute(2 * x, level) - conv.bias, 2 * (wanted - conv.bias))
+    assert list(level.spconv.indice_dict) == [f"side {side}"]
 
 
 def test_a_level_is_sorted_once_and_pooled():
@@ -128,16 +144,65 @@ def test_counts():
     assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2 * 3
 
 
-def test_channel_mixers_that_ignore_order_fit():
-    names = list_backbones("ffnet_3d_tiny_*")
-    assert {"ffnet_3d_tiny_glu", "ffnet_3d_tiny_star"} <= set(names)
-    assert "ffnet_3d_tiny_afbo" not in names
-    host = create_backbone("ffnet_3d_tiny_glu", drop_path_rate=0.1)
-    (found,) = host(torch.cat([9 * torch.rand(2, 300, 3), torch.randn(2, 300, 6)], dim=2))
-    found.square().mean().backward()
+FITTING = [
+    {"mixer": "glu"}, {"mixer": "mix_ffn"}, {"mixer": "afbo"}, {"mixer": "scheme_44"},
+    {"token_mixer": "sep_conv"}, {"token_mixer": "xca"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", FITTING, ids=lambda options: next(iter(options.values())))
+def test_mixers_read_voxels_and_their_neighbours_alone(options):
+    host = create_backbone("ffnet_3d_tiny", channels=3, drop_path_rate=0.1, **options).eval()
+    plain_form = create_backbone("ffnet_3d_tiny", channels=3, fast=False, **options).eval()
+    plain_form.load_state_dict(host.state_dict())
+    clouds = torch.cat([9 * torch.rand(2, 150, 3), torch.randn(2, 150, 3)], dim=2)
+    clouds[1, 100:] = float("nan")
+    order = torch.randperm(100)
+    (found,), (alone,) = host(clouds), host(clouds[1:, order])
+    torch.testing.assert_close(found[1:][..., order], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain_form(clouds)[0], found, rtol=1e-4, atol=1e-5)
+    host.train()(clouds)[0].square().mean().backward()
     assert all(p.grad is not None for p in host.parameters())
+
+
+def test_kernels_of_mixers_become_submanifold_kernels():
+    torch.manual_seed(0)
+    mixer = create_mixer("mix_ffn", 4, hidden_ratio=2.0)
+    before = mixer.dwconv
+    fit_to_voxels(mixer, 4, check=True)
+    mixer.double()
+    assert isinstance(mixer.dwconv, VoxelKernel)
+    weight, bias = mixer.dwconv.weight, mixer.dwconv.bias
+    assert weight.shape == (8, 3, 3, 3, 1)
+    torch.testing.assert_close(weight[:, 1, 1, 1, 0].float(), before.weight[:, 0, 1, 1])
+    level = VoxelLevel(voxels())
+    x = torch.randn(len(level), 4, dtype=torch.double)
+    hidden = x @ mixer.fc1.weight.flatten(1).T + mixer.fc1.bias
+    dense = torch.zeros(2, 5, 5, 5, 8, dtype=torch.double)
+    at = tuple(level.coords.T)
+    dense[at] = hidden
+    dense = F.conv3d(dense.movedim(4, 1), weight.movedim(4, 1), bias, padding=1, groups=8)
+    hidden = F.gelu(dense.movedim(1, 4)[at])
+    wanted = hidden @ mixer.fc2.weight.flatten(1).T + mixer.fc2.bias
+    torch.testing.assert_close(mix_voxels(mixer, x, level), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"mixer": "convnext_v2"}, "reads more voxels than neighbours, or their order"),
+     ({"mixer": "rwkv_channel_mix"}, "reads more voxels than neighbours, or their order"),
+     ({"token_mixer": "ss2d"}, "reads more voxels than neighbours, or their order"),
+     ({"token_mixer": "pooling"}, r"has a AvgPool2d of 3 \(pool\) without a form on voxels")],
+    ids=["convnext_v2", "rwkv_channel_mix", "ss2d", "pooling"],
+)  # fmt: skip
+def test_mixers_of_whole_maps_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_backbone("ffnet_3d_tiny", **options)
+
+
+def test_the_number_of_features_is_checked():
     with pytest.raises(ValueError, match=r"takes 6 features per point, got 3; pass backbone"):
-        host(torch.rand(1, 20, 6))
+        create_backbone("ffnet_3d_tiny")(torch.rand(1, 20, 6))
 
 
 @pytest.mark.parametrize("row", load_rows("ffnet", "point_segmentation"), ids=lambda row: row.name)

@@ -133,7 +133,7 @@ def test_patterns_aliases_and_published_names():
 
 @pytest.mark.parametrize(
     ("base", "mixer"),
-    zip(cycle(("swin_t", "swin_t_afbo")), list_mixers("token")[::6], strict=False),
+    [*zip(cycle(("swin_t", "swin_t_afbo")), list_mixers("token")[::6], strict=False)],
 )
 def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
     if f"{base}_{mixer}" in list_backbones():

@@ -6,6 +6,7 @@ import torch
 from backbones import create_backbone, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
+from tasks.engine.compilation import compile_blocks
 from tests.references import text as plain
 from tools.papers.published import load_rows
 
@@ -195,6 +196,25 @@ def test_a_mixer_along_the_sequence_skips_padding_and_the_future(name, causal, f
     earlier = tokens.clone()
     earlier[0, 3] = (earlier[0, 3] + 1) % WORDS
     assert (made.encode(earlier)[0, 4] - made.encode(tokens)[0, 4]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("form", ["recomputed", "compiled"])
+@pytest.mark.parametrize("mixers", [{"mixer": "afbo"}, {"token_mixer": "attention"}],
+                         ids=["kernels", "by_length"])  # fmt: skip
+def test_recomputed_and_compiled_blocks_skip_padding(mixers, form):
+    found = []
+    for changed in (False, True):
+        torch.manual_seed(0)
+        options = {"grad_checkpointing": True} if changed and form == "recomputed" else {}
+        made = create_backbone(
+            "bert_tiny", img_size=16, vocabulary=WORDS, drop=0.0, **mixers, **options
+        )
+        if changed and form == "compiled":
+            torch._dynamo.reset()
+            compile_blocks(made, backend="aot_eager")
+        made.embed(*texts()).square().sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in made.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_counts():

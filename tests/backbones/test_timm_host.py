@@ -362,3 +362,15 @@ def test_a_wrapper_of_timms_model_is_removed():
     converted = convert(in_memory(wrapped, "file"), backbone)
     assert converted.has_classifier
     assert adopt(backbone, converted).initialised == ()
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
+def test_exports_tell_files_of_classification_and_dense_prediction_apart(model):
+    from tools.exports.networks import classify_content
+
+    built = {dense: create_backbone("timm", model=model, dense=dense) for dense in (False, True)}
+    assert built[False].classification_keys == built[True].classification_keys != ()
+    for dense, source in built.items():
+        for backbone in built.values():
+            converted = convert(in_memory(source.state_dict(), "file"), backbone)
+            assert classify_content(converted) == ("dense" if dense else "maps")

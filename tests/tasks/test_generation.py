@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from scipy.linalg import sqrtm
 
+import tasks
 from backbones import create_backbone
 from datamodules.generation.images import GenerationDataModule, LabelledImages
 from heads.diffusion import (
@@ -403,3 +404,10 @@ def test_a_run_ends_with_a_sheet_and_predicts(tmp_path, capsys):
     assert ended.status == 0, ended.err
     files = sorted(file.name for file in (ended.folder() / "images").glob("*.png"))
     assert files == ["3_000000.png", "3_000001.png"]
+    task = tasks.load(folder)
+    (row,) = task.predict(["3"])[:1]
+    assert row["pixels"].shape == (32, 32)
+    for target, name in (("torch_export", "denoiser.pt2"), ("onnx", "denoiser.onnx")):
+        pytest.importorskip("onnxruntime")
+        written = task.export(target, out=str(tmp_path / target))
+        assert written[0].name == name  # compared with the network at several batches

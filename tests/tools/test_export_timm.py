@@ -185,7 +185,6 @@ def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_chans": 1}, "in_chans of deit_t_afbo must be 3, got 1"),
         ({"global_pool": "avg"}, "has its own pooling, got global_pool='avg'"),
         ({"global_pool": ""}, "pass global_pool='' with num_classes=0"),
         ({"clas_token": False}, "of deit_t called 'clas_token'; did you mean class_token"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from backbones import Backbone
 from backbones.checkpoints.adoption import CLASSIFIER, Conversion, adopt, convert
 from backbones.checkpoints.opening import Checkpoint
+from backbones.lora import merge_adapters
 from heads.linear import LinearClassifier
 from tasks.engine.loading import open_task
 from tools.exports import NUM_CLASSES, ExportRequest, seeded
@@ -133,7 +134,10 @@ def build_parts(request: ExportRequest) -> dict[str, Any]:
     requested = _requested_part(request.settings)
     if request.exported_part == "model":
         assert request.ckpt is not None, "a run has a checkpoint"
-        return {"model": open_task(request.ckpt).model.eval()}
+        model = open_task(request.ckpt).model
+        if isinstance(getattr(model, "backbone", None), Backbone):
+            merge_adapters(model.backbone)
+        return {"model": model.eval()}
     if request.checkpoint is None and requested == "dense":
         return {"dense": Maps(request.create_backbone(dense=True)).eval()}
     exported = build_export_network(request)

@@ -44,10 +44,12 @@ FEATURES = {
     "optuna": "tools/search.py",
     "schedulefree": "optimizer.name=schedulefree_*",
     "fla-core": "backbone.token_mixer=gated_delta on a GPU",
+    "peft": "backbone.lora",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
     "diffusers": "task=generation head.vae",
     "torch-fidelity": "task=generation task.inception",
+    "spconv-cu121": "task=point_segmentation on a GPU",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }

@@ -149,7 +149,7 @@ def execute(
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
     keep_source(folder, parts.code)
-    report.log_network(task.model.backbone, config["backbone"])
+    report.log_network(task.model.backbone, config["backbone"] | datamodule.backbone_arguments)
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
     if not trains(task):

@@ -67,6 +67,7 @@ def initial_facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...])
         "checkpoint": config["ckpt"],
         "seed": config["seed"],
         "parameters": count_parameters(model),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "pooling": None if model.backbone.dense else model.backbone.pooling,
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, shape=shape),
@@ -107,7 +108,8 @@ def log_start(
         parts += f" x {accumulated} accumulated" if accumulated > 1 else ""
         batches = f"{processes * batch * accumulated} ({parts})"
     log_info(
-        f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters, "
+        f"{known['task']} with {known['backbone']}: {_millions(known['parameters'])} parameters"
+        f"{_trained(known)}, "
         f"{len(datamodule.dataset('train'))} training {unit} in batches of {batches}, "
         f"{_describe_length(trainer, epoch)}"
     )
@@ -127,7 +129,7 @@ def log_network(backbone: Backbone, options: Mapping[str, Any]) -> None:
 
     Args:
         backbone: Backbone as built.
-        options: Its options in the config.
+        options: Its options in the config and those that the data decide.
     """
     unlike = unlike_host(backbone, options)
     if unlike is not None:
@@ -275,12 +277,20 @@ def describe_left_out(known: Mapping[str, Any]) -> dict[str, str]:
     return {"left out of evaluation": excluded} if excluded and known.get("metrics") else {}
 
 
+def _trained(known: Mapping[str, Any]) -> str:
+    """Return the share of trained parameters, if some are frozen."""
+    trained = known.get("trained_parameters", known["parameters"])
+    if trained == known["parameters"]:
+        return ""
+    return f", {_millions(trained)} trained"
+
+
 def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
     """Return the rows about size and speed from a run's summary."""
     size = " x ".join(map(str, known["macs_at"]))
     backbone = _millions(known["backbone_parameters"])
     table = {
-        "parameters": f"{_millions(known['parameters'])} (backbone {backbone})",
+        "parameters": f"{_millions(known['parameters'])} (backbone {backbone}){_trained(known)}",
         "backbone MACs": f"{known['backbone_macs'] / 1e9:.3f} G at {size}",
     }
     if known.get("images_per_second"):

@@ -15,7 +15,8 @@ from typing import Literal
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import MixerFactory, Slot, fill
+from backbones.base import HostConfig, Mixer, Slot, SlotMixers, factory_at, fill
+from backbones.hosts.scaffolds.point_mixers import fit_to_voxels, mix_voxels
 from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
 from backbones.mixers.ffn import FFN
@@ -78,7 +79,7 @@ class PointChannelMixer(nn.Module):
 
     def forward(self, x: Tensor, level: VoxelLevel) -> Tensor:
         """Mix neighbours, then channels: (P, C) -> (P, C)."""
-        return self.ffn(self.query(x, level))
+        return mix_voxels(self.ffn, self.query(x, level), level)
 
 
 class PointBlock(nn.Module):
@@ -92,18 +93,30 @@ class PointBlock(nn.Module):
     def __init__(self, dim: int, kernel_size: int, act: Activation, drop_path: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.token_mixer = PointTokenMixer(dim, kernel_size, act)
+        self.token_mixer: nn.Module = PointTokenMixer(dim, kernel_size, act)
         self.channel_mixer = PointChannelMixer(dim, kernel_size, act)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, level: VoxelLevel) -> Tensor:
         """Apply token and channel mixer, each with its shortcut: (P, C) -> (P, C)."""
-        x = x + self.drop_path(self.token_mixer(self.norm1(x), level))
+        y, mixer = self.norm1(x), self.token_mixer
+        y = mix_voxels(mixer, y, level) if isinstance(mixer, Mixer) else mixer(y, level)
+        x = x + self.drop_path(y)
         return x + self.drop_path(self.channel_mixer(self.norm2(x), level))
 
-    def fill_slots(self, slot: Slot, channel_mixer: MixerFactory | None) -> None:
-        """Replace the FFN behind D by a channel mixer."""
-        fill(self.channel_mixer, "ffn", channel_mixer, slot)
+    def fill_slots(self, slot: Slot, config: HostConfig) -> None:
+        """Replace the FFN behind D by a channel mixer, K and V with all around them by a token one.
+
+        Kernels of k x k become submanifold kernels of k x k x k.
+        """
+        for parent, name, factory in (
+            (self.channel_mixer, "ffn", config.channel_mixer),
+            (self, "token_mixer", config.token_mixer),
+        ):
+            fill(parent, name, factory, slot)
+            if factory_at(factory, slot) is not None:
+                first = slot.stage == slot.block == 0 or isinstance(factory, SlotMixers)
+                fit_to_voxels(parent.get_submodule(name), slot.dim, check=first)  # type: ignore[arg-type]
 
 
 class PointDown(nn.Module):

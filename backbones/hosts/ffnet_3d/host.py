@@ -59,7 +59,8 @@ class PointStem(nn.Module):
 class FFNet3D(PointBackbone):
     """FFNet_3D; ``stages`` holds the encoder's stages, then the decoder's from coarse to fine.
 
-    A channel mixer replaces the FFN behind the convolution D of each block.
+    A channel mixer replaces the FFN behind the convolution D of each block, a token mixer the part
+    from W to V.
 
     Args:
         config: See ``HostConfig``.
@@ -115,7 +116,7 @@ class FFNet3D(PointBackbone):
         for number, (stage, dim) in enumerate(zip(stages, widths, strict=True)):
             for index, block in enumerate(stage.blocks):
                 slot = Slot(dim, RATIO, (1, 1), number, index, dense=config.dense)
-                cast("PointBlock", block).fill_slots(slot, config.channel_mixer)
+                cast("PointBlock", block).fill_slots(slot, config)
 
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels at full resolution: (P, F) -> (P, C).
@@ -148,7 +149,7 @@ def _split(rates: Sequence[float], counts: Sequence[int]) -> list[list[float]]:
     return [list(itertools.islice(rest, count)) for count in counts]
 
 
-@register_host("ffnet_3d", source="FFNet, App. F.3, Table 5", **POINT_HOST, ordered=False)
+@register_host("ffnet_3d", source="FFNet, App. F.3, Table 5", **POINT_HOST)
 def ffnet_3d(
     config: HostConfig,
     *,
@@ -178,7 +179,7 @@ def ffnet_3d(
     )  # fmt: skip
 
 
-@register_host("ffnet_3d_tiny", source="as ffnet_3d, for small data", **POINT_HOST, ordered=False)
+@register_host("ffnet_3d_tiny", source="as ffnet_3d, for small data", **POINT_HOST)
 def ffnet_3d_tiny(
     config: HostConfig,
     *,

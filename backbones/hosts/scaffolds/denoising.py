@@ -57,7 +57,7 @@ class DenoisingBackbone(Backbone):
             times: From 0 to 1000 (B,).
             labels: Classes (B,); ``num_classes`` if unknown.
         """
-        count = len(images)
+        count = images.shape[0]  # len would fix the batch of a recorded graph
         if times is None:
             times = images.new_zeros(count)
         if labels is None:

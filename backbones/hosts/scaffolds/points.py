@@ -20,9 +20,7 @@ MODALITY = "point_cloud"
 FEATURES = 6  # colour and normal
 POINTS = 102_400  # of the published crops
 # What every such host passes to register_host.
-POINT_HOST: dict[str, Any] = {
-    "modality": MODALITY, "patch_size": 1, "img_size": POINTS, "slots": ("channel",),
-}  # fmt: skip
+POINT_HOST: dict[str, Any] = {"modality": MODALITY, "patch_size": 1, "img_size": POINTS}
 
 
 class PointBackbone(Backbone):

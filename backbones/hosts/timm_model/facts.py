@@ -24,6 +24,7 @@ from backbones.hosts.timm_model.layouts import Size
 from backbones.hosts.timm_model.probing import BATCH, ModuleCall, record_calls
 
 TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
+STRIDE_ERROR = 0.25  # largest relative difference between a map's stride and the stated one
 ANY_SIZE = "dynamic_img_size"  # option for images of any size
 
 
@@ -182,7 +183,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
                 found["embedding"] = network.forward_head(features, pre_logits=True)
 
     calls = _run_checked(model, size, lambda: _record(network, run))
-    maps = _last_of_strides(found["maps"], padded)
+    maps = _last_of_strides(
+        found["maps"], padded, [int(one["reduction"]) for one in feature_info(network)]
+    )
     embedding = found.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
@@ -300,11 +303,20 @@ def feature_info(network: Any) -> list[dict[str, Any]]:
     return list(info.info if hasattr(info, "info") else info)
 
 
-def _last_of_strides(shapes: list[tuple[int, ...]], size: Size) -> tuple[Map, ...]:
-    """Return the last map of each stride, fine to coarse."""
+def _last_of_strides(
+    shapes: list[tuple[int, ...]], size: Size, stated: list[int]
+) -> tuple[Map, ...]:
+    """Return the last map of each stride, fine to coarse.
+
+    Strides are those that timm states. Sizes alone would give others where convolutions without
+    padding cut the borders off, or where a stride does not divide the image.
+    """
     by_stride: dict[int, Map] = {}
+    known = stated if len(stated) == len(shapes) else [0] * len(shapes)
     for index, (channels, height, width) in enumerate(shapes):
         stride = round(size[0] / height)
+        if abs(known[index] - stride) <= STRIDE_ERROR * stride:
+            stride = known[index]
         by_stride[stride] = Map(index, channels, (height, width), stride)
     return tuple(sorted(by_stride.values(), key=lambda one: one.stride))
 

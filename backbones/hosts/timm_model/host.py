@@ -9,6 +9,7 @@ Source: Wightman, "PyTorch Image Models", 2019, https://github.com/huggingface/p
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -93,15 +94,20 @@ class TimmBackbone(Backbone):
             if name in exempt or name.endswith(("pos_embed", "position_bias_table"))
         )
 
-    def _set_maps(self, config: HostConfig) -> None:
+    def _dense_maps(self) -> tuple[Map, ...]:
+        """Return timm's maps of strides 4, 8, 16 and 32, or else the one next to stride 16."""
         maps = self.facts.maps
-        usual = [one for one in maps if one.stride in PYRAMID_STRIDES]
-        is_pyramid = [one.stride for one in usual] == list(PYRAMID_STRIDES)
-        self.taken: tuple[Map, ...] = tuple(usual if is_pyramid else maps)
+        usual = tuple(one for one in maps if one.stride in PYRAMID_STRIDES)
+        if [one.stride for one in usual] == list(PYRAMID_STRIDES):
+            return usual
+        return (min(maps, key=lambda one: abs(one.stride - PYRAMID_STRIDES[2])),)
+
+    def _set_maps(self, config: HostConfig) -> None:
+        dense_maps = self._dense_maps()
+        has_pyramid = len(dense_maps) == len(PYRAMID_STRIDES)
+        self.taken = dense_maps if config.dense or has_pyramid else self.facts.maps
         self.pyramid: SimpleFeaturePyramid | None = None
-        if config.dense and not is_pyramid:
-            middle = PYRAMID_STRIDES[2]
-            self.taken = (min(maps, key=lambda one: abs(one.stride - middle)),)
+        if config.dense and not has_pyramid:
             self.pyramid = SimpleFeaturePyramid(self.taken[0].channels)
             self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
             self.map_keys = tuple(f"pyramid.scales.{i}." for i in range(len(PYRAMID_STRIDES)))
@@ -111,13 +117,12 @@ class TimmBackbone(Backbone):
         self._indices = [one.index for one in self.taken]
         if self.taken[-1].index == self.facts.num_maps - 1:  # from the end
             self._indices = [index - self.facts.num_maps for index in self._indices]
-        if config.dense:
-            before = set(self.network.state_dict())
-            self.network.prune_intermediate_layers(
-                [one.index for one in self.taken], prune_norm=True, prune_head=True
-            )
-            after = set(self.network.state_dict())
-            self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(before - after))
+        network: Any = self.network if config.dense else copy.deepcopy(self.facts.network)
+        own = set(self.network.state_dict())
+        indices = [one.index for one in (self.taken if config.dense else self._dense_maps())]
+        network.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
+        left_out = own - set(network.state_dict())
+        self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(left_out))
 
     def _fill(self, kind: Kind, factory: MixerFactory | None, config: HostConfig) -> None:
         """Put mixers into the slots of a kind.

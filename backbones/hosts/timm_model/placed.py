@@ -40,6 +40,13 @@ class Placed(nn.Module):
         """The mixer's treatment of prefix tokens."""
         return self.mixer.prefix_mixing
 
+    def take_earlier_form(
+        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Change the mixer as ``Mixer.take_earlier_form`` does."""
+        own = {k.removeprefix("mixer."): v for k, v in tensors.items() if k.startswith("mixer.")}
+        return self.mixer.take_earlier_form(own, given)
+
     def forward(self, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
         """Return the mixed tensor in the layout of ``x``."""
         mixed = self._mixed(x)

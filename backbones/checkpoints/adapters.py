@@ -1,0 +1,67 @@
+"""Names of the weights of low-rank adapters (``backbones.lora``) in checkpoints, and merging."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+BASE = ".base_layer."
+LOW, HIGH = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def split_adapters(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return a file's tensors under the names of plain layers, and those of adapters."""
+    plain, adapters = {}, {}
+    for key, value in tensors.items():
+        if key.endswith((LOW, HIGH)):
+            adapters[key] = value
+        else:
+            plain[key.replace(BASE, ".")] = value
+    return plain, adapters
+
+
+def merge(
+    plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor], record: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return the plain layers with the adapters' products added.
+
+    Args:
+        plain: Weights of the layers by their plain names.
+        adapters: Weights of the adapters.
+        record: Options that the file's network was built with, with those of its adapters.
+
+    Raises:
+        ValueError: The record lacks the scale.
+    """
+    if not adapters:
+        return dict(plain)
+    options = record.get("lora")
+    if not options:
+        raise ValueError(
+            "the checkpoint has low-rank adapters, but not their scale; pass a file that "
+            "this project wrote"
+        )
+    scale = (options.get("alpha") or options["rank"]) / options["rank"]
+    merged = dict(plain)
+    for key, low in adapters.items():
+        if key.endswith(LOW):
+            name = key.removesuffix(LOW)
+            high, weight = adapters[f"{name}{HIGH}"], plain[f"{name}.weight"]
+            product = high.flatten(1).double() @ low.flatten(1).double()
+            added = weight.double() + scale * product.reshape(weight.shape)
+            merged[f"{name}.weight"] = added.to(weight.dtype)
+    return merged
+
+
+def to_adapted(
+    plain: Mapping[str, Tensor], adapters: Mapping[str, Tensor], adapted: Collection[str]
+) -> dict[str, Tensor]:
+    """Return tensors under the names of a network whose layers ``adapted`` have adapters."""
+    layers = set(adapted)
+    renamed = {}
+    for key, value in plain.items():
+        name, _, last = key.rpartition(".")
+        renamed[f"{name}{BASE}{last}" if name in layers else key] = value
+    return {**renamed, **adapters}

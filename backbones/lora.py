@@ -1,0 +1,226 @@
+"""Low-rank adaptation of a backbone's linear layers by peft.
+
+Each adapted layer computes W x + b + (alpha / rank) B A x. Only A (rank, C_in), B (C_out, rank),
+B starting at 0, and the parts of ``train`` get a gradient; all other weights stay.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022,
+https://arxiv.org/abs/2106.09685, section 4.1.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from backbones.base import Backbone
+from backbones.options import unknown
+from backbones.replace import replace
+
+logger = logging.getLogger(__name__)
+
+LINEAR = "linear"  # all linear layers
+Parts = str | Sequence[str] | None
+
+
+class Lora:
+    """Options of ``backbone.lora``.
+
+    Args:
+        rank: Rank of the products B A.
+        alpha: Their scale is alpha / rank; None means ``rank``.
+        targets: "linear" for all linear layers, 1 x 1 convolutions among them, or parts of their
+            names, such as ``[qkv, proj]`` or ``[blocks.11]``.
+        dropout: Dropout before A.
+        train: Parts of the names of parameters that are trained as a whole, such as a new mixer's
+            ``[mlp]``; their layers are not adapted.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
+
+    def __init__(
+        self,
+        rank: int = 8,
+        alpha: float | None = None,
+        targets: Parts = LINEAR,
+        dropout: float = 0.0,
+        train: Parts = None,
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"backbone.lora.rank must be at least 1, got {rank}")
+        if alpha is not None and alpha <= 0:
+            raise ValueError(f"backbone.lora.alpha must be above 0, got {alpha}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"backbone.lora.dropout must be from 0 to below 1, got {dropout}")
+        self.rank, self.dropout = rank, dropout
+        self.alpha = float(rank if alpha is None else alpha)
+        self.targets, self.train = _parts(targets), _parts(train)
+        if not self.targets:
+            raise ValueError("backbone.lora.targets is empty; pass linear, or parts of names")
+
+
+def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] = ()) -> None:
+    """Freeze a backbone, and adapt its linear layers.
+
+    Args:
+        backbone: The backbone, with its weights, changed in place.
+        options: Rank, layers and parts that are trained as a whole.
+        untrained: Parameters that the pretrained weights lack, or prefixes of their names. Those
+            of dense prediction alone are trained as a whole.
+
+    Raises:
+        ValueError: peft is missing, a target matches no layer, an untrained parameter would be
+            frozen, or the network reads a layer's weight without calling the layer.
+    """
+    require_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
+    added = backbone.map_keys if backbone.dense else ()
+    trained = {
+        name
+        for name, _ in backbone.named_parameters()
+        if is_part(name, options.train) or name.startswith(added)
+    }
+    _check_train(backbone, options, trained)
+    frozen = [
+        name
+        for name, _ in backbone.named_parameters()
+        if name.startswith(tuple(untrained)) and name not in trained
+    ]
+    if frozen:
+        raise ValueError(
+            f"backbone.pretrained lacks {len(frozen)} weights that backbone.lora would freeze at "
+            f"random values ({', '.join(frozen[:3])}{', ...' * (len(frozen) > 3)}); train them "
+            f"whole, such as backbone.lora.train=[{_word(frozen[0])}]"
+        )
+    names = [
+        name
+        for name in _linear_layers(backbone)
+        if _is_target(name, options) and f"{name}.weight" not in trained
+    ]
+    _check_targets(backbone, options, names)
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules="|".join(map(re.escape, names)),
+    )
+    inject_adapter_in_model(config, backbone)
+    for name, parameter in backbone.named_parameters():
+        if name in trained:
+            parameter.requires_grad_(True)
+    backbone.adapted = tuple(names)
+    _check_calls(backbone)
+    count = sum(p.numel() for p in backbone.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in backbone.parameters())
+    logger.info(
+        "LoRA of rank %d in %d layers: %.2f of %.2f million parameters of the backbone are trained",
+        options.rank, len(names), count / 1e6, total / 1e6,
+    )  # fmt: skip
+
+
+def merge_adapters(backbone: Backbone) -> Backbone:
+    """Add the adapters' products to the weights, and restore the plain layers, in place."""
+    for name in backbone.adapted:
+        layer: Any = backbone.get_submodule(name)
+        layer.merge(safe_merge=True)
+        replace(backbone, name, layer.get_base_layer())
+    backbone.adapted = ()
+    return backbone
+
+
+def require_peft() -> None:
+    """Raise an error with a remedy unless peft is installed.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError(
+            "backbone.lora needs peft; type pip install -c constraints.txt -e '.[lora]'"
+        )
+
+
+def is_part(name: str, parts: Sequence[str]) -> bool:
+    """Return True if a dotted name has one of these parts, whole words between dots."""
+    return any(f".{part}." in f".{name}." for part in parts)
+
+
+def _parts(given: Parts) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+def _word(name: str) -> str:
+    """Return the first part of a parameter's name after the number of its block."""
+    words = name.split(".")
+    last = max((place for place, word in enumerate(words) if word.isdigit()), default=-1)
+    return words[last + 1] if last + 2 < len(words) else words[0]
+
+
+def _linear_layers(backbone: Backbone) -> list[str]:
+    return [
+        name
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear)
+        or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1)
+    ]
+
+
+def _is_target(name: str, options: Lora) -> bool:
+    if is_part(name, options.train):
+        return False
+    return options.targets == (LINEAR,) or is_part(name, options.targets)
+
+
+def _check_train(backbone: Backbone, options: Lora, trained: Collection[str]) -> None:
+    for part in options.train:
+        if not any(is_part(name, [part]) for name in trained):
+            known = {word for name, _ in backbone.named_parameters() for word in name.split(".")}
+            raise ValueError(unknown("part in backbone.lora.train", part, sorted(known)))
+
+
+def _check_targets(backbone: Backbone, options: Lora, names: Sequence[str]) -> None:
+    known = {word for name in _linear_layers(backbone) for word in name.split(".")}
+    for target in options.targets:
+        if target != LINEAR and not any(is_part(name, [target]) for name in names):
+            raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(known)))
+    if not names:
+        raise ValueError(
+            f"{backbone.name} has no linear layer for backbone.lora; leave backbone.lora out"
+        )
+
+
+@torch.no_grad()
+def _check_calls(backbone: Backbone) -> None:
+    """Refuse a network that reads the weight of an adapted layer without calling it."""
+    if backbone.modality != "image":
+        return
+    called: set[str] = set()
+    hooks = [
+        backbone.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+        for name in backbone.adapted
+    ]
+    weights = next(backbone.parameters())
+    image = torch.zeros(1, backbone.in_chans, *backbone.img_size).to(weights)
+    training = backbone.training
+    backbone.eval()
+    if not backbone.dense:
+        backbone.features(image)
+    backbone(image)
+    backbone.train(training)
+    for hook in hooks:
+        hook.remove()
+    silent = [name for name in backbone.adapted if name not in called]
+    if silent:
+        words = sorted({name.rpartition(".")[2] for name in backbone.adapted if name in called})
+        raise ValueError(
+            f"{backbone.name} does not call {len(silent)} of the adapted layers as modules "
+            f"({', '.join(silent[:3])}{', ...' * (len(silent) > 3)}); pass other layers, such as "
+            f"backbone.lora.targets=[{','.join(words[:4])}]"
+        )
