@@ -191,7 +191,7 @@ def test_subpackages_form_no_cycle():
 
 
 MODULES = {
-    "__init__", "base", "factory", "importing", "mixing", "mm", "registry", "replace",
+    "__init__", "base", "factory", "importing", "lora", "mixing", "mm", "registry", "replace",
     "timm_models",
 }  # fmt: skip
 # What each subpackage or module may import of backbones. Only users import "analysis".
@@ -207,7 +207,8 @@ ALLOWED_IMPORTS = {
     "importing": set(),
     "registry": {"base", "options"},
     "checkpoints": {"checkpoints", "base", "options"},
-    "factory": {"base", "checkpoints", "fast", "options", "registry"},
+    "lora": {"base", "layers", "options", "replace"},
+    "factory": {"base", "checkpoints", "fast", "lora", "options", "registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
     | {"replace", "importing", "mixing", "parameters"},
