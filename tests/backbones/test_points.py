@@ -142,6 +142,8 @@ def test_counts():
 
     pairs = 9 + 2 * (6 + 6 + 4 + 4)  # itself, and the neighbours in a square of 3 x 3
     assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2 * 3
+    conv = SubmanifoldConv3d(2, 2, 3, groups=2)
+    assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2
 
 
 FITTING = [
