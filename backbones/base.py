@@ -321,6 +321,8 @@ class Mixer(nn.Module):
             positions does.
         makes_choices: True if it selects parts by the largest scores, so that rounding may turn a
             choice.
+        shows_attention: False if its attention is not the weights of tokens for tokens: of
+            channels, agents, gathered keys or all heads at once, or the difference of two.
     """
 
     prefix_mixing: PrefixMixing = "none"
@@ -333,6 +335,7 @@ class Mixer(nn.Module):
     built_for: tuple[int, int] | None = None
     ignores_order: bool = False
     makes_choices: bool = False
+    shows_attention: bool = True
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).

@@ -230,6 +230,8 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
 
 def _is_free(name: str) -> bool:
     """Return True if timm itself lacks a model of this name."""
+    if name == "timm":  # would hide the library in this module
+        return False
     return not is_model(name) or model_entrypoint(name).__module__ == __name__
 
 

@@ -1,7 +1,8 @@
 """Attention weights as computed, their mean distance, and their rollout over layers.
 
 The weights are recorded when the attention function runs (``F.scaled_dot_product_attention``, or
-a softmax of square matrices), so this works for all hosts. LVT's convolutional attention works in
+a softmax of square matrices), so this works for all hosts. Mixers with ``shows_attention=False``
+are left out. LVT's convolutional attention works in
 overlapping windows of 3x3 tokens.
 
 Source: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020,
@@ -136,6 +137,8 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
     recorder = _Recorder()
     handles = []
     for name, mixer in mixers.items():
+        if not all(getattr(part, "shows_attention", True) for part in mixer.modules()):
+            continue
 
         def begin(module: nn.Module, inputs: Any, name: str = name) -> None:
             recorder.current = name

@@ -23,6 +23,8 @@ from backbones.base import Backbone, class_name
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.convglu import ConvGLU
+from backbones.mixers.feed_forward.low_rank import LowRankLinear
+from backbones.mixers.feed_forward.monarch import MonarchLinear
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def dense(layer: nn.Module) -> Tensor:
     Raises:
         ValueError: The layer is spatial, such as a 3x3 convolution.
     """
-    if isinstance(layer, ChannelMapping):
+    if isinstance(layer, ChannelMapping | LowRankLinear | MonarchLinear):
         return layer.dense_weight().detach()
     if isinstance(layer, GroupedLinear):
         return torch.block_diag(*layer.weight.detach())

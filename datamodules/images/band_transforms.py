@@ -16,8 +16,10 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import center_crop
 
 from datamodules.files.bands import Statistics
+from datamodules.files.decoding import MAX_PIXELS
 from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
 
 Step = Callable[[Any], Any]
@@ -51,14 +53,19 @@ class Jitter(nn.Module):
         return mean + contrast * (bands - mean)
 
 
-class CentralSquare(nn.Module):
-    """Cut the longer side to the length of the shorter one, around the middle."""
+class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is untyped
+    """Torchvision's resize of the shorter side before a central crop, in bounded memory.
+
+    The middle of a thin image that would exceed ``MAX_PIXELS`` is cut out first.
+    """
 
     def forward(self, bands: Tensor) -> Tensor:
-        """Return (C, side, side)."""
+        """Return bands with a shorter side of ``size``."""
         side = min(bands.shape[1:])
-        top, left = ((length - side) // 2 for length in bands.shape[1:])
-        return bands[:, top : top + side, left : left + side]
+        if self.size**2 * max(bands.shape[1:]) > MAX_PIXELS * side:
+            bands = center_crop(bands, [side, side])
+        resized: Tensor = super().forward(bands)
+        return resized
 
 
 def train_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
@@ -81,9 +88,8 @@ def eval_transform(made: Augmentation, size: int, statistics: Statistics) -> Ste
         ValueError: The augmentation is for RGB images only.
     """
     if isinstance(made, PaperAugmentation):
-        resize = transforms.Resize(int(size / made.crop_pct), _mode(made.interpolation))
-        steps = [CentralSquare(), resize, transforms.CenterCrop(size)]
-        return _composed(steps, statistics)
+        resize = BoundedResize(int(size / made.crop_pct), _mode(made.interpolation))
+        return _composed([resize, transforms.CenterCrop(size)], statistics)
     if isinstance(made, LightAugmentation):
         return _composed([_squeeze(size)], statistics)
     raise ValueError(_only_rgb(made))

@@ -158,6 +158,11 @@ class ExportRequest:
         name = name_with_model(self.backbone, options.get("model"))
         return network_name(name, options.get("token_mixer"), options.get("mixer"))
 
+    @property
+    def channels(self) -> int:
+        """Return the channels of the network's images."""
+        return int(self.options.get("in_chans", 3))
+
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
         """Read the checkpoint file once; None for random weights."""
@@ -190,8 +195,8 @@ class ExportRequest:
         import torch
 
         generator = torch.Generator().manual_seed(SEED)
-        channels = self.options.get("in_chans", 3)
-        return torch.randn(batch, channels, *(size or self.image_size), generator=generator)
+        shape = (batch, self.channels, *(size or self.image_size))
+        return torch.randn(shape, generator=generator)
 
 
 def exported_family(run: Mapping[str, Any] | None, backbone: str) -> Family:

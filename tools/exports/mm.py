@@ -80,6 +80,11 @@ def export(request: ExportRequest) -> list[Path]:
         ValueError: The outputs differ, or the checkpoint is another model's.
     """
     require_package(f"{request.to}.datasets")  # first, because it explains what is missing
+    if request.run is not None and request.run["data"].get("bands") is not None:
+        raise ValueError(
+            f"this run has data.bands, but the pipelines of {request.to} read 8-bit BGR; pass "
+            "to=onnx, torch_export or timm"
+        )
     if request.to == "mmpretrain":
         package = classifier_package(request)
     elif request.exported_part == "model":

@@ -67,7 +67,8 @@ def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Pat
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, *size in graph.sizes(request.image_size):
         images = request.images(batch, (size[0], size[1]))
-        request.report(f"{path.name}: comparing {batch} x 3 x {size[0]} x {size[1]} in onnxruntime")
+        shape = " x ".join(map(str, images.shape))
+        request.report(f"{path.name}: comparing {shape} in onnxruntime")
         with torch.inference_mode():
             expected = list_outputs(network, images)
         what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"

@@ -25,8 +25,9 @@ class Preprocessing:
         crop_pct: Side of the crop relative to the resized image.
         squash: Resize both sides to the same length, ignoring the aspect ratio.
         interpolation: Interpolation for resizing.
-        mean: Per channel, for values from 0 to 1.
+        mean: Per channel, for values from 0 to 1; of bands in the units of their files.
         std: Per channel.
+        bands: Numbers of the bands in a file; empty for RGB.
     """
 
     size: int
@@ -35,6 +36,7 @@ class Preprocessing:
     interpolation: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    bands: tuple[int, ...] = ()
 
     @property
     def resized(self) -> int:
@@ -44,7 +46,7 @@ class Preprocessing:
     def to_timm_config(self) -> dict[str, Any]:
         """Return the preprocessing in the format of timm's configs."""
         return {
-            "input_size": (3, self.size, self.size),
+            "input_size": (len(self.mean), self.size, self.size),
             "crop_pct": self.crop_pct,
             "crop_mode": "squash" if self.squash else "center",
             "interpolation": self.interpolation,
@@ -69,7 +71,10 @@ def read_preprocessing(run: Mapping[str, Any] | None) -> Preprocessing | None:
         crop_pct, squash, interpolation = 1.0, True, "bicubic"
     else:
         return None
-    return Preprocessing(size, crop_pct, squash, interpolation, tuple(made.mean), tuple(made.std))
+    mean, std = datamodule.normalisation
+    bands = getattr(datamodule, "bands", None)
+    chosen = () if bands is None else bands.chosen
+    return Preprocessing(size, crop_pct, squash, interpolation, tuple(mean), tuple(std), chosen)
 
 
 # Sources of the values.
@@ -95,7 +100,8 @@ def describe_preprocessing(
         fixed: The graph only takes images of this size.
 
     Returns:
-        ``mean`` and ``std`` per channel in the order ``channels``, for values from 0 to 1;
+        ``mean`` and ``std`` per channel in the order ``channels``, for values from 0 to 1, or if
+        ``channels`` lists the numbers of bands, in the units of their files;
         ``size``: the network's input (H, W), or None if it follows the image; ``resize``: the rule
         with its numbers; ``crop``: (H, W) of the centre crop, or None; ``interpolation`` of
         resizing; ``upright``: True if images are rotated by their EXIF data; ``source`` of these
@@ -120,7 +126,8 @@ def describe_preprocessing(
         resize = {"height": seen[0], "width": seen[1]}
     return {
         "size": list(seen), "resize": resize, "crop": list(seen) if cropped else None,
-        "interpolation": prepared.interpolation, "upright": False, "channels": "RGB",
+        "interpolation": prepared.interpolation, "upright": False,
+        "channels": list(prepared.bands) or "RGB",
         "mean": list(prepared.mean), "std": list(prepared.std), "source": source,
     }  # fmt: skip
 
@@ -134,11 +141,15 @@ def _dense_preprocessing(
     whole = build(
         run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
     )
-    processor = whole.model.data_preprocessor
+    processor, bands = whole.model.data_preprocessor, datamodule.bands
+    channels: Any = "RGB" if getattr(processor, "_channel_conversion", True) else "BGR"
     mean, std = (
         [round(float(value) / 255, 6) for value in getattr(processor, key).flatten()]
         for key in ("mean", "std")
     )
+    if bands is not None:
+        known, channels = datamodule.known_statistics(), list(bands.chosen)
+        mean, std = list(known.mean), list(known.std)
     longest, shortest = max(datamodule.scale), min(datamodule.scale)
     if fixed:
         resize: dict[str, int] = {"height": size[0], "width": size[1]}
@@ -146,6 +157,6 @@ def _dense_preprocessing(
         resize = {"longest_side_at_most": longest, "shortest_side_at_most": shortest}
     return {
         "size": list(size) if fixed else None, "resize": resize, "crop": None,
-        "interpolation": "bilinear", "upright": True, "mean": mean, "std": std, "source": FROM_RUN,
-        "channels": "RGB" if getattr(processor, "_channel_conversion", True) else "BGR",
+        "interpolation": "bilinear", "upright": bands is None, "mean": mean, "std": std,
+        "source": FROM_RUN, "channels": channels,
     }  # fmt: skip

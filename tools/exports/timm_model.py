@@ -38,6 +38,13 @@ outputs = model.eval()(transform(image)[None])  # image: an RGB image of Pillow'
 
 After an upload to the Hugging Face hub it opens as `hf-hub:<owner>/<name>`.
 """
+BANDS = """
+## Bands
+
+Images are tensors of the bands {bands}, counted from 0, in the units of their files. `mean` and
+`std` of config.json are in these units: `model((bands - mean) / std)`. timm's transforms are for
+RGB images of Pillow's.
+"""
 SCRIPTS = """
 ## Classes
 
@@ -89,10 +96,12 @@ def export(request: ExportRequest) -> list[Path]:
         safe_serialization=True,
         data_config=prepared.to_timm_config()
         if prepared
-        else {"input_size": (3, *request.image_size)},
+        else {"input_size": (request.channels, *request.image_size)},
     )
     what = f"{classes} classes" if classes else "no classifier"
     text = TEXT.format(name=request.label, what=what)
+    if prepared and prepared.bands:
+        text += BANDS.format(bands=list(prepared.bands))
     maps = write_class_map(request.folder, names)
     if classes:
         text += SCRIPTS.format(file=maps[0].name) if maps else NAMELESS

@@ -29,6 +29,22 @@ x = ((x - {mean}) / {std}).astype("float32").transpose(2, 0, 1)[None]
 {run}
 {show}
 '''
+BANDS = '''"""Run {file}: python infer.py ARRAY.npy (H, W, bands); needs {package} and Pillow."""
+
+import {json}pathlib, sys, numpy as np, {package}
+from PIL import Image
+
+{load}
+values = np.load(sys.argv[1])[..., {channels}].astype("float32").transpose(2, 0, 1)
+bands = [Image.fromarray(values[band]) for band in range(len(values))]
+image = bands[0]
+{resize}
+resized = [one.resize(shape, Image.Resampling.{interpolation}){crop} for one in bands]
+x = np.stack([np.asarray(one) for one in resized], axis=-1)
+x = ((x - {mean}) / {std}).astype("float32").transpose(2, 0, 1)[None]
+{run}
+{show}
+'''
 OPENED = {
     False: "Image.open(sys.argv[1])",
     True: "ImageOps.exif_transpose(Image.open(sys.argv[1]))",
@@ -179,7 +195,8 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
         show = SHOW_IMAGE.format(name=graph.outputs[0])
     else:
         show = SHOW_MAPS.format(names=names)
-    return SCRIPT.format(
+    channels, has_bands = prepared["channels"], isinstance(prepared["channels"], list)
+    return (BANDS if has_bands else SCRIPT).format(
         file=graph.file,
         package=form.package,
         json="json, " if classes else "",
@@ -189,7 +206,7 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
         resize=RESIZES[next(iter(prepared["resize"]))].format(**prepared["resize"]) + place,
         interpolation=prepared["interpolation"].upper(),
         crop=CROP.format(**crop) if crop else "",
-        channels="[..., ::-1]" if prepared["channels"] == "BGR" else "",
+        channels=channels if has_bands else "[..., ::-1]" * (channels == "BGR"),
         mean=prepared["mean"],
         std=prepared["std"],
         run=form.run.format(names=names, begin="[" * is_alone, end="]" * is_alone),
@@ -207,16 +224,18 @@ def _readme(request: ExportRequest, graphs: Sequence[Described], classes: Sequen
         names=names,
         metadata="preprocessing, class_names" if classes else "preprocessing",
     )  # fmt: skip
+    given = "ARRAY.npy" if isinstance(first.prepared["channels"], list) else "IMAGE"
     lines = [
         f"# {request.label} as {form.title}",
         "",
-        f"`python {INFER} IMAGE` runs `{first.file}` on an image; it needs {form.package} and "
+        f"`python {INFER} {given}` runs `{first.file}` on an image; it needs {form.package} and "
         "Pillow. In Python:",
         "",
         f"```python\n{example}\n```",
         "",
-        f"`{INPUT}` are (B, 3, H, W) in float32, preprocessed as in `{PREPROCESSING}`, which is "
-        f"also inside each file. Its values come from {first.prepared['source']}.",
+        f"`{INPUT}` are (B, {request.channels}, H, W) in float32, preprocessed as in "
+        f"`{PREPROCESSING}`, which is also inside each file. Its values come from "
+        f"{first.prepared['source']}.",
         "",
     ]
     for one in graphs:

@@ -56,6 +56,7 @@ class BiLevelRoutingAttention(Mixer):
     """
 
     makes_choices = True
+    shows_attention = False
 
     def __init__(
         self,

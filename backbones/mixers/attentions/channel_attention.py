@@ -42,6 +42,7 @@ class ChannelAttention(SequenceMixer):
     """
 
     ignores_order = True
+    shows_attention = False
 
     def __init__(self, dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> None:
         super().__init__()

@@ -50,6 +50,7 @@ class DifferentialAttention(SequenceMixer):
     """
 
     ignores_order = True
+    shows_attention = False
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ class MultiQueryAttention(Mixer):
     Source: MobileNetV4 (ECCV 2024), https://arxiv.org/abs/2404.10518.
     """
 
+    shows_attention = False
+
     def __init__(
         self,
         dim: int,

@@ -44,6 +44,7 @@ class CrossCovarianceAttention(SequenceMixer):
     """
 
     ignores_order = True
+    shows_attention = False
 
     def __init__(self, dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> None:
         super().__init__()

@@ -40,6 +40,7 @@ class RandomMixing(Mixer):
 
     def __init__(self, dim: int, *, grid: tuple[int, int], learnt: bool = False) -> None:
         super().__init__()
+        self.grid = grid
         tokens = grid[0] * grid[1]
         logits = torch.rand(tokens, tokens)
         self.logits: Tensor
@@ -47,6 +48,10 @@ class RandomMixing(Mixer):
             self.logits = nn.Parameter(logits)
         else:
             self.register_buffer("logits", logits)
+
+    def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
+        """Return softmax(L) of the map that it was built for: (1, N, N), and the map's size."""
+        return self.at_size("logits", self.grid).softmax(dim=-1)[None], self.grid
 
     def mix(self, x: Tensor) -> Tensor:
         """Return softmax(L) x: (B, H, W, C) -> (B, H, W, C)."""

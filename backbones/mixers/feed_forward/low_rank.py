@@ -10,6 +10,8 @@ the entries of the products have the deviation of the dense matrices, 0.02.
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from backbones.base import PointwiseMixer, hidden_width
@@ -38,6 +40,7 @@ class LowRankFFN(PointwiseMixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(
         self, dim: int, *, hidden_ratio: float = 4.0, rank_ratio: float = 0.5, act: str = "gelu"
@@ -63,3 +66,8 @@ class LowRankLinear(nn.Sequential):
         for factor in (down, up):
             nn.init.trunc_normal_(factor.weight, std=(DEVIATION * rank**-0.5) ** 0.5)
         nn.init.zeros_(up.bias)
+
+    def dense_weight(self) -> Tensor:
+        """Return U V (out, in)."""
+        down, up = (cast("nn.Linear", part) for part in self)
+        return up.weight @ down.weight

@@ -41,6 +41,7 @@ class MonarchFFN(PointwiseMixer):
     """
 
     value_layer = "fc2"
+    channel_mappings = ("fc1",)
 
     def __init__(
         self, dim: int, *, hidden_ratio: float = 4.0, blocks: int = 4, act: str = "gelu"
@@ -78,6 +79,11 @@ class MonarchLinear(nn.Module):
         paths = max(1.0, inner / blocks)  # from an input to an output
         for factor in (self.right, self.left):
             nn.init.trunc_normal_(factor, std=(DEVIATION * paths**-0.5) ** 0.5)
+
+    def dense_weight(self) -> Tensor:
+        """Return P^T L P R (out, in)."""
+        width = self.blocks * self.right.shape[-1]
+        return (self(torch.eye(width).to(self.right)) - self.bias).mT
 
     def forward(self, x: Tensor) -> Tensor:
         """Return P^T L P R x + b: (..., in) -> (..., out)."""

@@ -65,6 +65,7 @@ class AgentAttention(Mixer):
             "wa_bias": "1 heads 1 W agents",
         }
     )
+    shows_attention = False
 
     def __init__(
         self,

@@ -49,6 +49,6 @@ def macs(mixer, c, h, w):
     chunks = -(-n // chunk)
     wide, given = sum(mixer.widths), heads * value
     both = 2 * n * (c * wide + wide * mixer.conv.kernel_size[0] + 2 * c * heads)
-    products = 2 * chunk * chunk * key + chunk * chunk * value + 3 * chunk * key * value
-    solving = chunk * (chunk - 1) // 2 * (key + value)
+    products = 3 * chunk * chunk * key + 2 * chunk * chunk * value + 3 * chunk * key * value
+    solving = chunk * (chunk - 1) // 2 * chunk
     return both + 2 * heads * chunks * (products + solving) + n * 2 * c * given
