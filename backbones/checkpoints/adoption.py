@@ -156,9 +156,12 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     Raises:
         ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
-    file = checkpoint.state_dict
-    if NETWORK not in dict(backbone.named_children()):
-        file, _ = strip_wrappers(file, checkpoint.path)
+    if backbone.has_source_names(checkpoint.tensors):
+        file = checkpoint.tensors
+    else:
+        file = checkpoint.state_dict
+        if NETWORK not in dict(backbone.named_children()):
+            file, _ = strip_wrappers(file, checkpoint.path)
     tensors = backbone.adapt_input(backbone.convert_state_dict(dict(file)))
     dead, interpolated = [], []
     for prefix, mixer in backbone.named_modules():

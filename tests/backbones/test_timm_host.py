@@ -115,7 +115,7 @@ def test_maps_and_embedding_are_as_declared(model, dense):
     if LISTED[model].parameters > 2e8:
         pytest.skip("too large")
     backbone = create_backbone("timm", model=model, dense=dense).eval()
-    size = backbone.facts.size if backbone.facts.is_fixed else (70, 106)
+    size = backbone.facts.size if backbone.facts.is_fixed else (134, 170)
     maps = backbone(torch.randn(1, 3, *size))  # its own check compares them with feature_info
     if dense:
         assert [info.stride for info in backbone.feature_info] == [4, 8, 16, 32]

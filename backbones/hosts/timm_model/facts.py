@@ -167,6 +167,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
     if any(side % multiple for side in own_size(model)):
         multiple = 1  # it is made for sizes that its strides do not divide
+    if multiple == 1 and not is_fixed:
+        found_multiple = _needed_multiple(network, in_chans, size, own_size(model))
+        multiple, is_fixed = found_multiple or 1, found_multiple is None
     padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
@@ -277,6 +280,30 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
         for module in network.modules()
     )
     return cuts or "img_size" in known
+
+
+def _needed_multiple(network: Any, in_chans: int, size: Size, own: Size) -> int | None:
+    """Return the number that sides must be multiples of; None if it takes its own size only."""
+    if _runs_at(network, in_chans, (size[0] + 11, size[1] + 27)):
+        return 1
+    least = _multiple(network)
+    for multiple in (least * factor for factor in (1, 2, 4, 8)):
+        if any(side % multiple for side in own):
+            return None
+        height = (size[0] // multiple + 1) * multiple
+        if _runs_at(network, in_chans, (height, height + multiple)):
+            return multiple
+    return None
+
+
+def _runs_at(network: Any, in_chans: int, size: Size) -> bool:
+    images = torch.zeros(1, in_chans, *size, device="meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            network.forward_intermediates(images, intermediates_only=True)
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        return "meta" in str(error)  # its maps read values
+    return True
 
 
 def _record(network: Any, run: Any) -> dict[str, list[ModuleCall]]:

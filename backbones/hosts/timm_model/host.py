@@ -13,7 +13,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -315,6 +315,8 @@ class TimmBackbone(Backbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
+        if self.has_source_names(state_dict):
+            return self._of_timm(state_dict)
         inside = {
             key.removeprefix(NETWORK): value
             for key, value in state_dict.items()
@@ -328,6 +330,11 @@ class TimmBackbone(Backbone):
             if not any(key.startswith(self.facts.classifier) for key in inside.keys() - own.keys()):
                 return state_dict
         return self._of_timm(inside) | beside
+
+    def has_source_names(self, names: Collection[str]) -> bool:
+        """Return True if most names are those of timm's model."""
+        known = self.facts.network.state_dict().keys()
+        return 2 * len(known & set(names)) > len(names)
 
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""
