@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
 PATCH_SIZE = 16
 NETWORK = "network."
+# Their logits are no linear function of pooled features: VOLO adds the maximum over the tokens.
+WITHOUT_CLASSIFIER = ("VOLO",)
 READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
 
 
@@ -347,6 +349,8 @@ class TimmBackbone(Backbone):
         state_dict, classifier = convert_classifier(
             state_dict, self.facts.classifier, joint=self._reads_parts()
         )
+        if type(self.network).__name__ in WITHOUT_CLASSIFIER:
+            classifier = {}
         return {f"{NETWORK}{key}": value for key, value in state_dict.items()} | classifier
 
 
