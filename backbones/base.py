@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Self, cast
@@ -276,6 +276,10 @@ class Backbone(nn.Module):
     def adapt_input(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors with weights for images of 3 channels adapted to ``in_chans``."""
         return adapt_tensors(state_dict, self.input_keys, self.in_chans)
+
+    def has_source_names(self, names: Collection[str]) -> bool:
+        """Return True for names of a whole source model, of which no part is a wrapper."""
+        return False
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map timm's or the authors' names and table sizes to ours; ours pass unchanged.

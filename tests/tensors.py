@@ -52,7 +52,7 @@ def _drawn(name, like, generator):
     noise = torch.randn(like.shape, dtype=like.dtype, generator=generator)
     if name.endswith("running_var"):
         return 0.5 + noise.square()
-    if like.numel() > len(like):
+    if like.ndim and like.numel() > len(like):
         is_table = like.ndim not in (2, 4) and "weight" not in name
         return noise / math.sqrt(1 if is_table else like[0].numel())
     return 0.8 + 0.2 * noise if name.endswith("weight") else 0.3 * noise

@@ -38,7 +38,7 @@ def build_for_geometry(model: str, kind: str) -> TimmBackbone:
         except ValueError:
             continue
         found = first_slot(backbone, kind)
-        if found is None or found.layout.place.size[0] >= 12 or size == (256, 384):
+        if found is not None and (found.layout.place.size[0] >= 12 or size == (256, 384)):
             break
     return backbone
 

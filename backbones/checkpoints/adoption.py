@@ -157,9 +157,12 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     Raises:
         ValueError: It lacks weights, or a table cannot be interpolated to the backbone's size.
     """
-    file = checkpoint.state_dict
-    if NETWORK not in dict(backbone.named_children()):
-        file, _ = strip_wrappers(file, checkpoint.path)
+    if backbone.has_source_names(checkpoint.tensors):
+        file: Mapping[str, Tensor] = checkpoint.tensors
+    else:
+        file = checkpoint.state_dict
+        if NETWORK not in dict(backbone.named_children()):
+            file, _ = strip_wrappers(file, checkpoint.path)
     file, adapters = split_adapters(file)
     if not backbone.adapted:
         file = merge(file, adapters, checkpoint.record)

@@ -167,6 +167,9 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
     multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
     if any(side % multiple for side in own_size(model)):
         multiple = 1  # it is made for sizes that its strides do not divide
+    if not is_fixed and ANY_SIZE not in known:
+        found_multiple = _needed_multiple(network, in_chans, size, own_size(model), multiple)
+        multiple, is_fixed = found_multiple or 1, found_multiple is None
     padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
     found: dict[str, Any] = {}
@@ -252,17 +255,20 @@ def _run_checked(model: str, size: Size, run: Any) -> Any:
     try:
         return run()
     except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{model} refuses images of {'x'.join(map(str, size))} pixels: "
-            f"{str(error).splitlines()[0]}; pass another img_size, such as "
-            f"{own_size(model)[0]}"
+            f"{model} refuses images of {'x'.join(map(str, size))} pixels: {reason}; pass another "
+            f"img_size, such as {own_size(model)[0]}"
         ) from error
 
 
 def _multiple(network: Any) -> int:
     """Return the least common multiple of a model's strides."""
     strides = [one["reduction"] for one in feature_info(network)]
-    patch = getattr(getattr(network, "patch_embed", None), "patch_size", ())
+    embedding = getattr(network, "patch_embed", None)
+    patch = getattr(getattr(embedding, "proj", None), "stride", None)
+    if patch is None:
+        patch = getattr(embedding, "patch_size", ())
     return math.lcm(*map(int, strides), *(patch if isinstance(patch, tuple) else ()))
 
 
@@ -277,6 +283,35 @@ def _pads(network: nn.Module, known: Mapping[str, Any]) -> bool:
         for module in network.modules()
     )
     return cuts or "img_size" in known
+
+
+def _needed_multiple(
+    network: Any, in_chans: int, size: Size, own: Size, multiple: int
+) -> int | None:
+    """Return the number that sides must be multiples of, which a guess divides.
+
+    None means that the model takes its own size only.
+    """
+    if multiple == 1 and _runs_at(network, in_chans, (size[0] + 11, size[1] + 27)):
+        return 1
+    least = _multiple(network)
+    for tried in (least * factor for factor in (1, 2, 4, 8)):
+        if any(side % tried for side in own):
+            return None
+        height = (size[0] // tried + 1) * tried
+        if _runs_at(network, in_chans, (height, height + tried)):
+            return tried
+    return None
+
+
+def _runs_at(network: Any, in_chans: int, size: Size) -> bool:
+    images = torch.zeros(1, in_chans, *size, device="meta")
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            network.forward_intermediates(images, intermediates_only=True)
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        return "meta" in str(error)  # its maps read values
+    return True
 
 
 def _record(network: Any, run: Any) -> dict[str, list[ModuleCall]]:

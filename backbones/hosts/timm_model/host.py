@@ -13,7 +13,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
 PATCH_SIZE = 16
 NETWORK = "network."
+# Their logits are no linear function of pooled features: VOLO adds the maximum over the tokens.
+WITHOUT_CLASSIFIER = ("VOLO",)
 READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
 
 
@@ -318,6 +320,8 @@ class TimmBackbone(Backbone):
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename timm's tensors, fit its tables, and fold its classifier to one linear layer."""
+        if self.has_source_names(state_dict):
+            return self._of_timm(state_dict)
         inside = {
             key.removeprefix(NETWORK): value
             for key, value in state_dict.items()
@@ -332,6 +336,11 @@ class TimmBackbone(Backbone):
                 return state_dict
         return self._of_timm(inside) | beside
 
+    def has_source_names(self, names: Collection[str]) -> bool:
+        """Return True if most names are those of timm's model."""
+        known = self.facts.network.state_dict().keys()
+        return 2 * len(known & set(names)) > len(names)
+
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""
         return self.facts.has_two_tokens or type(self.network).__name__ in READ_PARTS
@@ -345,6 +354,8 @@ class TimmBackbone(Backbone):
         state_dict, classifier = convert_classifier(
             state_dict, self.facts.classifier, joint=self._reads_parts()
         )
+        if type(self.network).__name__ in WITHOUT_CLASSIFIER:
+            classifier = {}
         return {f"{NETWORK}{key}": value for key, value in state_dict.items()} | classifier
 
 
