@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
 from backbones.options import listed
@@ -129,13 +129,14 @@ def _places(
 ) -> list[tuple[int, int]]:
     """Return stage and block of each block with slots of a kind, in order of depth.
 
-    Blocks behind the last stage that see class tokens alone (LVT) belong to the last stage.
+    Blocks behind the last stage that see class tokens alone, as a map of one token (LVT), are left
+    out; they follow the last stage.
     """
-    found: dict[tuple[int, int], None] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(slot: Slot) -> Mixer:
-        if slot.grid != (1, 1) or not found:
-            found[slot.stage, slot.block] = None
+        if slot.grid != (1, 1) or set(found.values()) <= {(1, 1)}:
+            found[slot.stage, slot.block] = slot.grid
         mixer = _Placeholder()
         mixer.kind = kind
         return mixer
@@ -148,7 +149,14 @@ def _places(
 
 
 class _Placeholder(PointwiseMixer):
-    """Identity in a network that is built to count its blocks."""
+    """Identity in a network that is built to count its blocks.
+
+    Its parameter is on the meta device, which tells hosts that mixers cannot be tried there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.empty(0))
 
     def mix(self, x: Tensor) -> Tensor:
         """Return the input."""
