@@ -112,15 +112,17 @@ def spread(
         return SlotMixers({(stage, block): each[stage] for stage, block in places})
     if len(factories) == len(places):
         return SlotMixers(dict(zip(places, factories, strict=True)))
-    depths = [sum(place[0] == stage for place in places) for stage in stages]
-    blocks = f"{len(places)} blocks"
+    depths = [str(sum(place[0] == stage for place in places)) for stage in stages]
     owner = options.get("model", host.name)
-    shape = f"{len(stages)} stages of {', '.join(map(str, depths))} blocks"
+    if len(stages) == 1:
+        shape, wanted = f"{len(places)} blocks", f"{len(places)}, one per block"
+    else:
+        shape = f"{len(stages)} stages of {', '.join(depths)} blocks"
+        wanted = f"{len(stages)} entries, one per stage"
+        wanted += f", or {len(places)}, one per block" * (len(places) > len(stages))
     raise ValueError(
-        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has "
-        f"{shape if len(stages) > 1 else blocks}; give "
-        f"{f'{len(stages)} entries, one per stage, or ' * (len(stages) > 1)}{len(places)}, one "
-        "per block"
+        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has {shape}; give "
+        f"{wanted}"
     )
 
 
