@@ -24,6 +24,7 @@ from backbones.registry import (
     MixerEntry,
     find_mixer,
     host_overrides_of,
+    hosts,
     list_mixers,
     look_up,
     mixers,
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 # Smallest sides of images, with the published patch size and with a smaller one.
 LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
 MOST_CHANNELS = 12  # of an image
+KEPT = {"output_stride": "strides", "global_pool": "pooling"}  # in hosts without these options
 FROM_SLOT = ("grid", "slot")  # keywords of a mixer that only the slot sets
 
 
@@ -184,6 +186,7 @@ def create_backbone(
     }  # fmt: skip
     adapters = _lora_options(lora)
     check_arguments(create_backbone, {**given, "fast": fast}, "backbone")
+    _check_kept(host, host_kwargs)
     _check_names(host_kwargs, keywords(host.build), host.name)
     check_arguments(host.build, host_kwargs, "backbone")
     if not 0 <= drop_path_rate < 1:
@@ -236,6 +239,17 @@ def create_backbone(
     backbone.set_grad_checkpointing(grad_checkpointing)
     backbone.train()
     return convert_to_fast(backbone) if fast else backbone
+
+
+def _check_kept(host: HostEntry, given: Mapping[str, Any]) -> None:
+    """Refuse dilation or another pooling for a host without the option, and name those with it."""
+    for option, noun in KEPT.items():
+        if option in given and option not in keywords(host.build):
+            able = [one.name for one in hosts().values() if option in keywords(one.build)]
+            raise ValueError(
+                f"{host.name} keeps its {noun}; {option} is for {', '.join(able)}, and for models "
+                f"of timm that take it: backbone=timm, options={{{option}: ...}}"
+            )
 
 
 def _lora_options(given: Mapping[str, Any] | None) -> Lora | None:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from backbones.base import Backbone
+from backbones.layers.pointwise import PointwiseConv2d
 from backbones.options import unknown
-from backbones.replace import replace
+from backbones.replace import replace, share_state
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
             of dense prediction alone are trained as a whole.
 
     Raises:
-        ValueError: peft is missing, a target matches no layer, an untrained parameter would be
-            frozen, or the network reads a layer's weight without calling the layer.
+        ValueError: peft is missing, a target matches no layer that the network calls, or an
+            untrained parameter would be frozen.
     """
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
@@ -104,7 +105,19 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
         for name in _linear_layers(backbone)
         if _is_target(name, options) and f"{name}.weight" not in trained
     ]
+    called = _called(backbone, names)
+    if len(called) < len(names):
+        silent = [name for name in names if name not in called]
+        logger.info(
+            "LoRA leaves out %d layers, whose weights the network reads itself: %s%s",
+            len(silent), ", ".join(silent[:3]), ", ..." * (len(silent) > 3),
+        )  # fmt: skip
+    names = [name for name in names if name in called]
     _check_targets(backbone, options, names)
+    for name in names:
+        layer = backbone.get_submodule(name)
+        if isinstance(layer, PointwiseConv2d):  # peft builds layers of the same class
+            replace(backbone, name, share_state(layer, nn.Conv2d))
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
@@ -116,7 +129,6 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
         if name in trained:
             parameter.requires_grad_(True)
     backbone.adapted = tuple(names)
-    _check_calls(backbone)
     count = sum(p.numel() for p in backbone.parameters() if p.requires_grad)
     total = sum(p.numel() for p in backbone.parameters())
     logger.info(
@@ -168,7 +180,11 @@ def _linear_layers(backbone: Backbone) -> list[str]:
         name
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Linear)
-        or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1)
+        or (
+            type(module) in (nn.Conv2d, PointwiseConv2d)
+            and module.kernel_size == (1, 1)
+            and module.groups == 1
+        )
     ]
 
 
@@ -186,9 +202,10 @@ def _check_train(backbone: Backbone, options: Lora, trained: Collection[str]) ->
 
 
 def _check_targets(backbone: Backbone, options: Lora, names: Sequence[str]) -> None:
-    known = {word for name in _linear_layers(backbone) for word in name.split(".")}
     for target in options.targets:
         if target != LINEAR and not any(is_part(name, [target]) for name in names):
+            called = _called(backbone, _linear_layers(backbone))
+            known = {word for name in called for word in name.split(".")}
             raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(known)))
     if not names:
         raise ValueError(
@@ -197,14 +214,14 @@ def _check_targets(backbone: Backbone, options: Lora, names: Sequence[str]) -> N
 
 
 @torch.no_grad()
-def _check_calls(backbone: Backbone) -> None:
-    """Refuse a network that reads the weight of an adapted layer without calling it."""
+def _called(backbone: Backbone, names: Sequence[str]) -> set[str]:
+    """Return the layers that a pass calls; mixers may read the weight of a layer instead."""
     if backbone.modality != "image":
-        return
+        return set(names)
     called: set[str] = set()
     hooks = [
         backbone.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
-        for name in backbone.adapted
+        for name in names
     ]
     weights = next(backbone.parameters())
     image = torch.zeros(1, backbone.in_chans, *backbone.img_size).to(weights)
@@ -216,11 +233,4 @@ def _check_calls(backbone: Backbone) -> None:
     backbone.train(training)
     for hook in hooks:
         hook.remove()
-    silent = [name for name in backbone.adapted if name not in called]
-    if silent:
-        words = sorted({name.rpartition(".")[2] for name in backbone.adapted if name in called})
-        raise ValueError(
-            f"{backbone.name} does not call {len(silent)} of the adapted layers as modules "
-            f"({', '.join(silent[:3])}{', ...' * (len(silent) > 3)}); pass other layers, such as "
-            f"backbone.lora.targets=[{','.join(words[:4])}]"
-        )
+    return called

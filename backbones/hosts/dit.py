@@ -184,7 +184,10 @@ class DiT(DenoisingBackbone):
         """
         height, width = x.shape[2:]
         if height % self.patch or width % self.patch:
-            raise ValueError(f"sides must be multiples of {self.patch}, got {height}x{width}")
+            raise ValueError(
+                f"sides must be multiples of {self.patch}, got {height}x{width}; change "
+                "data.image_size"
+            )
         size = (height // self.patch, width // self.patch)
         condition = self.t_embedder(times) + self.y_embedder(labels)
         tokens = self.x_embedder(x)

@@ -172,11 +172,18 @@ class SubmanifoldConv3d(nn.Module):
 
 def _depthwise(x: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
     """Return y[p] = sum over offsets of w[offset] * x[p + offset]: (P, C), (C, K) -> (P, C)."""
-    y = x * weight[:, len(pairs)]
+    y = _scaled(x, weight[:, len(pairs)])
     for offset, (centres, others) in enumerate(pairs):
-        y = y.index_add(0, centres, x[others] * weight[:, offset])
-        y = y.index_add(0, others, x[centres] * weight[:, -1 - offset])
+        y = y.index_add(0, centres, _scaled(x[others], weight[:, offset]))
+        y = y.index_add(0, others, _scaled(x[centres], weight[:, -1 - offset]))
     return y
+
+
+def _scaled(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x * w; on the meta device as products of matrices, which counting sees."""
+    if x.is_meta:
+        return torch.bmm(x.T.unsqueeze(2), weight[:, None, None]).squeeze(2).T
+    return x * weight
 
 
 def cell_max(x: Tensor, coarse: VoxelLevel) -> Tensor:

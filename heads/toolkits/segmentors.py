@@ -213,7 +213,7 @@ def base_segmentor(
             f"unknown segmentor {name!r}; choose from {', '.join(SEGMENTORS)}, or pass any config "
             "of MMSegmentation as head.base"
         )
-    widths = check_pyramid(backbone, name)
+    widths = check_pyramid(backbone, name, dilated=True)
     config = base_config("mmseg", base or SEGMENTORS[name], model)
     register_decode_heads()
     config.pretrained = None

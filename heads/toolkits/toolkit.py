@@ -228,13 +228,28 @@ def check_least(**options: float | None) -> None:
             raise ValueError(f"head.{name} must be {lowest}, got {value}")
 
 
-def check_pyramid(backbone: Backbone, head: str) -> list[int]:
+def check_pyramid(backbone: Backbone, head: str, *, dilated: bool = False) -> list[int]:
     """Return the channels of the four maps that dense heads read.
+
+    Args:
+        backbone: The backbone.
+        head: Name of the head, for the message.
+        dilated: Allow a last stride below 32, of a backbone with ``output_stride``.
 
     Raises:
         ValueError: The backbone was built without ``dense=True``, or has other strides.
     """
     strides = tuple(info.stride for info in backbone.feature_info)
+    if dilated and len(strides) == len(STRIDES):
+        strides = tuple(
+            usual if stride == min(usual, strides[-1]) else stride
+            for stride, usual in zip(strides, STRIDES, strict=True)
+        )
+    if backbone.dense and not dilated and strides[-1] < STRIDES[-1]:
+        raise ValueError(
+            f"{head} needs maps at strides {STRIDES}, got {strides}; leave backbone.output_stride "
+            "out, which segmentation alone takes"
+        )
     if not backbone.dense or strides != STRIDES:
         raise ValueError(
             f"{head} needs normalised maps at strides {STRIDES}; "

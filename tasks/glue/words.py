@@ -34,7 +34,7 @@ def describe_words(
             "texts": [tokenizer.decode(text)],
             "words": [tokenizer.pieces[number] for number in own],
         }
-        if model.backbone.causal or tokenizer.mask not in truth:
+        if truth and (model.backbone.causal or tokenizer.mask not in truth):
             row["truth"] = [tokenizer.pieces[number] for number in truth]
         rows.append(row)
     return rows

@@ -8,6 +8,7 @@ from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import HostConfig
 from backbones.hosts.dit import DiT
 from backbones.hosts.u_dit.host import AUTHORS, OUTER, PARTS, UDiT
+from heads.generation import Generator
 from tests.references import diffusion as plain
 from tools.papers.published import load_rows
 
@@ -149,6 +150,25 @@ def test_small_hosts_start_at_zero_and_learn_everywhere(name, options):
     assert all(p.grad is not None for p in host.parameters())
     with pytest.raises(ValueError, match="sides must be multiples of"):
         host(torch.randn(1, 1, 18, 18))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["u_ffnet_b", "dit_s"])
+def test_full_hosts_take_a_training_step(name):
+    torch.manual_seed(0)
+    model = Generator(create_backbone(name)).train()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    batch = {"images": torch.randn(1, 4, 32, 32), "labels": torch.tensor([3])}
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(1)  # the same noise and time
+        loss = sum(model.loss(batch).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_files_of_diffusers_with_several_embedders_are_refused():

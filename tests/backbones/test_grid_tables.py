@@ -2,9 +2,11 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
@@ -264,3 +266,13 @@ def test_loading_weights_into_another_equation_warns(stars, first, second, warne
 def test_a_checkpoint_without_a_record_loads_without_warning(stars):
     file = make_checkpoint(create_backbone("deit_t_comet", img_size=64), record=False)
     assert not load_checkpoint(file, "deit_t_comet_sum", img_size=64)[2]
+
+
+@pytest.mark.parametrize("side", [3, 7])
+def test_a_table_of_one_axis_is_resampled_as_by_pillow(side):
+    """torch enlarges pictures of one column wrongly."""
+    table = torch.tensor([[1.0, 2, 3, 5], [3, 1, 0, 2]])
+    found = resize_table(table, "heads W", (2, 4), (2, side))
+    pictures = [Image.fromarray(row.numpy()[None]) for row in table]
+    wanted = [np.asarray(one.resize((side, 1), Image.Resampling.BICUBIC))[0] for one in pictures]
+    np.testing.assert_allclose(found.numpy(), np.stack(wanted), rtol=1e-4, atol=1e-5)

@@ -142,6 +142,8 @@ def test_counts():
 
     pairs = 9 + 2 * (6 + 6 + 4 + 4)  # itself, and the neighbours in a square of 3 x 3
     assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2 * 3
+    conv = SubmanifoldConv3d(2, 2, 3, groups=2)
+    assert count_macs(on_a_square, shape=(9, 2)) == pairs * 2
 
 
 FITTING = [
@@ -203,6 +205,24 @@ def test_mixers_of_whole_maps_are_refused(options, message):
 def test_the_number_of_features_is_checked():
     with pytest.raises(ValueError, match=r"takes 6 features per point, got 3; pass backbone"):
         create_backbone("ffnet_3d_tiny")(torch.rand(1, 20, 6))
+
+
+@pytest.mark.slow
+def test_the_full_host_takes_a_training_step():
+    torch.manual_seed(0)
+    model = PointSegmenter(create_backbone("ffnet_3d"), 20, 0.02).train()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    places = torch.rand(2, 1500, 3) * torch.tensor([2.0, 2.0, 0.05])
+    points = torch.cat([places, torch.randn(2, 1500, 6)], dim=2)
+    batch, losses = {"points": points, "labels": torch.randint(0, 20, (2, 1500))}, []
+    for _ in range(2):
+        loss = sum(model.loss(batch).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("row", load_rows("ffnet", "point_segmentation"), ids=lambda row: row.name)

@@ -13,6 +13,7 @@ from tests.runs import CONFIGS
 FOLDERS = {"num_classes", "train_share", "class_order", "token_labels", "token_boxes"}
 SPLIT = {"val_share", "split_seed", "val_split"}
 TABLE = {"labels", "label_separator"}
+BANDS = {"bands", "band_mean", "band_std"}
 SHARDS = {"cache_dir", "image_column", "label_column", "label_key"}
 EXPORTS = {"layout", "train_split", *SPLIT}
 LOCATIONS = {*EXPORTS, "train_annotations", "train_images", "val_annotations", "val_images"}
@@ -41,7 +42,7 @@ def test_sample_and_real_datasets_have_the_same_options(sample, real):
 )
 def test_datasets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
-    own = options(other) - SPLIT - SHARDS - TABLE - {"_like_"} | FOLDERS & options(kind)
+    own = options(other) - SPLIT - SHARDS - TABLE - BANDS - {"_like_"} | FOLDERS & options(kind)
     assert own == options(kind)
 
 

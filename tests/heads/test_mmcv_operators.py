@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from heads import mmcv_finder
 from heads.toolkits import mmcv_operators
 from tests.references import mmcv_operators as reference
 
@@ -208,3 +209,21 @@ def test_a_script_of_a_toolkit_runs_with_ours(package):
     )
     found = output("-m", "heads.mmcv_finder", str(script), "config.py")
     assert found == ["__main__", "['config.py']", "beside", OURS]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_served"), [("5.24.0", True), ("4.46.1", False), (None, False)]
+)
+def test_mmpretrains_multimodal_models_are_left_out_beside_a_later_transformers(
+    version, is_served, monkeypatch
+):
+    def installed(name):
+        if version is None:
+            raise mmcv_finder.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(mmcv_finder.metadata, "version", installed)
+    finder = mmcv_finder.MultimodalFinder()
+    spec = finder.find_spec("mmpretrain.models.multimodal", None)
+    assert (spec is not None) == is_served
+    assert finder.find_spec("mmpretrain.models", None) is None

@@ -191,7 +191,7 @@ def test_subpackages_form_no_cycle():
 
 
 MODULES = {
-    "__init__", "base", "factory", "importing", "mixer_choice", "mixing", "mm", "plugins",
+    "__init__", "base", "factory", "importing", "lora", "mixer_choice", "mixing", "mm", "plugins",
     "registry", "replace", "timm_models",
 }  # fmt: skip
 # What each subpackage or module may import of backbones. Only users import "analysis".
@@ -209,7 +209,8 @@ ALLOWED_IMPORTS = {
     "registry": {"base", "options", "plugins"},
     "mixer_choice": {"base", "options", "registry"},
     "checkpoints": {"checkpoints", "base", "options"},
-    "factory": {"base", "checkpoints", "fast", "mixer_choice", "options", "registry"},
+    "lora": {"base", "layers", "options", "replace"},
+    "factory": {"base", "checkpoints", "fast", "lora", "mixer_choice", "options", "registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
     | {"replace", "importing", "mixing", "parameters"},

@@ -20,7 +20,7 @@ from tools.benchmark import COLUMNS
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
 KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio", "peak_mb", "memory_ratio"]
-TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth"]
+TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth", "exponent"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false")
 
 

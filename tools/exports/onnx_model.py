@@ -23,7 +23,10 @@ from tools.exports.usage import Described, output_names, preprocessing, write_us
 
 TOLERANCE = 1e-4
 # Errors of onnxruntime for operators, or shapes, that it does not support.
-NOT_RUN = (states.Fail, states.InvalidGraph, states.NotImplemented, states.RuntimeException)
+NOT_RUN = (
+    states.Fail, states.InvalidArgument, states.InvalidGraph, states.NotImplemented,
+    states.RuntimeException,
+)  # fmt: skip
 
 
 def export(request: ExportRequest) -> list[Path]:

@@ -83,7 +83,7 @@ class TimmBackbone(Backbone):
             self.input_keys = tuple(
                 f"{name}.weight" for name in input_layers(self, config.in_chans)
             )
-        self.pooling = getattr(network, "global_pool", "") or "timm's own pooling"
+        self.pooling = _pooling(network)
         self._set_maps(config)
         self._fill("channel", config.channel_mixer, config)
         self._fill("token", config.token_mixer, config)
@@ -360,6 +360,16 @@ def _without_class_token(tensors: dict[str, Tensor], network: Any) -> dict[str, 
         moved[key] if key in moved and key not in own and moved[key] in own else key: value
         for key, value in tensors.items()
     }
+
+
+def _pooling(network: Any) -> str:
+    """Return the name of a network's pooling, which it or its head states."""
+    for part in (network, getattr(network, "head", None)):
+        pool = getattr(part, "global_pool", None)
+        name = getattr(pool, "pool_type", pool)
+        if isinstance(name, str) and name:
+            return name
+    return "timm's own pooling"
 
 
 def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:

@@ -145,7 +145,7 @@ class UDiT(DenoisingBackbone):
         if any(side % self.size_divisor for side in x.shape[2:]):
             raise ValueError(
                 f"sides must be multiples of {self.size_divisor}, got "
-                f"{'x'.join(map(str, x.shape[2:]))}"
+                f"{'x'.join(map(str, x.shape[2:]))}; change data.image_size"
             )
         conditions = [
             embed_time(times) + embed_label(labels)

@@ -12,7 +12,9 @@ def stretched(line, length):
     """A table along one axis (h, n, L), resampled to another length."""
     if line.shape[-1] == length:
         return line
-    return F.interpolate(line[..., None], (length, 1), mode="bicubic", antialias=True)[..., 0]
+    # As a row: torch enlarges a column with antialias to copies of its first value.
+    row = F.interpolate(line[..., None, :], (1, length), mode="bicubic", antialias=True)
+    return row[..., 0, :]
 
 
 def bias(small, rows, columns, h, w):
