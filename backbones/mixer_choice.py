@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
 from backbones.options import listed
@@ -112,15 +112,17 @@ def spread(
         return SlotMixers({(stage, block): each[stage] for stage, block in places})
     if len(factories) == len(places):
         return SlotMixers(dict(zip(places, factories, strict=True)))
-    depths = [sum(place[0] == stage for place in places) for stage in stages]
-    blocks = f"{len(places)} blocks"
+    depths = [str(sum(place[0] == stage for place in places)) for stage in stages]
     owner = options.get("model", host.name)
-    shape = f"{len(stages)} stages of {', '.join(map(str, depths))} blocks"
+    if len(stages) == 1:
+        shape, wanted = f"{len(places)} blocks", f"{len(places)}, one per block"
+    else:
+        shape = f"{len(stages)} stages of {', '.join(depths)} blocks"
+        wanted = f"{len(stages)} entries, one per stage"
+        wanted += f", or {len(places)}, one per block" * (len(places) > len(stages))
     raise ValueError(
-        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has "
-        f"{shape if len(stages) > 1 else blocks}; give "
-        f"{f'{len(stages)} entries, one per stage, or ' * (len(stages) > 1)}{len(places)}, one "
-        "per block"
+        f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has {shape}; give "
+        f"{wanted}"
     )
 
 
@@ -129,13 +131,14 @@ def _places(
 ) -> list[tuple[int, int]]:
     """Return stage and block of each block with slots of a kind, in order of depth.
 
-    Blocks behind the last stage that see class tokens alone (LVT) belong to the last stage.
+    Blocks behind the last stage that see class tokens alone, as a map of one token (LVT), are left
+    out; they follow the last stage.
     """
-    found: dict[tuple[int, int], None] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(slot: Slot) -> Mixer:
-        if slot.grid != (1, 1) or not found:
-            found[slot.stage, slot.block] = None
+        if slot.grid != (1, 1) or set(found.values()) <= {(1, 1)}:
+            found[slot.stage, slot.block] = slot.grid
         mixer = _Placeholder()
         mixer.kind = kind
         return mixer
@@ -148,7 +151,14 @@ def _places(
 
 
 class _Placeholder(PointwiseMixer):
-    """Identity in a network that is built to count its blocks."""
+    """Identity in a network that is built to count its blocks.
+
+    Its parameter is on the meta device, which tells hosts that mixers cannot be tried there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.empty(0))
 
     def mix(self, x: Tensor) -> Tensor:
         """Return the input."""

@@ -100,6 +100,8 @@ def _with_gradients(host, x):
         ("swin_t", {"token_mixer": ["sbm"] * 3}, "3 entries, but swin_t has 4 stages of 2, 2, 6,"
          " 2 blocks; give 4 entries, one per stage, or 12, one per block"),
         ("deit_t", {"mixer": ["glu"] * 4}, "has 4 entries, but deit_t has 12 blocks; give 12, one"),
+        ("ffnet_3d_tiny", {"mixer": ["glu"] * 9}, "has 9 entries, but ffnet_3d_tiny has . stages"),
+        ("lvt_r1", {"mixer": ["glu"] * 9}, "lvt_r1 has 4 stages of 2, 2, 2, 2 blocks; give 4"),
         ("swin_t", {"token_mixer": []}, "token_mixer is an empty list"),
         ("swin_t", {"mixer": ["afbo", "gluu", None, None]}, "gluu.*did you mean glu"),
         ("swin_t", {"mixer": ["sbm", None, None, None]}, "no channel mixer called 'sbm'"),
