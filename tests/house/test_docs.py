@@ -34,7 +34,8 @@ NOTEBOOKS = sorted(DOCS.glob("examples/notebooks/*.py"))
 EXAMPLES = sorted(DOCS.glob("examples/*.py")) + NOTEBOOKS
 QUICK = [DOCS / f"examples/{name}.py" for name in ("plain_pytorch", "global_filter")]
 QUICK.append(DOCS / "examples/notebooks/classification.py")
-OPTIONAL = {"smp_encoder": "segmentation_models_pytorch", "lora": "peft"}
+OPTIONAL = {"smp_encoder": "segmentation_models_pytorch", "lora": "peft",
+            "conformal": "torch_uncertainty"}  # fmt: skip
 MOST_LINES = 12  # of a notebook's cell that trains, tests and predicts
 
 
@@ -119,6 +120,10 @@ def test_example_runs(path, request, tmp_path, monkeypatch, registering):
         Path("outputs/detection/swin_t_afbo").mkdir(parents=True)
         folder = request.getfixturevalue("trained")("detection").folder()
         Path("outputs/detection/swin_t_afbo/latest").symlink_to(folder)
+    if path.stem == "conformal":
+        Path("outputs/classification/deit_t").mkdir(parents=True)
+        folder = request.getfixturevalue("trained")("classification").folder()
+        Path("outputs/classification/deit_t/latest").symlink_to(folder)
     runpy.run_path(str(path))
 
 

@@ -147,6 +147,7 @@ MISTAKES = {
     "mode=test ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
     "ckpt=HERE/nowhere": "pass resume=true",
+    "backbone.lora={rank:4}": "which would be random; pass backbone.pretrained=",
     "resume=true": "has no run to resume",
     "resume=true ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "input=/tmp": "pass mode=predict",

@@ -272,6 +272,12 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
 
 
 def _check_pretrained(config: Mapping[str, Any]) -> None:
+    backbone = config["backbone"]
+    if backbone.get("lora") is not None and not (config["resume"] or backbone.get("pretrained")):
+        raise ValueError(
+            "backbone.lora trains adapters of frozen weights, which would be random; pass "
+            "backbone.pretrained=<run folder or file>, or true for timm's weights"
+        )
     if not config["require_pretrained"] or config["resume"]:
         return
     if "backbone.pretrained=null" in config.get("overrides", ()):

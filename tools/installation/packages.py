@@ -45,6 +45,7 @@ FEATURES = {
     "schedulefree": "optimizer.name=schedulefree_*",
     "fla-core": "backbone.token_mixer=gated_delta on a GPU",
     "peft": "backbone.lora",
+    "torch-uncertainty": "prediction sets",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
     "diffusers": "task=generation head.vae",
