@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from backbones import create_mixer
+from backbones import create_mixer, list_mixers
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast
 from tasks.engine import compilation
@@ -162,3 +162,24 @@ def test_inductor_gives_the_same():
     compiled = copy.deepcopy(plain)
     compile_blocks(compiled, fullgraph=True)
     assert_same(gradients(compiled, images), gradients(plain, images))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_mixer_is_one_graph_in_bfloat16_autocast(name):
+    """Training steps; the tracer's own numbers differ from eager ones by rounding only."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    mixer = create_mixer(name, 64, grid=(8, 8))
+    compiled = torch.compile(mixer, dynamic=False, fullgraph=True, backend="eager")
+    x = torch.randn(2, 8, 8, 64, requires_grad=True)
+    found = []
+    for form in (mixer, compiled):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = form(x)
+        y.float().square().mean().backward()
+        found.append((y.detach().float(), x.grad))
+        x.grad = None
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)

@@ -240,10 +240,11 @@ def test_every_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_pat
     check_sizes(name, sizes)
 
 
-# Token mixers with operators that ONNX or onnxruntime lacks; torch.export takes them.
+# Token mixers with operators that ONNX or onnxruntime lacks; torch.export takes them. Adaptive
+# pooling in ONNX keeps the windows of the size that it was recorded with.
 WITHOUT_ONNX = {
     "gated_delta": "aten.linalg_solve_triangular", "mlstm": "aten.cummax", "global_filter": "DFT",
-    "global_window": "Expand",
+    "global_window": "Expand", "agent": "differs by .* export it to=torch_export",
 }  # fmt: skip
 TO_TORCH = [(name, "torch_export") for name in WITHOUT_ONNX]
 

@@ -75,7 +75,11 @@ def _compare(request: ExportRequest, graph: Graph, network: nn.Module, path: Pat
         with torch.inference_mode():
             expected = list_outputs(network, images)
         what = f"{path.name} at {batch}x3x{size[0]}x{size[1]}"
-        check_equal(what, expected, _run(session, images), TOLERANCE)
+        found = _run(session, images)
+        try:
+            check_equal(what, expected, found, TOLERANCE)
+        except ValueError as error:
+            raise ValueError(f"{error}; export it to=torch_export") from error
 
 
 def _write(

@@ -10,6 +10,8 @@ https://arxiv.org/abs/2206.09959. In the paper the query is computed once per st
 stage's input; here each mixer computes its own from its own input. Maps are padded with zeros to
 whole windows, where padding attends. Both parts are timm's, as in the host GC ViT.
 
+onnxruntime does not run its resized queries; export it to torch_export.
+
 Axes: B images, H W map, C channels, w side of a window.
 """
 

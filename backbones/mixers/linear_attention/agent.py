@@ -9,6 +9,8 @@ Source: Han et al., "Agent Attention: On the Integration of Softmax and Linear A
 2024, https://arxiv.org/abs/2312.08874. 9, 16, 49 and 49 agents by stage, tables of 7x7, 64 channels
 per head and truncated normal values of 0.02 are those of the authors' code for PVT.
 
+ONNX pools the agents rightly at one map size only; export it to torch_export.
+
 Axes: B images, H W map, N tokens, C channels, h heads of d channels, n agents.
 """
 

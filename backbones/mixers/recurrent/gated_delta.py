@@ -15,6 +15,8 @@ both directions are for maps, where no token is the last.
 With 3,136 tokens and 64 channels a loop over tokens takes 7 to 9 times as long forward and 25 times
 with gradients, on one core of an AMD EPYC by ``tools/benchmark.py scans train=true``.
 
+ONNX lacks its triangular solver; export it to torch_export.
+
 Axes: B images (twice, for both directions), N = H W tokens, h heads, d channels of a key, e of a
 value, m chunks of c tokens.
 """

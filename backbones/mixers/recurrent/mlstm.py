@@ -16,6 +16,8 @@ it adds to the denominator.
 With 3,136 tokens and 64 channels a loop over tokens takes 8 times as long forward and 30 times with
 gradients, on one core of an AMD EPYC by ``tools/benchmark.py scans train=true``.
 
+ONNX lacks its cumulative maximum; export it to torch_export.
+
 Axes: B images, N = H W tokens, E inner channels, h heads of d channels, m chunks of c tokens.
 """
 

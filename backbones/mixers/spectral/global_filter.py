@@ -5,6 +5,8 @@
 Source: Rao et al., "Global Filter Networks for Image Classification", NeurIPS 2021,
 https://arxiv.org/abs/2107.00645. Transforms are orthonormal and K starts normal of 0.02, as
 in the authors' code.
+
+onnxruntime does not run its transforms; export it to torch_export.
 """
 
 from __future__ import annotations
