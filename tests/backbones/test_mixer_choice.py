@@ -88,6 +88,18 @@ def test_stages_of_hosts_that_fill_their_slots_otherwise(host):
         torch.testing.assert_close(again.eval().embed(x), backbone.eval().embed(x))
 
 
+def test_stages_of_a_timm_model():
+    typed = {"token_mixer": ["pooling", None, "attention", None], "mixer": [None, "glu"] * 4}
+    backbone = meta_backbone("timm", model="pvt_v2_b0", img_size=64, **typed)
+    token, channel = kinds(backbone.token_mixers()), kinds(backbone.channel_mixers())
+    expected = ["Pooling", "Attention", "SelfAttention", "Attention"]  # timm's where none is typed
+    assert token == [name for name in expected for _ in range(2)]
+    assert channel[1::2] == ["GLU"] * 4
+    assert "GLU" not in channel[::2]
+    refuses("has 3 entries, but pvt_v2_b0 has 4 stages of 2, 2, 2, 2 blocks", meta_backbone,
+            "timm", model="pvt_v2_b0", img_size=64, mixer=["glu"] * 3)  # fmt: skip
+
+
 def _with_gradients(host, x):
     backbone = create_backbone(host, img_size=64)
     sum(one.sum() for one in (backbone.embed(x), *backbone(x))).backward()

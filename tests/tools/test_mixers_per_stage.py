@@ -5,8 +5,10 @@ import json
 import pytest
 import yaml
 
+from backbones.analysis.counting import count_parameters
 from backbones.options import mixer_label
 from tests.errors import refuses
+from tests.families import meta_backbone
 from tests.runs import completed, composed
 from tools import complexity
 from tools.cli.network_names import config_network_name
@@ -81,7 +83,9 @@ def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache)
     folder = completed([*typed, *short], capsys).folder()
     saved = yaml.safe_load((folder / "config.yaml").read_text())["backbone"]
     assert "match" not in saved["mixer"]
-    assert saved["mixer"]["hidden_ratio"] == pytest.approx(2.667, abs=0.03)
+    plain = meta_backbone("swin_t", patch_size=2, img_size=saved["img_size"])
+    size = count_parameters(meta_backbone(**saved))
+    assert size == pytest.approx(count_parameters(plain), rel=0.01)
     assert "swin_t_glu+pooling-2xidentity-own" in str(folder)
     tested = completed(["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path}"],
                        capsys)  # fmt: skip
