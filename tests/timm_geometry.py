@@ -1,5 +1,6 @@
 """Where a changed block of pixels appears in the maps that mixers in timm's models see."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -38,6 +39,8 @@ def build_for_geometry(model: str, kind: str) -> TimmBackbone:
         except ValueError:
             continue
         found = first_slot(backbone, kind)
+        if found is not None and math.prod(found.layout.place.size) == found.dim:
+            continue  # as many places as channels
         if found is not None and (found.layout.place.size[0] >= 12 or size == (256, 384)):
             break
     return backbone
@@ -77,6 +80,7 @@ def seen_changes(backbone: TimmBackbone, found: Found) -> tuple[Tensor, Tensor]:
     change = (maps[1] - maps[0]).abs().amax(-1)
     rows, columns = change.shape
     expected = torch.zeros(rows, columns, dtype=torch.bool)
+    height, width = backbone.facts.padded
     expected[
         round(top * rows / height) : round(bottom * rows / height),
         round(left * columns / width) : round(right * columns / width),
@@ -92,10 +96,20 @@ def spread(mask: Tensor, places: int) -> Tensor:
 
 
 def _before(backbone: TimmBackbone, found: Found) -> Iterator[str]:
-    """Names of the innermost modules before a slot that read the whole map."""
+    """Names of the innermost modules before a slot that read the whole map, or other places.
+
+    The latter are convolutions within a stage, many of which reach far before a late slot.
+    """
     for name, made in backbone.facts.calls.items():
         if name == found.name:
             return
+        module = backbone.network.get_submodule(name)
+        if name.endswith("patch_embed"):
+            continue
+        if isinstance(module, nn.Conv2d) and module.in_channels == module.out_channels:
+            if max(module.kernel_size) > max(module.stride) == 1:
+                yield name
+            continue
         inside = any(
             other.startswith(f"{name}.") and calls[0].functions & GLOBAL
             for other, calls in backbone.facts.calls.items()

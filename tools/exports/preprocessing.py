@@ -141,7 +141,7 @@ def _dense_preprocessing(
     whole = build(
         run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
     )
-    processor, bands = whole.model.data_preprocessor, datamodule.bands
+    processor, bands = whole.model.data_preprocessor, getattr(datamodule, "bands", None)
     channels: Any = "RGB" if getattr(processor, "_channel_conversion", True) else "BGR"
     mean, std = (
         [round(float(value) / 255, 6) for value in getattr(processor, key).flatten()]
