@@ -106,11 +106,15 @@ def _interpolate(x: Tensor, targets: Sequence[tuple[int, int]], is_spectrum: boo
     others = picture.shape[: x.ndim - len(axes)]
     size = [size for _, size in targets]
     if len(axes) == 1:
-        # As a row: torch enlarges a column with antialias to copies of its first value.
         picture, size = picture.unsqueeze(-2), [1, *size]
     flat = picture.reshape(1, -1, *picture.shape[-2:])
+    # Columns as rows: torch fills a column with antialias with copies of its first value.
+    is_column = type(size[1]) is int and size[1] == 1  # a symbol of a graph is another type
     kind = {"align_corners": True} if is_spectrum else {"antialias": True}
-    resized = F.interpolate(flat, size, mode="bicubic", **kind)
+    if is_column:
+        resized = F.interpolate(flat.mT, size[::-1], mode="bicubic", **kind).mT
+    else:
+        resized = F.interpolate(flat, size, mode="bicubic", **kind)
     resized = resized.reshape(*others, *size[-len(axes) :])
     return resized.movedim(last, axes)
 

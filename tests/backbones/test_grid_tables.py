@@ -276,3 +276,12 @@ def test_a_table_of_one_axis_is_resampled_as_by_pillow(side):
     pictures = [Image.fromarray(row.numpy()[None]) for row in table]
     wanted = [np.asarray(one.resize((side, 1), Image.Resampling.BICUBIC))[0] for one in pictures]
     np.testing.assert_allclose(found.numpy(), np.stack(wanted), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(7, 1), (1, 7), (2, 1), (1, 1), (5, 3)])
+def test_a_table_of_two_axes_is_resampled_as_by_pillow(size):
+    table = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    found = resize_table(table, "H W", (4, 6), size)
+    picture = Image.fromarray(table.numpy())
+    wanted = np.asarray(picture.resize(size[::-1], Image.Resampling.BICUBIC))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
