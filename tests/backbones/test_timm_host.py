@@ -12,6 +12,7 @@ from torch import Tensor
 
 from backbones import PointwiseMixer, create_backbone, list_backbones, list_mixers
 from backbones.checkpoints.adoption import adopt, convert
+from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.timm_model import listing
 from backbones.hosts.timm_model.placed import Placed
@@ -401,3 +402,11 @@ def test_exports_tell_files_of_classification_and_dense_prediction_apart(model):
         for backbone in built.values():
             converted = convert(in_memory(source.state_dict(), "file"), backbone)
             assert classify_content(converted) == ("dense" if dense else "maps")
+
+
+def test_a_model_with_mixers_is_one_of_timm_again():
+    import backbones.timm_models  # noqa: F401 - registers it
+
+    model = timm.create_model("timm_afbo", model="test_vit", img_size=64, in_chans=4, num_classes=3)
+    take_earlier_forms(model.backbone, model.backbone.state_dict())
+    assert model.eval()(torch.zeros(1, 4, 64, 64)).shape == (1, 3)
