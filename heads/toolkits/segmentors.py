@@ -29,6 +29,7 @@ TARGETS = ("build_segmentor",)
 SEGMENTORS = {"upernet": "upernet_r50"}
 # Our decode heads, by their names in configs.
 DECODE_HEADS = ("FFNetSegHead",)
+GROUPS = 32  # of GroupNorm
 
 
 class Segmentor(ToolkitModel):
@@ -175,7 +176,13 @@ def build_segmentor(
     if channels is not None:
         _set_width(config, channels)
     set_classes(config, num_classes)
-    norm = {"type": "GN", "num_groups": 32} if group_norm else {"type": "BN"}
+    widths = [head.channels for head in _heads(config) if "channels" in head]
+    if group_norm and any(width % GROUPS for width in widths):
+        raise ValueError(
+            f"head.group_norm makes {GROUPS} groups of channels, and heads with head.channels="
+            f"{channels} have {' and '.join(map(str, widths))}; pass a multiple of {2 * GROUPS}"
+        )
+    norm = {"type": "GN", "num_groups": GROUPS} if group_norm else {"type": "BN"}
     replace_batch_norms(config, norm | {"requires_grad": True})
     if class_weights is not None:
         _weight_classes(config, list(class_weights), num_classes)

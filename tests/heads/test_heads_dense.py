@@ -45,6 +45,11 @@ def test_heads_take_the_backbone_unchanged_and_the_number_of_classes(head, parts
     assert counts == [NUM_CLASSES[head]] * parts
 
 
+def test_groups_that_do_not_divide_a_heads_channels_are_named():
+    with pytest.raises(ValueError, match="channels=32 have 32 and 16; pass a multiple of 64"):
+        build("upernet", channels=32, group_norm=True)
+
+
 @pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn"])
 def test_sizes_reach_the_two_stage_detectors(head):
     sizes = {"num_rois": 24, "num_proposals": 40, "mask_size": 20, "anchor_scale": 4}
