@@ -1,6 +1,7 @@
 """Any model of timm as a host: slots and their geometry, maps, timm's logits, options."""
 
 import copy
+import itertools
 import math
 import pickle
 import sys
@@ -20,6 +21,7 @@ from backbones.registry import find_host, find_mixer, look_up, why_unfit
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import SMALLEST as SMALLEST_HOSTS
+from tests.families import rest_slow_pairs
 from tests.tensors import drawn_tensors
 from tests.timm_geometry import build_for_geometry, first_slot, seen_changes, spread
 
@@ -364,8 +366,13 @@ def test_channels_are_from_1_to_12():
     refuses("in_chans must be from 1 to 12", create_backbone, "deit_t", in_chans=13)
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("prefix", ["", "backbone.", "model.backbone."])
+@pytest.mark.parametrize(
+    ("prefix", "dense"),
+    rest_slow_pairs(
+        [*itertools.product(("", "backbone.", "model.backbone."), (False, True))],
+        [("", False), ("model.backbone.", True)],
+    ),
+)
 def test_own_files_load_with_their_mixers_and_pyramid(prefix, dense):
     options = {"model": "test_vit", "dense": dense, "token_mixer": "pooling"}
     source, backbone = (create_backbone("timm_afbo", **options, img_size=64) for _ in range(2))
