@@ -84,10 +84,8 @@ def resolve_config(config: Any) -> dict[str, Any]:
         check_auto(config)
         _check_precision(config["trainer"], config["optimizer"])
         check_warmup(config["schedule"], config["trainer"])
-    if config["mode"] == "fit":
         _check_adapters(config)
-        if config["backbone"]["pretrained"] is None:
-            _check_pretrained(config)
+        _check_pretrained(config)
     _resolve_paths(config)
     return config
 
@@ -289,6 +287,8 @@ def _check_adapters(config: Mapping[str, Any]) -> None:
 
 def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
+        return
+    if config["backbone"]["pretrained"] is not None:
         return
     if "backbone.pretrained=null" in config.get("overrides", ()):
         return  # typed explicitly, which means false
