@@ -7,6 +7,7 @@ Axes: H rows, W columns, C bands.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ MOST = 12
 ARRAY, TIFF = ".npy", (".tif", ".tiff")
 BAND_SUFFIXES = IMAGE_SUFFIXES | {ARRAY}
 PNG_START, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", 24  # first bytes, and the place of the depth
+# The largest value in the header of a PGM or PPM; the start of a JPEG 2000 stream, and from there
+# the place of the depth less one.
+PNM_GAP = rb"(?:\s|#[^\n]*\n)+"
+PNM_LARGEST = re.compile(rb"P[2356]" + rb"\d+".join([PNM_GAP] * 3) + rb"(\d+)")
+JP2_START, JP2_DEPTH_AT = b"\xff\x4f\xff\x51", 42
 MEASURED = 2_000  # training images, evenly spaced, that statistics are computed from
 THREADS = 8
 MODES = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}  # as Pillow converts them
@@ -169,13 +175,16 @@ def measure(paths: Sequence[str], bands: Bands) -> Statistics:
 
     def sums(path: str) -> NDArray[np.float64]:
         values = read_bands(path, bands).reshape(-1, len(bands.chosen)).astype(np.float64)
-        return np.stack([np.full(values.shape[1], len(values)), values.sum(0), (values**2).sum(0)])
+        count = np.full(values.shape[1], len(values))
+        return np.stack([count, values.sum(0), (values**2).sum(0), values.min(0), values.max(0)])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        count, total, squares = np.sum(list(pool.map(sums, spaced)), axis=0)
+        found = np.stack(list(pool.map(sums, spaced)))
+    count, total, squares = found[:, :3].sum(0)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    constant = [one for one, value in zip(bands.chosen, std, strict=True) if not value > 0]
+    varies = found[:, 3].min(0) < found[:, 4].max(0)  # rounding leaves a constant some deviation
+    constant = [one for one, some in zip(bands.chosen, varies, strict=True) if not some]
     if constant:
         raise ValueError(
             f"band {first_few(constant)} has one value in all training images; leave it out by "
@@ -293,7 +302,7 @@ def _channels_last(values: Pixels, bands: Bands) -> Pixels:
         return values[:, :, None]
     if values.ndim == 3 and 0 not in values.shape:
         first, last = values.shape[0], values.shape[2]
-        if bands.total in (first, last):
+        if first != last and bands.total in (first, last):
             return values if last == bands.total else values.transpose(1, 2, 0)
         if first != last:
             return values if last < first else values.transpose(1, 2, 0)
@@ -337,5 +346,25 @@ def _read_image(path: Path) -> Pixels:
         raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         return decode_png(raw, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
     image = decode(path)
+    _check_unscaled(content, image)
     pixels = np.asarray(image.convert(MODES[image.mode]) if image.mode in MODES else image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def _check_unscaled(content: bytes, image: Image.Image) -> None:
+    """Refuse values that Pillow scales to 8 or 16 bits: odd depths, and colours above 8 bits.
+
+    Raises:
+        ValueError: The file has such values.
+    """
+    largest = None
+    if image.format == "PPM" and (found := PNM_LARGEST.match(content)) is not None:
+        largest = int(found[1])
+    elif image.format == "JPEG2000" and (start := content.find(JP2_START)) >= 0:
+        largest = 2 ** ((content[start + JP2_DEPTH_AT] & 0x7F) + 1) - 1
+    kept = (255,) if len(image.getbands()) > 1 else (255, 65_535)
+    if largest is not None and largest not in kept:
+        raise ValueError(
+            f"its values go up to {largest:,}, which Pillow scales; save it as TIFF, or as PNG of "
+            "16 bits"
+        )

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,13 @@ def of_two_sizes(path):
             file.write(np.zeros((side, side), np.uint16), photometric="minisblack")
 
 
+def write_12_bits(path):
+    Image.new("I;16", (8, 8)).save(path)
+    content = bytearray(path.read_bytes())
+    content[content.find(b"\xff\x4f\xff\x51") + 42] = 11
+    path.write_bytes(content)
+
+
 NAN = values(5, np.float32)
 NAN[3, 4, 2] = np.nan
 BROKEN = {
@@ -152,6 +160,10 @@ BROKEN = {
     ),
     "cut_png": (cut(lambda p, x: write_png(p, x[..., :3]), "a.png"), "damaged"),
     "sizes": (other(of_two_sizes, "a.tif"), "pages are of 2 sizes"),
+    "both_ends": (other(np.save, "a.npy", np.zeros((5, 64, 5))), "fewer bands than rows"),
+    "pgm": (other(Path.write_bytes, "a.pgm", b"P5\n# c\n2 1\n4095\n\1\2\3\4"), "up to 4,095, "),
+    "ppm": (other(Path.write_bytes, "a.ppm", b"P6 1 1 65535\n" + bytes(6)), "up to 65,535, which"),
+    "jp2": (other(write_12_bits, "a.jp2"), "up to 4,095, which Pillow scales"),
 }
 
 
@@ -183,7 +195,7 @@ def test_statistics_are_those_of_all_pixels(tmp_path):
     pixels = np.concatenate([one.reshape(-1, 3) for one in images])[:, [2, 0]].astype(np.float64)
     np.testing.assert_allclose(found.mean, pixels.mean(0), rtol=1e-12)
     np.testing.assert_allclose(found.std, pixels.std(0), rtol=1e-9)
-    np.save(tmp_path / "0.npy", values() * 0)
+    np.save(tmp_path / "0.npy", (values() * 0 + 0.1).astype(np.float32))
     refuses(
         "band 0, 1 has one value",
         measure,

@@ -148,6 +148,7 @@ MISTAKES = {
     "mode=test ckpt=HERE/nowhere resume=true": "pass ckpt=<run folder> alone",
     "ckpt=HERE/nowhere": "pass resume=true",
     "backbone.lora={rank:4}": "which would be random; pass backbone.pretrained=",
+    "backbone.lora={rank:4} backbone.pretrained=false": "frozen weights, which would be random",
     "resume=true": "has no run to resume",
     "resume=true ckpt=HERE/nowhere": "HERE/nowhere does not exist; pass a checkpoint or run folder",
     "input=/tmp": "pass mode=predict",

@@ -58,6 +58,9 @@ def test_the_temperature_of_the_labels_is_found(temperature):
     F.cross_entropy(logits.double() / at, labels).backward()
     assert abs(at.grad) < 1e-4
     assert TemperatureFit().compute() == 1
+    right = TemperatureFit()
+    right.update(logits, logits.argmax(1))
+    assert right.compute() == 1
 
 
 @pytest.mark.usefixtures("sample_cache")

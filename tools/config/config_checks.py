@@ -84,7 +84,7 @@ def resolve_config(config: Any) -> dict[str, Any]:
         check_auto(config)
         _check_precision(config["trainer"], config["optimizer"])
         check_warmup(config["schedule"], config["trainer"])
-    if config["backbone"]["pretrained"] is None and config["mode"] == "fit":
+        _check_adapters(config)
         _check_pretrained(config)
     _resolve_paths(config)
     return config
@@ -271,14 +271,24 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
         )
 
 
-def _check_pretrained(config: Mapping[str, Any]) -> None:
+def _check_adapters(config: Mapping[str, Any]) -> None:
+    """Refuse low-rank adapters of random weights.
+
+    Raises:
+        ValueError: The run starts without trained weights.
+    """
     backbone = config["backbone"]
-    if backbone.get("lora") is not None and not (config["resume"] or backbone.get("pretrained")):
+    if backbone.get("lora") is not None and not (config["resume"] or backbone["pretrained"]):
         raise ValueError(
             "backbone.lora trains adapters of frozen weights, which would be random; pass "
             "backbone.pretrained=<run folder or file>, or true for timm's weights"
         )
+
+
+def _check_pretrained(config: Mapping[str, Any]) -> None:
     if not config["require_pretrained"] or config["resume"]:
+        return
+    if config["backbone"]["pretrained"] is not None:
         return
     if "backbone.pretrained=null" in config.get("overrides", ()):
         return  # typed explicitly, which means false
