@@ -250,7 +250,7 @@ class SmallResNet(IsotropicBackbone):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(resnet, "_build", lambda variant, config: SmallResNet(config))
+    monkeypatch.setattr(resnet, "_build", lambda variant, config, **_: SmallResNet(config))
 
 
 FACTORS = (1 / 9, 1 / 3, 1, 3, 9)
