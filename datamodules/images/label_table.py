@@ -107,6 +107,10 @@ def read_label_table(
             f"{path} has the columns {first_few(rows[0])}; it needs the image, then a column of "
             "labels or a column of 0 and 1 per class"
         )
+    if not all(columns):
+        raise ValueError(
+            f"{path} has a column without a name; name it in the first row, or drop it"
+        )
     if len(columns) == 1 and (columns[0].lower() in LISTS or not _is_flag(rows[0][columns[0]])):
         found, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:
@@ -222,9 +226,7 @@ def _read_lists(
     order: ClassOrder,
 ) -> tuple[tuple[str, ...], Flags]:
     cells = [row[column] for row in rows]
-    if separator is None:
-        counts = {one: sum(one in cell for cell in cells) for one in SEPARATORS}
-        separator = max(SEPARATORS, key=lambda one: counts[one])
+    separator = separator or _find_separator(path, cells, column)
     listed = [[label.strip() for label in cell.split(separator)] for cell in cells]
     for number, labels in enumerate(listed, start=1):
         if not all(labels):
@@ -247,6 +249,27 @@ def _read_lists(
     for index, labels in enumerate(listed):
         flags[index, [place[label] for label in labels]] = 1
     return classes, flags
+
+
+def _find_separator(path: Path, cells: Sequence[str], column: str) -> str:
+    """Return the only separator that the cells have.
+
+    Raises:
+        ValueError: They have several, or are lists as Python or JSON writes them.
+    """
+    found = [one for one in SEPARATORS if any(one in cell for cell in cells)]
+    if len(found) > 1:
+        raise ValueError(
+            f"{path}: column {column!r} has the separators {' and '.join(found)}; pass the one "
+            f"between labels, such as data.label_separator='{found[0]}'"
+        )
+    bracketed = next((cell for cell in cells if cell.startswith("[") and cell.endswith("]")), None)
+    if bracketed is not None:
+        raise ValueError(
+            f"{path}: column {column!r} has lists in brackets ({bracketed!r}); write the labels "
+            "alone, such as cat;dog"
+        )
+    return found[0] if found else SEPARATORS[0]
 
 
 def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:

@@ -93,6 +93,12 @@ def test_roboflows_folders_have_a_file_each(photos):
         (LISTED.replace("b.png,dog", "b.png,"), "image 2 has an empty label in column 'labels'"),
         (LISTED.replace("cat;dog", "cat;;dog"), "image 1 has an empty label .*'cat;;dog'"),
         (LISTED.replace("cat;dog", "cat;cat"), "image 1 has a label twice"),
+        (
+            LISTED.replace("b.png,dog", "b.png,dog|owl"),
+            r"has the separators ; and \|; pass the one",
+        ),
+        (LISTED.replace("cat;dog", "['cat']"), r"has lists in brackets .*; write the labels alone"),
+        (FLAGGED.replace(", dog", ","), "has a column without a name"),
         (FLAGGED.replace("1,1", "1,"), "column 'dog' of image 3 is empty; write 1 if"),
         (FLAGGED.replace("1,1", "1,2"), "column 'dog' of image 3 is '2'; write 1 if"),
         ("image\na.png\n", "needs the image, then a column of labels or"),
