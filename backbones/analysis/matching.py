@@ -92,6 +92,7 @@ def _solve(
         )
     rest = {key: value for key, value in options.items() if key not in ("mixer", "token_mixer")}
     target = _size(host.name, rest, match)
+    plain = options.get("model", host.name)  # a network of timm has its own name
 
     def count(value: float) -> int | None:
         """Return the network's size at a width; None if the mixer refuses it."""
@@ -108,12 +109,12 @@ def _solve(
     best = min(tried, key=lambda value: abs(tried[value] - target))
     if abs(tried[best] / target - 1) > TOLERANCE:
         raise ValueError(
-            f"backbone.{group}.match={match}: no {width} of {named} gives {host.name}'s "
+            f"backbone.{group}.match={match}: no {width} of {named} gives {plain}'s "
             f"{target:,} {_words(match)} to 1 %; the nearest is {width}={best} with {tried[best]:,}"
         )
     line = (
         f"{name}: backbone.{group}.{width}={best} gives {tried[best]:,} {_words(match)}; "
-        f"{host.name} has {target:,}"
+        f"{plain} has {target:,}"
     )
     return {width: best}, line
 
