@@ -10,6 +10,7 @@ A module registers its mixers by ``backbones.register_mixer`` when it is importe
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +37,7 @@ def load_plugins() -> None:
     for point in metadata.entry_points(group=GROUP):
         try:
             point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             Loading.started = False
             package = point.dist.name if point.dist else point.value
             raise ImportError(
@@ -50,7 +51,7 @@ def describe_plugins() -> list[Any]:
     found: list[Any] = []
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
         found.append([point.name, point.value, point.dist.version if point.dist else ""])
-        for file in _sources(point.module.partition(".")[0]):
+        for file in _sources(re.split("[.:]", point.value)[0].strip()):
             state = file.stat()
             found.append([str(file), state.st_size, state.st_mtime_ns])
     return found
@@ -58,7 +59,7 @@ def describe_plugins() -> list[Any]:
 
 def _sources(package: str) -> Iterator[Path]:
     """Yield the source files of a module or package without importing it."""
-    spec = importlib.util.find_spec(package)
+    spec = importlib.util.find_spec(package) if package else None
     if spec is None:
         return
     for folder in spec.submodule_search_locations or ():

@@ -110,7 +110,7 @@ def _import_packages(*packages: str) -> None:
     for package in packages:
         if package in available:
             importlib.import_module(f"backbones.{package}")
-    if "mixers" in available:
+    if getattr(sys.modules.get("backbones.mixers"), "COMPLETE", False):
         load_plugins()
 
 

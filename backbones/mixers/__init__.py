@@ -3,3 +3,5 @@
 from backbones.importing import import_files
 
 import_files(__name__)
+
+COMPLETE = True  # the mixers of other packages come after these

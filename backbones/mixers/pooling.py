@@ -14,7 +14,7 @@ from backbones.layers.reparam import as_kernel
 from backbones.registry import register_mixer
 
 
-@register_mixer("pooling", kind="token", source="PoolFormer, Eq. 4")
+@register_mixer("pooling", kind="token", source="PoolFormer (CVPR 2022), Eq. 4")
 class Pooling(Mixer):
     """The mean of the neighbours inside the map, minus the token itself.
 

@@ -257,8 +257,32 @@ def test_a_package_outside_the_repository_registers_a_mixer(tmp_path, monkeypatc
         assert read_registry().mixers["shift_of_another_package"]["options"] == {"size": 1.0}
 
 
-def test_a_broken_package_is_named(tmp_path, monkeypatch):
+TAKEN = MODULE.replace("shift_of_another_package", "afbo")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        (TAKEN, "'afbo' is taken by backbones.mixers.afbo.variants.afbo; give lab_mixers"),
+    ],
+    ids=["raises", "exits", "taken"],
+)
+def test_a_broken_package_is_named(tmp_path, monkeypatch, text, error):
     with temporary_registrations():
-        install(tmp_path, monkeypatch, "1 / 0")
-        with pytest.raises(ImportError, match=r"mixer shift .* lab-mixers .*ZeroDivisionError"):
+        install(tmp_path, monkeypatch, text)
+        with pytest.raises(ImportError, match=rf"^the mixer shift .* lab-mixers .*{error}"):
+            list_mixers()
+
+
+def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch):
+    from tools.cli.catalogue import fingerprint
+
+    with temporary_registrations():
+        install(tmp_path, monkeypatch, MODULE)
+        info = tmp_path / "lab_mixers-1.0.dist-info"
+        (info / "entry_points.txt").write_text("[mixerlab.mixers]\nshift = my package:::x\n")
+        assert ["shift", "my package:::x", "1.0"] in fingerprint()
+        with pytest.raises(ImportError, match=r"mixer shift .* lab-mixers .*my package:::x"):
             list_mixers()

@@ -28,7 +28,7 @@ MARGIN = 4  # by how much the small branch is smaller: 3x3 beside 7x7, 5x5 besid
 @register_mixer(
     "ffnified",
     kind="token",
-    source="FFNet, Sec. 3.2 and Fig. 3b: FFNified attention",
+    source="FFNet (2024), Sec. 3.2 and Fig. 3b: FFNified attention",
 )
 def ffnified(dim: int, *, kernel_size: int = 7, branches: Branches = "small") -> MetaMixer:
     """Build V(GELU(K(BN(W x)))) with a 1x1 convolution W and depthwise K and V.
