@@ -171,11 +171,16 @@ def read_ply(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         form, count, fields = _ply_header(path, file)
+        if count < 1:
+            raise ValueError(f"{path} has no vertices; pass a file with points")
         kind = np.dtype([(name, form + code) for name, code in fields])
         if form:
             vertices = np.fromfile(file, kind, count)
         else:
             rows = [tuple(file.readline().split()[: len(fields)]) for _ in range(count)]
+            short = next((at for at, row in enumerate(rows) if len(row) < len(fields)), None)
+            if short is not None:
+                raise ValueError(f"{path}: vertex {short} has fewer than {len(fields)} numbers")
             try:
                 vertices = np.array(rows, dtype="S32").astype("f8")
             except ValueError as error:

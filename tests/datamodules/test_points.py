@@ -88,6 +88,10 @@ def test_arrays_and_pth_files(tmp_path):
      ("b.ply", b"ply\nformat ascii 1.0\n", "ends without end_header"),
      ("c.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 3\nproperty float x\n"
       b"property float y\nproperty float z\nend_header\n1234", "ends after 0 of 3 vertices"),
+     ("g.ply", b"ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\n"
+      b"property float z\nend_header\n", "has no vertices"),
+     ("h.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
+      b"property float z\nend_header\n1 2 3\n4\n", "vertex 1 has fewer than 3 numbers"),
      ("d.npy", b"no array", "is not a readable npy array"),
      ("e.pth", b"no file", r"is not a \.pth file of arrays"),
      ("f.xyz", b"", r"must be a \.ply, \.npy or \.pth file")],
