@@ -183,6 +183,8 @@ class CorpusDataModule(BaseDataModule):
             lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
         else:
             lines = [str(inputs)]
+        if not lines:
+            raise ValueError(f"{inputs} has no texts; write one per line")
         tokenizer = self.tokenizer()
         rows = [encode_masked(tokenizer, line)[: self.max_tokens - 2] for line in lines]
         texts = Rows(self, rows, "input", given=lines)

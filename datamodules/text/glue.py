@@ -276,6 +276,8 @@ class GlueDataModule(BaseDataModule):
             lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
         else:
             lines = [str(inputs)]
+        if not lines:
+            raise ValueError(f"{inputs} has no texts; write one per line")
         count = len(self.kind.columns)
         found = []
         for number, line in enumerate(lines, 1):
