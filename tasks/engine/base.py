@@ -382,6 +382,9 @@ class BaseTask(Remembering, LightningModule):
         """Draw the predictions for a batch of the datamodule."""
         raise NotImplementedError
 
+    def write_preview(self, folder: Path, batch: Batch, datamodule: Any) -> None:
+        """Write files beside the pictures of ``preview``; a no-op by default."""
+
     def take_targets(self, datamodule: Any) -> None:
         """Copy targets from the datamodule; a no-op by default."""
 

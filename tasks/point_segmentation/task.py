@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,17 +125,30 @@ class PointSegmentationTask(ClassesTask):
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
         """Return rows with a ply file in the place of labels: clouds/<name>.ply."""
-        colours = palette(len(self.class_names))
-        comments = [f"class {index} {name}" for index, name in enumerate(self.class_names)]
         rows = []
         described = self.describe(batch, datamodule)
         for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
-            cloud = datamodule.predicted_cloud(number)
             target = files.path(CLOUDS, row["image"], ".ply")
-            with whole_file(target) as file:
-                write_ply(file, cloud.coord, colours[row["labels"]], row["labels"], comments)
+            self._write_cloud(target, datamodule.predicted_cloud(number), row["labels"])
             rows.append(row | {"labels": files.relative(target)})
         return rows
+
+    @torch.no_grad()
+    def write_preview(self, folder: Path, batch: Batch, datamodule: Any) -> None:
+        """Write the clouds of the pictures with predicted labels: 00.ply, 01.ply, ..."""
+        described = self.describe(batch, datamodule)
+        for index, (row, number) in enumerate(
+            zip(described, batch["sample_id"].tolist(), strict=True)
+        ):
+            cloud = datamodule.predicted_cloud(number)
+            self._write_cloud(folder / f"{index:02d}.ply", cloud, row["labels"])
+
+    def _write_cloud(self, target: Path, cloud: Any, labels: Any) -> None:
+        """Write points in the colours of their labels, with the names of classes."""
+        comments = [f"class {index} {name}" for index, name in enumerate(self.class_names)]
+        colours = palette(len(self.class_names))[labels]
+        with whole_file(target) as file:
+            write_ply(file, cloud.coord, colours, labels, comments)
 
     def answer(self, row: Row) -> str:
         """Return the classes with their shares of the points, the largest first."""

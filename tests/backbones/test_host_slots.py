@@ -255,7 +255,7 @@ def test_maps_reach_a_mixer_by_rows_and_without_copies():
     assert all(x.is_contiguous() for x in inputs)
 
 
-@pytest.mark.parametrize("token_mixer", rest_slow(list_mixers("token"), list_mixers("token")[::3]))
+@pytest.mark.parametrize("token_mixer", rest_slow(list_mixers("token"), list_mixers("token")[::6]))
 @pytest.mark.parametrize(
     "host", rest_slow(["swin_t_glu", "poolformer_s12_afbo", "poolformer_s12"], ["swin_t_glu"])
 )

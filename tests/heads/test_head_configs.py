@@ -93,7 +93,7 @@ TRAINED = [
 ]
 QUICK = [
     ("mask_rcnn", "swin_t_afbo"),
-    *((n, SMALL) for n in ("semantic_fpn", "retinanet", "upernet")),
+    *((n, SMALL) for n in ("retinanet", "upernet")),
 ]
 
 

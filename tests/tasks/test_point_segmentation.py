@@ -141,7 +141,10 @@ def test_a_run_ends_with_figures_and_pictures(trained):
     found = json.loads((folder / "summary.json").read_text())
     assert {"mIoU", "mAcc", "allAcc", "loss"} == found["metrics"].keys()
     assert found["data"]["classes"] == 20
-    assert len(list((folder / "preview").glob("*.png"))) == 2
+    written = sorted(file.name for file in (folder / "preview").iterdir())
+    assert written == ["00.ply", "00.png", "01.ply", "01.png"]
+    cloud = read_cloud(folder / "preview" / "01.ply")
+    assert 0 <= cloud.labels.min() <= cloud.labels.max() < 20
 
 
 @pytest.mark.slow

@@ -173,7 +173,7 @@ def reopen(folder: Path) -> None:
 def write(
     folder: Path, known: Mapping[str, Any], task: BaseTask, datamodule: BaseDataModule
 ) -> None:
-    """Write curves.png, preview/*.png and summary.json, and print the closing table.
+    """Write curves.png, preview/ and summary.json, and print the closing table.
 
     Raises:
         OSError: Names the files that could not be written; all others exist.
@@ -236,7 +236,7 @@ def _draw(
     datamodule: BaseDataModule | None,
     problems: list[str],
 ) -> None:
-    """Write the curves of a training, and pictures of predictions."""
+    """Write the curves of a training, and predictions of inputs spread over the prediction set."""
     with _noted(problems):
         if known["mode"] == "fit":
             plot_curves(folder, read_rows(folder / "metrics.csv"), task.why_no_loss)
@@ -244,7 +244,9 @@ def _draw(
         if (
             datamodule is not None and known["strategy"] != "fsdp"
         ):  # its weights are sharded over the processes
-            save_pictures(folder, _pictures(task, datamodule))
+            batch = datamodule.preview_batch(task.preview_images)
+            save_pictures(folder, task.eval().preview(batch, datamodule))
+            task.write_preview(folder / "preview", batch, datamodule)
 
 
 def _write_summary(folder: Path, known: Mapping[str, Any]) -> None:
@@ -349,11 +351,6 @@ def describe_waiting(share: float, workers: int) -> str:
     if share <= MUCH_WAITING:
         return text
     return f"{text}; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
-
-
-def _pictures(task: BaseTask, datamodule: BaseDataModule) -> list[Image.Image]:
-    """Draw predictions of inputs spread over the prediction set."""
-    return task.eval().preview(datamodule.preview_batch(task.preview_images), datamodule)
 
 
 def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:
