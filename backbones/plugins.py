@@ -20,7 +20,7 @@ GROUP = "mixerlab.mixers"
 
 
 class Loading:
-    """Whether the modules are imported, which is once per process."""
+    """Record that the modules are imported, which is once per process."""
 
     started = False
 

@@ -7,11 +7,6 @@ are in the metadata.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 import tasks
 from tools.exports import ExportRequest, check_equal
+from tools.exports.checked_files import save_onnx, save_program
 from tools.exports.tracing import culprit, inference_form
 
 INPUTS, OUTPUT = ("images", "times", "labels"), "prediction"
@@ -50,11 +46,7 @@ def to_torch_export(request: ExportRequest) -> list[Path]:
     step, facts = _open(request)
     program = _record(step, facts, request)
     path = request.folder / "denoiser.pt2"
-    written = io.BytesIO()
-    torch.export.save(program, written, extra_files={"sampling.json": json.dumps(facts)})
-    path.write_bytes(written.getvalue())
-    with warnings.catch_warnings(action="ignore"):  # torch's on buffers that cannot be written
-        loaded = torch.export.load(path).module()
+    loaded = save_program(program, path, facts, "sampling")
     for batch in BATCHES:
         given = _inputs(facts, batch)
         with torch.inference_mode():
@@ -68,26 +60,18 @@ def to_onnx(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The network cannot be recorded or written, or outputs differ.
     """
-    import onnxruntime
-
     step, facts = _open(request)
     program = _record(step, facts, request)
     path = request.folder / "denoiser.onnx"
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            model = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=INPUTS, output_names=[OUTPUT],
-                dynamic_shapes=({0: "batch"},) * len(INPUTS),
-            )  # fmt: skip
-        finally:
-            logging.disable(level)
-    assert model is not None
-    model.model.metadata_props.update({"sampling": json.dumps(facts)})
-    model.save(path, external_data=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = save_onnx(
+        program,
+        path,
+        facts,
+        "sampling",
+        input_names=INPUTS,
+        output_names=[OUTPUT],
+        dynamic_shapes=({0: "batch"},) * len(INPUTS),
+    )
     for batch in BATCHES:
         given = _inputs(facts, batch)
         with torch.inference_mode():

@@ -6,12 +6,7 @@ variables. The batch is free, and the number of variables where the network allo
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import json
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 import tasks
 from tools.exports import ExportRequest, check_equal
+from tools.exports.checked_files import save_onnx, save_program
 from tools.exports.tracing import culprit, inference_form
 
 INPUT, OUTPUT = "series", "forecast"
@@ -37,11 +33,7 @@ def to_torch_export(request: ExportRequest) -> list[Path]:
     network, shape, facts = _open(request)
     program, free = _record(network, shape, request)
     path = request.folder / "forecaster.pt2"
-    written = io.BytesIO()
-    torch.export.save(program, written, extra_files={"series.json": json.dumps(facts)})
-    path.write_bytes(written.getvalue())
-    with warnings.catch_warnings(action="ignore"):  # torch's on buffers that cannot be written
-        loaded = torch.export.load(path).module()
+    loaded = save_program(program, path, facts, "series")
     for series in _trials(shape, free):
         with torch.inference_mode():
             check_equal(_at(path, series), [network(series)], [loaded(series)])
@@ -54,26 +46,18 @@ def to_onnx(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The network cannot be recorded or written, or outputs differ.
     """
-    import onnxruntime
-
     network, shape, facts = _open(request)
     program, free = _record(network, shape, request)
     path = request.folder / "forecaster.onnx"
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            model = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT],
-                dynamic_shapes=({axis: AXES[axis] for axis in free},),
-            )  # fmt: skip
-        finally:
-            logging.disable(level)
-    assert model is not None
-    model.model.metadata_props.update({"series": json.dumps(facts)})
-    model.save(path, external_data=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = save_onnx(
+        program,
+        path,
+        facts,
+        "series",
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        dynamic_shapes=({axis: AXES[axis] for axis in free},),
+    )
     for series in _trials(shape, free):
         with torch.inference_mode():
             wanted = network(series)

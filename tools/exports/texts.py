@@ -6,11 +6,6 @@ length are free. The tokenizer's files lie beside it, and its metadata has the c
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 import tasks
 from tools.exports import ExportRequest, check_equal
+from tools.exports.checked_files import save_onnx, save_program
 from tools.exports.tracing import culprit, inference_form
 
 INPUTS, OUTPUT = ("tokens", "segments", "mask"), "logits"
@@ -36,11 +32,7 @@ def to_torch_export(request: ExportRequest) -> list[Path]:
     network, facts, others = _open(request)
     program = _record(network, facts["max_tokens"], request)
     path = request.folder / "texts.pt2"
-    written = io.BytesIO()
-    torch.export.save(program, written, extra_files={"texts.json": json.dumps(facts)})
-    path.write_bytes(written.getvalue())
-    with warnings.catch_warnings(action="ignore"):  # torch's on buffers that cannot be written
-        loaded = torch.export.load(path).module()
+    loaded = save_program(program, path, facts, "texts")
     for texts in _trials(facts["max_tokens"], facts["vocabulary"]):
         with torch.inference_mode():
             check_equal(_at(path, texts), [network(*texts)], [loaded(*texts)])
@@ -53,26 +45,18 @@ def to_onnx(request: ExportRequest) -> list[Path]:
     Raises:
         ValueError: The network cannot be recorded or written, or outputs differ.
     """
-    import onnxruntime
-
     network, facts, others = _open(request)
     program = _record(network, facts["max_tokens"], request)
     path = request.folder / "texts.onnx"
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            model = torch.onnx.export(
-                program, dynamo=True, verbose=False, input_names=list(INPUTS),
-                output_names=[OUTPUT], dynamic_shapes=(AXES,) * len(INPUTS),
-            )  # fmt: skip
-        finally:
-            logging.disable(level)
-    assert model is not None
-    model.model.metadata_props.update({"texts": json.dumps(facts)})
-    model.save(path, external_data=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = save_onnx(
+        program,
+        path,
+        facts,
+        "texts",
+        input_names=list(INPUTS),
+        output_names=[OUTPUT],
+        dynamic_shapes=(AXES,) * len(INPUTS),
+    )
     for texts in _trials(facts["max_tokens"], facts["vocabulary"]):
         with torch.inference_mode():
             wanted = network(*texts)

@@ -1,0 +1,58 @@
+"""Files of a recorded network, written with its facts and opened again to be compared."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save_program(program: Any, path: Path, facts: Mapping[str, Any], entry: str) -> Any:
+    """Write a program of torch.export and return its module as read back.
+
+    Args:
+        program: From ``torch.export.export``.
+        path: Of the file.
+        facts: Written as JSON into the file, under ``entry`` and ".json".
+        entry: Name of the facts.
+    """
+    written = io.BytesIO()
+    torch.export.save(program, written, extra_files={f"{entry}.json": json.dumps(facts)})
+    path.write_bytes(written.getvalue())
+    with warnings.catch_warnings(action="ignore"):  # torch's on buffers that cannot be written
+        return torch.export.load(path).module()
+
+
+def save_onnx(
+    program: Any, path: Path, facts: Mapping[str, Any], entry: str, **options: Any
+) -> Any:
+    """Write an ONNX model and return an onnxruntime session of the file on the CPU.
+
+    Args:
+        program: From ``torch.export.export``.
+        path: Of the file.
+        facts: Written as JSON into the model's metadata, under ``entry``.
+        entry: Name of the facts.
+        options: Of ``torch.onnx.export``.
+    """
+    import onnxruntime
+
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            model = torch.onnx.export(program, dynamo=True, verbose=False, **options)
+        finally:
+            logging.disable(level)
+    assert model is not None
+    model.model.metadata_props.update({entry: json.dumps(facts)})
+    model.save(path, external_data=False)
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
