@@ -10,6 +10,7 @@ import pytest
 
 from datamodules.files.cache import sample_folder
 from datamodules.loading.memory import check_shared_memory
+from tasks.classification.task import ClassificationTask
 from tasks.engine.loggers import TensorBoardLog
 from tasks.engine.saved_config import read_config
 from tests.running.tiny import tiny_task
@@ -24,6 +25,7 @@ KNOWN = {
     "metrics": {"top1": 1.0}, "parameters": 1, "backbone_parameters": 1, "backbone_macs": 1,
     "macs_at": [8, 8], "seconds": 1.0,
 }  # fmt: skip
+DATA = SimpleNamespace(preview_batch=lambda count: {})
 PNG = b"\x89PNG\r\n\x1a\n..."
 
 
@@ -104,15 +106,15 @@ def closing(tmp_path, monkeypatch):
     def close():
         task = tiny_task()
         task.class_figures = [{"class": "a", "IoU": 1.0}]
-        report.write(folder, KNOWN, task, SimpleNamespace())
+        report.write(folder, KNOWN, task, DATA)
 
     return folder, close
 
 
 def draw(monkeypatch):
-    """Replace the pictures of a report."""
+    """Let the task draw one picture, of data that need not exist."""
     drawn = SimpleNamespace(save=lambda file, form: file.write(PNG))
-    monkeypatch.setattr(report, "_pictures", lambda *_: [drawn])
+    monkeypatch.setattr(ClassificationTask, "preview", lambda *_: [drawn])
 
 
 WRITTEN = {"curves.png", "preview", "classes.csv", "summary.json", "metrics.csv"}
@@ -164,7 +166,7 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
     config |= {group: {"_target_": "x.Y"} for group in ("head", "data", "task")}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     trainer = SimpleNamespace(global_step=2, callback_metrics={"val/top1": 0.5, "train/loss": 1.0})
-    report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), SimpleNamespace())
+    report.write_stopped(tmp_path, KNOWN, trainer, tiny_task(), DATA)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["finished"], summary["step"]) == (False, 2)
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
