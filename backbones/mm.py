@@ -111,7 +111,7 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
                 path = Path(folder) / checkpoint.rpartition("/")[2]
                 try:
                     path.write_bytes(fileio.get(checkpoint))
-                except KeyError:  # mmengine has no client for it
+                except KeyError:  # mmengine lacks a client for it
                     raise ValueError(
                         f"init_cfg.checkpoint={checkpoint} has an unsupported address; download it "
                         "and pass its path, or pass one that begins with http:// or https://"
@@ -241,7 +241,7 @@ def register(names: Iterable[str]) -> None:
     """Make names known to mmengine.
 
     Raises:
-        ValueError: A name is taken by something that is none of our backbones.
+        ValueError: A name is taken by something other than our backbones.
     """
     for name in names:
         other = MODELS.module_dict.get(name)

@@ -143,7 +143,7 @@ def register_host(
             modality reject the host.
         img_size: Side or length that it is built for by default; (H, W) for maps of another
             modality, where a typed side means a square.
-        ordered: False if its tokens have no order, as variables have none; only mixers whose class
+        ordered: False if its tokens are unordered, as variables are; only mixers whose class
             declares ``ignores_order`` fit.
         usual_size: Function from the host's own options to (H, W), for a host with a default size
             that depends on them.

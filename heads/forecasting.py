@@ -27,8 +27,8 @@ LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
 def revin(series: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation over time: (B, L, M) -> two of (B, 1, M).
 
-    The deviation is sqrt(var + 1e-5) with the population variance. There is no affine map, as in
-    FFNet, PatchTST and iTransformer, and no gradient flows through the statistics.
+    The deviation is sqrt(var + 1e-5) with the population variance. As in FFNet, PatchTST and
+    iTransformer, affine weights are left out and no gradient flows through the statistics.
 
     Source: Kim et al., "Reversible Instance Normalization", ICLR 2022,
     https://openreview.net/forum?id=cGDAkQo1C0p.

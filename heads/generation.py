@@ -50,7 +50,7 @@ class Generator(Remembering, nn.Module):
         label_dropout: Share of labels that training replaces by the unknown class.
         sampler: "ddpm" or "ddim" for diffusion, "euler" for flows.
         steps: Steps of the sampler.
-        guidance: Scale of classifier-free guidance; 1 is none.
+        guidance: Scale of classifier-free guidance; 1 turns it off.
         guided_channels: Guidance acts on the first so many channels; None for all.
         clip: Clip clean inputs to [-1, 1] while sampling, for images instead of latents.
         vae: Folder of a diffusers AutoencoderKL that maps images to latents and back; None for

@@ -56,7 +56,7 @@ class LanguageModel(Remembering, nn.Module):
             self.transform = nn.Sequential(linear, nn.GELU(), nn.LayerNorm(dim, eps=EPS))
             self.bias = nn.Parameter(torch.zeros(words))
             if self.backbone.pooler is not None:
-                self.backbone.pooler.requires_grad_(False)  # takes no part
+                self.backbone.pooler.requires_grad_(False)  # unused
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None

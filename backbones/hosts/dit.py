@@ -180,7 +180,7 @@ class DiT(DenoisingBackbone):
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W).
 
         Raises:
-            ValueError: The sides are no multiples of the patch size.
+            ValueError: A side is not a multiple of the patch size.
         """
         height, width = x.shape[2:]
         if height % self.patch or width % self.patch:

@@ -41,7 +41,7 @@ class SeriesMap(SeriesBackbone):
         self.feature_info = (FeatureInfo(self.num_features, 1),)
 
     def block_names(self) -> tuple[str, ...]:
-        """Return no names: there are no blocks."""
+        """Return an empty tuple, as the host lacks blocks."""
         return ()
 
     def last_map(self, series: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class PatchTST(Encoder):
 class ITransformer(Encoder):
     """iTransformer: the tokens are the variables, each embedded by one linear layer over time.
 
-    Tokens have no order, so only mixers that ignore it fit.
+    Tokens are unordered, so only mixers that ignore order fit.
 
     Source: iTransformer (ICLR 2024), Sec. 3, https://arxiv.org/abs/2310.06625.
     """

@@ -138,7 +138,7 @@ class GlobalResponseNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return gamma * (x * n) + beta + x, Eq. 1 to 3: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
-        # overflow; the root of 0, of a channel that is off, has no gradient.
+        # overflow; the root of 0, of a channel that is off, lacks a gradient.
         wide = x.float() if x.dtype is torch.float16 else x
         squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
         norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()

@@ -144,7 +144,7 @@ class PointDataModule(BaseDataModule):
         """Return the clouds of a file or folder, without labels.
 
         Raises:
-            ValueError: The folder has no clouds.
+            ValueError: The folder lacks clouds.
         """
         path = Path(inputs)
         alone = is_cloud(path) or path.is_file()

@@ -68,7 +68,7 @@ class S3DISDataModule(PointDataModule):
         **options: Of ``PointDataModule``.
 
     Raises:
-        ValueError: There is no such area.
+        ValueError: The area is unknown.
 
     Source: Armeni et al., "3D Semantic Parsing of Large-Scale Indoor Spaces", CVPR 2016.
     """

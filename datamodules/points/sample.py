@@ -159,7 +159,7 @@ def _place(
     room: tuple[float, float],
     taken: list[tuple[float, float, float, float]],
 ) -> list[Box] | None:
-    """Turn furniture by quarters and move it to a free place; None if there is none."""
+    """Turn furniture by quarters and move it to a free place; None if all are taken."""
     for _ in range(random.integers(4)):
         boxes = [
             ((-corner[1] - size[1], corner[0], corner[2]), (size[1], size[0], size[2]))

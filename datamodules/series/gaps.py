@@ -70,7 +70,7 @@ def _check_order(table: Table) -> None:
 
 
 def _with_all_rows(table: Table, gaps: Gaps) -> Table:
-    """Return the table with a row for each step, NaN where the file has none."""
+    """Return the table with a row for each step, NaN where the file lacks one."""
     if len(table) < 2:
         return table
     step, steps = table.step(), np.diff(table.times)

@@ -38,7 +38,7 @@ class Table:
         source: The file.
         times: Time stamps (n,), as datetime64 or whole numbers.
         names: Names of the variables.
-        values: (n, M) in the file's units; NaN where the file has none.
+        values: (n, M) in the file's units; NaN where the file lacks a value.
     """
 
     source: str

@@ -38,7 +38,7 @@ def fit_scaling(table: Table, constant: str) -> Scaling:
         constant: "error" refuses a constant column, "keep" scales it by 1, as scikit-learn does.
 
     Raises:
-        ValueError: A column is constant or holds no value.
+        ValueError: A column is constant or empty.
     """
     if constant not in ("error", "keep"):
         raise ValueError(f"data.constant must be error or keep; got {constant!r}")

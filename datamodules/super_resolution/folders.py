@@ -141,7 +141,7 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         self.sets, self.published_counts = tuple(sets), published_counts
 
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
-        """Return the images of all sets; there are none to train with."""
+        """Return the images of all sets, which are for evaluation only."""
         return [], [pair for _, part in self.parts for pair in part]
 
     def build(self) -> dict[Split, SeededDataset]:
@@ -151,7 +151,7 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         return {"val": self._datasets["val"]}  # type: ignore[dict-item]
 
     def dataset(self, split: Split) -> NamedDataset:
-        """Return the images of the chosen set; there are none to train with."""
+        """Return the images of the chosen set, which is for evaluation only."""
         if split == "train":
             raise ValueError(
                 f"{', '.join(self.sets)}: images for evaluation only; pass mode=test ckpt=<run "
@@ -194,7 +194,7 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
     """Match the images of two folders by name; without the second one all are shrunk.
 
     Raises:
-        ValueError: The first folder has no images, or names differ.
+        ValueError: The first folder is empty, or names differ.
     """
     names = list_images(high)
     if not names:

@@ -113,16 +113,16 @@ class CorpusDataModule(BaseDataModule):
 
     @property
     def head_arguments(self) -> dict[str, Any]:
-        """Return that there are no classes."""
+        """Return zero classes for plain text."""
         return {"num_classes": 0}
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """Return the metric; there are no classes."""
+        """Return the metric of masked words."""
         return {"measured": ("words",)}
 
     def target_facts(self) -> dict[str, Any]:
-        """Return that there are no classes."""
+        """Return zero classes for plain text."""
         return {"classes": 0}
 
     def target_identity(self) -> dict[str, Any]:

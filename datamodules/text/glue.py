@@ -33,7 +33,7 @@ class GlueSet:
 
     Attributes:
         folder: Its folder in GLUE's archive.
-        columns: Names of the sentences' columns; positions where there is no header.
+        columns: Names of the sentences' columns; positions in a file without a header.
         label: Name, or position, of the labels' column.
         classes: Values of the labels, in label order; empty for a score.
         metrics: Names of its metrics; see ``tasks.glue.metrics``.

@@ -68,7 +68,7 @@ class ClassificationTask(ClassesTask):
             timm's training script does. An augmentation's ``random_erasing`` does it before.
         loss: Options of ``LabelLoss``, such as ``name`` and ``class_weights``; by default cross
             entropy.
-        distillation: Options of ``TeacherOptions``; without a ``type`` there is no teacher.
+        distillation: Options of ``TeacherOptions``; without a ``type`` the teacher is left out.
         ema: See ``BaseTask``.
         check_patches: Stop before the first step if the embedding ignores a patch of the image, see
             ``patch_check``.

@@ -334,7 +334,7 @@ class BaseTask(Remembering, LightningModule):
             The written files.
 
         Raises:
-            ValueError: The network has no form in this target, or the outputs of the export differ.
+            ValueError: The network cannot take this form, or the outputs of the export differ.
         """
         from tasks.engine.loading import export_task
 
@@ -350,7 +350,7 @@ class BaseTask(Remembering, LightningModule):
     def on_predict_start(self) -> None:
         """Name the files of the predictions after the datamodule's inputs."""
         trainer: Any = self.trainer
-        # A user's loaders have no names.
+        # A user's loaders are unnamed.
         named = getattr(trainer.datamodule, "predict_names", list)
         self._files = OutputFiles(Path(trainer.default_root_dir), named())
 

@@ -131,7 +131,7 @@ def export_task(task: BaseTask, to: str, options: Mapping[str, Any]) -> list[Pat
     """Export the network of a task from ``tasks.load``; see ``BaseTask.export``.
 
     Raises:
-        ValueError: The task has no run, or other weights than its run.
+        ValueError: The task lacks a run, or has other weights than its run.
     """
     if task.source is None:
         raise ValueError("export() takes a task from tasks.load(<run folder>)")

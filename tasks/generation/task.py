@@ -307,7 +307,7 @@ class GenerationTask(BaseTask):
         return str(row["pixels"])
 
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
-        """Draw one sheet with a row per class; latents without a VAE have none."""
+        """Draw one sheet with a row per class; latents without a VAE are skipped."""
         if not (self.model.has_vae or self.model.backbone.channels in (1, 3)):
             return []
         count = len(self.class_names)

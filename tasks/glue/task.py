@@ -169,7 +169,7 @@ class GlueTask(BaseTask):
         whole = Image.new("RGB", (WIDTH, LINE * len(lines) + LINE), "white")
         draw = ImageDraw.Draw(whole)
         for number, (line, colour) in enumerate(lines):
-            # Pillow's own font has no letters beyond Latin-1.
+            # Pillow's own font ends with Latin-1.
             plain = line.encode("latin-1", "replace").decode("latin-1")
             draw.text((10, LINE // 2 + LINE * number), plain, fill=colour)
         return [whole]

@@ -187,7 +187,7 @@ def _script(form: Format, graph: Described, classes: Sequence[str]) -> str:
     crop = dict(zip(("height", "width"), prepared["crop"] or (), strict=False))
     place = PLACE.format(**crop) if crop else ""
     is_classifier = list(graph.outputs) == [LOGITS]
-    is_alone = is_classifier or "unchanged" in prepared["resize"]  # an output that is no tuple
+    is_alone = is_classifier or "unchanged" in prepared["resize"]  # an output outside a tuple
     if is_classifier:
         show = SHOW_CLASSES.format(name="{names[label]!r}" if classes else "class {label}")
         show = f"names = json.loads({form.classes})\n{show}" if classes else show

@@ -27,7 +27,7 @@ def evaluate_once(engine: Trainer, task: BaseTask, datamodule: BaseDataModule) -
 
     Args:
         engine: Lightning's trainer.
-        task: Its network has no weights to train.
+        task: Task of a network without trainable weights.
         datamodule: The data.
     """
     log_info("The network has no weights to train: it is evaluated at once")

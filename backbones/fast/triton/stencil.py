@@ -132,7 +132,7 @@ def _stencil_backward(
     s = t
     if IS_SCALED:
         s = row(scale, channel, hidden, ACC)
-    a, b, c, m = t, t, t, t  # placeholders where there is no norm, and no branches below
+    a, b, c, m = t, t, t, t  # placeholders without a norm and without branches below
     if HAS_NORM:
         a, b = row(norm_a, channel, hidden, ACC), row(norm_b, channel, hidden, ACC)
         c, m = row(norm_c, channel, hidden, ACC), row(norm_centre, channel, hidden, ACC)

@@ -9,7 +9,7 @@ code (github.com/ysj9909/FFNet), which differs from the text:
 * The encoder has five stages from 32 channels. The text names four from 64; with ``form="paper"``
   they follow an embedding of 32 channels without blocks, as their four stages of the decoder need.
 * The decoder has two blocks per stage, the text names one.
-* Padding in the authors' submanifold convolutions has no effect, so it is left out.
+* Padding in the authors' submanifold convolutions changes nothing, so it is left out.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
 PATCH_SIZE = 16
 NETWORK = "network."
-# Their logits are no linear function of pooled features: VOLO adds the maximum over the tokens.
+# Their logits are not linear in pooled features: VOLO adds the maximum over the tokens.
 WITHOUT_CLASSIFIER = ("VOLO",)
 READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
 
@@ -130,7 +130,7 @@ class TimmBackbone(Backbone):
         """Put mixers into the slots of a kind.
 
         Raises:
-            ValueError: The network has none, or has class tokens that the mixer refuses.
+            ValueError: The network lacks them, or has class tokens that the mixer refuses.
         """
         if factory is None:
             return

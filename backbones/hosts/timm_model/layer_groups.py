@@ -11,7 +11,7 @@ class LayerGroups:
 
     Args:
         layers: Layer of each parameter of timm's model with its classifier, which is in the last.
-        stages: Coarse groups, which are stages, or blocks where a model has none.
+        stages: Coarse groups, which are stages, or blocks where a model lacks stages.
         prefix: Prefix of timm's names.
 
     Attributes:

@@ -425,7 +425,7 @@ def _layout(
     size: Size,
     frame: Frame,
 ) -> Layout | str:
-    """Return the layout of a candidate's input, or the reason why it has none."""
+    """Return the layout of a candidate's input, or the reason why it lacks one."""
     shape = one.call.given
     special = _special(one, modules, size, frame, network)
     if special is not None:

@@ -140,7 +140,7 @@ class UDiT(DenoisingBackbone):
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W).
 
         Raises:
-            ValueError: The sides are no multiples of 8 patches.
+            ValueError: A side is not a multiple of 8 patches.
         """
         if any(side % self.size_divisor for side in x.shape[2:]):
             raise ValueError(

@@ -25,7 +25,7 @@ from backbones.registry import register_mixer
 
 HEAD_DIM = 32
 DILATIONS = (1, 3, 5)
-REDUCTIONS = (8, 4, 2, 1)  # by stage; LVT has no such attention in the first one
+REDUCTIONS = (8, 4, 2, 1)  # by stage; LVT uses it from the second one on
 
 
 class RecursiveAtrousSelfAttention(Mixer):

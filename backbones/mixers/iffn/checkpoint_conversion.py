@@ -53,7 +53,7 @@ def from_released(
 ) -> dict[str, Tensor]:
     """Rename released tensors to ours; reshape coefficients (1, 1, h / N) to (h / N,).
 
-    A convolution of another side than the mixer's keeps its name, as it has no place in it.
+    A convolution of another side than the mixer's keeps its name, as it does not fit.
 
     Args:
         tensors: By the released names.

@@ -8,7 +8,7 @@ no code. Where the paper leaves a choice:
 
 * The kind and size of the convolution and the shapes of W_i are not given. Tables 1 and 5 fit only
   if each branch has its own d x d part of W_i, so W_i is d -> 2d; the convolution is depthwise 3x3.
-* Eq. 2 has no matrix after the last product; ``out_proj`` adds one, ``pre_proj`` and ``x_width``
+* Eq. 2 ends with the last product; ``out_proj`` adds one, ``pre_proj`` and ``x_width``
   move the split into branches behind the convolution.
 * W_s belongs to a fixed number of tokens. At another map size its factors are resampled as images
   (bicubic, antialiased), and the reads are scaled so that a sum over tokens keeps its size.

@@ -3,7 +3,7 @@
     y = Re(FFT_tokens(FFT_channels(x)))
 
 Source: Lee-Thorp et al., "FNet: Mixing Tokens with Fourier Transforms", NAACL 2022,
-https://arxiv.org/abs/2105.03824, Eq. 3. The transform has no scale, so y grows with the square root
+https://arxiv.org/abs/2105.03824, Eq. 3. The transform is unscaled, so y grows with the square root
 of the number of tokens and channels; the paper's block ends with a layer norm.
 
 Axes: N = H W tokens in row-major order, C channels.

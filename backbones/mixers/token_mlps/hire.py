@@ -95,7 +95,7 @@ class HireMixer(nn.Module):
             x = x.roll(self.shift, 2)
         if is_any_size((length,)):
             # A graph would keep for ever whether the last region was incomplete; no remainder,
-            # since ONNX has none by a symbol.
+            # since ONNX lacks one by a symbol.
             places = torch.arange(ceil_div(length, p) * p, device=x.device)
             x = x.index_select(2, torch.where(places < length, places, places - length))
         elif length % p:
