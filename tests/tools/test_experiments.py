@@ -234,10 +234,11 @@ def test_the_settings_that_papers_state(name):
         assert {group["weight_decay"] for group in groups.values()} == {0.05}
 
 
-SAMPLE = {task: f"sample_{task}" for task in (*CLASSES, *TARGETS, "forecasting")}
+SAMPLE = {task: f"sample_{task}" for task in {row.task for row in ROWS.values()}}
 OTHER = SAMPLE | {"classification": "cifar100", "transfer": "folder",
-                  "segmentation": "segmentation_folder",
-                  "super_resolution": "image_folder", "forecasting": "csv"}  # fmt: skip
+                  "segmentation": "segmentation_folder", "point_segmentation": "s3dis",
+                  "super_resolution": "image_folder", "forecasting": "csv",
+                  "generation": "image_generation", "glue": "rte"}  # fmt: skip
 # Unpublished settings, by row.
 MISSING = {
     "posmlp_t2_posmlp_t_384": "recipe=deit_384",
