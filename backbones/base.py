@@ -223,6 +223,31 @@ class Backbone(nn.Module):
             output = output[:, self.num_prefix_tokens :].unflatten(1, inputs[1])
         return output.permute(0, 3, 1, 2)
 
+    def block_tensor(self, output: Any) -> Tensor:
+        """Return the tensor of a block's output that ``block_map`` reads."""
+        tensor: Tensor = output
+        return tensor
+
+    def gathered(self, x: Tensor) -> Tensor | None:
+        """Return a tensor of windows or units as a map (B, C, h, w); None for other tensors."""
+        return None
+
+    def place_attention(
+        self, mixer: str, weights: Tensor, images: int
+    ) -> tuple[Tensor, float, int] | None:
+        """Return a token mixer's attention with tokens row by row, and the distance between them.
+
+        Args:
+            mixer: Name of the token mixer.
+            weights: (B * windows, heads, N, K) as computed.
+            images: B.
+
+        Returns:
+            The weights, the distance of neighbouring tokens of a window in places of the map, and
+            the number of prefix tokens; None for attention between channels.
+        """
+        return weights, 1.0, self.num_prefix_tokens
+
     def cam_layer(self, block: str) -> str:
         """Return the module whose map is weighted in class activation maps: the block."""
         return block

@@ -159,8 +159,11 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
         kept = calls[block][0]
         height, width = backbone.block_map(kept.output, *kept.inputs).shape[2:]
         stride = 2 ** round(math.log2(images.shape[2] / height))
-        prefix = backbone.num_prefix_tokens
-        found[name] = _locate(weights, len(images), (height, width), prefix, float(stride))
+        placed = backbone.place_attention(name, weights, len(images))
+        if placed is not None:
+            weights, step, prefix = placed
+            size = (height, width)
+            found[name] = _locate(weights, len(images), size, prefix, float(stride), step)
     if not found:
         raise ValueError(
             f"{backbone.name or type(backbone).__name__} lacks attention between tokens; use deit, "
@@ -170,24 +173,37 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
     return found
 
 
-def _locate(weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float) -> Attention:
-    """Locate queries and keys: on the whole map, on every s-th row and column, or in windows."""
+def _locate(
+    weights: Tensor, batch: int, map_size: Size, prefix: int, stride: float, step: float
+) -> Attention:
+    """Locate queries and keys: on the whole map, on every s-th row and column, or in windows.
+
+    Args:
+        weights: (B * windows, heads, N, K).
+        batch: B.
+        map_size: (h, w) of the block's map.
+        prefix: Number of prefix tokens.
+        stride: Pixels between neighbouring places of the map.
+        step: Places of the map between neighbouring tokens of a window.
+    """
     windows = weights.shape[0] // batch
     if windows > 1 or _sampling(map_size, weights.shape[2] - prefix) is None:
         prefix = 0 if windows > 1 else prefix
         size = _window_size(map_size, weights.shape[2] - prefix)
         whole = weights.unflatten(0, (batch, windows))
-        return Attention(whole, prefix, size, size, 1.0, 1.0, stride)
+        return Attention(whole, prefix, size, size, step, step, stride)
     grids = []
     for tokens in (weights.shape[2] - prefix, weights.shape[3] - prefix):
-        step = _sampling(map_size, tokens)
-        if step is None:
+        sampled = _sampling(map_size, tokens)
+        if sampled is None:
             raise ValueError(
                 f"{tokens} tokens must form a regular grid of a map of {map_size[0]}x{map_size[1]}"
             )
-        grids.append((step, _reduced(map_size, step, tokens)))
-    (step, size), (key_step, key_size) = grids
-    return Attention(weights[:, None], prefix, size, key_size, float(step), float(key_step), stride)
+        grids.append((sampled, _reduced(map_size, sampled, tokens)))
+    (apart, size), (key_apart, key_size) = grids
+    return Attention(
+        weights[:, None], prefix, size, key_size, float(apart), float(key_apart), stride
+    )
 
 
 def _sampling(size: Size, tokens: int) -> int | None:

@@ -160,7 +160,7 @@ def coefficients(
         kept = calls[blocks[name]][0]
         size = backbone.block_map(kept.output, *kept.inputs).shape[2:]
         layer = backbone.get_submodule(place)
-        map_ = _as_map(layer, calls[place], (size[0], size[1]), backbone.num_prefix_tokens)
+        map_ = _as_map(layer, calls[place], (size[0], size[1]), backbone)
         if map_ is not None:
             found[name] = map_
     return found
@@ -170,14 +170,17 @@ def _block_of(backbone: Backbone, mixer: str) -> str:
     return next(block for block in backbone.block_names() if mixer.startswith(f"{block}."))
 
 
-def _as_map(layer: nn.Module, calls: list[Call], size: Size, num_prefix: int) -> Tensor | None:
+def _as_map(layer: nn.Module, calls: list[Call], size: Size, backbone: Backbone) -> Tensor | None:
     """Return a layer's input as (B, M, h, w); None if it is not a map of this size."""
     if not calls:
         return None
     x: Tensor = calls[0].inputs[0]
+    apart = backbone.gathered(x)
+    if apart is not None:
+        return apart
     if x.ndim == 3:
-        if x.shape[1] == num_prefix + size[0] * size[1]:
-            x = x[:, num_prefix:]
+        if x.shape[1] == backbone.num_prefix_tokens + size[0] * size[1]:
+            x = x[:, backbone.num_prefix_tokens :]
         if x.shape[1] != size[0] * size[1]:
             return None
         return x.unflatten(1, size).permute(0, 3, 1, 2)

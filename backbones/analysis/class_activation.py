@@ -69,7 +69,7 @@ def class_activation(
     whole = model if isinstance(model, nn.Module) else backbone
     with evaluating(whole), torch.enable_grad(), watch(backbone, [name, layer]) as calls:
         scores = model(images)
-        kept = calls[layer][0].output
+        kept = backbone.block_tensor(calls[layer][0].output)
         inputs = calls[name][0].inputs
         if classes is None:
             classes = scores.argmax(1)

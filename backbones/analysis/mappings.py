@@ -58,9 +58,8 @@ def mixer_mappings(mixer: nn.Module) -> Mappings:
             f"{class_name(mixer)} does not map channels by one matrix; use a feed-forward "
             "network, GLU or a mixer of AFBO"
         )
-    matrices = {
-        name: dense(part) for name in names if (part := getattr(owner, name, None)) is not None
-    }
+    parts = dict(owner.named_modules())
+    matrices = {name: dense(parts[name]) for name in names if name in parts}
     if isinstance(owner, ConvGLU):
         gate, value = matrices.pop("fc1").chunk(2)
         matrices = {"gate": gate, "value": value}

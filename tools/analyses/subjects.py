@@ -314,12 +314,17 @@ def _plain(label: str, backbone: Backbone, model: Any, family: Family, options: 
         "such as sample_classification>"
     )
     if options["input"]:
-        subject.data = _build_inputs(family, options, words)
+        subject.data = _build_inputs(family, options, words, backbone.img_size)
+        is_oblong = family.modality == "image" and len({*backbone.img_size}) > 1
+        if is_oblong and not options["image_size"]:
+            subject.size = backbone.img_size
     return _set_size(subject, options)
 
 
-def _build_inputs(family: Family, options: Mapping[str, str], words: Sequence[str]) -> Any:
-    """Return the data module of ``input=`` for a network without a run."""
+def _build_inputs(
+    family: Family, options: Mapping[str, str], words: Sequence[str], img_size: Size
+) -> Any:
+    """Return the data module of ``input=`` for a network without a run, at its size by default."""
     given, square = options["input"], _image_side(options)
     if _is_data_set(given):
         size = [f"data.image_size={square}"] if square else []
@@ -328,7 +333,7 @@ def _build_inputs(family: Family, options: Mapping[str, str], words: Sequence[st
         )
         config["data"]["num_workers"] = 0
         return build(config, "data", seed=0)
-    usual = usual_data([family.task], square)
+    usual = usual_data([family.task], square or img_size)
     data = build({"data": {**usual, "num_workers": 0}}, "data", seed=0, predict_path=given)
     data.predict_only(())
     return data

@@ -13,9 +13,11 @@ import copy
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -35,8 +37,9 @@ from backbones.hosts.scaffolds.timm_source import create_pretrained
 from backbones.hosts.timm_model.classifiers import convert_classifier
 from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
 from backbones.hosts.timm_model.layer_groups import LayerGroups
-from backbones.hosts.timm_model.layouts import Frame, Size
+from backbones.hosts.timm_model.layouts import Frame, PatchPositions, Permuted, Size, Windows
 from backbones.hosts.timm_model.placed import Placed, without_windows
+from backbones.hosts.timm_model.probing import ModuleCall
 from backbones.hosts.timm_model.slots import Found, Kind, Slots, find_slots
 from backbones.layers.classifier import Classifier
 from backbones.layers.eager import is_recording
@@ -54,6 +57,7 @@ logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
 PATCH_SIZE = 16
 NETWORK = "network."
+MOST_PADDING = 4  # padded places over places of a map, at most
 # Their logits are not linear in pooled features: VOLO adds the maximum over the tokens.
 WITHOUT_CLASSIFIER = ("VOLO",)
 READ_PARTS = ("CrossVit", "EfficientViM", "EfficientViMDistilled")
@@ -78,6 +82,7 @@ class TimmBackbone(Backbone):
         self.num_features = facts.num_features
         self.frame = Frame(facts.padded, facts.is_fixed)
         self.slots: Slots = find_slots(network, facts.calls, facts.padded, self.frame)
+        _declare_layers(network, facts.calls, self.slots)
         prefixes = [one.layout.prefix for one in self.slots.found]
         self.num_prefix_tokens = max([facts.prefix, *prefixes])
         self.in_chans = config.in_chans
@@ -200,10 +205,11 @@ class TimmBackbone(Backbone):
         """
         height, width = images.shape[-2:]
         if self.facts.is_fixed and (height, width) != self.facts.size:
+            wanted = height if height == width else f"[{height},{width}]"
             raise ValueError(
                 f"{self.model} was built for images of {'x'.join(map(str, self.facts.size))} "
-                f"pixels and takes no others, got {height}x{width}; pass img_size="
-                f"{height if height == width else [height, width]}"
+                f"pixels and takes no others, got {height}x{width}; pass img_size={wanted}, in a "
+                f"command backbone.img_size={wanted}"
             )
         more = missing(height, self.facts.multiple), missing(width, self.facts.multiple)
         if self.facts.multiple > 1 and more != (0, 0):
@@ -258,16 +264,75 @@ class TimmBackbone(Backbone):
         present = {name for name, _ in self.named_modules()}
         return tuple(name for name in blocks if name in present)
 
-    def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
-        """Return a block's output, or its gradient, as a map (B, C, h, w)."""
+    def block_tensor(self, output: Any) -> Tensor:
+        """Return the tensor of a block's output that is a map, such as the first of branches."""
+        if isinstance(output, Tensor):
+            return output
+        tensors = [one for one in output if isinstance(one, Tensor)]
+        maps = [
+            x
+            for x in tensors
+            if x.ndim == 4 or any(one.layout.fits(x.shape) for one in self.slots.found)
+        ]
+        return next(iter(maps or tensors))
+
+    def block_map(self, output: Any, *inputs: Any) -> Tensor:
+        """Return a block's output, or its gradient, as a map (B, C, h, w).
+
+        Raises:
+            ValueError: The order of its tokens is unknown.
+        """
+        output = self.block_tensor(output)
+        apart = self.gathered(output)
+        if apart is not None:
+            return apart
         if output.ndim == 4:
             height, width = self.frame.image
             ratio = abs(output.shape[2] * width - output.shape[3] * height)
             channels_last = abs(output.shape[1] * width - output.shape[2] * height) < ratio
             return output.permute(0, 3, 1, 2) if channels_last else output
-        layout = next(one.layout for one in self.slots.found if _fits(one, output))
-        folded, _ = layout.fold(output)
-        return folded.permute(0, 3, 1, 2)
+        for one in self.slots.found:
+            if one.layout.fits(output.shape):
+                return one.layout.fold(output)[0].permute(0, 3, 1, 2)
+        raise ValueError(
+            f"{self.model}: a block returns {tuple(output.shape)}, which is not a known order of "
+            "the places of a map; analyses of its maps need another model"
+        )
+
+    def gathered(self, x: Tensor) -> Tensor | None:
+        """Return windows, units or the positions of patches as a map (B, C, h, w)."""
+        for one in self.slots.found:
+            if isinstance(one.layout, Windows | PatchPositions | Permuted):
+                if one.layout.fits(x.shape):
+                    return one.layout.fold(x)[0].permute(0, 3, 1, 2)
+        return None
+
+    def place_attention(
+        self, mixer: str, weights: Tensor, images: int
+    ) -> tuple[Tensor, float, int] | None:
+        """Put windows into the batch axis, and their tokens into rows and columns.
+
+        Attention between channels has fewer rows than the map has places.
+        """
+        found = next(one for one in self.slots.found if f"{NETWORK}{one.name}" == mixer)
+        layout, grid = found.layout, found.layout.place.grid_of_images()
+        if weights.ndim == 5:  # (B, heads, windows, N, N)
+            weights = weights.transpose(1, 2).flatten(0, 1)
+        tokens = weights.shape[0] // images * weights.shape[2]
+        if not math.prod(grid) <= tokens <= MOST_PADDING * math.prod(grid):
+            return None
+        if isinstance(layout, Permuted):
+            windows = weights.shape[0] // images
+            places = torch.argsort(layout.order).unflatten(0, (-1, windows))[:, 0]
+            order = places.argsort().to(weights.device)
+            return weights[..., order, :][..., order], 1.0, 0
+        block: Any = self.network.get_submodule(found.name.rpartition(".")[0])
+        step = 1.0
+        if isinstance(layout, PatchPositions):
+            step = float(layout.side[0])
+        elif not getattr(block, "partition_block", True):  # MaxViT's grid attention
+            step = grid[0] / block.partition_size[0]
+        return weights, step, layout.prefix
 
     def cam_layer(self, block: str) -> str:
         """Return the block, or with prefix tokens its first norm.
@@ -373,6 +438,23 @@ def _without_class_token(tensors: dict[str, Tensor], network: Any) -> dict[str, 
     }
 
 
+def _declare_layers(
+    network: nn.Module, calls: Mapping[str, list[ModuleCall]], slots: Slots
+) -> None:
+    """State the first and last layers of feed-forward networks, as mixers do, for analyses."""
+    for one in slots.of("channel"):
+        module: Any = network.get_submodule(one.name)
+        layers = [
+            name.removeprefix(f"{one.name}.")
+            for name, made in calls.items()
+            if name.startswith(f"{one.name}.")
+            and isinstance(network.get_submodule(name), nn.Linear | nn.Conv2d)
+            and made[0].layers[0].is_pointwise
+        ]
+        if len(layers) > 1:
+            module.channel_mappings, module.value_layer = (layers[0],), layers[-1]
+
+
 def _pooling(network: Any) -> str:
     """Return the name of a network's pooling, which it or its head states."""
     for part in (network, getattr(network, "head", None)):
@@ -409,10 +491,6 @@ def _resized(x: Tensor, size: Size) -> Tensor:
     if same_size(x.shape[-2:], size):
         return x
     return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
-
-
-def _fits(one: Found, output: Tensor) -> bool:
-    return one.dim == output.shape[-1]
 
 
 def build(

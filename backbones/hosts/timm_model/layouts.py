@@ -5,6 +5,7 @@ Axes: B images, h x w map, C channels, P prefix tokens, T windows of S x S place
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,10 @@ class Layout:
     place: Place
     prefix: int = 0
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True if a tensor of this shape can have the layout in the current pass."""
+        return len(shape) == 4 and shape[1:3] == self.place.grid_of_images()
+
     def fold(self, x: Tensor) -> Folded:
         """Return the map, and the prefix tokens if there are any."""
         return x, None
@@ -106,6 +111,10 @@ class Layout:
 class ChannelsFirst(Layout):
     """(B, C, h, w)."""
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for (B, C, h, w)."""
+        return len(shape) == 4 and shape[2:] == self.place.grid_of_images()
+
     def fold(self, x: Tensor) -> Folded:
         """Return the map."""
         return to_nhwc(x), None
@@ -117,6 +126,11 @@ class ChannelsFirst(Layout):
 
 class TokenSequence(Layout):
     """(B, P + h * w, C): prefix tokens, then the map row by row."""
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for (B, P + h * w, C)."""
+        tokens = math.prod(self.place.grid_of_images())
+        return len(shape) == 3 and shape[1] == self.prefix + tokens
 
     def fold(self, x: Tensor) -> Folded:
         """Return map and prefix tokens."""
@@ -132,6 +146,10 @@ class TokenSequence(Layout):
 
 class TransposedTokens(Layout):
     """(B, C, h * w)."""
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for (B, C, h * w)."""
+        return len(shape) == 3 and shape[2] == math.prod(self.place.grid_of_images())
 
     def fold(self, x: Tensor) -> Folded:
         """Return the map."""
@@ -150,6 +168,15 @@ class Windows(Layout):
     """
 
     side: Size = (1, 1)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for windows of this size, as many as the map has."""
+        height, width = self.place.grid_of_images()
+        count = ceil_div(height, self.side[0]) * ceil_div(width, self.side[1])
+        flat = math.prod(self.side)
+        if len(shape) == 4 and shape[1:3] == (count, flat):
+            return True
+        return shape[1:-1] in ((flat,), self.side) and shape[0] % count == 0
 
     def fold(self, x: Tensor) -> Folded:
         """Return the map without padding."""
@@ -176,6 +203,13 @@ class PatchPositions(Layout):
 
     side: Size = (1, 1)
     channels_first: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for as many patches and positions as the map has."""
+        (rows, columns), (tall, wide) = self._shape(*self.place.grid_of_images())
+        if self.channels_first:
+            return shape[2:] == (tall * wide, rows * columns)
+        return shape[1:-1] == (rows * columns,) and shape[0] % (tall * wide) == 0
 
     def fold(self, x: Tensor) -> Folded:
         """Return the map."""
@@ -208,6 +242,10 @@ class Permuted(Layout):
     """
 
     order: Any = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True for (B, h * w, C)."""
+        return len(shape) == 3 and shape[1] == len(self.order)
 
     def fold(self, x: Tensor) -> Folded:
         """Return the map."""
