@@ -335,13 +335,19 @@ def test_a_broken_package_is_named(tmp_path, monkeypatch, text, error):
             list_mixers()
 
 
-def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", ["my package:::x", "lab_mixers:", "lab-mixers", ".lab_mixers"])
+def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch, value):
     from tools.cli.catalogue import fingerprint
 
     with temporary_registrations():
         install(tmp_path, monkeypatch, MODULE)
         info = tmp_path / "lab_mixers-1.0.dist-info"
-        (info / "entry_points.txt").write_text("[mixerlab.mixers]\nshift = my package:::x\n")
-        assert ["shift", "my package:::x", "1.0"] in fingerprint()
-        with pytest.raises(ImportError, match=r"mixer shift .* lab-mixers .*my package:::x"):
+        (info / "entry_points.txt").write_text(f"[mixerlab.mixers]\nshift = {value}\n")
+        assert ["shift", value, "1.0"] in fingerprint()
+        message = (
+            f"^the entry point shift of the installed package lab-mixers is '{value}', and "
+            'mixerlab.mixers takes the name of a module, such as shift = "my_package.my_mixer"; '
+            "correct it in the pyproject.toml of lab-mixers"
+        )
+        with pytest.raises(ImportError, match=message):
             list_mixers()
