@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "mixerlab.mixers"
+VALUE = r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?"  # a module, and a name in it
 
 
 class Loading:
@@ -29,17 +30,26 @@ def load_plugins() -> None:
     """Import the modules that installed packages name.
 
     Raises:
-        ImportError: A module cannot be imported; the message names its package.
+        ImportError: An entry point is malformed, or its module cannot be imported; the message
+            names its package.
     """
     if Loading.started:
         return
     Loading.started = True  # first, as a module may look up mixers
     for point in metadata.entry_points(group=GROUP):
+        package = point.dist.name if point.dist else point.value
+        if not re.fullmatch(VALUE, point.value.strip()):
+            Loading.started = False
+            raise ImportError(
+                f"the entry point {point.name} of the installed package {package} is "
+                f"{point.value!r}, and {GROUP} takes the name of a module, such as "
+                f'{point.name} = "my_package.my_mixer"; correct it in the pyproject.toml of '
+                f"{package} and install it again, or uninstall {package}"
+            )
         try:
             point.load()
         except (Exception, SystemExit) as error:
             Loading.started = False
-            package = point.dist.name if point.dist else point.value
             raise ImportError(
                 f"the mixer {point.name} of the installed package {package} ({point.value}) cannot "
                 f"be imported: {type(error).__name__}: {error}; repair or uninstall {package}"

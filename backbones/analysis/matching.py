@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.base import Backbone
 from backbones.factory import create_backbone, mixer_options
-from backbones.options import check_value, mixer_names
+from backbones.options import check_value, matches_of
 from backbones.registry import OWN_FFN, find_mixer, look_up
 
 logger = logging.getLogger(__name__)
@@ -20,12 +21,37 @@ Match = Literal["params", "macs"]
 KINDS = {"mixer": "channel", "token_mixer": "token"}
 # A mixer's option of its size, the first that it has.
 WIDTHS = ("hidden_ratio", "expansion", "rank_ratio", "rank", "ratio")
+USUAL = 4.0  # hidden width of most FFNs over C
 TOLERANCE = 0.01  # of the plain host's count
+# Inputs that are counted where a host leaves their size open.
+SERIES_VARIABLES, POINTS = 7, 10_000
 CLOSE = TOLERANCE / 4  # ends the search
 ROUNDS = 3
 STARTS = (4, 2, 1, 0.5, 0.25, 8, 16, 32, 3, 6)
 # Ratios with fine and with coarse steps: groups may have to divide the hidden width.
 STEPS = (1e-4, 1 / 48, 1 / 24, 1 / 16, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2)
+
+
+@dataclass(frozen=True)
+class _Width:
+    """Width of one mixer, which is solved.
+
+    Attributes:
+        mixer: The mixer's name.
+        option: One of ``WIDTHS``.
+        usual: Its value where the search is at ``USUAL``.
+    """
+
+    mixer: str
+    option: str
+    usual: float
+
+    def at(self, ratio: float) -> dict[str, float]:
+        """Return the option at a point of the search."""
+        value = round(self.usual * ratio / USUAL, 4)
+        if isinstance(self.usual, int):
+            return {self.option: max(1, round(value))}
+        return {self.option: int(value) if value.is_integer() else value}
 
 
 def solve_match(
@@ -34,13 +60,14 @@ def solve_match(
     """Return options of ``create_backbone`` with the width of a mixer solved for equal size.
 
     ``mixer={"match": "params"}`` asks for the parameters of the plain host to 1 %, "macs" for its
-    multiply-adds at the build resolution. ``token_mixer`` takes ``match`` as well. Options without
-    ``match`` are returned as they are.
+    multiply-adds at the build resolution. ``token_mixer`` takes ``match`` as well. In a list, the
+    entries with ``match`` get their usual widths times one common factor; those with a width of
+    their own, or without an option for it, keep theirs.
 
     Args:
         name: One of ``list_backbones()``.
-        report: Gets a line on each solved width; by default it is logged.
-        **options: Of ``create_backbone``.
+        report: Gets a line on what was solved; by default it is logged.
+        **options: Of ``create_backbone``; those without ``match`` are returned as they are.
 
     Raises:
         ValueError: The mixer has no option for its width, its width is given too, or no width gives
@@ -52,71 +79,156 @@ def solve_match(
     """
     asked: dict[str, Match] = {}
     for group in KINDS:
-        given = options.get(group)
-        if isinstance(given, Mapping) and "match" in given:
-            match = given["match"]
-            check_value(f"backbone.{group}.match", match, Match | None)
-            asked |= {group: match} if match is not None else {}
-            rest = {key: value for key, value in given.items() if key != "match"}
-            options = {**options, group: rest}
+        for match in matches_of(options.get(group)):
+            check_value(f"backbone.{group}.match", match, Match)
+            if asked.setdefault(group, match) != match:
+                raise ValueError(
+                    f"backbone.{group} has match=params and match=macs; give one of them to all "
+                    "entries of the list"
+                )
     if len(asked) > 1:
         raise ValueError(f"match solves one width; give it to one of {' and '.join(asked)}")
+    typed = {group: options[group] for group in KINDS if group in options}
+    options = {**options, **{group: _without_match(one) for group, one in typed.items()}}
     for group, match in asked.items():
-        width, line = _solve(name, options, group, match)
+        solved, line = _solve(name, options, group, match, _entries(typed[group]))
         report(line)
-        options = {**options, group: {**options[group], **width}}
+        options = {**options, group: solved}
     return options
 
 
-def _solve(
-    name: str, options: Mapping[str, Any], group: str, match: Match
-) -> tuple[dict[str, float], str]:
-    """Return the option of a mixer's width, and a line on it."""
-    host, suffix = look_up(name)
-    mixer = options[group]
-    own = OWN_FFN if group == "mixer" and host.plain_ffn and "channel" in host.slots else None
-    named = next(iter(mixer_names(mixer)), suffix or own)
-    if named is None or find_mixer(named).kind != KINDS[group]:
-        raise ValueError(f"backbone.{group}.match={match} needs a {KINDS[group]} mixer's name")
-    known = mixer_options(named, host.name)
-    width = next((one for one in WIDTHS if one in known), None)
-    if width is None:
-        raise ValueError(
-            f"{named} has no option for its width, which backbone.{group}.match={match} would "
-            f"solve; it has {', '.join(known) or 'none'}"
-        )
-    if mixer.get(width) not in (None, known[width]):
-        raise ValueError(
-            f"backbone.{group}.match={match} solves {width}, which is {mixer[width]} already; "
-            "leave one of them out"
-        )
-    rest = {key: value for key, value in options.items() if key not in ("mixer", "token_mixer")}
-    target = _size(host.name, rest, match)
-    plain = options.get("model", host.name)  # a network of timm has its own name
+def _entries(typed: Any) -> list[Any]:
+    """Return the mixers in ``mixer=`` or ``token_mixer=``, one or one per stage or block."""
+    return list(typed) if isinstance(typed, list | tuple) else [typed]
 
-    def count(value: float) -> int | None:
-        """Return the network's size at a width; None if the mixer refuses it."""
+
+def _without_match(typed: Any) -> Any:
+    """Return ``mixer=`` or ``token_mixer=`` without the keys ``match``."""
+    if isinstance(typed, list | tuple):
+        return [_without_match(one) for one in typed]
+    if not isinstance(typed, Mapping):
+        return typed
+    return {key: value for key, value in typed.items() if key != "match"}
+
+
+def _solve(
+    name: str, options: Mapping[str, Any], group: str, match: Match, entries: Sequence[Any]
+) -> tuple[Any, str]:
+    """Return a group's mixers with solved widths, and a line on them."""
+    host, _ = look_up(name)
+    key, typed = f"backbone.{group}", options[group]
+    several = isinstance(typed, list | tuple)
+    plain = options.get("model", host.name)  # a network of timm has its own name
+    rest = {option: one for option, one in options.items() if option not in KINDS}
+    if name == host.name and group == "mixer" and not several and _is_plain(typed, host.name):
+        target = _size(host.name, rest, match)
+        line = f"{plain}: {key}.match={match} changes nothing: {plain} keeps its own mixers, which"
+        return typed, f"{line} make {target:,} {_words(match)}"
+    widths = _widths(name, group, match, entries, several=several)
+    target = _size(host.name, rest, match)
+
+    def mixers_at(ratio: float) -> Any:
+        """Return the group's mixers at a point of the search."""
+        found = [
+            one if width is None else {**_options_of(one), **width.at(ratio)}
+            for one, width in zip(_entries(typed), widths, strict=True)
+        ]
+        return found if several else found[0]
+
+    def count(ratio: float) -> int | None:
+        """Return the network's size at a point of the search; None if a mixer refuses it."""
         try:
-            return _size(name, {**options, group: {**mixer, width: value}}, match)
+            return _size(name, {**options, group: mixers_at(ratio)}, match)
         except ValueError as error:
             refusals.append(str(error))
             return None
 
     refusals: list[str] = []
-    tried = _search(count, target, (1,) if isinstance(known[width], int) else STEPS)
+    solved = [width for width in widths if width is not None]
+    whole = all(isinstance(width.usual, int) for width in solved) and not several
+    tried = _search(count, target, (1,) if whole else STEPS)
     if not tried:
         raise ValueError(refusals[0])
-    best = min(tried, key=lambda value: abs(tried[value] - target))
+    best = min(tried, key=lambda ratio: abs(tried[ratio] - target))
+    chosen = ", ".join(
+        dict.fromkeys(
+            f"{option}={value:g}" + f" of {width.mixer}" * several
+            for width in solved
+            for option, value in width.at(best).items()
+        )
+    )
     if abs(tried[best] / target - 1) > TOLERANCE:
+        mixers = ", ".join(dict.fromkeys(width.mixer for width in solved))
         raise ValueError(
-            f"backbone.{group}.match={match}: no {width} of {named} gives {plain}'s "
-            f"{target:,} {_words(match)} to 1 %; the nearest is {width}={best} with {tried[best]:,}"
+            f"{key}.match={match}: no {solved[0].option} of {mixers} gives {plain}'s {target:,} "
+            f"{_words(match)} to 1 %; the nearest is {chosen} with {tried[best]:,}"
         )
     line = (
-        f"{name}: backbone.{group}.{width}={best} gives {tried[best]:,} {_words(match)}; "
+        f"{name}: {key}{': ' if several else '.'}{chosen} gives {tried[best]:,} {_words(match)}; "
         f"{plain} has {target:,}"
     )
-    return {width: best}, line
+    return mixers_at(best), line
+
+
+def _is_plain(mixer: Mapping[str, Any], host: str) -> bool:
+    """Return True for options with which a host keeps its own FFN."""
+    usual = mixer_options(OWN_FFN, host)
+    return all(key in usual and value in (None, usual[key]) for key, value in mixer.items())
+
+
+def _options_of(typed: Any) -> dict[str, Any]:
+    return {"name": typed} if isinstance(typed, str) else dict(typed or {})
+
+
+def _widths(
+    name: str, group: str, match: Match, entries: Sequence[Any], *, several: bool
+) -> list[_Width | None]:
+    """Return the width of each mixer of a group that is solved; None for the others.
+
+    Raises:
+        ValueError: All mixers lack an option for their width, or have it given.
+    """
+    host, suffix = look_up(name)
+    key = f"backbone.{group}.match={match}"
+    own = OWN_FFN if group == "mixer" and host.plain_ffn and "channel" in host.slots else None
+    found: list[_Width | None] = []
+    refusals = []
+    for entry in entries:
+        found.append(None)
+        given = _options_of(entry)
+        if given.get("match") is None:
+            continue
+        named = given.get("name") or suffix or own
+        if named is None or find_mixer(named).kind != KINDS[group]:
+            raise ValueError(
+                f"{key} needs a {KINDS[group]} mixer's name, because {name} keeps a module of its "
+                f"own there; type backbone.{group}.name=<mixer> too"
+            )
+        known = mixer_options(named, host.name)
+        option = next((one for one in WIDTHS if one in known), None)
+        if option is None:
+            refusals.append(
+                f"{named} has no option for its width, which {key} would solve; it has "
+                f"{', '.join(known) or 'none'}"
+            )
+        elif given.get(option) not in (None, known[option]):
+            refusals.append(
+                f"{key} solves {option}, which is {given[option]} already; leave one of them out"
+            )
+        else:
+            found[-1] = _Width(named, option, _usual(named, option, known[option], several))
+    if not any(found):
+        raise ValueError(refusals[0])
+    return found
+
+
+def _usual(mixer: str, option: str, default: float | None, several: bool) -> float:
+    """Return the width of a mixer at ``USUAL``; alone, it is what the search goes through."""
+    if not several:
+        return int(USUAL) if isinstance(default, int) else USUAL
+    if default is None:
+        return USUAL * find_mixer(mixer).hidden_scale if option == "hidden_ratio" else 1.0
+    return default
 
 
 def _search(
@@ -171,12 +283,23 @@ class _Embedding(torch.nn.Module):
 
 
 def _input_shape(backbone: Backbone) -> tuple[int, ...]:
-    if backbone.modality != "image":
+    """Return the shape of an input of the build resolution, without its batch."""
+    options = backbone.record["options"]
+    height, width = backbone.img_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "image": (backbone.in_chans, height, width),
+        "low_resolution_image": (backbone.in_chans, height, width),
+        "noisy_image": (options.get("channels", backbone.in_chans), height, width),
+        "series": (width, options.get("variables", SERIES_VARIABLES)),
+        "text": (width,),
+        "point_cloud": (POINTS, 3 + options.get("channels", 0)),
+    }
+    if backbone.modality not in shapes:
         raise ValueError(
-            f"match=macs counts images, and {backbone.name} takes another modality; pass "
-            "match=params"
+            f"match=macs has no input to count {backbone.name} on, which takes "
+            f"{backbone.modality}; pass match=params"
         )
-    return (backbone.in_chans, *backbone.img_size)
+    return shapes[backbone.modality]
 
 
 def _words(match: Match) -> str:

@@ -25,3 +25,21 @@ def filter_spectrum(x: Tensor, weights: Tensor) -> Tensor:
     spectrum = spectrum * torch.view_as_complex(weights.to(precise))
     size = (x.shape[1], x.shape[2])
     return torch.fft.irfft2(spectrum, s=size, dim=(1, 2), norm="ortho").to(x.dtype)
+
+
+def filter_matrix(weights: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a filter as matrices over tokens: those of circular convolutions.
+
+    Args:
+        weights: K as pairs (H, W // 2 + 1, C, 2) of real and imaginary parts.
+        size: (H, W).
+
+    Returns:
+        (C, N, N), N = H W tokens in row-major order, rows the tokens written.
+    """
+    precise = torch.promote_types(weights.dtype, torch.float32)
+    kernel = torch.fft.irfft2(torch.view_as_complex(weights.to(precise)), s=size, dim=(0, 1))
+    rows, columns = (torch.arange(side, device=weights.device) for side in size)
+    up, along = ((at[:, None] - at) % len(at) for at in (rows, columns))
+    matrix = kernel[up[:, None, :, None], along[None, :, None, :]]  # (H, W, H, W, C)
+    return matrix.flatten(2, 3).flatten(0, 1).movedim(-1, 0)

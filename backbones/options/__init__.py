@@ -1,6 +1,6 @@
 """Options of users: their names, types and defaults, and the messages for wrong ones."""
 
-from backbones.options.labels import mixer_label, mixer_names
+from backbones.options.labels import matches_of, mixer_label, mixer_names
 from backbones.options.remembered import Remembering, plain_config, remembering
 from backbones.options.signatures import (
     built_class,
@@ -27,6 +27,7 @@ __all__ = [
     "defaults",
     "keywords",
     "listed",
+    "matches_of",
     "mixer_label",
     "mixer_names",
     "plain_config",

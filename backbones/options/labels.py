@@ -16,6 +16,13 @@ def mixer_names(typed: Any) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
+def matches_of(typed: Any) -> list[Any]:
+    """Return what ``match`` asks of the mixers in ``mixer=`` or ``token_mixer=``, without nulls."""
+    items = typed if isinstance(typed, list | tuple) else [typed]
+    found = (item.get("match") for item in items if isinstance(item, Mapping))
+    return [match for match in found if match is not None]
+
+
 def mixer_label(typed: Any) -> str:
     """Return a label, such as ``sbm``, or of a list ``3xffnified-attention``; may be empty."""
     if not isinstance(typed, list | tuple):

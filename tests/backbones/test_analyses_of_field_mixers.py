@@ -63,6 +63,50 @@ def test_the_random_matrix_is_a_relation():
     assert relation.centre_maps().shape == (1, 3, 4)
 
 
+def jacobian(layer, channels, size):
+    """Derivative of each channel's tokens by the same channel's tokens: (C, N, N)."""
+    tokens = size[0] * size[1]
+    x = torch.randn(1, *size, channels, dtype=torch.float64)
+    found = torch.autograd.functional.jacobian(layer, x)
+    full = found.reshape(tokens, channels, tokens, channels)
+    return full.diagonal(dim1=1, dim2=3).movedim(-1, 0)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (4, 3), (1, 5)])
+def test_the_matrices_of_a_global_filter_are_its_jacobian(size):
+    mixer = create_mixer("global_filter", 3, grid=size).double()
+    relation = token_relations(mixer)[""]
+    assert relation.size == size
+    torch.testing.assert_close(relation.matrix, jacobian(mixer, 3, size))
+
+
+def test_large_maps_show_fewer_channels_of_a_global_filter():
+    mixer = create_mixer("global_filter", 64, grid=(40, 40))
+    matrix = token_relations(mixer)[""].matrix
+    assert matrix.shape == (13, 1600, 1600)
+    last = create_mixer("global_filter", 1, grid=(40, 40))
+    last.load_state_dict({"filter": mixer.filter[:, :, -1:]})
+    torch.testing.assert_close(matrix[-1:], token_relations(last)[""].matrix)
+
+
+def test_the_matrices_of_s_mlp_are_those_of_columns_and_rows():
+    size, fused = (3, 4), []
+    mixer = create_mixer("s_mlp", 2, grid=size).double().eval()
+    mixer.fuse.register_forward_pre_hook(lambda _, given: fused.append(given[0]))
+    mixer(torch.randn(1, *size, 2, dtype=torch.float64))
+    u, down, across = fused[0].chunk(3, dim=-1)
+    relation = token_relations(mixer)[""]
+    found = (relation.matrix @ u.flatten(1, 2)).unflatten(1, size)
+    torch.testing.assert_close(found[:1] + mixer.proj_h.bias.view(3, 1, 1), down)
+    torch.testing.assert_close(found[1:] + mixer.proj_w.bias.view(4, 1), across)
+    reached = relation.centre_maps() != 0
+    assert reached.sum(dim=(1, 2)).tolist() == [3, 4]
+
+
+def test_mlps_over_tokens_lack_a_matrix():
+    refuses("lacks a matrix over tokens", token_relations, create_mixer("spatial_mlp", 4))
+
+
 def test_channel_mixers_with_a_last_layer_have_coefficients():
     names = [name for name in list_mixers("channel") if getattr(built(name), "value_layer", "")]
     assert {"ffn", "glu", "star", "rwkv_channel_mix", "dw_glu"} <= set(names)

@@ -9,6 +9,8 @@ from itertools import cycle
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, create_mixer, list_mixers
 from backbones.analysis.counting import count_macs
@@ -97,6 +99,21 @@ def test_multiply_adds_are_those_of_the_equations(name, options):
     for height, width in SIZES:
         expected = REFERENCES[name].macs(mixer, dim, height, width)
         assert count_macs(mixer.float(), shape=(height, width, dim)) == expected
+
+
+def test_counts_differ_from_torchs_by_what_it_leaves_out():
+    """Torch's counter knows neither triangular systems nor fused attention on a CPU."""
+    x = torch.randn(1, 14, 14, 64)
+    counted = []
+    for name in ("bi_level", "gated_delta"):
+        mixer = create_mixer(name, 64).eval()
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as torchs:
+            mixer(x)
+        own = count_macs(mixer, shape=(14, 14, 64))
+        counted.append(own - torchs.get_total_flops() // 2)
+    directions, chunks, tokens_of_chunk = 2, 7, 32
+    substitutions = tokens_of_chunk * (tokens_of_chunk - 1) // 2 * tokens_of_chunk
+    assert counted == [0, directions * chunks * substitutions]
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -202,6 +219,9 @@ def test_mixers_that_alternate_follow_their_block():
     assert kinds == [True, False] * 4
     shifts = [mixer.layers.shift for mixer in hire.mixers().values()]
     assert shifts == [0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 0, 1]
+    regions = [mixer.layers.region for mixer in hire.mixers().values()]
+    assert regions == [4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2]
+    assert [create_mixer("hire", 8, block=block).layers.shift for block in range(4)] == [0, 2, 0, 2]
     with torch.device("meta"):
         differential = create_backbone("deit_t", token_mixer="differential")
         routed = create_backbone("pvt_v2_b1", token_mixer="bi_level")

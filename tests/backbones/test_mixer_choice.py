@@ -1,5 +1,6 @@
 """One mixer per stage and per block, activations by name, and mixers of other packages."""
 
+import re
 import sys
 
 import pytest
@@ -197,7 +198,65 @@ class Embedded(nn.Module):
         return self.backbone.embed(x)
 
 
+def test_a_list_matches_by_one_factor():
+    glu, lean = {"name": "glu", "match": "params"}, {"name": "low_rank", "match": "params"}
+    kept = [{"name": "star", "hidden_ratio": 2, "match": "params"},
+            {"name": "cheby_kan", "match": "params"}]  # fmt: skip
+    lines = []
+    given = {"mixer": [glu, lean, None, *kept, *["afbo"] * 7], "img_size": 64}
+    options = solve_match("deit_t", report=lines.append, **given)
+    first, second, third, *rest = options["mixer"]
+    assert (first["name"], second["name"]) == ("glu", "low_rank")
+    assert first["hidden_ratio"] / second["hidden_ratio"] == pytest.approx(2 / 3, abs=1e-3)
+    assert third is None
+    assert rest == [{"name": "star", "hidden_ratio": 2}, {"name": "cheby_kan"}, *["afbo"] * 7]
+    sizes = [
+        count_parameters(meta_backbone("deit_t", **one)) for one in (options, {"img_size": 64})
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert f"of glu, hidden_ratio={second['hidden_ratio']:g} of low_rank gives {sizes[0]:,}" in str(
+        lines
+    )
+    assert "match" in given["mixer"][0]
+
+
+def test_a_host_with_its_own_mixers_has_no_width_to_solve():
+    lines = []
+    for name in ("deit_t", "pvt_v2_b1"):
+        typed = {"match": "params", "hidden_ratio": None}
+        options = solve_match(name, report=lines.append, mixer=typed, img_size=64)
+        assert options == {"mixer": {"hidden_ratio": None}, "img_size": 64}
+        assert f"{name}: backbone.mixer.match=params changes nothing" in lines[-1]
+    both = solve_match("swin_t", mixer={"match": "params", "act": "star_relu"}, img_size=64)
+    assert both["mixer"] == {"act": "star_relu", "hidden_ratio": 4}
+
+
+SLOWLY = ["itransformer", "u_dit_tiny", "ffnet_3d_tiny", "swinir_light"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bert_tiny", "patchtst", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOWLY)],
+)
+def test_multiply_adds_of_every_modality_match(name):
+    lines = []
+    solve_match(f"{name}_glu", report=lines.append, mixer={"match": "macs"})
+    found, target = re.search(r"gives ([\d,]+) multiply-adds; .* has ([\d,]+)$", lines[0]).groups()
+    found, target = (int(number.replace(",", "")) for number in (found, target))
+    assert found == pytest.approx(target, rel=0.01)
+    assert target > 1e7
+
+
 def test_matches_that_cannot_be_solved():
+    glu = {"name": "glu", "match": "params"}
+    refuses("match=params and match=macs; give one", solve_match, "deit_t",
+            mixer=[glu, {"name": "glu", "match": "macs"}])  # fmt: skip
+    refuses("cheby_kan has no option for its width", solve_match, "deit_t",
+            mixer=[{"name": "cheby_kan", "match": "params"}, None])  # fmt: skip
+    refuses("no hidden_ratio of glu gives deit_t's .* to 1 %; the nearest is .* of glu",
+            solve_match, "deit_t", mixer=[glu, *["cheby_kan"] * 11], img_size=64)  # fmt: skip
+    refuses("pvt_v2_b1 keeps a module of its own", solve_match, "pvt_v2_b1",
+            mixer=[{"match": "params"}, None, None, None])  # fmt: skip
     refuses("hidden_ratio, which is 3 already", solve_match, "deit_t_glu",
             mixer={"match": "params", "hidden_ratio": 3})  # fmt: skip
     refuses("cheby_kan has no option for its width", solve_match, "deit_t_cheby_kan",
@@ -276,13 +335,19 @@ def test_a_broken_package_is_named(tmp_path, monkeypatch, text, error):
             list_mixers()
 
 
-def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("value", ["my package:::x", "lab_mixers:", "lab-mixers", ".lab_mixers"])
+def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch, value):
     from tools.cli.catalogue import fingerprint
 
     with temporary_registrations():
         install(tmp_path, monkeypatch, MODULE)
         info = tmp_path / "lab_mixers-1.0.dist-info"
-        (info / "entry_points.txt").write_text("[mixerlab.mixers]\nshift = my package:::x\n")
-        assert ["shift", "my package:::x", "1.0"] in fingerprint()
-        with pytest.raises(ImportError, match=r"mixer shift .* lab-mixers .*my package:::x"):
+        (info / "entry_points.txt").write_text(f"[mixerlab.mixers]\nshift = {value}\n")
+        assert ["shift", value, "1.0"] in fingerprint()
+        message = (
+            f"^the entry point shift of the installed package lab-mixers is '{value}', and "
+            'mixerlab.mixers takes the name of a module, such as shift = "my_package.my_mixer"; '
+            "correct it in the pyproject.toml of lab-mixers"
+        )
+        with pytest.raises(ImportError, match=message):
             list_mixers()

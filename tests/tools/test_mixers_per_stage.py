@@ -73,6 +73,34 @@ def test_match_is_solved_and_printed(capsys):
             ["backbone.mixer.match=size"])  # fmt: skip
 
 
+LISTED = "backbone.mixer=[glu,null,{name: low_rank, act: mish},glu]"
+
+
+def test_match_beside_a_list_marks_its_entries(capsys):
+    marked = {"name": "glu", "match": "params"}
+    typed = [LISTED, "backbone.mixer.match=params"]
+    expected = {"name": "low_rank", "act": "mish", "match": "params"}
+    for words in (typed, typed[::-1]):
+        mixed = backbone_of("backbone=swin_t", *words)["mixer"]
+        assert mixed == [marked, None, expected, marked]
+    solved = read_network("swin_t", typed)[1]["mixer"]
+    assert [one and set(one) - {"name"} for one in solved] == [
+        {"hidden_ratio"}, None, {"hidden_ratio", "act"}, {"hidden_ratio"},
+    ]  # fmt: skip
+    assert "of glu, hidden_ratio=" in capsys.readouterr().err
+    token = backbone_of(
+        "backbone=swin_t", "backbone.token_mixer=[sbm,null,sbm,sbm]",
+        "backbone.token_mixer.match=params",
+    )["token_mixer"]  # fmt: skip
+    assert token[:2] == [{"name": "sbm", "match": "params"}, None]
+
+
+def test_options_beside_a_list_are_refused():
+    for read in (backbone_of, lambda name, *typed: read_network("swin_t", typed)):
+        refuses(r"mixer is a list, so .*act has no mixer .* as in \{name: glu, act: mish\}", read,
+                "backbone=swin_t", LISTED, "backbone.mixer.act=mish")  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache):
     short = ["trainer=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2", "logger=csv",

@@ -16,7 +16,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from backbones.options import unknown
+from backbones.options import matches_of, unknown
 from tasks.engine.family import Family
 from tools.cli.arguments import select_backbones
 from tools.cli.catalogue import catalogue
@@ -55,7 +55,7 @@ def read_networks(
             has another modality than the family.
     """
     networks = []
-    text, words = _join_channel_mixer(text, words)
+    text, words = _join_channel_mixer(text, join_match(words))
     for item in split_outside_brackets(text, ","):
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
@@ -67,8 +67,7 @@ def read_networks(
 
 def _with_solved_widths(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return options with the widths that ``match=`` asks for, and print what was chosen."""
-    typed = [options.get("mixer"), options.get("token_mixer")]
-    if not any(isinstance(one, Mapping) and "match" in one for one in typed):
+    if not any(matches_of(options.get(group)) for group in ("mixer", "token_mixer")):
         return options
     solved: dict[str, Any] = json.loads(_solve_once(name, json.dumps(options)))
     return solved
@@ -206,6 +205,45 @@ def _parse(word: str) -> Any:
             f"cannot read {word}; a value is a number, true, false, null, a word, a list such "
             "as [1,2] or a dict such as {name: sbm, rank: 32}"
         ) from error
+
+
+def join_match(arguments: Sequence[str]) -> list[str]:
+    """Rewrite a list of mixers with ``backbone.mixer.match=params`` as a list with ``match``.
+
+    Entries of null keep the host's own.
+
+    Raises:
+        ValueError: Another option is typed beside a list, which has its options in its entries.
+    """
+    words = list(arguments)
+    for group in (MIXER, TOKEN_MIXER):
+        lists = [one for one in words if re.match(rf"\+*{group}(\.name)?=\[", one)]
+        beside = [one for one in words if one.lstrip("+").startswith(f"{group}.")]
+        beside = [one for one in beside if one not in lists]
+        if not lists or not beside:
+            continue
+        options = [one.lstrip("+").removeprefix(f"{group}.") for one in beside]
+        if wrong := [one for one in options if not re.match(r"match=[^,]*$", one)]:
+            key, _, value = wrong[0].partition("=")
+            raise ValueError(
+                f"{group} is a list, so {group}.{key} has no mixer to belong to; write it into "
+                f"entries, as in {{name: glu, {key}: {value}}}"
+            )
+        match = _parse(f"{group}.match={options[-1].partition('=')[2]}").value()
+        marked = [_mark_entries(one, group, match) for one in lists]
+        words = [one for one in words if one not in (*lists, *beside)] + marked
+    return words
+
+
+def _mark_entries(word: str, group: str, match: str | None) -> str:
+    """Add ``match`` to the entries of a list of mixers, or of each of several lists."""
+    parsed = _parse(word)
+    typed = list(parsed.sweep_iterator()) if parsed.is_sweep_override() else [parsed.value()]
+    marked = [
+        [one and {**({"name": one} if isinstance(one, str) else one), "match": match} for one in li]
+        for li in typed
+    ]
+    return f"{group}={','.join(map(_format_value, marked))}"
 
 
 def join_token_mixer(arguments: Sequence[str]) -> list[str]:

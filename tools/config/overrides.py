@@ -19,7 +19,7 @@ from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.quoting import quote_arguments
 from tools.cli.ranges import count_jobs
-from tools.cli.typed_network import join_channel_mixer, join_token_mixer
+from tools.cli.typed_network import join_channel_mixer, join_match, join_token_mixer
 from tools.cli.usual_family import usual_task
 from tools.config.config_checks import read_tasks
 from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
@@ -69,7 +69,7 @@ def read_command(typed: Sequence[str]) -> Command:
         check_names([one for one in _run_options(typed) if "=" in one])
         return Command(list(typed), [])  # Hydra handles --info and the like itself
     arguments = quote_arguments(arguments, sweep=bool(flags))
-    arguments = join_token_mixer(join_channel_mixer(arguments))
+    arguments = join_token_mixer(join_channel_mixer(join_match(arguments)))
     arguments = [one for argument in arguments for one in _expand_dict(argument, arguments)]
     arguments = expand_patterns(arguments, sweep=bool(flags), fits=_task_filter(arguments))
     arguments = replace_null_recipe(arguments)

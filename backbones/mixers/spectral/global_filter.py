@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer
-from backbones.layers.spectral import filter_spectrum
+from backbones.layers.spectral import filter_matrix, filter_spectrum
 from backbones.registry import register_mixer
+
+MOST = 2**25  # numbers in the matrices of the analysis relations
 
 
 @register_mixer("global_filter", kind="token", source="GFNet (NeurIPS 2021)")
@@ -41,7 +43,19 @@ class GlobalFilter(Mixer):
 
     def __init__(self, dim: int, *, grid: tuple[int, int]) -> None:
         super().__init__()
+        self.grid = grid
         self.filter = nn.Parameter(0.02 * torch.randn(grid[0], grid[1] // 2 + 1, dim, 2))
+
+    def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
+        """Return matrices (s, N, N) of channels at the map it was built for, and the map's size.
+
+        Large maps show fewer channels, evenly spaced, so that ``MOST`` numbers hold them.
+        """
+        tokens, channels = self.grid[0] * self.grid[1], self.filter.shape[2]
+        shown = max(1, min(channels, MOST // tokens**2))
+        chosen = torch.linspace(0, channels - 1, shown).round().long().to(self.filter.device)
+        filters = self.at_size("filter", self.grid).index_select(2, chosen)
+        return filter_matrix(filters, self.grid), self.grid
 
     def mix(self, x: Tensor) -> Tensor:
         """Return IFFT2(K * FFT2(x)): (B, H, W, C) -> (B, H, W, C)."""

@@ -49,10 +49,20 @@ class SparseMLP(Mixer):
 
     def __init__(self, dim: int, *, grid: tuple[int, int]) -> None:
         super().__init__()
+        self.grid = grid
         self.norm1, self.norm2 = nn.BatchNorm1d(dim), nn.BatchNorm1d(dim)
         self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
         self.proj_h, self.proj_w = (nn.Linear(side, side) for side in grid)
         self.fuse = nn.Linear(3 * dim, dim, bias=False)
+
+    def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
+        """Return R and S as matrices over tokens (2, N, N), and the map's size.
+
+        They map u, at the size of the map that they were built for.
+        """
+        down, across = (self.at_size(f"{name}.weight", self.grid) for name in ("proj_h", "proj_w"))
+        rows, columns = (torch.eye(side).to(down) for side in self.grid)
+        return torch.stack([torch.kron(down, columns), torch.kron(rows, across)]), self.grid
 
     def mix(self, x: Tensor) -> Tensor:
         """Convolve, map columns and rows, and fuse: (B, H, W, C) -> (B, H, W, C)."""
