@@ -150,6 +150,24 @@ class GenerationDataModule(BaseDataModule):
             raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
         return found
 
+    def check_latents(self) -> None:
+        """Check after ``setup`` that the network's inputs need no VAE.
+
+        Raises:
+            ValueError: A file is an image, and latents are expected.
+        """
+        if self.latent_channels is None or self.latents is not None:
+            return
+        for dataset in self._datasets.values():
+            listed: Any = dataset.dataset
+            for file, _ in listed.files:
+                if file.suffix != LATENTS:
+                    raise ValueError(
+                        f"{file} is an image, but data.latent_channels={self.latent_channels} "
+                        "expects latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
+                        "data.latent_channels=null data.factor=1 to denoise pixels"
+                    )
+
     def latent_file(self, image: Path) -> Path | None:
         """Return the file of an image's latents; None without ``latents``."""
         if self.latents is None:
@@ -215,8 +233,8 @@ class GenerationDataModule(BaseDataModule):
             return self.class_names.index(str(name))
         if isinstance(name, int) and 0 <= name < len(self.class_names):
             return name
-        shown = ", ".join(self.class_names[:10])
-        raise ValueError(f"{name!r} is not a class of these data; known are {shown}, ...")
+        shown = ", ".join(self.class_names[:10]) + ", ..." * (len(self.class_names) > 10)
+        raise ValueError(f"{name!r} is not a class of these data; known are {shown}")
 
     def predict_dataloader(self) -> Any:
         """Return the requests of ``draw_classes``, or those of ``predict_path``."""

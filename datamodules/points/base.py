@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.points.augmentation import Crop, augment, centred, grid_sample
 from datamodules.points.clouds import IGNORED, Cloud, is_cloud, read_cloud
+
+logger = logging.getLogger(__name__)
 
 Feature = Literal["color", "normal", "coord"]
 OTHER_IGNORED = 255  # label of ignored points in some files
@@ -136,6 +139,7 @@ class PointDataModule(BaseDataModule):
                 continue
             repeated = files * self.repeats if split == "train" else files
             clouds = Clouds(self, repeated, training=split == "train")
+            clouds.check_first()
             built[split] = self.seeded(clouds, clouds.name)
         built.setdefault("test", built["val"])
         return built
@@ -200,6 +204,17 @@ class Clouds:
             self._kept[file] = cloud
         return self._kept[file]
 
+    def check_first(self) -> None:
+        """Check that the first cloud has what the network reads; warn if normals are missing."""
+        cloud = self.cloud(0)
+        self._tensor(cloud, 0)
+        if self.training and cloud.normal is None and "normal" in self.data.features:
+            kept = ",".join(one for one in self.data.features if one != "normal") or "coord"
+            logger.warning(
+                f"{self.name(0)} lacks normals, which count as zeros; pass data.features=[{kept}] "
+                "to train without them"
+            )
+
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:
         if cloud.labels is None:
             raise ValueError(f"{file} lacks labels ({self.data.label}), which training needs")
@@ -232,9 +247,10 @@ class Clouds:
             if values is None and name == "normal":
                 values = np.zeros_like(cloud.coord)  # as Pointcept does
             if values is None:
+                kept = [one for one in self.data.features if getattr(cloud, one) is not None]
                 raise ValueError(
-                    f"{self.name(index)} lacks {name}; pass data.features without it, such as "
-                    "data.features=[coord]"
+                    f"{self.name(index)} lacks {name}, which the network reads; add it to the "
+                    f"cloud, or train with data.features=[{','.join(kept) or 'coord'}]"
                 )
             parts.append(values / 127.5 - 1 if name == "color" else values)
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))

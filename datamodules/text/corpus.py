@@ -16,7 +16,7 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum, check_probability
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.text.glue import MOST_TOKENS, Example
+from datamodules.text.glue import MOST_TOKENS, Example, named_file, read_lines
 from datamodules.text.tokenizers import (
     Tokenizer,
     encode_masked,
@@ -81,6 +81,8 @@ class CorpusDataModule(BaseDataModule):
         """Return the files to train and to validate with; None to share one."""
         if self.root is not None and self.root.is_file():
             return self.root, None
+        if self.root is not None and not self.root.exists():
+            raise FileNotFoundError(f"data.root={self.root} does not exist; pass {self.layout}")
         train, validation = self.folder / TRAIN, self.folder / VALIDATION
         if not train.is_file():
             raise FileNotFoundError(f"{train} is missing; pass data.root=<a text file>")
@@ -179,12 +181,11 @@ class CorpusDataModule(BaseDataModule):
         """
         if isinstance(inputs, list | tuple):
             lines = [str(one) for one in inputs]
-        elif Path(inputs).is_file():
-            lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
+            if not lines:
+                raise ValueError("the list of texts is empty")
         else:
-            lines = [str(inputs)]
-        if not lines:
-            raise ValueError(f"{inputs} has no texts; write one per line")
+            file = named_file(inputs)
+            lines = [str(inputs)] if file is None else read_lines(file)
         tokenizer = self.tokenizer()
         rows = [encode_masked(tokenizer, line)[: self.max_tokens - 2] for line in lines]
         texts = Rows(self, rows, "input", given=lines)

@@ -25,6 +25,7 @@ from datamodules.text.tokenizers import (
 )
 
 MOST_TOKENS = 512
+TAB = "\t"
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,40 @@ def read_tests(file: Path, kind: GlueSet) -> list[Example]:
     if not {"index", "id"} & set(header) or not set(columns) <= set(header):
         return []
     return read_examples(file, replace(kind, columns=columns, header=True), labelled=False)
+
+
+def named_file(given: str | Path) -> Path | None:
+    """Return the file that an input names; None if it is a text.
+
+    Raises:
+        FileNotFoundError: It looks like a path, and there is no such file.
+    """
+    path = Path(given)
+    try:
+        if path.is_file():
+            return path
+    except OSError:  # longer than the name of any file
+        return None
+    words = str(given).split()
+    if len(words) == 1 and (path.suffix in (".txt", ".tsv") or path.is_absolute()):
+        raise FileNotFoundError(f"input={given} is not a file; pass a text, or a file of texts")
+    return None
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a file that hold text.
+
+    Raises:
+        ValueError: There are none, or the file is not text in UTF-8.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8 ({error.reason})") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{file} has no texts; write one per line")
+    return lines
 
 
 def _places(
@@ -268,16 +303,15 @@ class GlueDataModule(BaseDataModule):
         """
         if isinstance(inputs, list | tuple):
             lines = [str(one) for one in inputs]
-        elif Path(inputs).is_file():
-            found = read_tests(Path(inputs), self.kind)
-            if found:
-                texts_ = Texts(self, [found], Path(inputs).name)
-                return TolerantDataset(texts_, texts_.name)
-            lines = [line for line in Path(inputs).read_text().splitlines() if line.strip()]
+            if not lines:
+                raise ValueError("the list of texts is empty")
         else:
-            lines = [str(inputs)]
-        if not lines:
-            raise ValueError(f"{inputs} has no texts; write one per line")
+            file = named_file(inputs)
+            found = [] if file is None else read_tests(file, self.kind)
+            if file is not None and found:
+                texts_ = Texts(self, [found], file.name)
+                return TolerantDataset(texts_, texts_.name)
+            lines = [str(inputs)] if file is None else read_lines(file)
         count = len(self.kind.columns)
         found = []
         for number, line in enumerate(lines, 1):
@@ -285,7 +319,7 @@ class GlueDataModule(BaseDataModule):
             if len(texts) != count:
                 raise ValueError(
                     f"text {number} has {len(texts)} parts between tabs, but {self.kind.folder} "
-                    f"takes {count}"
+                    f"takes {count}, such as {TAB.join(['a text', 'another text'][:count])!r}"
                 )
             found.append(Example(texts))
         texts_ = Texts(self, [found], "input")

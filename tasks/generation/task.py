@@ -145,7 +145,9 @@ class GenerationTask(BaseTask):
             for name, path in (("reference", self.reference), ("classifier", self.classifier)):
                 if path is not None and not Path(path).exists():
                     raise ValueError(f"task.{name}={path} does not exist")
-        data = getattr(trainer, "datamodule", None)
+        data: Any = getattr(trainer, "datamodule", None)
+        if stage != "predict" and not self.model.has_vae and hasattr(data, "check_latents"):
+            data.check_latents()
         if stage != "predict" and getattr(data, "latents", None) is not None:
             device = trainer.strategy.root_device
             write_latents(self.model, data, device, trainer.global_rank, trainer.world_size)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.text.glue import SETS, GlueDataModule, read_examples
+from datamodules.text.glue import SETS, GlueDataModule, named_file, read_examples, read_lines
 from datamodules.text.sample import SampleGlue, make_sentence
 from datamodules.text.tokenizers import cut_to
 from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words, train_vocabulary
@@ -80,6 +80,18 @@ def test_wrong_files_are_named(content, message, tmp_path):
         read_examples(tmp_path / "train.tsv", SETS["sst2"])
     with pytest.raises(FileNotFoundError, match=r"pass data\.root=<folder of GLUE's SST-2>"):
         read_examples(tmp_path / "dev.tsv", SETS["sst2"])
+
+
+def test_inputs_are_texts_or_files(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("One.\n\nTwo.\n")
+    assert named_file(file) == file
+    assert read_lines(file) == ["One.", "Two."]
+    for text in ("Of a few words.", "word", "many words / " * 100):
+        assert named_file(text) is None
+    for wrong in ("nosuch.txt", str(tmp_path / "nosuch")):
+        with pytest.raises(FileNotFoundError, match="is not a file; pass a text"):
+            named_file(wrong)
 
 
 def test_pairs_are_cut_at_the_longer_text():

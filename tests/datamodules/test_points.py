@@ -117,7 +117,8 @@ def test_columns_and_coordinates_are_checked(tmp_path):
 def test_scannet_and_s3dis_folders(tmp_path):
     for split in ("train", "val"):
         write_folder(tmp_path / "scannet" / split / "scene0000_00", "segment20")
-    np.save(tmp_path / "scannet/train/scene0000_00/segment200.npy", cloud(classes=200).labels)
+    many = cloud(classes=200).labels
+    np.save(tmp_path / "scannet/train/scene0000_00/segment200.npy", many)
     data = ScanNetDataModule(tmp_path / "scannet", **SMALL)
     data.setup()
     assert data.head_arguments["num_classes"] == len(SCANNET) == 20
@@ -127,10 +128,13 @@ def test_scannet_and_s3dis_folders(tmp_path):
     assert batch["points"][0, :, 2].min() == 0
     more = ScanNet200DataModule(tmp_path / "scannet", **SMALL)
     assert len(more.class_names) == 200
+    with pytest.raises(
+        ValueError, match=r"val.* lacks labels \(segment200\), which training needs"
+    ):
+        more.setup()
+    np.save(tmp_path / "scannet/val/scene0000_00/segment200.npy", many)
     more.setup()
     assert more.dataset("train")[0, 0]["labels"].max() > 20
-    with pytest.raises(ValueError, match=r"lacks labels \(segment200\), which training needs"):
-        more.dataset("val")[0, 0]
     with pytest.raises(FileNotFoundError, match="lacks Area_1; it must hold"):
         S3DISDataModule(tmp_path / "scannet", **SMALL).setup()
     for area in range(1, 7):
@@ -151,9 +155,8 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"classes\.txt is missing"):
         data.setup()
     (tmp_path / "classes.txt").write_text("wall\nfloor\n")
-    data.setup()
     with pytest.raises(ValueError, match=r"has the label 2, but there are 2 classes"):
-        data.dataset("val")[0, 0]
+        data.setup()
     (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n")
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
     assert data.backbone_arguments == {"channels": 3}
@@ -162,6 +165,33 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     assert batch["points"].shape[2] == 6
     with pytest.raises(ValueError, match=r"data\.features must name some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
+
+
+def test_missing_colours_and_normals_are_named(tmp_path, caplog):
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    one = cloud()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        np.save(tmp_path / split / "a.npy", np.column_stack([one.coord, one.labels]))
+    for features, advice in ((["color", "normal"], "coord"), (["color", "coord"], "coord")):
+        data = CloudFolderDataModule(tmp_path, features=features, **SMALL)
+        with pytest.raises(
+            ValueError, match=rf"train.* lacks color, .*data\.features=\[{advice}\]"
+        ):
+            data.setup()
+    for split in ("train", "val"):
+        columns = np.column_stack([one.coord, one.color, one.labels])
+        np.save(tmp_path / split / "a.npy", columns)
+    CloudFolderDataModule(tmp_path, **SMALL).setup()
+    assert "a.npy lacks normals, which count as zeros; pass data.features=[color]" in caplog.text
+    assert len(caplog.records) == 1
+    # Prediction advises to train anew, as the features of a network are fixed.
+    data = CloudFolderDataModule(tmp_path, **SMALL)
+    data.predict_only(["a", "b", "c"])
+    np.save(tmp_path / "b.npy", one.coord)
+    data.set_predict_inputs(tmp_path / "b.npy")
+    (broken,) = next(iter(data.predict_dataloader()))["unreadable"]
+    assert "add it to the cloud, or train with data.features=[coord]" in broken.reason
 
 
 def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path):

@@ -296,6 +296,18 @@ def test_latents_are_computed_once_and_read(tmp_path):
         write_latents(model, data, device)
 
 
+def test_images_in_the_place_of_latents_are_refused(tmp_path):
+    folders_of_images(tmp_path)
+    data = GenerationDataModule(tmp_path, image_size=8, num_workers=0, batch_size=2)
+    data.setup()
+    with pytest.raises(ValueError, match=r"is an image, but data\.latent_channels=4"):
+        data.check_latents()
+    pixels = {"latent_channels": None, "factor": 1}
+    data = GenerationDataModule(tmp_path, image_size=8, num_workers=0, batch_size=2, **pixels)
+    data.setup()
+    data.check_latents()
+
+
 def test_the_vae_is_drawn_from_in_training_alone():
     model, images = latent_generator(), torch.rand(2, 3, 16, 16)
     one, other = model.encode(images, draw=False), model.encode(images, draw=False)
