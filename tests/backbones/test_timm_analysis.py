@@ -1,5 +1,7 @@
 """Analyses of models of timm: attention, maps and coefficients lie where the pixels lie."""
 
+import functools
+
 import pytest
 import torch
 
@@ -56,6 +58,10 @@ def test_attention_between_channels_is_left_out_and_prefix_tokens_are_those_of_t
     assert {one.num_prefix_tokens for one in found.values()} == {0}
 
 
+def first_map(measure, backbone, images):
+    return next(iter(measure(backbone, images).values()))
+
+
 @pytest.mark.parametrize(
     ("model", "side"), [("nest_tiny", 56), ("mobilevitv2_050", 32), ("efficientformer_l1", 56)]
 )
@@ -64,13 +70,8 @@ def test_maps_and_coefficients_change_where_the_pixels_change(model, side):
     backbone = create_backbone("timm", model=model, token_mixer={"name": "identity"}).eval()
     stride = backbone.img_size[0] // side
     for measure in (block_maps, coefficients):
-        before, after = changed(
-            backbone,
-            lambda images: next(iter(measure(backbone, images).values())),
-            64,
-            96,
-            32,  # noqa: B023
-        )
+        first = functools.partial(first_map, measure, backbone)
+        before, after = changed(backbone, first, 64, 96, 32)
         assert before.shape[2:] == (side, side)
         change = (after - before)[0].abs().amax(0)
         places = (change > 0.1 * change.max()).nonzero().double().mean(0) * stride
