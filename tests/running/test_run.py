@@ -27,6 +27,7 @@ METRICS = {
     "detection": {"AP", "AP50", "AP75", "mask_AP", "mask_AP50", "mask_AP75"},
     "segmentation": {"mIoU", "mAcc", "aAcc"},
 }
+IN_TESTS = ("ece", "brier", "nll")  # a training ends with a test
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -91,7 +92,7 @@ def test_evaluation_of_a_run_reproduces_its_best_metrics(
     typed = [f"mode={mode}", f"ckpt={folder / ckpt}", f"output_dir={tmp_path}", "trainer=cpu"]
     ended = completed(typed, capsys)
     assert ended.folder().name.endswith(f"_{mode}")
-    assert summary(ended.folder())["metrics"] == summary(folder)["metrics"]
+    assert in_mode(ended.folder(), mode) == in_mode(folder, mode)
     assert not (ended.folder() / "metrics.csv").exists()
     assert not (tmp_path / task / "deit_t" / "latest").exists()
 
@@ -131,8 +132,8 @@ def test_bfloat16(task, precision, tmp_path, capsys):
     assert list((ended.folder() / "preview").glob("*.png"))
     for mode in ("test", "predict") if precision == "bf16-true" else ():
         typed = [f"mode={mode}", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path}"]
-        evaluated = completed([*typed, f"trainer.precision={precision}"], capsys)
-        assert list((evaluated.folder() / "preview").glob("*.png"))
+        tested = completed([*typed, f"trainer.precision={precision}"], capsys)
+        assert list((tested.folder() / "preview").glob("*.png"))
 
 
 @pytest.mark.slow
@@ -156,9 +157,16 @@ def test_each_task_trains_in_two_processes_and_is_evaluated_alike(task, tmp_path
     several = command(arguments(task, tmp_path, *evaluation, trainer="ddp_cpu"))
     assert (several.status, several.err) == (0, "")
     # Losses are sums of single precision over each process's batches.
-    found = summary(several.folder())["metrics"]
-    assert found == pytest.approx(summary(alone.folder())["metrics"], rel=1e-6)
-    assert found == pytest.approx(summary(ended.folder())["metrics"], rel=1e-6)
+    found = in_mode(several.folder(), "validate")
+    assert found == pytest.approx(in_mode(alone.folder(), "validate"), rel=1e-6)
+    assert found == pytest.approx(in_mode(ended.folder(), "validate"), rel=1e-6)
+
+
+def in_mode(folder, mode):
+    """The metrics of a run that an evaluation in a mode has, too."""
+    left_out = IN_TESTS if mode == "validate" else ()
+    found = summary(folder)["metrics"]
+    return {name: value for name, value in found.items() if name not in left_out}
 
 
 @pytest.mark.slow
@@ -170,5 +178,6 @@ def test_every_host_and_mixer_trains_a_step_of_every_task(name, task, tmp_path, 
         arguments(task, tmp_path, *more, "data.eval_batch_size=2", backbone=name), capsys
     )
     facts = summary(ended.folder())
-    assert facts["backbone"] == name
+    model = "vit_tiny_patch16_224_"  # the default of timm's host
+    assert facts["backbone"] == name.replace("timm_", f"timm_{model}", 1)
     assert facts["metrics"].keys() >= METRICS[task] - {"AP75", "mask_AP75"}

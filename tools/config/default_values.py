@@ -9,6 +9,7 @@ from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
 
 TOKEN_MIXER, STOPPING = "backbone.token_mixer", "callbacks.early_stopping"
+CHANNELS, RGB = "backbone.in_chans", 3
 GROUPS = ("data", "head", "task")  # groups that are built from their ``_target_``
 
 
@@ -16,9 +17,11 @@ def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flat config in a form that is equal for all versions.
 
     A token mixer's name is one of its options. Early stopping has an explicit direction, or none
-    without patience. ``keep_classifier=false`` is left out.
+    without patience. ``keep_classifier=false`` and the channels of RGB images are left out.
     """
     found = dict(config)
+    if found.get(CHANNELS) == RGB:
+        del found[CHANNELS]
     if not found.get("keep_classifier", True):
         del found["keep_classifier"]
     family = families().get(str(found.get("task_name")))
