@@ -88,16 +88,6 @@ def by_turns(*targets: str) -> list[tuple[str, str]]:
     return cases
 
 
-def each_mixer(*hosts: str) -> list[str]:
-    """Every mixer once, on the first of these hosts that takes it, or else on any."""
-    on = defaultdict(dict)
-    for name in NAMES:
-        host, mixer = look_up(name)
-        if mixer:
-            on[mixer][host.name] = name
-    return [next((n[h] for h in hosts if h in n), next(iter(n.values()))) for n in on.values()]
-
-
 def sparse(seed: int) -> list[str]:
     """Return the part of a draw with the first host of each file, and the first with each mixer."""
     mixers, names = set(), []

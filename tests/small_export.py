@@ -33,7 +33,7 @@ def small_request(name, to, folder, size=(64, 96), **settings):
 
 
 class MixerHost(Backbone):
-    """A patch embedding and one block, or two if the mixer alternates, of a token mixer alone."""
+    """A patch embedding and one block of a mixer alone, or two blocks if it alternates."""
 
     def __init__(self, name, **options):
         super().__init__()
@@ -63,14 +63,14 @@ class MixerHost(Backbone):
 
 @dataclass(frozen=True)
 class MixerRequest(ExportRequest):
-    """A request whose network is a ``MixerHost`` of the token mixer ``backbone``."""
+    """A request whose network is a ``MixerHost`` of the mixer ``backbone``."""
 
     def build_backbone(self, *, dense):
         return MixerHost(self.backbone).eval()
 
 
 def mixer_request(name, to, folder, size=(64, 96)):
-    """Return an export request for a token mixer alone."""
+    """Return an export request for a mixer alone."""
     settings = {**TARGETS[to].settings, "what": "maps"}
     return MixerRequest(to, name, {"img_size": size}, None, None, Path(folder), size, settings)
 

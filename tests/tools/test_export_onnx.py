@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from backbones import create_backbone, list_mixers
-from backbones.registry import find_mixer, look_up
+from backbones.registry import find_mixer
 from heads.linear import LinearClassifier
-from tests.families import SMALLEST, each_mixer, shorten
+from tests.families import SMALLEST, shorten
 from tests.numbered import CLASSES, NATURAL, save_ours
 from tests.small_export import mixer_request, small_request
 from tools import export
@@ -225,21 +225,6 @@ def test_every_family_goes_out_whole(name, to, tmp_path):
     check_sizes(name, export_small(name, "torch_export", tmp_path / "dense", what="dense"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "to"), in_turn(each_mixer("deit_t", "poolformer_s12", "gmlp_ti", "posmlp_t"))
-)
-def test_every_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_path):
-    """Mixers that a paper reports can be exported."""
-    try:
-        sizes = export_small(name, to, tmp_path, what="classifier")
-    except ValueError as error:
-        assert re.search("cannot be written as ONNX: |onnxruntime does not run .* node", str(error))  # noqa: PT017
-        assert not find_mixer(look_up(name)[1]).published_on
-        return
-    check_sizes(name, sizes)
-
-
 # Token mixers with operators that ONNX or onnxruntime lacks; torch.export takes them. Adaptive
 # pooling in ONNX keeps the windows of the size that it was recorded with.
 WITHOUT_ONNX = {
@@ -247,6 +232,19 @@ WITHOUT_ONNX = {
     "global_window": "Expand", "agent": "differs by .* export it to=torch_export",
 }  # fmt: skip
 TO_TORCH = [(name, "torch_export") for name in WITHOUT_ONNX]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "to"), in_turn(list_mixers("channel")))
+def test_every_channel_mixer_is_exported_or_rejected_with_its_operator(name, to, tmp_path):
+    """Alone behind a patch embedding; mixers that a paper reports can be exported."""
+    try:
+        exporter(to)(mixer_request(name, to, tmp_path))
+    except ValueError as error:
+        assert re.search("cannot be written as ONNX: |onnxruntime does not run .* node", str(error))  # noqa: PT017
+        assert not find_mixer(name).published_on
+        return
+    assert "any batch" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.slow
