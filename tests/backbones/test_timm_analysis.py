@@ -1,5 +1,7 @@
 """Analyses of models of timm: attention, maps and coefficients lie where the pixels lie."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,6 +10,10 @@ from backbones.analysis.attention import record_attention
 from backbones.analysis.capturing import block_maps, coefficients
 from backbones.analysis.mappings import channel_mappings
 from tests.errors import refuses
+
+
+def first_map(measure, backbone, images):
+    return next(iter(measure(backbone, images).values()))
 
 
 def changed(backbone, measure, top: int, left: int, side: int):
@@ -64,13 +70,8 @@ def test_maps_and_coefficients_change_where_the_pixels_change(model, side):
     backbone = create_backbone("timm", model=model, token_mixer={"name": "identity"}).eval()
     stride = backbone.img_size[0] // side
     for measure in (block_maps, coefficients):
-        before, after = changed(
-            backbone,
-            lambda images: next(iter(measure(backbone, images).values())),
-            64,
-            96,
-            32,  # noqa: B023
-        )
+        first = functools.partial(first_map, measure, backbone)
+        before, after = changed(backbone, first, 64, 96, 32)
         assert before.shape[2:] == (side, side)
         change = (after - before)[0].abs().amax(0)
         places = (change > 0.1 * change.max()).nonzero().double().mean(0) * stride
