@@ -173,8 +173,10 @@ class ExportRequest:
     def build_backbone(self, *, dense: bool) -> Backbone:
         """Build the backbone in evaluation mode with random weights."""
         from backbones import create_backbone
+        from backbones.lora import weights_follow
 
-        return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
+        with weights_follow():
+            return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
 
     def create_backbone(self, *, dense: bool) -> Backbone:
         """Build the backbone in evaluation mode with the checkpoint's weights, or random ones.
