@@ -14,7 +14,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
-from backbones.lora import Lora, add_adapters
+from backbones.lora import Lora, add_adapters, warn_of_random_weights
 from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
@@ -231,6 +231,8 @@ def create_backbone(
     if isinstance(pretrained, str | Path):
         untrained = adopt(backbone, open_checkpoint(pretrained)).initialised
     if adapters is not None:
+        if not pretrained:
+            warn_of_random_weights()
         add_adapters(backbone, adapters, untrained)
         norm_eval, fast = True if norm_eval is None else norm_eval, False
     backbone.freeze_stages(frozen_stages)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from backbones.replace import replace, share_state
 
 logger = logging.getLogger(__name__)
 
+RANDOM = "lora trains adapters of frozen weights, which are random without pretrained ones"
 LINEAR = "linear"  # all linear layers
 Parts = str | Sequence[str] | None
 
@@ -145,6 +148,19 @@ def merge_adapters(backbone: Backbone) -> Backbone:
         replace(backbone, name, layer.get_base_layer())
     backbone.adapted = ()
     return backbone
+
+
+def warn_of_random_weights() -> None:
+    """Warn that a network without pretrained weights keeps random ones."""
+    warnings.warn(f"{RANDOM}; pass pretrained=<file>, or load its weights", stacklevel=3)
+
+
+@contextmanager
+def weights_follow() -> Iterator[None]:
+    """Suppress that warning where a checkpoint is loaded next."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=re.escape(RANDOM))
+        yield
 
 
 def require_peft() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import stat
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from datamodules.files.folders import file_suffix
 
 ORIENTATION, UPRIGHT = 0x0112, 1  # a tag of EXIF, and its usual value
 LARGEST_BYTE = 255
+DARKEST = 4095  # the largest value of 12 bits, of which 4 bits stay
+_dark: list[str] = []  # the image that was warned of
 MAX_PIXELS = 178_956_970  # Pillow refuses larger images as decompression bombs.
 
 
@@ -151,10 +154,27 @@ def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
                 f"{path} has 16 bits per pixel but its largest value is {values.max()}, so it "
                 "would be read as black; save it with 8 bits"
             )
+        if 0 < values.max() <= DARKEST:
+            _warn_of_darkness(str(path), int(values.max()))
         return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _warn_of_darkness(path: str, greatest: int) -> None:
+    """Warn of values that become nearly black, at the first image of the first worker."""
+    from torch.utils.data import get_worker_info  # commands that only read headers need no torch
+
+    worker = get_worker_info()
+    if not _dark and (worker is None or worker.id == 0):
+        _dark.append(path)
+        warnings.warn(
+            f"{path} has 16 bits per pixel but its largest value is {greatest}, so it is read as "
+            "nearly black; scale such files to 16 bits, or for class folders and segmentation "
+            "folders pass data.bands=1, which keeps their values",
+            stacklevel=3,
+        )
 
 
 def load_rgb(path: str | Path, *, upright: bool) -> Image.Image:

@@ -85,7 +85,7 @@ def read_label_table(
     """Read a csv file whose first column is the image.
 
     A second column lists labels, such as "cat;dog"; or each further column is a class, with 0 or 1
-    per image. A column "split" may divide the images.
+    per image, even the only one. A column "split" may divide the images.
 
     Args:
         path: The file; images are relative to its folder.
@@ -111,7 +111,7 @@ def read_label_table(
         raise ValueError(
             f"{path} has a column without a name; name it in the first row, or drop it"
         )
-    if len(columns) == 1 and (columns[0].lower() in LISTS or not _is_flag(rows[0][columns[0]])):
+    if len(columns) == 1 and _has_lists(columns[0], [row[columns[0]] for row in rows]):
         found, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:
         found, labels = tuple(columns), _read_flags(path, rows, columns)
@@ -199,6 +199,13 @@ def notices(tables: Mapping[str, LabelTable]) -> list[str]:
                 f"{len(others)} images in {folder} are unlisted or unused: {first_few(others, 2)}"
             )
     return lines
+
+
+def _has_lists(column: str, cells: Sequence[str]) -> bool:
+    """Return True if the only column lists labels; with 0 and 1 alone it is a class."""
+    if column.lower() in LISTS:
+        return not all(map(_is_flag, cells))
+    return not _is_flag(cells[0])
 
 
 def _is_flag(cell: str) -> bool:

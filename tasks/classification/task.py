@@ -104,13 +104,17 @@ class ClassificationTask(ClassesTask):
         calibrate: bool = False,
     ) -> None:
         super().__init__(model, class_names, optimizer=optimizer, schedule=schedule, ema=ema)
-        check_several(self.class_names, "a class folder or label of the other images")
+        several = self.loss_class.multi_label
+        if not several:
+            check_several(self.class_names, "a class folder or label of the other images")
         classes = len(self.class_names)
         self.shown_names = tuple(readable(name) for name in self.class_names)
         self._has_other_names = self.shown_names != self.class_names
         check_arguments(Mixup, mixup or {}, "task.mixup")
         check_mixup(mixup or {})
-        self.mixup = make_mixup(num_classes=classes, **mixup) if mixup else None
+        self.mixup = (
+            make_mixup(num_classes=classes, multi_label=several, **mixup or {}) if mixup else None
+        )
         if not 0 <= random_erasing <= 1:
             raise ValueError(f"task.random_erasing must be from 0 to 1, got {random_erasing}")
         self.erasing = make_erasing(random_erasing, mode="pixel") if random_erasing else None
@@ -462,6 +466,8 @@ def check_mixup(options: Mapping[str, Any]) -> None:
             check_value(option, value, Literal["batch", "pair", "elem"])
         elif name == "correct_lam":
             check_value(option, value, bool)
+        elif name in ("num_classes", "multi_label"):
+            raise ValueError(f"{option} follows from the task and its data; leave it out")
         elif name == "cutmix_minmax":
             check_value(option, value, Sequence[float] | None)
             if value is not None and not (len(value) == 2 and 0 <= value[0] <= value[1] <= 1):

@@ -116,6 +116,9 @@ class Family:
             families whose networks the usual exporters do not take.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
+        peculiarity: Clause for messages that refuse an analysis or export; empty names the
+            modality.
+        remedies: What to type instead of a refused analysis, by its name.
         parts_evaluation: Function that evaluates data modules with several ``parts``.
         published: Published results; None without any.
         averaged: Option whose values papers average, such as data.horizon; a sweep over it prints
@@ -142,6 +145,8 @@ class Family:
     exports: Mapping[str, str] = field(default_factory=dict)
     exporters: Mapping[str, str] = field(default_factory=dict)
     analyses: Mapping[str, str] = field(default_factory=dict)
+    peculiarity: str = ""
+    remedies: Mapping[str, str] = field(default_factory=dict)
     parts_evaluation: str = ""
     published: Published | None = None
     averaged: str = ""

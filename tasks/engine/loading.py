@@ -11,6 +11,7 @@ import torch
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.opening import Checkpoint
+from backbones.lora import weights_follow
 from backbones.options import check_arguments, check_complete, check_value
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
@@ -56,7 +57,8 @@ def build_backbone(config: Mapping[str, Any], data: Any = None) -> Backbone:
     decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
     options |= {key: value for key, value in decided.items() if key in options}
     kept = config.get("keep_classifier") and options.get("pretrained")
-    return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
+    with weights_follow():  # run.py refuses adapters of random weights
+        return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
 
 
 def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None = None) -> BaseTask:

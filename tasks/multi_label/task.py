@@ -44,6 +44,8 @@ class MultiLabelTask(ClassificationTask):
         optimizer: See ``BaseTask``.
         schedule: See ``BaseTask``.
         loss: Options of ``MultiLabelLoss``; by default the binary cross entropy.
+        mixup: Options of ``timm.data.Mixup``, or None. The labels of two images are mixed in the
+            same proportion; smoothing draws them towards 1/2.
         random_erasing: See ``ClassificationTask``.
         ema: See ``BaseTask``.
         check_patches: See ``ClassificationTask``.
@@ -66,6 +68,7 @@ class MultiLabelTask(ClassificationTask):
         optimizer: Mapping[str, Any] | None = None,
         schedule: Mapping[str, Any] | None = None,
         loss: Mapping[str, Any] | None = None,
+        mixup: Mapping[str, Any] | None = None,
         random_erasing: float = 0.0,
         ema: Mapping[str, Any] | None = None,
         check_patches: bool = True,
@@ -80,6 +83,7 @@ class MultiLabelTask(ClassificationTask):
             optimizer=optimizer,
             schedule=schedule,
             loss=loss,
+            mixup=mixup,
             random_erasing=random_erasing,
             ema=ema,
             check_patches=check_patches,
@@ -87,9 +91,12 @@ class MultiLabelTask(ClassificationTask):
 
     def make_metrics(self, classes: int) -> MetricCollection:
         """Return the metrics of probabilities for a number of classes."""
-        options: dict[str, Any] = {"num_labels": classes, "threshold": self.threshold}
+        # torchmetrics validates that there are two labels or more, but computes one as well.
+        options: dict[str, Any] = {
+            "num_labels": classes, "threshold": self.threshold, "validate_args": classes > 1
+        }  # fmt: skip
         metrics: dict[str, Metric | MetricCollection] = {
-            "mAP": MultilabelAveragePrecision(classes, average="none"),
+            "mAP": MultilabelAveragePrecision(classes, average="none", validate_args=classes > 1),
             "F1": MultilabelF1Score(**options, average="none"),
             "F1_micro": MultilabelF1Score(**options, average="micro"),
             "exact": MultilabelExactMatch(**options),
@@ -115,7 +122,7 @@ class MultiLabelTask(ClassificationTask):
             )
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Apply random erasing to a training batch.
+        """Apply mixup and random erasing to a training batch.
 
         Raises:
             ValueError: The labels have another form.
@@ -146,8 +153,9 @@ class MultiLabelTask(ClassificationTask):
         with warnings.catch_warnings():  # classes that do not occur are left out below
             warnings.filterwarnings("ignore", message="No positive samples found in target")
             found = self.accuracy.compute()
-        precisions, scores = found["mAP"], found["F1"]
-        occurs = found.pop("counts")[:, -1] > 0
+        # torchmetrics drops the axis of a single class.
+        precisions, scores = found["mAP"].reshape(-1), found["F1"].reshape(-1)
+        occurs = found.pop("counts").reshape(len(scores), -1)[:, -1] > 0
         self.class_figures = [
             {
                 "class": name,

@@ -12,6 +12,10 @@ from backbones.analysis.mappings import channel_mappings
 from tests.errors import refuses
 
 
+def first_map(measure, backbone, images):
+    return next(iter(measure(backbone, images).values()))
+
+
 def changed(backbone, measure, top: int, left: int, side: int):
     """Return two measurements, the second after pixels have changed."""
     images = torch.randn(1, 3, *backbone.img_size, generator=torch.Generator().manual_seed(1))

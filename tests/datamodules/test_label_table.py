@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from datamodules import ClassFoldersDataModule
+from datamodules.images.label_table import read_label_table
 
 LISTED = "image,labels\na.png,cat;dog\nb.png,dog\nsub/c.png,bird;cat\nd.png,dog\n"
 FLAGGED = "filename, cat, dog\na.png,1,0\nb.png,0,0\nsub/c.png,1,1\nd.png,0,1\n"
@@ -56,6 +57,14 @@ def test_columns_are_classes_and_images_may_have_none(photos):
     data = read(photos, FLAGGED)
     assert data.class_names == ("cat", "dog")
     assert labels_of(data)["b.png"] == [0, 0]
+
+
+@pytest.mark.parametrize("column", ["label", "ill"])
+def test_a_single_column_of_0_and_1_is_a_class(photos, column):
+    (photos / "labels.csv").write_text(f"filename,{column}\na.png,1\nb.png,0\n")
+    table = read_label_table(photos / "labels.csv")
+    assert table.names == (column,)
+    assert table.labels.tolist() == [[1], [0]]
 
 
 def test_a_column_divides_the_images(photos, caplog):

@@ -81,9 +81,10 @@ def check_applies(family: Family, name: str) -> None:
     """
     if family.analysis(name) is None:
         known = ", ".join(family.analyses) or "none"
+        subject = family.peculiarity or f"whose networks take {plural(family.modality)}"
+        more = f" ({family.remedies[name]})" if name in family.remedies else ""
         raise ValueError(
-            f"{name} does not apply to task={family.name}, whose networks take "
-            f"{plural(family.modality)}; its analyses: {known}"
+            f"{name} does not apply to task={family.name}, {subject}{more}; its analyses: {known}"
         )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import adopt
+from backbones.lora import weights_follow
 from datamodules.loading.memory import check_images_fit
 from heads.linear import LinearClassifier
 from tasks.engine.base import BaseTask
@@ -284,7 +285,8 @@ def _open_file(
     except ValueError as error:
         if "classifier" not in str(error):
             raise
-        model, backbone = None, create_backbone(name, **given)
+        with weights_follow():
+            model, backbone = None, create_backbone(name, **given)
         adopt(backbone, saved.checkpoint, trained=True)
     return _plain(label, backbone, model, family, options, words)
 

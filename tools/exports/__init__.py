@@ -173,8 +173,10 @@ class ExportRequest:
     def build_backbone(self, *, dense: bool) -> Backbone:
         """Build the backbone in evaluation mode with random weights."""
         from backbones import create_backbone
+        from backbones.lora import weights_follow
 
-        return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
+        with weights_follow():
+            return create_backbone(self.backbone, **{**self.options, "dense": dense}).eval()
 
     def create_backbone(self, *, dense: bool) -> Backbone:
         """Build the backbone in evaluation mode with the checkpoint's weights, or random ones.
@@ -212,10 +214,10 @@ def check_exported(run: Mapping[str, Any] | None, backbone: str, to: str) -> Non
     """
     family = exported_family(run, backbone)
     if not family.export_of(to):
-        known = ", ".join(family.exports) or "none"
+        known = ", ".join(name for name in TARGETS if family.export_of(name)) or "none"
+        subject = family.peculiarity or f"which are for {plural(family.modality)}"
         raise ValueError(
-            f"to={to} does not take networks of task={family.name}, which are for "
-            f"{plural(family.modality)}; its targets: {known}"
+            f"to={to} does not take networks of task={family.name}, {subject}; its targets: {known}"
         )
     if run is None and family.export_of(to) == "model":
         raise ValueError(

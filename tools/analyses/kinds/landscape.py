@@ -161,6 +161,13 @@ def task_objective(subject: Subject) -> tuple[Any, Any, int]:
     return network, objective, sum(len(next(iter(one.values()))) for one in batches)
 
 
+def multi_label_objective(subject: Subject) -> tuple[Any, Any, int]:
+    """Return ``task_objective`` of images with known labels."""
+    if any(batch.labels.ndim != 2 for batch in subject.batches()):
+        raise ValueError(_unlabelled(subject))
+    return task_objective(subject)
+
+
 def _unlabelled(subject: Subject) -> str:
     return (
         f"the landscape of {subject.label} needs labelled images: leave input= out, or pass a "
