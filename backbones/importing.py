@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 class BrokenFileError(ImportError):
-    """Import error in a file of such a package; the message is ``file:line: type: text``."""
+    """Import error whose message names the file, as ``file:line: type: text``, or the package."""
 
 
 def import_files(package: str) -> None:

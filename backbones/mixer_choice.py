@@ -131,14 +131,13 @@ def _places(
 ) -> list[tuple[int, int]]:
     """Return stage and block of each block with slots of a kind, in order of depth.
 
-    Blocks behind the last stage that see class tokens alone, as a map of one token (LVT), are left
-    out; they follow the last stage.
+    Blocks behind the last map that see class tokens alone, as a map of one token (LVT), are left
+    out; they follow the last stage. In hosts of points every slot is such a map.
     """
     found: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(slot: Slot) -> Mixer:
-        if slot.grid != (1, 1) or set(found.values()) <= {(1, 1)}:
-            found[slot.stage, slot.block] = slot.grid
+        found[slot.stage, slot.block] = slot.grid
         mixer = _Placeholder()
         mixer.kind = kind
         return mixer
@@ -146,8 +145,10 @@ def _places(
     mixers: dict[str, Any] = {"channel_mixer": None, "token_mixer": None, f"{kind}_mixer": note}
     bare = replace(config, pretrained=False, **mixers)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        host.build(bare, **options)
-    return list(found)
+        stages = len(host.build(bare, **options).feature_info)
+    if set(found.values()) == {(1, 1)}:
+        return list(found)
+    return [place for place, grid in found.items() if grid != (1, 1) or place[0] < stages]
 
 
 class _Placeholder(PointwiseMixer):

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from backbones.importing import BrokenFileError
+
 GROUP = "mixerlab.mixers"
 VALUE = r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?"  # a module, and a name in it
 
@@ -30,7 +32,7 @@ def load_plugins() -> None:
     """Import the modules that installed packages name.
 
     Raises:
-        ImportError: An entry point is malformed, or its module cannot be imported; the message
+        BrokenFileError: An entry point is malformed, or its module cannot be imported; the message
             names its package.
     """
     if Loading.started:
@@ -40,7 +42,7 @@ def load_plugins() -> None:
         package = point.dist.name if point.dist else point.value
         if not re.fullmatch(VALUE, point.value.strip()):
             Loading.started = False
-            raise ImportError(
+            raise BrokenFileError(
                 f"the entry point {point.name} of the installed package {package} is "
                 f"{point.value!r}, and {GROUP} takes the name of a module, such as "
                 f'{point.name} = "my_package.my_mixer"; correct it in the pyproject.toml of '
@@ -50,7 +52,7 @@ def load_plugins() -> None:
             point.load()
         except (Exception, SystemExit) as error:
             Loading.started = False
-            raise ImportError(
+            raise BrokenFileError(
                 f"the mixer {point.name} of the installed package {package} ({point.value}) cannot "
                 f"be imported: {type(error).__name__}: {error}; repair or uninstall {package}"
             ) from error

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 from backbones import create_backbone, create_mixer, list_mixers, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.analysis.matching import solve_match
+from backbones.base import HostConfig, Slot
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import in_memory
+from backbones.mixer_choice import spread
 from backbones.mixers.ffn import FFN
 from backbones.options import mixer_label
 from backbones.registry import temporary_registrations
@@ -99,6 +102,20 @@ def test_stages_of_a_timm_model():
     assert "GLU" not in channel[::2]
     refuses("has 3 entries, but pvt_v2_b0 has 4 stages of 2, 2, 2, 2 blocks", meta_backbone,
             "timm", model="pvt_v2_b0", img_size=64, mixer=["glu"] * 3)  # fmt: skip
+
+
+def test_a_last_stage_of_one_token_is_a_stage_and_class_blocks_are_not():
+    def build(config):
+        for stage, side in enumerate((4, 2, 1, 1)):  # the last one has class tokens alone
+            config.channel_mixer(Slot(8, 4.0, (side, side), stage, 0, dense=False))
+        return SimpleNamespace(feature_info=(None,) * 3)
+
+    host = SimpleNamespace(name="host", build=build)
+    config = HostConfig(img_size=(64, 64), drop_path_rate=0.0, pretrained=False, dense=False)
+    factories = [object(), None, object()]
+    assert list(spread(factories, "channel", host, config, {}).by_place.values()) == factories
+    refuses("has 4 entries, but host has 3 stages of 1, 1, 1 blocks; give 3 entries, one per stage",
+            spread, [None] * 4, "channel", host, config, {})  # fmt: skip
 
 
 def _with_gradients(host, x):

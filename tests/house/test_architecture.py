@@ -205,7 +205,7 @@ ALLOWED_IMPORTS = {
     "parameters": {"parameters"},
     "base": {"layers", "parameters", "replace"},
     "importing": set(),
-    "plugins": set(),
+    "plugins": {"importing"},
     "registry": {"base", "options", "plugins"},
     "mixer_choice": {"base", "options", "registry"},
     "checkpoints": {"checkpoints", "base", "options"},

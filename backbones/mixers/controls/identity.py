@@ -24,6 +24,7 @@ class IdentityMixing(Mixer):
     Source: MetaFormer baselines (2022), https://arxiv.org/abs/2210.13452.
     """
 
+    ignores_order = True
     prefix_mixing = "pooled"
 
     def __init__(self, dim: int) -> None:

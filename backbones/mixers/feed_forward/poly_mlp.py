@@ -16,7 +16,7 @@ from backbones.registry import register_mixer
 EXPANSIONS = (1.0, 1.0, 0.875, 0.875)  # by stage
 
 
-@register_mixer("poly_mlp", kind="channel", source="PolyNeXt (2026)")
+@register_mixer("poly_mlp", kind="channel", source="PolyNeXt (ICML 2026), PolyMLP")
 class PolynomialMLP(PointwiseMixer):
     """W2 LN(a * b), class tokens among the tokens.
 
@@ -27,7 +27,7 @@ class PolynomialMLP(PointwiseMixer):
 
     Shape: (..., C) -> (..., C). Parameters: 3 M C^2 + M C.
 
-    Source: PolyNeXt (2026), https://arxiv.org/abs/2605.20839.
+    Source: PolyNeXt (ICML 2026), https://arxiv.org/abs/2605.20839.
     """
 
     value_layer = "fc2"
