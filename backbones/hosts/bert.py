@@ -287,7 +287,10 @@ def _register(
 ) -> None:
     dim, depth, heads, most = sizes
 
-    @register_host(name, source=source, plain_ffn=not causal, **TEXT_HOST)
+    @register_host(
+        name, source=source, plain_ffn=not causal,
+        own_token_mixer="attention" if causal else None, **TEXT_HOST,
+    )  # fmt: skip
     def build(config: HostConfig, *, vocabulary: int = words, drop: float = 0.1) -> TextEncoder:
         refuse_pretrained(name, config)
         return TextEncoder(
