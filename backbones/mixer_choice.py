@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
 from backbones.options import listed
-from backbones.registry import OWN_FFN, HostEntry, Kind, find_mixer, list_mixers
+from backbones.registry import OWN_FFN, HostEntry, Kind, find_host, find_mixer, list_mixers
 
 GROUPS: dict[Kind, str] = {"channel": "mixer", "token": "token_mixer"}
 Typed = Mapping[str, Any] | str | Sequence[Any] | None
@@ -76,6 +76,9 @@ def _read_one(kind: Kind, typed: Any, named: str | None, host: str) -> Choice:
             "all blocks: pass the options through backbones.analysis.matching.solve_match"
         )
     name = options.pop("name", None)
+    if kind == "token" and name is not None and not options:
+        if name == find_host(host).own_token_mixer:
+            return Choice(None)
     if name is not None and named is not None and name != named:
         raise ValueError(
             f"{host}_{named} already has {named} as {kind} mixer; type backbone={host} to "

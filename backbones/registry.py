@@ -86,6 +86,7 @@ class HostEntry:
     img_size: int | tuple[int, int] = 224
     ordered: bool = True
     usual_size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
+    own_token_mixer: str | None = None
 
 
 _HOSTS: dict[str, HostEntry] = {}
@@ -126,6 +127,7 @@ def register_host(
     img_size: int | tuple[int, int] = 224,
     ordered: bool = True,
     usual_size: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None,
+    own_token_mixer: str | None = None,
 ) -> Callable[[F], F]:
     """Register a host builder ``(config: HostConfig, **own_options) -> Backbone``.
 
@@ -147,6 +149,7 @@ def register_host(
             declares ``ignores_order`` fit.
         usual_size: Function from the host's own options to (H, W), for a host with a default size
             that depends on them.
+        own_token_mixer: Name of a mixer that, typed without options, keeps the host's own one.
 
     Raises:
         ValueError: The name is invalid or taken, a slot's kind is unknown, or an option lacks a
@@ -168,7 +171,7 @@ def register_host(
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
-            modality, img_size, ordered, usual_size,
+            modality, img_size, ordered, usual_size, own_token_mixer,
         )  # fmt: skip
         return build
 
@@ -404,7 +407,7 @@ def unfit_pairs() -> dict[str, str]:
                 )
                 pairs[f"{host}_{mixer.name}"] = (
                     f"there is no {host}_{mixer.name}: {mixer.name} does not serve {host}, because "
-                    f"{why}; it serves {fitting}"
+                    f"{why}; it serves {fitting or 'hosts of other inputs'}"
                 )
     return pairs
 

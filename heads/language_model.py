@@ -8,6 +8,7 @@ Axes: B texts, L tokens, C channels, V words, n predicted tokens of a batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -15,10 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.hosts.bert import WORD_HEAD
 from backbones.options import Remembering
 from heads.text import check_text
 
+logger = logging.getLogger(__name__)
+
 TARGETS = ("LanguageModel",)
+NAMES = frozenset(WORD_HEAD.values())
 EPS = 1e-12  # of the norm
 
 
@@ -57,6 +62,23 @@ class LanguageModel(Remembering, nn.Module):
             self.bias = nn.Parameter(torch.zeros(words))
             if self.backbone.pooler is not None:
                 self.backbone.pooler.requires_grad_(False)  # unused
+            self._take_word_head()
+
+    def _take_word_head(self) -> None:
+        """Load the head of words that the backbone's file had, and say whether it was complete."""
+        found = self.backbone.word_head
+        own = {name: value for name, value in self.state_dict().items() if name in NAMES}
+        if {name: value.shape for name, value in found.items()} == {
+            name: value.shape for name, value in own.items()
+        }:
+            self.load_state_dict(found, strict=False)
+            logger.info("the head of words comes from the pretrained file, too")
+        elif found:
+            logger.warning(
+                "the head of words in the pretrained file is incomplete or of another size; it "
+                "starts from random weights"
+            )
+        self.backbone.word_head = {}
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, mask: Tensor | None = None

@@ -12,7 +12,9 @@ Axes: B sequences, L tokens, C channels.
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -35,6 +37,8 @@ from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, re
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
+
+logger = logging.getLogger(__name__)
 
 MODALITY = "text"
 LENGTH = 128  # tokens by default
@@ -68,6 +72,14 @@ GPT_NAMES = {
     r"h\.(\d+)\.mlp\.c_proj\.": r"blocks.\1.mlp.fc2.",
 }
 ADDED_WORDS = 3  # of GPT's fine-tuning: start, delimiter and end
+# Names of BERT's head of words by those of ``heads.language_model``.
+WORD_HEAD = {
+    "cls.predictions.bias": "bias",
+    "cls.predictions.transform.dense.weight": "transform.0.weight",
+    "cls.predictions.transform.dense.bias": "transform.0.bias",
+    "cls.predictions.transform.LayerNorm.weight": "transform.2.weight",
+    "cls.predictions.transform.LayerNorm.bias": "transform.2.bias",
+}
 HEADS = ("cls.", "classifier.", "lm_head.", "multiple_choice_head.", "qa_outputs.")
 
 
@@ -151,6 +163,9 @@ class TextEncoder(Backbone):
         most_tokens: Number of positions.
         causal: Build GPT-1: tokens see earlier ones alone, no segments, and no pooler.
         eps: Of the norms.
+
+    Attributes:
+        word_head: Tensors of the head of words in a loaded file of BERT, by our names.
     """
 
     modality = MODALITY
@@ -168,6 +183,7 @@ class TextEncoder(Backbone):
                 f"this network has {most_tokens} positions, fewer than {config.img_size[1]} "
                 f"tokens; pass data.max_tokens={most_tokens}"
             )
+        self.word_head: dict[str, Tensor] = {}
         self.causal, self.num_features, self.img_size = causal, dim, config.img_size
         self.feature_info = (FeatureInfo(dim, 1),)
         self.pooling = "last token" if causal else "first token"
@@ -244,6 +260,12 @@ class TextEncoder(Backbone):
         last = mask.long().sum(1) - 1
         return x[torch.arange(len(x), device=x.device), last]
 
+    def has_source_names(self, names: Collection[str]) -> bool:
+        """Return True for files of transformers with a head, whose names must stay whole."""
+        return any(
+            key.startswith(("bert.embeddings.", "transformer.tokens_embed.")) for key in names
+        )
+
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Map the names of transformers to ours, and leave out its heads; ours pass unchanged."""
         names = GPT_NAMES if self.causal else BERT_NAMES
@@ -253,12 +275,19 @@ class TextEncoder(Backbone):
             plain = re.sub(r"^(bert|transformer)\.", "", key)
             plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight")
             plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
+            if plain in WORD_HEAD and not self.causal:
+                self.word_head[WORD_HEAD[plain]] = value
             found = [(old, new) for old, new in names.items() if re.match(old, plain)]
             if found:
                 converted |= _parts(re.sub(*found[0], plain), value, self.causal)
             elif not plain.startswith(HEADS) and not plain.endswith(("position_ids", "attn.bias")):
                 converted[key] = value
         words = converted.get("words.weight")
+        if self.pooler is not None and "words.weight" in converted.keys() - state_dict.keys():
+            if "pooler.weight" not in converted:  # of BertForMaskedLM
+                logger.warning("the file lacks BERT's pooler, which starts from random weights")
+                own_pooler = self.pooler.state_dict(prefix="pooler.")
+                converted |= {name: value.clone() for name, value in own_pooler.items()}
         if self.causal and words is not None and len(own) - len(words) == ADDED_WORDS:
             # The tokens of fine-tuning, which GPT-1's files lack, keep their random values.
             converted["words.weight"] = torch.cat([words, own[len(words) :].to(words)])
@@ -287,7 +316,10 @@ def _register(
 ) -> None:
     dim, depth, heads, most = sizes
 
-    @register_host(name, source=source, plain_ffn=not causal, **TEXT_HOST)
+    @register_host(
+        name, source=source, plain_ffn=not causal,
+        own_token_mixer="attention" if causal else None, **TEXT_HOST,
+    )  # fmt: skip
     def build(config: HostConfig, *, vocabulary: int = words, drop: float = 0.1) -> TextEncoder:
         refuse_pretrained(name, config)
         return TextEncoder(

@@ -96,7 +96,12 @@ class ConvNeXtMixer(ConvNeXtFFN):
         return self.fc2(self.act(self.fc1(self.norm(x)))) * self.gamma
 
 
-@register_mixer("convnext_v2", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5")
+@register_mixer(
+    "convnext_v2",
+    kind="channel",
+    source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Fig. 5",
+    unfit_for=dict.fromkeys(("gpt*", "ffnet_3d*"), "its norm reads all tokens"),
+)
 class ConvNeXtV2Mixer(ConvNeXtFFN):
     """ConvNeXt V2's branch: W2 GRN(GELU(W1 LN(DW(x)) + b1)) + b2.
 

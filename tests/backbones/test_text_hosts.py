@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backbones import create_backbone, list_mixers
+from backbones import create_backbone, list_backbones, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
 from tasks.engine.compilation import compile_blocks
@@ -265,11 +265,31 @@ def test_attention_as_a_mixer_equals_that_of_bert():
     torch.testing.assert_close(made.encode(*given)[given[2]], own.encode(*given)[given[2]])
 
 
+def test_attention_is_the_own_one_of_causal_hosts():
+    own = host("gpt_tiny")
+    for typed in ("attention", ["sep_conv", "attention"], ["sep_conv", {"name": "attention"}]):
+        made = host("gpt_tiny", token_mixer=typed)
+        assert type(made.blocks[1].attn) is type(own.blocks[1].attn)
+    assert type(made.blocks[0].attn).__name__ == "SepConv"
+    with pytest.raises(ValueError, match="reads later tokens"):
+        host("gpt_tiny", token_mixer={"name": "attention", "num_heads": 2})
+
+
+@pytest.mark.slow
+def test_listed_pairs_of_other_modalities_are_built():
+    for name in [*list_backbones("gpt_tiny_*"), *list_backbones("ffnet_3d_tiny_*")]:
+        create_backbone(name, fast=False)
+    with pytest.raises(
+        ValueError, match=r"grn_ffn does not serve gpt_tiny, because its norm reads"
+    ):
+        create_backbone("gpt_tiny_grn_ffn")
+
+
 def test_mixers_that_read_later_tokens_are_refused():
     with pytest.raises(
         ValueError, match="reads later tokens, so it does not fit this causal"
     ) as no:
-        create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="attention")
+        create_backbone("gpt_tiny", img_size=16, vocabulary=WORDS, token_mixer="xca")
     fitting = str(no.value).partition("pass one of ")[2].split(", ")
     assert {"sep_conv", "gated_conv", "identity"} <= set(fitting)
     assert "retention" not in fitting

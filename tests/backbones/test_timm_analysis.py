@@ -62,10 +62,6 @@ def test_attention_between_channels_is_left_out_and_prefix_tokens_are_those_of_t
     assert {one.num_prefix_tokens for one in found.values()} == {0}
 
 
-def first_map(measure, backbone, images):
-    return next(iter(measure(backbone, images).values()))
-
-
 @pytest.mark.parametrize(
     ("model", "side"), [("nest_tiny", 56), ("mobilevitv2_050", 32), ("efficientformer_l1", 56)]
 )

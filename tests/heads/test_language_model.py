@@ -48,6 +48,32 @@ def test_masked_words():
     assert head(batch["tokens"]).shape == (2, 7, WORDS)
 
 
+def test_the_head_of_words_of_transformers_is_loaded(tmp_path, caplog):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=256, hidden_act="gelu",
+    )  # fmt: skip
+    theirs = transformers.BertForMaskedLM(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    file, batch = tmp_path / "pytorch_model.bin", texts()
+    state = {key: value.clone() for key, value in theirs.state_dict().items()}
+    torch.save(state, file)
+    options = {"img_size": 16, "vocabulary": WORDS, "pretrained": file, "fast": False}
+    head = LanguageModel(create_backbone("bert_tiny", **options)).eval()
+    with torch.no_grad():
+        given = (batch["masked"], batch["mask"].long(), batch["segments"])
+        wanted = theirs(*given).logits[batch["chosen"]]
+        torch.testing.assert_close(head.predict(batch), wanted, rtol=1e-4, atol=1e-4)
+    del state["cls.predictions.bias"]
+    state.pop("cls.predictions.decoder.bias", None)
+    torch.save(state, file)
+    head = LanguageModel(create_backbone("bert_tiny", **options))
+    assert "the head of words in the pretrained file is incomplete" in caplog.text
+    assert head.bias.abs().max() == 0
+
+
 def plain_next_words(head, batch):
     """Losses of the next words of each text, one by one."""
     found = []

@@ -17,7 +17,12 @@ from backbones.mixers.convnext import GlobalResponseNorm
 from backbones.registry import register_mixer
 
 
-@register_mixer("grn_ffn", kind="channel", source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Eq. 1 to 3")
+@register_mixer(
+    "grn_ffn",
+    kind="channel",
+    source="ConvNeXt V2 (CVPR 2023), Sec. 3.2, Eq. 1 to 3",
+    unfit_for=dict.fromkeys(("gpt*", "ffnet_3d*"), "its norm reads all tokens"),
+)
 class GRNFFN(Mixer):
     """W2 GRN(GELU(W1 x + b1)) + b2; a class token is normalised as a map of its own.
 

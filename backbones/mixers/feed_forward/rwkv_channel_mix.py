@@ -24,7 +24,12 @@ from backbones.registry import register_mixer
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 
 
-@register_mixer("rwkv_channel_mix", kind="channel", source="Vision-RWKV (ICLR 2025)")
+@register_mixer(
+    "rwkv_channel_mix",
+    kind="channel",
+    source="Vision-RWKV (ICLR 2025)",
+    unfit_for=dict.fromkeys(("gpt*", "ffnet_3d*"), "it shifts channels from four sides of a map"),
+)
 class RWKVChannelMix(Mixer):
     """sigmoid(W_r x_r) * W_v ReLU(W_k x_k)^2; class tokens are mapped alike without the shift.
 

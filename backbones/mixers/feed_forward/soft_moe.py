@@ -25,7 +25,12 @@ from backbones.layers.experts import Experts
 from backbones.registry import register_mixer
 
 
-@register_mixer("soft_moe", kind="channel", source="Soft MoE (ICLR 2024)")
+@register_mixer(
+    "soft_moe",
+    kind="channel",
+    source="Soft MoE (ICLR 2024)",
+    unfit_for=dict.fromkeys(("gpt*", "ffnet_3d*"), "its slots read all tokens"),
+)
 class SoftMoE(Mixer):
     """C f(D^T X) with soft means D and C; class tokens are among the tokens.
 

@@ -30,7 +30,14 @@ from backbones.layers.experts import Experts
 from backbones.registry import register_mixer
 
 
-@register_mixer("sparse_moe", kind="channel", source="V-MoE (NeurIPS 2021)")
+@register_mixer(
+    "sparse_moe",
+    kind="channel",
+    source="V-MoE (NeurIPS 2021)",
+    unfit_for=dict.fromkeys(
+        ("gpt*", "ffnet_3d*"), "its experts take a limited number of all tokens"
+    ),
+)
 class SparseMoE(Mixer):
     """The k best of E FFNs for each token; class tokens are routed among themselves.
 
