@@ -1,6 +1,7 @@
 """The contract of a backbone: its maps at any size, its embedding, its parameters."""
 
 import copy
+import itertools
 import math
 from itertools import cycle, product
 
@@ -232,18 +233,22 @@ def test_a_host_starts_from_the_weights_of_earlier_releases_with_and_without_mix
 
 TOKEN_MIXERS = list_mixers("token")
 TOKEN_HOSTS = [host for host in HOSTS if "token" in find_host(host).slots]
-TOKEN_PAIRS = [(host, mixer) for host in TOKEN_HOSTS for mixer in TOKEN_MIXERS]
-# The first host of each file with every mixer, all others with some: they differ in size only.
+# DeiT has a class token.
+QUICK_PAIRS = [("deit_t", mixer) for mixer in TOKEN_MIXERS[::2]]
+# By turns; the first host of each file with more mixers than others, which differ in size only.
 DRAWN = drawn(0)
-REACH_NAMES = [name for name in NAMES if look_up(name)[0].name in SMALLEST or name in DRAWN]
+REACH_NAMES = [
+    name
+    for turn, name in enumerate(NAMES)
+    if name in DRAWN or (look_up(name)[0].name in SMALLEST and turn % 3 == 0)
+]
 REACH_PAIRS = [
     (host, mixer)
-    for turn, (host, mixer) in enumerate(TOKEN_PAIRS)
-    if host in SMALLEST or turn % 5 == TOKEN_HOSTS.index(host) % 5
+    for host, mixer in itertools.product(TOKEN_HOSTS, TOKEN_MIXERS)
+    if (host, mixer) in QUICK_PAIRS
+    or (TOKEN_HOSTS.index(host) + TOKEN_MIXERS.index(mixer)) % (2 if host in SMALLEST else 15) == 0
 ]
-# Of a drawing the first host of each file; DeiT, which has a class token, with half of the mixers.
 REACH_QUICK = [name for name in DRAWN if look_up(name)[0].name in SMALLEST]
-QUICK_PAIRS = [("deit_t", mixer) for mixer in TOKEN_MIXERS[::2]]
 # Where a mixer's own groups do not divide the host's channels.
 FITTING = {("ffnet_2", mixer): {"groups": 4} for mixer in ("ggqpe", "glrpe")}
 REACH_SIZE = (64, 96)

@@ -52,7 +52,11 @@ def test_commands_compose(command):
         assert overrides.swept_keys(overrides.process_arguments(parts))
         return
     typed = [part for part in parts if not part.startswith("-")]
-    assert run_config.compose_config(typed)["task_name"]
+    if "ckpt=" in command:  # the rest of the config comes from the run
+        assert run_config.compose_config(typed)["task_name"]
+    else:
+        given = overrides.read_command(typed)
+        assert run_config.job_config(given.overrides, given.config)["task_name"]
 
 
 def test_pages_show_commands():
