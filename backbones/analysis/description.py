@@ -13,8 +13,8 @@ from backbones.factory import backbone_schema, create_backbone
 from backbones.options import mixer_label
 from backbones.registry import look_up
 
-# Options of a backbone that set its mixers or the source of its weights.
-MIXERS = ("name", "mixer", "token_mixer", "pretrained")
+# Options of a backbone that set its mixers, the source of its weights or its adapters.
+MIXERS = ("name", "mixer", "token_mixer", "pretrained", "lora")
 
 
 def describe_network(backbone: Backbone) -> dict[str, Any]:
@@ -23,12 +23,13 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
     Returns:
         ``host``, its name; ``class_tokens``, the number of prefix tokens; ``pooling``, the source
         of the embedding; ``norms``, the classes of norms outside of mixers; ``host_parameters``,
-        the number of parameters outside of the slots for mixers.
+        the number of parameters outside of the slots for mixers, without LoRA's adapters.
     """
     slots = [*backbone.token_mixers().values(), *backbone.channel_mixers().values()]
     for block in backbone.modules():  # some hosts have slots outside their blocks, such as LVT
         slots += [block.get_submodule(name) for name in getattr(block, "filled", ())]
-    in_slots = {id(p) for module in slots for p in module.parameters()}
+    apart = [*slots, *(child for m in backbone.modules() for child in _adapters(m))]
+    in_slots = {id(p) for module in apart for p in module.parameters()}
     inside = {id(part) for module in slots for part in module.modules()}
     outside = [part for part in backbone.modules() if id(part) not in inside]
     return {
@@ -82,6 +83,11 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
     return (
         f"{backbone.name}{added} is built {' and '.join(notes)}, unlike {host}" if notes else None
     )
+
+
+def _adapters(module: nn.Module) -> list[nn.Module]:
+    """Return the low-rank parts that peft added to a layer."""
+    return [child for name, child in module.named_children() if name.startswith("lora_")]
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -66,10 +66,12 @@ def create_activation(name: str) -> Callable[[Tensor], Tensor]:
     if name == "star_relu":
         return StarReLU()
     try:
-        module: nn.Module = create_act_layer(name)
+        module: nn.Module | None = create_act_layer(name)
     except (KeyError, TypeError, AttributeError):
+        module = None
+    if module is None:  # timm's answer to an empty name
         raise ValueError(
             f"act must be one of {', '.join(FUNCTIONS)}, star_relu, or a name of timm's create_act "
             f"such as elu, mish, hard_swish, prelu; got {name!r}"
-        ) from None
+        )
     return module

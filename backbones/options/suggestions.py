@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 LISTED = 400  # characters of a list of names, so that a message fits into ten lines
 NAMED = 100  # characters of the unknown name
+TIMM_MODELS = Path(__file__).parents[1] / "hosts/timm_model/models.json"
 
 
 def plural(modality: str) -> str:
@@ -66,6 +69,13 @@ def unknown_backbone(
         mixers: Names of the channel mixers.
         token_mixers: Names of the token mixers, which are typed as an option, not as a suffix.
     """
+    # A copy of the package in an export has code alone.
+    models = json.loads(TIMM_MODELS.read_text())["models"] if TIMM_MODELS.exists() else ()
+    if name.partition(".")[0] in models:
+        return (
+            f"there is no backbone called {name!r}: it is a model of timm; type backbone=timm "
+            f"backbone.model={name}, or in Python create_backbone('timm', model={name!r})"
+        )
     for mixer in token_mixers:
         base = name.removesuffix(f"_{mixer}")
         if base != name and base in known:

@@ -48,6 +48,10 @@ MISTAKES = {
     "+schedule.cooldown=1": "schedule.cooldown=1 epochs are the whole of trainer.max_epochs=1",
     "task.ema={decay:1.0}": "task.ema.decay must be from 0 to below 1, got 1.0",
     "task.ema={dekay:0.9}": "there is no option task.ema.dekay; did you mean decay?",
+    "task.mixup.mixup_alpha=0.8": "task.mixup is null, so mixup_alpha has no place; pass "
+    "task.mixup={mixup_alpha: 0.8}",
+    "task=multi_label task.mixup.cutmix_alpha=1.0": "pass task.mixup={cutmix_alpha: 1.0}",
+    "backbone=vit_small_patch16_224": "type backbone=timm backbone.model=vit_small_patch16_224",
     "task.mixup={mixup:0.9}": "there is no option task.mixup.mixup; did you mean mixup_alpha",
     "task.mixup={mixup_alpha:0.9} head.label_smoothing=0.1": "would both smooth the labels",
     "schedule.min_lr_ratio=0.1 +schedule.min_lr=1e-6": "exclude each other; set one of them",

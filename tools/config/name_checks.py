@@ -186,5 +186,9 @@ def _unknown_key_message(error: Exception, overrides: Sequence[str]) -> str:
     near = difflib.get_close_matches(last, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"
+    if node is None:
+        value = next((o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")), "...")
+        inner = key.removeprefix(f"{where}.")
+        return f"{where} is null, so {inner} has no place; pass {where}={{{inner}: {value}}}"
     more = f". For an option that the config lacks, type +{key}=..." if path else ""
     return f"unknown option {shortened(last)!r} of {where}; {hint}known: {listed(known)}{more}"

@@ -9,9 +9,9 @@ index of the block.
 Source: Ye et al., "Differential Transformer", ICLR 2025, https://arxiv.org/abs/2410.05258, Eq. 1 to
 3. The paper is about text and counts n over the network; here n counts within a stage, and each
 token attends to all tokens. Layers without bias, torch's initialisation and N(0, 0.1) for a_i and
-b_i are those of the authors' code; it puts the scale of RMSNorm on all heads alike. RMSNorm makes
-the outputs large from the start, so train with a warm-up or a smaller rate: in swin_t the loss of
-one batch falls in five steps of AdamW at a rate of 3e-5, and rises first at 1e-4 and more.
+b_i are those of the authors' code; it puts the scale of RMSNorm on all heads alike. Measured in
+swin_t: the loss of one batch falls in five steps of AdamW at a rate of 3e-5, and rises first at
+1e-4 and more.
 
 Axes: B images, N tokens, C channels, h heads of 2 d channels.
 """
