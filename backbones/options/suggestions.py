@@ -11,8 +11,9 @@ NAMED = 100  # characters of the unknown name
 
 
 def plural(modality: str) -> str:
-    """Return the plural of a modality: "images", "series"."""
-    return modality if modality.endswith("s") else f"{modality}s"
+    """Return the plural of a modality: "images", "series", "point clouds"."""
+    words = modality.replace("_", " ")
+    return words if words.endswith("s") else f"{words}s"
 
 
 def listed(names: Iterable[object], most: int = LISTED) -> str:
