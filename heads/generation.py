@@ -228,7 +228,6 @@ class Generator(Remembering, nn.Module):
         (velocity,) = self.backbone((1 - share) * clean + share * noise, TIMES * times, labels)
         return (velocity - (noise - clean)).square().flatten(1).mean(1)
 
-    @torch.no_grad()
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the mean squared error of each input's prediction (B,).
 

@@ -260,8 +260,6 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
 
 def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> list[Record]:
     """Time every run against its first network; return one record per other network."""
-    import torch
-
     from tools.bench.peak_memory import measure_peaks
     from tools.bench.timing import (
         interleave,
@@ -294,7 +292,8 @@ def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> lis
             print_status(
                 f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
             )
-            inputs = [torch.randn(batch, *shape, device=options["device"]) for shape in shapes]
+            inputs = [networks.example_input(family, batch, one) for one in shapes]
+            inputs = [one.to(options["device"]) for one in inputs]
             steps = [make_step(model, one, kind, dtype) for one in inputs for model in models]
             # All sizes share the rounds, so that other load on the machine affects them alike.
             is_recorded = options["cuda_graphs"] == "true"

@@ -267,7 +267,11 @@ class TextEncoder(Backbone):
         )
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Map the names of transformers to ours, and leave out its heads; ours pass unchanged."""
+        """Map the names of transformers to ours, and leave out its heads; ours pass unchanged.
+
+        Raises:
+            ValueError: The file has another vocabulary.
+        """
         names = GPT_NAMES if self.causal else BERT_NAMES
         converted: dict[str, Tensor] = {}
         own = self.words.weight.detach()
@@ -291,13 +295,18 @@ class TextEncoder(Backbone):
         if self.causal and words is not None and len(own) - len(words) == ADDED_WORDS:
             # The tokens of fine-tuning, which GPT-1's files lack, keep their random values.
             converted["words.weight"] = torch.cat([words, own[len(words) :].to(words)])
+        elif words is not None and words.shape[1:] == own.shape[1:] and len(words) != len(own):
+            raise ValueError(
+                f"the pretrained file has {len(words)} words, but the tokenizer of the data has "
+                f"{len(own)}; pass data.tokenizer=<folder of the file's tokenizer>"
+            )
         return converted
 
 
 def _parts(name: str, value: Tensor, transposed: bool) -> dict[str, Tensor]:
     """Return a tensor by our name; GPT's matrices are transposed, with q, k and v in one."""
     if transposed and value.ndim == 2 and name.startswith("blocks."):
-        value = value.T.contiguous()
+        value = value.T
     if ".attn.qkv." not in name:
         return {name: value}
     parts = ("query", "key", "value")

@@ -14,8 +14,9 @@ TIMM_MODELS = Path(__file__).parents[1] / "hosts/timm_model/models.json"
 
 
 def plural(modality: str) -> str:
-    """Return the plural of a modality: "images", "series"."""
-    return modality if modality.endswith("s") else f"{modality}s"
+    """Return the plural of a modality: "images", "series", "point clouds"."""
+    words = modality.replace("_", " ")
+    return words if words.endswith("s") else f"{words}s"
 
 
 def listed(names: Iterable[object], most: int = LISTED) -> str:

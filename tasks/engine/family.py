@@ -51,6 +51,8 @@ class Counted:
         head: Default file of configs/head.
         size: Default ``image_size``, for families of images.
         shape: Shape of one input without its batch, such as (C, L), for other families.
+        inputs: Function (batch, shape) that returns inputs to time, on the CPU; empty for normal
+            random numbers.
         parts: Function (model, size, rule) that yields name, parameters and multiply-adds of each
             part; empty to count the whole model in one pass of an input tensor.
         rows: True to count the rows of papers; False to read the counts from their YAML.
@@ -60,6 +62,7 @@ class Counted:
     head: str
     size: str = ""
     shape: tuple[int, ...] = ()
+    inputs: str = ""
     parts: str = ""
     rows: bool = False
 

@@ -27,7 +27,10 @@ FAMILY = Family(
         Metric("mismatched", "accuracy on mismatched MNLI in %"),
     ),
     monitor="score",
-    counted=Counted({"num_classes": 2}, head="text_classifier", shape=(128,)),
+    counted=Counted(
+        {"num_classes": 2}, head="text_classifier", shape=(128,),
+        inputs="tools.bench.example_inputs.words",
+    ),
     exports={"onnx": "model", "torch_export": "model"},
     exporters={
         "onnx": "tools.exports.texts.to_onnx",

@@ -17,7 +17,10 @@ FAMILY = Family(
     monitor="mIoU",
     # A flat square of 100,000 voxels, as counting runs without coordinates.
     counted=Counted(
-        {"num_classes": 20, "grid_size": 0.02}, head="point_segmenter", shape=(100_000, 9)
+        {"num_classes": 20, "grid_size": 0.02},
+        head="point_segmenter",
+        shape=(100_000, 9),
+        inputs="tools.bench.example_inputs.clouds",
     ),
     analyses={"report": "", "mappings": ""},
     channels_first=False,

@@ -136,6 +136,22 @@ def test_files_of_transformers_load(name):
     assert all(torch.equal(converted[key], value) for key, value in state.items())
 
 
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt_tiny"])
+def test_a_file_of_transformers_loads_whole_by_its_path(name, tmp_path, caplog):
+    state = {key: value.float() for key, value in host(name).state_dict().items()}
+    given = theirs_bert(state) if name == "bert_tiny" else theirs_gpt(state)
+    prefix = "bert." if name == "bert_tiny" else "transformer."
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({f"{prefix}{key}": value for key, value in given.items()}, file)
+    options = {"img_size": 16, "pretrained": file, "fast": False}
+    with caplog.at_level("INFO"):
+        made = create_backbone(name, vocabulary=WORDS, **options)
+    assert "0 resized, 0 left at their initialisation, 0 in the file not used" in caplog.text
+    assert all(torch.equal(made.state_dict()[key], value) for key, value in state.items())
+    with pytest.raises(ValueError, match=r"has 50 words, .* has 93; pass data\.tokenizer="):
+        create_backbone(name, vocabulary=93, **options)
+
+
 def test_gpts_files_lack_the_tokens_of_fine_tuning():
     made = host("gpt_tiny")
     own = made.state_dict()["words.weight"].clone()
@@ -249,6 +265,13 @@ def test_more_padding_changes_no_embedding(option, name):
         padded = made.embed(more, None, torch.cat([mask, torch.zeros(2, 6).bool()], 1))
         torch.testing.assert_close(padded, wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(made.embed(tokens[1:, :6])[0], wanted[1], rtol=1e-4, atol=1e-4)
+
+
+def test_full_experts_are_found_whatever_the_weights():
+    for seed in range(4):
+        torch.manual_seed(seed)
+        made = create_backbone("bert_tiny_sparse_moe", img_size=16, vocabulary=WORDS)
+        assert [block.by_length for block in made.blocks] == [{"mlp"}, {"mlp"}]
 
 
 def test_attention_as_a_mixer_equals_that_of_bert():

@@ -136,6 +136,15 @@ def test_samples_depend_on_label_and_seed_alone(options):
     assert one.shape == (4,)
 
 
+@pytest.mark.parametrize(("objective", "sampler"), [("diffusion", "ddim"), ("flow", "euler")])
+def test_the_evaluation_loss_has_gradients_in_double_precision(objective, sampler):
+    made = generator(objective=objective, sampler=sampler).double()  # as the landscape takes it
+    images = torch.randn(2, 1, 8, 8, dtype=torch.double)
+    batch = {"images": images, "labels": torch.tensor([0, 1]), "sample_id": torch.arange(2)}
+    made.predict(batch).mean().backward()
+    assert all(part.grad is not None for part in made.backbone.blocks.parameters())
+
+
 def test_guidance_acts_on_the_first_channels():
     model = generator(guidance=3.0, guided_channels=1, learn_sigma=True)
     x, times, labels = torch.randn(2, 1, 8, 8), torch.tensor([5, 5]), torch.tensor([0, 1])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from backbones import create_backbone, list_backbones
+from tasks.engine.family import find_family
 from tools import benchmark
 from tools.bench import peak_memory as memory
 from tools.bench import timed_networks as networks
@@ -405,3 +406,13 @@ def test_keep_memory_is_applied_and_printed(capsys, monkeypatch, stub_networks):
         assert benchmark.main(typed) == 0
         assert said in capsys.readouterr().err
     assert asked == [True]
+
+
+def test_words_and_clouds_are_timed_by_networks_that_read_them():
+    texts = networks.example_input(find_family("glue"), 2, (7,))
+    assert create_backbone("gpt_tiny", img_size=8, vocabulary=5)(texts)[0].shape == (2, 64, 7)
+    clouds = networks.example_input(find_family("point_segmentation"), 2, (90, 9))
+    voxels = (clouds[..., :3] / 0.02).floor()
+    assert all(len(cloud.unique(dim=0)) == 90 for cloud in voxels)  # one point per voxel
+    assert not voxels[..., 2].any()
+    assert networks.example_input(find_family("classification"), 2, (3, 4, 4)).std() > 0.5

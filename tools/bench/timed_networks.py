@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbones.options.suggestions import plural
-from tasks.engine.family import Family, find_family
+from tasks.engine.family import Family, find_family, imported
 from tools.cli.arguments import parse_image_size
 from tools.cli.typed_network import Network, network_label, read_networks
 from tools.cli.usual_family import family_of_backbone, usual_task
@@ -95,6 +95,15 @@ def input_shapes(names: Sequence[str], image_sizes: str, task: str = "") -> list
         raise ValueError(f"{names[0]} takes {plural(family.modality)}; leave image_size= out")
     sizes = (image_sizes or family.counted.size).split(",")
     return [(3, *parse_image_size(size or " ")) for size in sizes]
+
+
+def example_input(family: Family, batch: int, shape: Sequence[int]) -> Any:
+    """Return a batch of inputs to time, on the CPU: normal random numbers by default."""
+    import torch
+
+    if family.counted is None or not family.counted.inputs:
+        return torch.randn(batch, *shape)
+    return imported(family.counted.inputs)(batch, shape)
 
 
 def build_network(network: Network, options: Mapping[str, str]) -> Any:
