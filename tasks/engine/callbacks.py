@@ -29,13 +29,13 @@ class ProgressLines(Callback):
     """Lines in place of a bar, where none can be drawn (a log file, a scheduler).
 
     Args:
-        every: Seconds between two lines within an epoch.
+        every: Seconds between two lines within an epoch or an evaluation.
         pace: Which knows the images per second and the time left, to be shown.
     """
 
     def __init__(self, every: float = 30.0, *, pace: Pace | None = None) -> None:
         self.every, self.pace = every, pace
-        self._epoch_start = self._last_line = 0.0
+        self._epoch_start = self._evaluation_start = self._last_line = 0.0
         self._validated = False  # since the last line of an epoch
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -64,6 +64,35 @@ class ProgressLines(Callback):
             self._last_line = time.perf_counter()
             where = f"  step {batch_idx + 1}/{batches_to_run(trainer)}"
             self._print(where, latest(pl_module))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clocks of a validation."""
+        self._evaluation_start = self._last_line = time.perf_counter()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clocks of a test."""
+        self.on_validation_start(trainer, pl_module)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any,
+        batch_idx: int, dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Print where a long validation stands, now and then."""
+        self._print_evaluation("validation", batch_idx, trainer.num_val_batches[dataloader_idx])
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any,
+        batch_idx: int, dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Print where a long test stands, now and then."""
+        self._print_evaluation("test", batch_idx, trainer.num_test_batches[dataloader_idx])
+
+    def _print_evaluation(self, stage: str, index: int, batches: float) -> None:
+        now = time.perf_counter()
+        if now - self._last_line >= self.every:
+            self._last_line = now
+            passed = f"({now - self._evaluation_start:.0f} s)"
+            log_info(f"  {stage} batch {index + 1}/{batches}  {passed}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print loss, time and, if the epoch was validated, main metrics."""

@@ -126,7 +126,7 @@ class Family:
         published: Published results; None without any.
         averaged: Option whose values papers average, such as data.horizon; a sweep over it prints
             the average.
-        averaged_values: The values that papers average.
+        averaged_values: The values that the published rows average; empty if rows are single runs.
         channels_first: True if an input without its batch begins with its channels.
     """
 

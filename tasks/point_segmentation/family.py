@@ -24,6 +24,7 @@ FAMILY = Family(
     ),
     analyses={"report": "", "mappings": ""},
     channels_first=False,
+    averaged="data.val_area",  # folds of S3DIS
     published=Published(
         "datamodules.points.folders.ScanNetDataModule",
         312,

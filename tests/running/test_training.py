@@ -400,6 +400,9 @@ class TestTraining:
         train("run", max_epochs=1)
         lines = [one.message for one in caplog.records if one.name == "tasks.engine.callbacks"]
         assert lines[0].startswith("  step 1/6  train/loss ")
+        evaluated = [one for one in lines if one.startswith(("  validation batch", "  test batch"))]
+        assert len(evaluated) == 4
+        lines = [one for one in lines if one not in evaluated]
         assert len(lines) == 7
         assert "epoch 1/1  train/loss" in lines[-1]
         assert "val/top1" in lines[-1]

@@ -80,6 +80,19 @@ def test_progress_shows_the_latest_loss_between_logged_ones(clock, caplog):
     assert shown == {"train/loss": 0.5, "val/top1": 7.0}
 
 
+def test_long_evaluations_print_where_they_stand(clock, caplog):
+    caplog.set_level("INFO")
+    trainer = SimpleNamespace(num_val_batches=[3], num_test_batches=[3, 9])
+    lines, quiet = ProgressLines(every=0.0), ProgressLines()
+    for one in (lines, quiet):
+        one.on_validation_start(trainer, None)
+        one.on_validation_batch_end(trainer, None, None, None, 0)
+        one.on_test_start(trainer, None)
+        one.on_test_batch_end(trainer, None, None, None, 4, 1)
+    found = [record.message.partition("  (")[0] for record in caplog.records]
+    assert found == ["  validation batch 1/3", "  test batch 5/9"]
+
+
 def test_a_line_omits_figures_of_earlier_validations(clock, caplog):
     """For example with trainer.check_val_every_n_epoch=2, since Lightning keeps old metrics."""
     caplog.set_level("INFO")

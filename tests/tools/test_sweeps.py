@@ -1,6 +1,7 @@
 """Sweeps: patterns as values, runs in other processes, and the table at the end."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
@@ -9,6 +10,8 @@ from omegaconf import OmegaConf
 from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
+from tools.comparing.averages import show_averages
+from tools.comparing.run_records import RunRecord
 from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
 from tools.config import run_config as run_config
@@ -158,3 +161,22 @@ def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
     ended = command(["-m", *typed], cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert list(tmp_path.rglob("results_classification_experiment.png"))
+
+
+def test_folds_are_averaged_after_their_seeds(capsys):
+    settings = {
+        "task_name": "point_segmentation", "backbone.name": "ffnet_3d",
+        "data._target_": "datamodules.points.folders.S3DISDataModule",
+        "paper.experiment": "ffnet_t5_ffnet_3d_s3dis_act_relu",
+    }  # fmt: skip
+    runs = [
+        RunRecord(
+            Path(str(area)), "finished", config={**settings, "data.val_area": area, "seed": seed},
+            metrics={"mIoU": miou, "mAcc": 80.0},
+        )
+        for area, seed, miou in ((1, 0, 60.0), (1, 1, 70.0), (5, 0, 75.0))
+    ]  # fmt: skip
+    show_averages(runs, ["data.val_area", "seed"])
+    heads, figures = (line.split() for line in capsys.readouterr().out.split("\n") if line)
+    assert heads == ["data", "backbone", "data.val_area", "mIoU", "mAcc"]  # of area 5 is the row
+    assert figures == ["s3dis", "ffnet_3d", "1,", "5", "70", "80"]

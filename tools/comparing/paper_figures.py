@@ -303,7 +303,7 @@ def _other_figures(row: Row) -> list[str]:
     family = find_family(row.task)
     if family.published and family.published.incomparable:
         return [family.published.incomparable]
-    if not family.averaged:
+    if not family.averaged_values:
         return []
     values = ",".join(map(str, family.averaged_values))
     sets = f" data={','.join(row.train.also)}" if row.train.also else ""
