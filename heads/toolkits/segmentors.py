@@ -204,8 +204,9 @@ def build_segmentor(
     override(config, options or {})
     built = build_model("mmseg", config, backbone, typed=bool(options or model))
     if mean is not None and std is not None:
-        built.data_preprocessor.mean = torch.tensor(mean).view(-1, 1, 1)
-        built.data_preprocessor.std = torch.tensor(std).view(-1, 1, 1)
+        prepared: Any = built.data_preprocessor
+        prepared.mean = torch.tensor(mean).view(-1, 1, 1)
+        prepared.std = torch.tensor(std).view(-1, 1, 1)
     return Segmentor(built, config)
 
 
