@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from backbones import Backbone
@@ -193,14 +194,19 @@ def build_segmentor(
         if auxiliary_weight is not None and head is not config.decode_head:
             head.loss_decode.loss_weight = auxiliary_weight
     if mean is not None and std is not None:
-        statistics = {"mean": [*mean], "std": [*std], "bgr_to_rgb": False}
-        config.data_preprocessor.update(statistics)
+        # MMEngine takes those of 1 or 3 bands alone; other numbers are set after the building.
+        statistics = {"mean": [*mean], "std": [*std]} if len(mean) in (1, 3) else {}
+        config.data_preprocessor.update({**statistics, "bgr_to_rgb": False})
     if pad_to is not None:
         size = (pad_to, pad_to) if isinstance(pad_to, int) else tuple(pad_to)
         config.data_preprocessor.pop("size_divisor")
         config.data_preprocessor.size = size
     override(config, options or {})
     built = build_model("mmseg", config, backbone, typed=bool(options or model))
+    if mean is not None and std is not None:
+        prepared: Any = built.data_preprocessor
+        prepared.mean = torch.tensor(mean).view(-1, 1, 1)
+        prepared.std = torch.tensor(std).view(-1, 1, 1)
     return Segmentor(built, config)
 
 

@@ -353,19 +353,20 @@ def segmentation_folder(root, bands=3):
     return root
 
 
-def test_a_segmentor_sees_bands_in_their_order(tmp_path):
+@pytest.mark.parametrize("bands", [3, 4])
+def test_a_segmentor_sees_bands_in_their_order(bands, tmp_path):
     data = SegmentationFolderDataModule(
-        segmentation_folder(tmp_path / "data"), bands=3, photometric=False, scale=(48, 32),
-        crop_size=32, batch_size=1, num_workers=0,
+        segmentation_folder(tmp_path / "data", bands), bands=bands, photometric=False,
+        scale=(48, 32), crop_size=32, batch_size=1, num_workers=0,
     )  # fmt: skip
     data.setup()
     data.check_files()
     (batch,) = data.val_dataloader()
-    raw = values(3, seed=0, size=(32, 48)).astype(np.float32)
+    raw = values(bands, seed=0, size=(32, 48)).astype(np.float32)
     np.testing.assert_array_equal(batch["inputs"][0].numpy(), first(raw))
     from heads.toolkits.segmentors import build_segmentor
 
-    backbone = create_backbone("resnet18", in_chans=3, dense=True)
+    backbone = create_backbone("resnet18", in_chans=bands, dense=True)
     model = build_segmentor(backbone, channels=64, **data.head_arguments)
     seen = model._prepare(batch, training=False)["inputs"][0].numpy()
     mean, std = (np.array(part)[:, None, None] for part in data.statistics.__dict__.values())
@@ -373,7 +374,7 @@ def test_a_segmentor_sees_bands_in_their_order(tmp_path):
     np.testing.assert_allclose(seen[:, :, :48], expected, rtol=1e-5, atol=1e-5)
     assert not seen[:, :, 48:].any()  # padding
     (cropped,) = list(data.train_dataloader())[:1]
-    assert cropped["inputs"][0].shape == (3, 32, 32)
+    assert cropped["inputs"][0].shape == (bands, 32, 32)
     refuses("data.photometric=false", SegmentationFolderDataModule, tmp_path, bands=3)
 
 

@@ -9,7 +9,7 @@ from backbones.analysis.counting import count_parameters
 from backbones.options import mixer_label
 from tests.errors import refuses
 from tests.families import meta_backbone
-from tests.runs import completed, composed
+from tests.runs import arguments, completed, composed, same, weights
 from tools import complexity
 from tools.cli.network_names import config_network_name
 from tools.cli.typed_network import network_label, read_network
@@ -119,3 +119,19 @@ def test_a_run_keeps_its_lists_and_solved_widths(tmp_path, capsys, sample_cache)
                        capsys)  # fmt: skip
     again = yaml.safe_load((tested.folder() / "config.yaml").read_text())["backbone"]
     assert again["token_mixer"] == ["pooling", "identity", "identity", None]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sample_cache")
+def test_a_run_of_lists_resumes_to_the_bit(tmp_path, capsys, one_thread):
+    channel = "backbone.mixer=[afbo,null,{name: glu, hidden_ratio: 2},iffn]"
+    token = "backbone.token_mixer=[fnet,pooling,null,random]"
+    typed = [channel, token, "schedule.name=constant"]
+    whole = arguments("classification", tmp_path / "whole", *typed, backbone="swin_t", epochs=2)
+    first = arguments("classification", tmp_path / "part", *typed, backbone="swin_t", epochs=1)
+    expected = weights(completed(whole, capsys).folder())
+    folder = completed(first, capsys).folder()
+    assert not same(weights(folder), expected)
+    more = ["resume=true", f"ckpt={folder}", "trainer.max_epochs=2"]
+    completed([*first, *more], capsys)
+    assert same(weights(folder), expected)
