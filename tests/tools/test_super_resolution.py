@@ -34,7 +34,7 @@ def test_complexity_counts_whole_networks(capsys):
 
 def test_hosts_of_images_are_not_timed(capsys):
     assert benchmark.main(["backbones", "task=super_resolution", "backbone=deit_t"]) == 2
-    assert "takes low_resolution_images, but deit_t" in capsys.readouterr().err
+    assert "takes low resolution images, but deit_t" in capsys.readouterr().err
     assert benchmark.main(["backbones", "task=detection", "backbone=deit_t"]) == 2
     assert "task must be one of classification" in capsys.readouterr().err
 
