@@ -215,6 +215,7 @@ def test_ratios_and_costs_are_taken_round_by_round():
     assert large["growth"] == 4
 
 
+@pytest.mark.slow
 def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
     table = run_benchmark(capsys, "mixers", "host=swin_t", *TINY).splitlines()
     expected = ["swin_t", *list_backbones("swin_t_*")]
@@ -222,7 +223,9 @@ def test_all_mixers_that_fit_are_timed_by_default(capsys, stub_networks):
     assert sorted(line.split()[0] for line in table[1:]) == sorted(expected)
     assert len(stub_networks) == len(expected) + 1  # and the baseline
     assert table[0].split() == " ".join(COLUMNS[key][0] for key in KEYS).split()
-    stub_networks.clear()
+
+
+def test_mixers_are_chosen_by_patterns_for_each_host(capsys, stub_networks):
     run_benchmark(capsys, "mixers", "host=deit_t,swin_t", "mixer=scheme_*,ffn", *TINY)
     swin = ["swin_t", "swin_t", "swin_t_scheme_12", "swin_t_scheme_44"]
     assert stub_networks == ["deit_t", "deit_t", *swin]
