@@ -262,33 +262,28 @@ AUGMENTATION = ("+data.augmentation.auto_augment=null", "+data.augmentation.colo
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Folders of 100, 1,000 and 10,000 training images with the same 2,000 for validation."""
+    """Folders of 100 training images, and of 2,000 for validation."""
     root = tmp_path_factory.mktemp("digits")
     write_image_folder(root / "all", {"train": 8, "val": 8}, 32, 0, 200)
-    for count in (100, 1_000, 10_000):
-        for split, total in (("train", count), ("val", 2_000)):
-            for folder in sorted((root / "all" / split).iterdir()):
-                images = sorted(folder.iterdir(), key=lambda path: path.stem.split("_")[::-1])
-                target = root / str(count) / split / folder.name
-                target.mkdir(parents=True)
-                for image in images[: total // 10]:
-                    shutil.copy(image, target)
-    return root
+    for split, total in (("train", 100), ("val", 2_000)):
+        for folder in sorted((root / "all" / split).iterdir()):
+            images = sorted(folder.iterdir(), key=lambda path: path.stem.split("_")[::-1])
+            target = root / "drawn" / split / folder.name
+            target.mkdir(parents=True)
+            for image in images[: total // 10]:
+                shutil.copy(image, target)
+    return root / "drawn"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("count", "seeds", "length"),
-    [(100, 3, ()), (1_000, 1, ()), (10_000, 1, ("trainer.max_steps=100",))],
-)
-def test_the_default_is_near_the_best_rate(count, seeds, length, digits, tmp_path, small):
-    typed = ["data=folder", f"data.root={digits / str(count)}", *SMALL, *AUGMENTATION,
-             "data.eval_batch_size=100", f"output_dir={tmp_path}", *length]  # fmt: skip
+def test_the_default_is_near_the_best_rate(digits, tmp_path, small):
+    typed = ["data=folder", f"data.root={digits}", *SMALL, *AUGMENTATION,
+             "data.eval_batch_size=100", f"output_dir={tmp_path}"]  # fmt: skip
     default, top1 = None, {}
     for factor in sorted(FACTORS, key=lambda factor: factor != 1):
         rate = [] if default is None else [f"optimizer.lr={default * factor:.4g}"]
         found = []
-        for seed in range(seeds):
+        for seed in range(3):
             ended = run_shared([*typed, *rate, f"seed={seed}"])
             assert ended.status == 0, ended.err
             folder = ended.folder()
@@ -297,5 +292,5 @@ def test_the_default_is_near_the_best_rate(count, seeds, length, digits, tmp_pat
             found.append(summary(folder)["metrics"]["top1"])
         top1[factor] = statistics.mean(found)
     shown = {f"{default * factor:.2g}": round(score, 1) for factor, score in top1.items()}
-    print(f"{count} images: {shown}")
+    print(shown)
     assert top1[1] >= max(top1.values()) - 3, shown
