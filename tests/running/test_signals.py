@@ -154,6 +154,7 @@ class TestWorkers:
         workers.end_workers()
         assert (worker.is_alive(), worker.exitcode) == (False, -KILL)
 
+    @pytest.mark.slow
     def test_workers_are_forked_within_jobs_of_joblib(self, monkeypatch):
         monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none=False: "loky")
         loader = workers.Loader(Hanging(), num_workers=1, worker_init_fn=workers.init_worker)
