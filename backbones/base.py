@@ -460,7 +460,7 @@ class Mixer(nn.Module):
     def take_earlier_form(
         self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Change to an earlier default form if tensors have it; for exports that name no options.
+        """Change to an earlier default form if tensors have it; for exports without options.
 
         Args:
             tensors: By their names in the mixer.

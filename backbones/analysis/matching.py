@@ -70,8 +70,8 @@ def solve_match(
         **options: Of ``create_backbone``; those without ``match`` are returned as they are.
 
     Raises:
-        ValueError: The mixer has no option for its width, its width is given too, or no width gives
-            the plain host's size to 1 %.
+        ValueError: The mixer lacks an option for its width, its width is given too, or no width
+            gives the plain host's size to 1 %.
 
     >>> options = solve_match("deit_t_glu", mixer={"match": "params"}, img_size=64)
     >>> round(options["mixer"]["hidden_ratio"], 2)

@@ -3,7 +3,7 @@
 A part of a mixer with such a matrix has a method ``token_matrix() -> ((s, N, N), (h, w))``: for s
 groups of channels or heads, the weights of each of the N = h w tokens (rows) for each other one.
 Position terms of window attention are logits that are added before the softmax. An MLP over tokens
-(MLP-Mixer, ``spatial_mlp``) has none: its activation lies between two matrices.
+(MLP-Mixer, ``spatial_mlp``) lacks one: its activation lies between two matrices.
 
 Source: PosMLP (Wang et al., MM 2022, https://doi.org/10.1145/3503161.3547953), Fig. 1 (weights of
 a token), Fig. 5 (the bias as a map), Fig. 7 (parts of the matrix), Fig. 8 and Eq. 16 (g).

@@ -1,6 +1,6 @@
 """Simple forecasts that every network has to beat: last value, seasonal naive, NLinear, DLinear.
 
-They have no slots. Their map is the series itself, and their forecaster does the work.
+They lack slots. Their map is the series itself, and their forecaster does the work.
 
 Source: Zeng et al., "Are Transformers Effective for Time Series Forecasting?", AAAI 2023,
 https://arxiv.org/abs/2205.13504 (NLinear and DLinear, Sec. 4 and Fig. 2); Hyndman and

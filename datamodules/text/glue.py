@@ -130,7 +130,7 @@ def named_file(given: str | Path) -> Path | None:
     """Return the file that an input names; None if it is a text.
 
     Raises:
-        FileNotFoundError: It looks like a path, and there is no such file.
+        FileNotFoundError: It looks like the path of a missing file.
     """
     path = Path(given)
     try:
@@ -148,7 +148,7 @@ def read_lines(file: Path) -> list[str]:
     """Return the lines of a file that hold text.
 
     Raises:
-        ValueError: There are none, or the file is not text in UTF-8.
+        ValueError: Texts are missing, or the file is not text in UTF-8.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")

@@ -84,7 +84,7 @@ def fit_to_voxels(mixer: Mixer, dim: int, *, check: bool) -> None:
         check: Try the mixer on voxels.
 
     Raises:
-        ValueError: A kernel has none, or the mixer reads other voxels than their neighbours.
+        ValueError: A kernel lacks one, or the mixer reads other voxels than their neighbours.
     """
     found = [
         (name, part)

@@ -69,7 +69,7 @@ class SuperResolutionBackbone(Backbone):
         """Return a scale that the host has layers for.
 
         Raises:
-            ValueError: It has none.
+            ValueError: It lacks one.
         """
         if scale not in self.scales:
             raise ValueError(

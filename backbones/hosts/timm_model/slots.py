@@ -38,7 +38,7 @@ from backbones.hosts.timm_model.probing import BATCH, COMBINING, POOLING, Layer,
 
 Kind = Literal["channel", "token"]
 # "either" is an FFN with depthwise convolutions, as some token mixers are; "weak" counts as a token
-# mixer if its block has no other.
+# mixer if its block lacks another.
 Sort = Literal["channel", "token", "either", "weak"]
 POSITIONS = re.compile(r"(^|\.)(\w*pos_\w*|\w*cpe\d*|crpe\d*|\w*pos)(\.|$)")
 OUTSIDE = re.compile(r"(^|\.)(stem\w*|patch_embed)\.")
