@@ -15,7 +15,6 @@ from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
-from tasks.engine.callbacks import ChannelsLast
 from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.checkpoint_entries import EMA, UNREPORTED
 from tasks.engine.gather import gather_objects
@@ -152,7 +151,7 @@ class TestTraining:
 
     def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
         for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
-            ChannelsLast().setup(None, module, "fit")
+            callbacks.ChannelsLast().setup(None, module, "fit")
             assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
                 module, "branch1x1"
             )
