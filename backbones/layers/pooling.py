@@ -85,7 +85,7 @@ class NeighbourMean(AvgPool2d):
 
 def correct_pooling(network: nn.Module) -> None:
     """Replace each ``nn.AvgPool2d`` with padding or ``ceil_mode`` below a network by ours."""
-    for name, part in [*network.named_modules()]:
+    for name, part in [*network.named_modules(remove_duplicate=False)]:
         if type(part) is nn.AvgPool2d and part.divisor_override is None:
             if part.ceil_mode or part.padding not in (0, (0, 0)):
                 replace(network, name, share_state(part, AvgPool2d))

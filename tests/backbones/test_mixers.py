@@ -264,7 +264,8 @@ def compute(mixer, x, dtype, is_cast=False):
     x = x.detach().requires_grad_()
     with torch.autocast("cpu", dtype, enabled=is_cast):
         y = mixer(x)
-    return y, *torch.autograd.grad(y, x, tokens(*y.shape, seed=2).to(dtype).to(y.dtype))
+    (grad,) = torch.autograd.grad(y, x, tokens(*y.shape, seed=2).to(dtype).to(y.dtype))
+    return y.detach(), grad
 
 
 def in_half_precision(mixer, x, dtype, is_cast):
