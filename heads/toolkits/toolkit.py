@@ -45,7 +45,7 @@ class ToolkitModel(nn.Module):
 
     Attributes:
         multipliers: Factors of rate and weight decay by a part of a parameter's name.
-        untaken: Optimiser, clipping and schedule of the toolkit's config, which ours replace.
+        training_notes: Sentences that a training logs at its start.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class ToolkitModel(nn.Module):
         super().__init__()
         self.model: Any = model
         self.maps = tuple(maps)
-        self.multipliers, self.untaken = optimisation
+        self.multipliers, rest = optimisation
+        self.training_notes = [f"{rest} of the toolkit's config are not taken"] if rest else []
         # Exporters write this; the backbone describes itself.
         self.config = {key: value for key, value in config.items() if key != "backbone"}
 

@@ -28,8 +28,8 @@ def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     trainer.fit_loop.setup_data()  # the estimate skips it if epochs are unlimited
     batch = examples_per_step(trainer) if options.get("reference_batch") else None
     task.check_training(trainer.strategy, batch or 1)
-    if untaken := getattr(task.model, "untaken", ""):
-        log_info(f"The toolkit's config has {untaken}, which this run's own optimizer replaces")
+    for note in getattr(task.model, "training_notes", ()):
+        log_info(note)
     optimizer = build_optimizer(task.model, task._rules, batch, **options)
     if options["name"] in SCHEDULE_FREE:
         task.ema = ScheduleFreeAverage(optimizer, task.model)

@@ -17,7 +17,6 @@ from backbones.mixers.iffn import IFFN
 from backbones.parameters.decay import without_decay
 from backbones.parameters.layer_decay import layer_decay_groups
 from heads.linear import LinearClassifier
-from tasks.engine.param_groups import without_decay
 from tests.errors import refuses
 from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.forms import both_forms

@@ -230,8 +230,8 @@ def _custom_keys(
 ) -> dict[str, dict[str, float]]:
     """Return MMEngine's ``custom_keys``: parts of names with factors of rate and decay.
 
-    MMEngine looks for a key anywhere in a name and takes the longest one alone, without its options
-    for vectors. So under a key of the whole backbone, vectors get keys of their own.
+    MMEngine looks for a key anywhere in a name and takes the longest one alone. Its own options for
+    vectors know norms and biases only, and none under a key of the whole backbone.
     """
     keys = {
         key: {"lr_mult": rate, "decay_mult": decay} for key, (rate, decay) in multipliers.items()
@@ -239,8 +239,8 @@ def _custom_keys(
     whole = {"lr_mult": multipliers[BACKBONE][0]} if BACKBONE in multipliers else {}
     exempt = without_decay(backbone)
     decayed = [name for name, _ in backbone.named_parameters() if name not in exempt]
-    for name, parameter in backbone.named_parameters():
-        if name in exempt and (whole or parameter.ndim > 1):
+    for name, _ in backbone.named_parameters():
+        if name in exempt:
             parts = f"{BACKBONE}.{name}".split(".")
             ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
             key = next(

@@ -364,7 +364,7 @@ def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
     """
     matcher = getattr(network, "group_matcher", None)
     if matcher is None:
-        return {} if coarse else auto_group_layers(network)
+        return {} if coarse else auto_group_layers(network)  # type: ignore[no-untyped-call]
     try:
         groups = matcher(coarse=coarse)
     except AssertionError:  # a family has fine groups only
