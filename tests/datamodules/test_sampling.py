@@ -44,7 +44,8 @@ def epochs(module, count):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_is_pinned_for_gpus_that_a_run_uses(device, workers, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    module = ready(num_workers=workers)
+    module = NoiseModule(None, batch_size=2, num_workers=workers)
+    module.setup()
     assert not module.val_dataloader().pin_memory
     strategy = SimpleNamespace(root_device=torch.device(device))
     module.trainer = SimpleNamespace(strategy=strategy)

@@ -254,7 +254,8 @@ def test_half_written_files_are_skipped(trained_copy, trained, capsys):
     assert same(weights(copy, "last.previous"), weights(folder))
 
 
-def test_a_full_gpu_names_the_batch_and_the_run_continues(trained_copy, capsys, monkeypatch):
+@pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_full_gpu_names_the_batch_and_loses_nothing(continues, trained_copy, capsys, monkeypatch):
     folder, typed = trained_copy
     last = folder / "checkpoints" / "last.ckpt"
     typed, before = [*typed, "trainer.max_epochs=3"], last.read_bytes()
@@ -271,19 +272,16 @@ def test_a_full_gpu_names_the_batch_and_the_run_continues(trained_copy, capsys, 
     assert f"resume=true ckpt={folder} continues from the last checkpoint" in ended.err
     assert last.read_bytes() == before
     assert (folder / "error.txt").read_text() in ended.err
-    completed([*typed, f"ckpt={folder}", "backbone.grad_checkpointing=true"], capsys)
-    assert torch.load(last, weights_only=True)["global_step"] == 15
+    if continues:
+        completed([*typed, f"ckpt={folder}", "backbone.grad_checkpointing=true"], capsys)
+        assert torch.load(last, weights_only=True)["global_step"] == 15
 
 
 @pytest.mark.parametrize(
     ("error", "mode", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), "test", "data.eval_batch_size=9; pass a"),
-        (
-            RuntimeError("CUDA error: out of memory\nCUDA kernel errors"),
-            "fit",
-            "pass backbone.grad",
-        ),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel"), "fit", "pass backbone.grad"),
         (RuntimeError("cublasCreate: CUBLAS_STATUS_ALLOC_FAILED"), "fit", "memory is full with"),
         (RuntimeError("CUDA error: device-side assert triggered"), "fit", None),
     ],
