@@ -86,13 +86,13 @@ def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("share", "workers", "text"),
-    [(0.0, 0, "0%"), (0.1, 4, "10%"),
-     (0.314, 0, "31%; data.num_workers=2 may be faster (it was 0)"),
-     (0.5, 4, "50%; data.num_workers=8 may be faster (it was 4)")],
+    ("share", "workers", "resident", "text"),
+    [(0.0, 0, None, "0%"), (0.1, 4, False, "10%"), (0.5, 4, True, "50%"),
+     (0.314, 0, None, "31%; data.num_workers=2 may be faster (it was 0)"),
+     (0.5, 4, False, "50%; data.num_workers=8 may be faster (it was 4), or data.resident=true")],
 )  # fmt: skip
-def test_much_waiting_names_the_setting_to_change(share, workers, text):
-    assert report.describe_waiting(share, workers) == text.replace("%", "% of training")
+def test_much_waiting_names_the_setting_to_change(share, workers, resident, text):
+    assert report.describe_waiting(share, workers, resident) == text.replace("%", "% of training")
 
 
 def test_progress_shows_the_latest_loss_between_logged_ones(clock, caplog):
