@@ -87,7 +87,7 @@ def make_trainer(
     layout = [ChannelsLast()] if channels_last else []
     set_tf32(options.pop("tf32", None))
     if options.get("benchmark") is None:
-        options["benchmark"] = fixed_size and not options["deterministic"]
+        options["benchmark"] = fixed_size and not options.get("deterministic")
     _check(options)
     shows = options.pop("enable_progress_bar", True)
     interactive = shows and sys.stdout.isatty()
