@@ -74,8 +74,8 @@ class HyperMixing(Mixer):
         with without_autocast(x.device):
             values, w1, w2 = (part.to(precise) for part in (values, w1, w2))
             mixed = F.gelu(values @ w1) @ w2.mT
-            affine = (part.to(precise) for part in (norm.weight, norm.bias))
-            mixed = F.layer_norm(mixed.flatten(1, 2).mT, norm.normalized_shape, *affine, norm.eps)
+            weight, bias = norm.weight.to(precise), norm.bias.to(precise)
+            mixed = F.layer_norm(mixed.flatten(1, 2).mT, (len(bias),), weight, bias, norm.eps)
         mixed = mixed.to(tokens.dtype)
         count = prefix.shape[1]
         return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
