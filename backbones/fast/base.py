@@ -14,6 +14,7 @@ from torch.nn.modules import module as module_calls
 from backbones.fast.library import find_switch, load
 from backbones.fast.triton import choice
 from backbones.layers.eager import is_switched_off
+from backbones.layers.precision import product_dtype
 from backbones.replace import share_state
 
 M = TypeVar("M", bound=nn.Module)
@@ -145,14 +146,6 @@ def operators_serve(x: Tensor) -> bool:
     if not x.is_cuda or x.numel() == 0 or find_switch():
         return False
     return choice.serve(x.device, product_dtype(x), not load())
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that matrix products of a tensor are computed in, autocast's if it is on."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 def fast(network: M) -> M:
