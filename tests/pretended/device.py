@@ -242,12 +242,14 @@ def _widest(args, kwargs):
 def _sum(name):
     """Return a sum's kernel under autocast."""
     operator = _overload(name)
+    names = [argument.name for argument in operator._schema.arguments][1:]
 
-    def kernel(value, *args, dtype=None, **kwargs):
+    def kernel(value, *args, **kwargs):
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
-            if dtype is None and _is_cast(value):
-                dtype = torch.float32
-            return operator(value, *args, dtype=dtype, **kwargs)
+            kwargs |= dict(zip(names, args, strict=False))
+            if kwargs.get("dtype") is None and _is_cast(value):
+                kwargs["dtype"] = torch.float32
+            return operator(value, **kwargs)
 
     return kernel
 
