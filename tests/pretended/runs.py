@@ -72,11 +72,14 @@ def train(tmp_path_factory):
     @functools.cache
     def trained(family, precision):
         pytest.importorskip(TOOLKITS.get(family, "torch"))
-        folder = tmp_path_factory.mktemp(family)
-        more = ("task.ema={decay: 0.9}", f"trainer.precision={PRECISIONS[precision]}")
-        return done(folder, f"task={family}", *SHORT, *FAMILIES[family], *more)
+        return done(tmp_path_factory.mktemp(family), *typed(family, precision))
 
     return trained
+
+
+def typed(family, precision):
+    more = ("task.ema={decay: 0.9}", f"trainer.precision={PRECISIONS[precision]}")
+    return (f"task={family}", *SHORT, *FAMILIES[family], *more)
 
 
 def done(folder, *words):
@@ -107,7 +110,8 @@ def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_pa
     task = tasks.load(folder, device=DEVICE)
     inputs = INPUTS.get(family, lambda folder: torch.rand(3, 64, 64))(tmp_path)
     assert len(list(task.stream(inputs))) >= 1
-    done(tmp_path, f"ckpt={folder}", "resume=true", "trainer.max_steps=4")
+    more = (f"ckpt={folder}", "resume=true", "trainer.max_steps=4")
+    done(tmp_path, *typed(family, precision), *more)
 
 
 SMALL = ("task=classification", "backbone=resnet18", *TINY["classification"])
