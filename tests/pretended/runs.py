@@ -44,11 +44,16 @@ FAMILIES = {
 TOOLKITS = {"segmentation": "mmseg", "detection": "mmdet"}
 # What ``stream`` takes in Python.
 INPUTS = {
-    "forecasting": lambda folder: write_series(folder / "series.csv", 80, seed=1),
+    "forecasting": lambda folder: _series(folder / "series.csv"),
     "glue": lambda folder: ["the dog sleeps"],
     "point_segmentation": lambda folder: _cloud(folder / "cloud.npy"),
     "generation": lambda folder: ["3"],
 }
+
+
+def _series(path):
+    write_series(path, 80, seed=1)
+    return path
 
 
 def _cloud(path):
