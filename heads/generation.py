@@ -104,7 +104,6 @@ class Generator(Remembering, nn.Module):
         self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
         self.guided_channels, self.latent_scale = guided_channels, latent_scale
-        self.full, self.spaced = schedule(), schedule(steps)
         # Outside of the modules: the VAE is neither trained nor saved.
         self.__dict__["vae"] = None if vae is None else load_vae(vae)
 
@@ -199,13 +198,14 @@ class Generator(Remembering, nn.Module):
             times = torch.rand(len(clean), device=clean.device)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
-        kept = self.full.kept[step.cpu()]
+        full = schedule(TIMES, clean.device)
+        kept = full.kept[step]
         x = noisy(clean, noise, kept)
         (output,) = self.backbone(x, step, labels)
         errors = self._diffusion_errors(output, clean, noise, kept)
         losses = {f"loss_{self.prediction}": errors.mean()}
         if output.shape[1] > clean.shape[1]:
-            terms = variational_bound(clean, x, self._noise(x, output, kept), self.full, step)
+            terms = variational_bound(clean, x, self._noise(x, output, kept), full, step)
             losses["loss_variance"] = terms.mean()
         return losses
 
@@ -240,10 +240,10 @@ class Generator(Remembering, nn.Module):
         times = torch.tensor([(0.5 + number * 0.618034) % 1 for number in numbers])
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
-        step = (times * TIMES).long()
-        kept = self.full.kept[step]
+        step = (times * TIMES).long().to(clean.device)
+        kept = schedule(TIMES, clean.device).kept[step]
         x = noisy(clean, noise, kept)
-        (output,) = self.backbone(x, step.to(clean.device), labels)
+        (output,) = self.backbone(x, step, labels)
         return self._diffusion_errors(output, clean, noise, kept)
 
     @torch.no_grad()
@@ -267,10 +267,10 @@ class Generator(Remembering, nn.Module):
                 times = x.new_full((len(x),), start)
                 x = x + (end - start) * self.guided(x, TIMES * times, labels)
             return self.decode(x)
-        spaced = self.spaced
+        spaced = schedule(self.steps, x.device)
         for index in reversed(range(self.steps)):
-            step = torch.full((len(x),), index)
-            output = self.guided(x, spaced.times[step].to(x.device), labels)
+            step = torch.full((len(x),), index, device=x.device)
+            output = self.guided(x, spaced.times[step], labels)
             output = self._noise(x, output, spaced.kept[step])
             if self.sampler == "ddim":
                 noise = output[:, : x.shape[1]]
@@ -283,11 +283,12 @@ class Generator(Remembering, nn.Module):
         return self.decode(x)
 
     def guided(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        """Return the prediction u + s (c - u) with that of an unknown class, u."""
-        (known,) = self.backbone(x, times, labels)
+        """Return the prediction u + s (c - u) with that of an unknown class, u, in one pass."""
         if self.guidance == 1:
-            return known
-        (unknown,) = self.backbone(x, times, torch.full_like(labels, self.num_classes))
+            return self.backbone(x, times, labels)[0]
+        both = torch.cat([labels, torch.full_like(labels, self.num_classes)])
+        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), both)
+        known, unknown = output.chunk(2)
         channels = x.shape[1] if self.guided_channels is None else self.guided_channels
         change = (self.guidance - 1) * (known - unknown)
         change[:, min(channels, x.shape[1]) :] = 0

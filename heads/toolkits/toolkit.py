@@ -10,9 +10,9 @@ import copy
 import importlib.util
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -68,6 +68,12 @@ class ToolkitModel(nn.Module):
         """The backbone inside the toolkit's model."""
         backbone: Backbone = self.model.backbone
         return backbone
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the parameters; the preprocessor keeps a device beside them."""
+        super()._apply(fn, recurse)
+        self.model._set_device(next(self.model.parameters()).device)
+        return self
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return losses (names with "loss", to be summed) and figures to log, each a scalar."""

@@ -193,6 +193,12 @@ class BaseTask(Remembering, LightningModule):
         check_batch(batch, self.family)
         return batch
 
+    def move_batch(self, batch: Batch) -> Batch:
+        """Return a batch of a loader on this task's device, as a trainer gives it to a step."""
+        batch = self.on_before_batch_transfer(batch, 0)
+        batch = self.transfer_batch_to_device(batch, self.device, 0)
+        return self.on_after_batch_transfer(batch, 0)
+
     @property
     def is_spare(self) -> bool:
         """Return True in a process beyond the number of examples; see ``batches.is_spare``."""

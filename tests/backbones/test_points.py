@@ -63,6 +63,26 @@ def test_it_equals_a_masked_dense_convolution(side, groups):
 
 
 @pytest.mark.parametrize("side", [3, 5])
+def test_it_computes_in_the_type_of_autocast_and_sums_in_float32(side):
+    level = VoxelLevel(voxels())
+    conv = SubmanifoldConv3d(8, 8, side)
+    with torch.no_grad():  # numbers that bfloat16 has, so that products alone are rounded
+        conv.weight.copy_(conv.weight.bfloat16())
+    x = torch.randn(len(level), 8).bfloat16().float().requires_grad_()
+    wanted = conv(x, level)
+    wanted.square().sum().backward()
+    full = x.grad, conv.weight.grad
+    x.grad = conv.weight.grad = None
+    with torch.autocast("cpu", torch.bfloat16):
+        found = conv(x, level)
+    found.float().square().sum().backward()
+    torch.testing.assert_close(found.float(), wanted, rtol=0.01, atol=0.01)
+    for one, other in zip((x.grad, conv.weight.grad), full, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.01 * other.norm()
+
+
+@pytest.mark.parametrize("side", [3, 5])
 def test_spconv_computes_the_same_from_the_same_weights(side):
     pytest.importorskip("spconv")
     conv = fast(SubmanifoldConv3d(4, 6, side))

@@ -47,6 +47,14 @@ def test_heads_take_the_backbone_unchanged_and_the_number_of_classes(head, parts
     assert counts == [NUM_CLASSES[head]] * parts
 
 
+@pytest.mark.parametrize("head", ["retinanet", "upernet"])
+def test_the_preprocessor_follows_the_module_that_holds_it(head):
+    holder = torch.nn.Sequential(build(head)).to("meta")
+    assert holder[0].model.data_preprocessor.device.type == "meta"
+    holder.to_empty(device="cpu")
+    assert holder[0].model.data_preprocessor.device.type == "cpu"
+
+
 def test_groups_that_do_not_divide_a_heads_channels_are_named():
     with pytest.raises(ValueError, match="channels=32 have 32 and 16; pass a multiple of 64"):
         build("upernet", channels=32, group_norm=True)

@@ -109,7 +109,7 @@ def test_samplers_equal_those_of_diffusers(sampler):
                 torch.testing.assert_close(mean, result.prev_sample, rtol=1e-3, atol=1e-3)
             clean = clean_of(x, noise, full.kept[step], clip=False)
             torch.testing.assert_close(clean, result.pred_original_sample, rtol=1e-3, atol=1e-3)
-    assert model.spaced.times.tolist() == list(range(1000))
+    assert schedule(model.steps).times.tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def _draw(
         if (
             datamodule is not None and known["strategy"] != "fsdp"
         ):  # its weights are sharded over the processes
-            batch = datamodule.preview_batch(task.preview_images)
+            batch = task.move_batch(datamodule.preview_batch(task.preview_images))
             save_pictures(folder, task.eval().preview(batch, datamodule))
             task.write_preview(folder / "preview", batch, datamodule)
 
