@@ -32,6 +32,7 @@ from tasks.engine.ema_metrics import SecondMetrics, log_better
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
+from tasks.engine.metric_states import kept_states
 from tasks.engine.optim import check_optimizer, learning_rate_factor, optimizer_rules
 from tasks.engine.optimizing import check_training, optimizer_and_schedule
 from tasks.engine.param_groups import schedule_rate
@@ -109,6 +110,11 @@ class BaseTask(Remembering, LightningModule):
         self._second_metrics: SecondMetrics | None = None
         self.latest_loss: Tensor | None = None
         self.class_figures: list[Row] = []
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert or move the weights; the metrics move only."""
+        with kept_states(self):
+            return super()._apply(fn, recurse)
 
     @property
     def monitor(self) -> str:
@@ -342,6 +348,9 @@ class BaseTask(Remembering, LightningModule):
 
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
+        if self.family.exact_inputs:
+            plugin: Any = self.trainer.precision_plugin
+            plugin.convert_input = lambda batch: batch
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "with_predict_inputs"):
             self.data = data

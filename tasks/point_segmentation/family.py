@@ -8,6 +8,7 @@ FAMILY = Family(
     modality="point_cloud",
     unit="clouds",
     batch={"points": "(B, N, 3 + F)", "labels": "(B, N)"},
+    exact_inputs=True,
     targets=("classes",),
     metrics=(
         Metric("mIoU", "mIoU in %", published="miou"),
