@@ -106,7 +106,7 @@ class Backbone(nn.Module):
             if name in cls.__dict__:
                 setattr(cls, name, with_check(cls.__dict__[name], check))
         if "features" in cls.__dict__:
-            setattr(cls, "features", with_cast(cls.__dict__["features"]))
+            cls.features = with_cast(cls.__dict__["features"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()
