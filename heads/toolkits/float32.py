@@ -108,12 +108,12 @@ def _prediction_layers(head: nn.Module) -> Iterator[nn.Module]:
             yield layer
 
 
-def _cast_to_weights(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _cast_to_weights(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype = next(head.parameters()).dtype
-    return tuple(item.to(dtype) for item in inputs)
+    return tuple(item.to(dtype) if isinstance(item, Tensor) else item for item in inputs)
 
 
-def _cast_to_half(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _cast_to_half(norm: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast to weights of half precision, which CPUs do not normalise float32 with."""
     weight = next(norm.parameters(), None)
     is_half = weight is not None and weight.dtype.itemsize == 2

@@ -179,7 +179,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)
-    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
+    examples = datamodule.training_batch(world) * world * accumulated
+    task.check_training(trainer.strategy, examples)
     by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
     if by_epoch and isinstance(interval, int) and interval > count:
         raise ValueError(
