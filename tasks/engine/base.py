@@ -190,7 +190,7 @@ class BaseTask(Remembering, LightningModule):
         """Return the means over the batches of an optimiser step so far, as its gradient is."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._losses_of_step = []
-        self._losses_of_step.append(losses)
+        self._losses_of_step.append(dict(losses))
         if len(self._losses_of_step) == 1:
             return losses
         return {

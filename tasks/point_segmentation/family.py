@@ -9,6 +9,7 @@ FAMILY = Family(
     unit="clouds",
     batch={"points": "(B, N, 3 + F)", "labels": "(B, N)"},
     exact_inputs=True,
+    compiles=False,
     targets=("classes",),
     metrics=(
         Metric("mIoU", "mIoU in %", published="miou"),

@@ -123,7 +123,8 @@ base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco
 BOX_HEADS = """
 atss/atss_r50_fpn_1x_coco autoassign/autoassign_r50-caffe_fpn_1x_coco
 boxinst/boxinst_r50_fpn_ms-90k_coco cascade_rcnn/cascade-mask-rcnn_r50-caffe_fpn_1x_coco
-centernet/centernet-update_r50-caffe_fpn_ms-1x_coco condinst/condinst_r50_fpn_ms-poly-90k_coco_instance
+centernet/centernet-update_r50-caffe_fpn_ms-1x_coco
+condinst/condinst_r50_fpn_ms-poly-90k_coco_instance
 conditional_detr/conditional-detr_r50_8xb2-50e_coco dab_detr/dab-detr_r50_8xb2-50e_coco
 ddod/ddod_r50_fpn_1x_coco ddq/ddq-detr-4scale_r50_8xb2-12e_coco detr/detr_r50_8xb2-150e_coco
 deformable_detr/deformable-detr_r50_16xb2-50e_coco

@@ -5,7 +5,6 @@ import torch
 
 from tasks.engine.family import families
 from tests.runs import SCENES, TINY, run_here, summary, weights
-from tools.export import export
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 

@@ -137,6 +137,7 @@ def make_trainer(
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)
+    _describe_precision(trainer, str(options["precision"]), training=training)
     return trainer
 
 
@@ -225,6 +226,21 @@ def _warn_crowded(trainer: Trainer) -> None:
         log_info(
             f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
             f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
+        )
+
+
+def _describe_precision(trainer: Trainer, asked: str, *, training: bool) -> None:
+    """Log a precision other than the one asked for, and one in which weights hardly move."""
+    if asked.startswith("16") and trainer.precision == "bf16-mixed":
+        log_info(
+            f"trainer.precision={asked} needs a GPU: this CPU computes in bf16-mixed, with 8 bits "
+            "of mantissa instead of 11"
+        )
+    if training and trainer.precision == "bf16-true":
+        log_info(
+            "trainer.precision=bf16-true keeps the weights in bfloat16, which loses changes below "
+            "1/512 of a weight: at learning rates such as 1e-5 most weights never move. Pass "
+            "trainer.precision=bf16-mixed to train all of them"
         )
 
 
