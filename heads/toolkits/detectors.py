@@ -15,6 +15,7 @@ from heads.toolkits.float32 import compute_boxes_in_float32
 from heads.toolkits.toolkit import (
     ToolkitModel,
     base_config,
+    base_optimisation,
     build_model,
     check_least,
     check_pyramid,
@@ -154,7 +155,8 @@ def build_detector(
     if len(maps) < len(backbone.feature_info):
         detector.neck.register_forward_pre_hook(functools.partial(_select_maps, maps))
     compute_boxes_in_float32(detector)
-    return Detector(detector, config, maps)
+    optimisation = base_optimisation("mmdet", base or DETECTORS[name])
+    return Detector(detector, config, optimisation, maps)
 
 
 def base_detector(
