@@ -116,7 +116,7 @@ class BaseTask(Remembering, LightningModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert or move the weights; the metrics move only."""
         with kept_states(self):
-            return super()._apply(fn, recurse)
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def monitor(self) -> str:

@@ -26,7 +26,7 @@ def half_type(x: Tensor) -> torch.dtype | None:
 class FastGatedDelta(FastModule, GatedDeltaRule):
     """Chunks by fla's ``chunk_gated_delta_rule``."""
 
-    operators_on = ()
+    needs_operators = False
 
     @classmethod
     def may_serve(cls, module: GatedDeltaRule) -> bool:
