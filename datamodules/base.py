@@ -313,6 +313,10 @@ class BaseDataModule(LightningDataModule):
             return max(-(-count // self.eval_batch_size), 1)  # see ``EvalSampler``
         return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
 
+    def training_batch(self, world_size: int) -> int:
+        """Return the samples per training batch and process; a small set has fewer than asked."""
+        return min(self.batch_size, max(len(self.dataset("train")) // world_size, 1))
+
     def _to_predict(self) -> NamedDataset:
         return self.dataset("predict" if "predict" in self._datasets else "val")
 

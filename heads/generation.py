@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.denoising import DenoisingBackbone
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering, check_value
 from heads.diffusion import (
     TIMES,
@@ -185,7 +186,7 @@ class Generator(Remembering, nn.Module):
         if vae is None:
             return latents.clamp(-1, 1)
         vae.to(latents.device)
-        decoded: Tensor = vae.decode(latents / self.latent_scale).sample
+        decoded: Tensor = vae.decode((latents / self.latent_scale).to(vae.dtype)).sample
         return decoded.clamp(-1, 1)
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -195,7 +196,7 @@ class Generator(Remembering, nn.Module):
         labels = labels.masked_fill(dropped, self.num_classes)
         noise = torch.randn_like(clean)
         if self.objective == "flow":
-            times = torch.rand(len(clean), device=clean.device)
+            times = torch.rand(len(clean), device=clean.device, dtype=torch.float32)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
         full = schedule(TIMES, clean.device)
@@ -237,7 +238,8 @@ class Generator(Remembering, nn.Module):
         numbers = batch["sample_id"].tolist()
         noise = seeded_noise(numbers, clean)
         # Times spread evenly over consecutive inputs.
-        times = torch.tensor([(0.5 + number * 0.618034) % 1 for number in numbers])
+        shares = [(0.5 + number * 0.618034) % 1 for number in numbers]
+        times = torch.tensor(shares, dtype=torch.float32)
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
         step = (times * TIMES).long().to(clean.device)
@@ -259,10 +261,10 @@ class Generator(Remembering, nn.Module):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         like = next(self.backbone.parameters())
         shape = (len(seeds), self.backbone.channels, *self.backbone.img_size)
-        x = _draw(generators, like.new_empty(shape))
+        x = _draw(generators, at_least_float32(like.new_empty(shape)))
         labels = labels.to(like.device)
         if self.objective == "flow":
-            ends = torch.linspace(1, 0, self.steps + 1).tolist()
+            ends = torch.linspace(1, 0, self.steps + 1, dtype=torch.float32).tolist()
             for start, end in itertools.pairwise(ends):
                 times = x.new_full((len(x),), start)
                 x = x + (end - start) * self.guided(x, TIMES * times, labels)
@@ -297,7 +299,9 @@ class Generator(Remembering, nn.Module):
 
 def _draw(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
     """Return noise of each generator, drawn on the CPU so that devices agree."""
-    drawn = [torch.randn(like.shape[1:], generator=each) for each in generators]
+    drawn = [
+        torch.randn(like.shape[1:], generator=each, dtype=torch.float32) for each in generators
+    ]
     return torch.stack(drawn).to(like)
 
 

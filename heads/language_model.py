@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.bert import WORD_HEAD
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
 from heads.text import check_text
 
@@ -107,7 +108,7 @@ class LanguageModel(Remembering, nn.Module):
     def losses(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each predicted word: (n, V) -> (n,)."""
         words = batch["tokens"][self.predicted(batch)[1]]
-        return F.cross_entropy(logits.float(), words.long(), reduction="none")
+        return F.cross_entropy(at_least_float32(logits), words.long(), reduction="none")
 
     def answers(self, batch: Mapping[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return guessed and true words, and their groups: three of (n,)."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.points import PointBackbone, present
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
 
 TARGETS = ("PointSegmenter",)
@@ -74,13 +75,13 @@ class PointSegmenter(Remembering, nn.Module):
     def forward(self, points: Tensor) -> Tensor:
         """Classify all points, each by its voxel: (B, N, 3 + F) -> (B, N, K)."""
         scaled = torch.cat([points[..., :3] / self.grid_size, points[..., 3:]], dim=2)
-        return self.classifier(self.backbone(scaled)[0].transpose(1, 2))
+        return at_least_float32(self.classifier(self.backbone(scaled)[0].transpose(1, 2)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N)."""
         labels = batch["labels"]
         counted = labels != IGNORED
-        logits, labels = self(batch["points"])[counted].float(), labels[counted]
+        logits, labels = self(batch["points"])[counted], labels[counted]
         if not len(labels):  # a crop without labelled points
             return {"loss_ce": logits.sum() * 0}
         losses = {"loss_ce": self.ce_weight * F.cross_entropy(logits, labels)}
@@ -99,12 +100,12 @@ class PointSegmenter(Remembering, nn.Module):
         cloud = points[found]
         if self.votes == 1:
             first, inverse = first_points(cloud, self.grid_size)
-            own = self(cloud[first][None])[0].float().log_softmax(-1)[inverse]
+            own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:
-            total = torch.zeros(len(cloud), self.classifier.out_features, device=points.device)
+            total = points.new_zeros(len(cloud), self.classifier.out_features)
             for view in self.views(cloud):
                 for chosen in fragments(view, self.grid_size):
-                    total[chosen] += self(view[chosen][None])[0].float().softmax(-1)
+                    total[chosen] += self(view[chosen][None])[0].softmax(-1)
             own = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
         full = own.new_full((len(points), own.shape[1]), -math.log(own.shape[1]))
         full[found] = own

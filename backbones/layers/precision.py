@@ -1,4 +1,4 @@
-"""The types that autocast computes in, on any device."""
+"""The types that parts compute in, under autocast and in half precision, on any device."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def product_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
     casts = is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if casts and x.dtype is not torch.float64 else x.dtype
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return half precision as float32; float32 and float64 stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -167,8 +167,8 @@ def test_options_that_contradict_a_chosen_rate_are_refused(typed, message):
 )  # fmt: skip
 def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     batch, accumulated, devices = trainer
-    config = {"optimizer": optimizer, "data": {"batch_size": batch}}
-    assert automatic.describe_rate(config, devices, accumulated) == line
+    config = {"optimizer": optimizer}
+    assert automatic.describe_rate(config, batch, devices, accumulated) == line
 
 
 @pytest.mark.parametrize(

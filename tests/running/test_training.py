@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import os
 import signal
 from pathlib import Path
@@ -336,13 +337,18 @@ class TestTraining:
     )
     def test_a_step_is_the_mean_of_its_batches(self, train, options, sizes):
         steps = Steps()
-        train("run", extra=[steps], mixup=None, model=Plain, **{"max_epochs": 2, **options})
+        options = {"max_epochs": 2, **options}
+        _, folder = train("run", extra=[steps], mixup=None, model=Plain, **options)
         assert [len(images["label"]) for _, images, _ in steps.found] == [6 * n for n in sizes]
         for model, images, gradients in steps.found:
             model.zero_grad()
             model.loss(images)["loss_cls"].backward()
             expected = [parameter.grad for parameter in model.parameters()]
             torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+        rows = [row for row in read_rows(folder / "metrics.csv") if "train/loss" in row]
+        losses = [model.loss(images)["loss_cls"].item() for model, images, _ in steps.found]
+        assert [row["train/loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+        assert [row["train/loss_cls"] for row in rows] == pytest.approx(losses, rel=1e-5)
 
     @pytest.mark.parametrize(
         ("accumulate", "rate"),
@@ -351,6 +357,16 @@ class TestTraining:
     def test_the_rate_is_for_all_images_of_a_step(self, train, monkeypatch, accumulate, rate):
         monkeypatch.setitem(ADAMW, "reference_batch", 24)
         train("scaled", accumulate_grad_batches=accumulate, max_epochs=1)
+        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
+        assert scheduler.base_lrs == [rate, rate]
+
+    def test_the_rate_is_for_the_images_that_there_are(self, train, monkeypatch):
+        """40 images in batches of 256 are batches of 40."""
+        monkeypatch.setitem(ADAMW, "reference_batch", 20)
+        small = functools.partial(tiny_data, batch_size=256)
+        monkeypatch.setattr("tests.running.test_training.tiny_data", small)
+        train("scaled", max_epochs=1, mixup=None)
+        rate = 0.01 * 40 / 20
         scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
         assert scheduler.base_lrs == [rate, rate]
 

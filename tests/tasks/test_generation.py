@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
 from PIL import Image
 from scipy.linalg import sqrtm
 
@@ -64,6 +65,28 @@ def test_the_schedule_and_its_steps_equal_their_formulas():
     torch.testing.assert_close(before, noisy(clean, noise, few.kept_before))
     with pytest.raises(ValueError, match="steps must be from 1 to 1000, got 0"):
         schedule(0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("objective", ["diffusion", "flow"])
+def test_times_are_those_of_float32_in_every_precision(objective, precision):
+    """In bfloat16 sample 250,020 of an evaluation would be at step 1000 of 1000."""
+    plugin = {"bf16-true": HalfPrecision, "64-true": lambda _: DoublePrecision()}[precision]
+    model = generator(objective=objective, sampler="euler" if objective == "flow" else "ddim")
+    number = next(n for n in range(10**6) if (0.5 + n * 0.618034) % 1 > 0.9995)
+    batch = {"images": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 1]),
+             "sample_id": torch.tensor([number, 7])}  # fmt: skip
+    times, denoise = [], model.backbone.denoise
+    model.backbone.denoise = lambda x, at, labels: times.append(at) or denoise(x, at, labels)
+    exact = model.predict(batch)
+    with plugin(precision).forward_context():
+        coarse = plugin(precision).convert_module(model).predict(batch)
+        model.loss(batch)
+    torch.testing.assert_close(times[1], times[0], rtol=0, atol=0)
+    assert times[0].max() < 1000
+    assert times[2].dtype == times[0].dtype
+    torch.testing.assert_close(coarse, exact.to(coarse), rtol=0.02, atol=0.02)
 
 
 def test_learnt_variances_and_their_bound():

@@ -153,7 +153,7 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
     batches = datamodule.batches("train", devices)
-    total = config["data"]["batch_size"] * devices * batches_per_step(trainer, batches)
+    total = datamodule.training_batch(devices) * devices * batches_per_step(trainer, batches)
     start = PRETRAINED if config["backbone"]["pretrained"] else _find_random_start(backbone)
     chosen[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
@@ -189,15 +189,16 @@ def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> s
     return f"Chosen for {images:,} training {unit}: {chosen}{length}"
 
 
-def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> str:
+def describe_rate(config: Mapping[str, Any], batch: int, devices: int, accumulated: int) -> str:
     """Return a line with the learning rate of a training and its derivation.
 
     Args:
-        config: The run's config, with its batch size.
+        config: The run's config.
+        batch: Samples per batch and device.
         devices: Number of devices.
         accumulated: Batches per step and device.
     """
-    optimizer, batch = config["optimizer"], config["data"]["batch_size"]
+    optimizer = config["optimizer"]
     lr, reference = optimizer["lr"], optimizer.get("reference_batch")
     total = batch * accumulated * devices
     batches = f"batch {batch}"

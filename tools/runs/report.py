@@ -98,7 +98,7 @@ def log_start(
     processes: int = 1,
 ) -> None:
     """Log what is about to be trained, and the learning rate with its derivation."""
-    batch, trainer = config["data"]["batch_size"], config["trainer"]
+    batch, trainer = datamodule.training_batch(processes), config["trainer"]
     unit = find_family(config["task_name"]).unit
     epoch = datamodule.batches("train", processes)
     accumulated = batches_per_step(trainer, epoch)
@@ -120,7 +120,7 @@ def log_start(
         )
     images = len(datamodule.dataset("train"))
     choice = describe_choice(config, images, steps_per_epoch(trainer, epoch))
-    for line in filter(None, (choice, describe_rate(config, processes, accumulated))):
+    for line in filter(None, (choice, describe_rate(config, batch, processes, accumulated))):
         log_info(line)
 
 

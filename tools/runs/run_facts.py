@@ -45,7 +45,8 @@ def collect_facts(
         return facts
     name = f"{CHECKPOINTS}/{LAST if config['checkpoints'] == 'last' else BEST}"
     evaluated = Path(trainer.default_root_dir) / name
-    batch = datamodule.batch_size * trainer.world_size * batches_of_step(trainer, 0)
+    processes = trainer.world_size
+    batch = datamodule.training_batch(processes) * processes * batches_of_step(trainer, 0)
     optimizer = config["optimizer"]
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
     rate, waiting = pace.images_per_second, pace.waiting_share

@@ -142,11 +142,8 @@ def make_trainer(
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)
-    if training and trainer.strategy.root_device.type == "cuda" and trainer.precision == "32-true":
-        log_info(
-            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
-            "A100) is faster and takes less memory"
-        )
+    if training:
+        _describe_precision(trainer, str(options["precision"]))
     return trainer
 
 
@@ -200,7 +197,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)
-    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
+    examples = datamodule.training_batch(world) * world * accumulated
+    task.check_training(trainer.strategy, examples)
     by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
     if by_epoch and isinstance(interval, int) and interval > count:
         raise ValueError(
@@ -240,6 +238,26 @@ def _warn_crowded(trainer: Trainer) -> None:
         log_info(
             f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
             f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
+        )
+
+
+def _describe_precision(trainer: Trainer, asked: str) -> None:
+    """Log a precision other than the one asked for, a slow one, and one that keeps weights."""
+    if asked.startswith("16") and trainer.precision == "bf16-mixed":
+        log_info(
+            f"trainer.precision={asked} needs a GPU: this CPU computes in bf16-mixed, with 8 bits "
+            "of mantissa instead of 11"
+        )
+    if trainer.precision == "bf16-true":
+        log_info(
+            "trainer.precision=bf16-true keeps the weights in bfloat16, which loses changes below "
+            "1/512 of a weight: at learning rates such as 1e-5 most weights never move. Pass "
+            "trainer.precision=bf16-mixed to train all of them"
+        )
+    if trainer.precision == "32-true" and trainer.strategy.root_device.type == "cuda":
+        log_info(
+            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
+            "A100) is faster and takes less memory"
         )
 
 
