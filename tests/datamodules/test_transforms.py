@@ -3,17 +3,25 @@
 import random
 from functools import partial
 
+import lightning
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from timm.data import create_transform
+from torch import nn
 from torchvision import transforms
 
-from datamodules import ImageFolderDataModule, LightAugmentation, PaperAugmentation
+from datamodules import (
+    ImageFolderDataModule,
+    LightAugmentation,
+    PaperAugmentation,
+    SampleTransfer,
+)
 from datamodules.images.classification import collate, make_sample
 from datamodules.images.transforms import NOISE, ToBytes
 from datamodules.loading.pixels import erase, scale_bytes
+from tasks.classification.task import ClassificationTask
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -88,3 +96,36 @@ def test_erased_rectangles_hold_noise_of_their_own():
     assert torch.equal(erase(images, boxes, 0), made)
     assert not torch.equal(erase(images, boxes, 1), made)
     assert torch.equal(erase(images, boxes, None), images.masked_fill(inside, 0))
+
+
+class Recorder(lightning.LightningModule):
+    """A user's module, without a hook of its own."""
+
+    seen = ()
+
+    def test_step(self, batch, batch_idx):
+        self.seen = (*self.seen, batch)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", "float32"), ("64-true", "float64")])
+def test_a_trainer_normalises_batches_for_any_module(sample_cache, precision, dtype):
+    data = SampleTransfer(sample_cache, train_per_class=1, val_per_class=1, num_workers=0)
+    module = Recorder()
+    lightning.Trainer(
+        accelerator="cpu", precision=precision, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_test_batches=1,
+    ).test(module, data)  # fmt: skip
+    bytes_ = next(iter(data.test_dataloader()))
+    (batch,) = module.seen
+    assert bytes_["image"].dtype == torch.uint8
+    assert batch["image"].dtype == getattr(torch, dtype)
+    assert torch.equal(batch["image"].float(), data.normalise(bytes_)["image"])
+
+
+def test_bytes_without_a_datamodule_are_refused(sample_cache):
+    data = SampleTransfer(sample_cache, train_per_class=1, val_per_class=1, num_workers=0)
+    data.setup()
+    task = ClassificationTask(nn.Linear(1, 1), data.class_names)
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    with pytest.raises(ValueError, match="gives images as bytes, which a datamodule normalises"):
+        trainer.test(task, data.val_dataloader())

@@ -178,7 +178,7 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     assert (crop.scale, crop.ratio, crop.size) == ((0.08, 1.0), (0.75, 1.3333), (224, 224))
     assert [mode.name for mode in crop.interpolation] == ["BILINEAR", "BICUBIC"]
     rest = [type(part).__name__ for part in made.rest]
-    assert rest == ["ToNormalised", "RandomErasing"]
+    assert rest == ["ToBytes", "NoiseRectangle"]
     assert create_backbone("lvt_r2").mix_token
     assert AUX_WEIGHT == 0.5
 
