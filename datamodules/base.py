@@ -287,7 +287,7 @@ class BaseDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Return the batches of ``predict_path``, or else the validation batches."""
-        return self._eval_loader_of(self._to_predict())
+        return self._eval_loader("predict" if "predict" in self._datasets else "val")
 
     def normalise(self, batch: Any) -> Any:
         """Return a loader's batch as networks take it; unchanged by default.
@@ -345,6 +345,9 @@ class BaseDataModule(LightningDataModule):
     def collate(self) -> Callable[[list[Any]], Any] | None:
         """Return the function that makes a batch of samples; None for torch's own."""
         return None
+
+    def _eval_loader(self, split: Split) -> DataLoader[Any]:
+        return self._eval_loader_of(self.dataset(split))
 
     def _eval_loader_of(self, dataset: NamedDataset) -> DataLoader[Any]:
         rank, world_size = process_group()

@@ -118,10 +118,11 @@ class BatchLight:
         made, images = self.made, batch["image"]
         corners = np.stack([draws.below(2 * self.margin + 1) for _ in range(2)], 1)
         angles = np.radians(draws.uniform(-made.degrees, made.degrees)[:, 0])
-        scales = draws.uniform(*made.scale)[:, 0]
+        low, high = made.scale
+        scales = draws.uniform(low, high)[:, 0]
         drawn = corners, draws.chance(made.flip), angles, scales
         corner, flipped, angle, scale = tensors(images.device, *drawn)
-        if made.degrees or tuple(made.scale) != (1, 1):
+        if made.degrees or (low, high) != (1, 1):
             images = turned_crops(images, self.margin, corner, flipped, angle, scale)
         elif self.margin or made.flip:
             images = shifted(images, corner - self.margin, flipped)
@@ -193,8 +194,8 @@ def draw_boxes(
     Returns:
         Top, left, height and width, (B, 4); height and width are 0 if no box fits.
     """
-    area = draws.uniform(*shares, count=10) * sides.prod(1)[:, None]
-    ratio = np.exp(draws.uniform(math.log(ratios[0]), math.log(ratios[1]), count=10))
+    area = draws.uniform(shares[0], shares[1], 10) * sides.prod(1)[:, None]
+    ratio = np.exp(draws.uniform(math.log(ratios[0]), math.log(ratios[1]), 10))
     boxes = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], 2))).astype(np.int64)
     fits = (boxes <= (sides - smaller)[:, None]).all(2)
     box = boxes[np.arange(len(boxes)), fits.argmax(1)] * fits.any(1)[:, None]
@@ -222,7 +223,8 @@ def draw_crops(
         [np.minimum(height, np.rint(width / low)), np.minimum(width, np.rint(height * high))], 1
     ).astype(np.int64)
     middle = np.concatenate([(sides - middle) // 2, middle], 1)
-    return np.where(boxes[:, 2:].any(1)[:, None], boxes, middle)
+    fits = boxes[:, 2:3] > 0
+    return np.where(fits, boxes, middle)
 
 
 def resized_crops(

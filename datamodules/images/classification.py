@@ -239,7 +239,8 @@ class ClassificationDataModule(ImageDataModule):
         device = torch.device("cpu")
         if self.trainer is not None:
             device = self.trainer.strategy.root_device
-        sides, change = {"val": self.image_size}, None
+        sides: dict[Split, int] = {"val": self.image_size}
+        change = None
         if split == "train":
             change = batch_augmentation(self.augmentation, self.image_size)
             sides["train"] = change.stored_side(self.kept_side)

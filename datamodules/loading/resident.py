@@ -40,8 +40,8 @@ class Draws:
         steps = np.arange(self._taken + 1, self._taken + 1 + count, dtype=np.uint64)
         self._taken += count
         bits = _mixed(self._state[:, None] + steps * GOLDEN) >> np.uint64(11)
-        shares: Numbers = bits * 2.0**-53
-        return low + (high - low) * shares
+        shares: Numbers = low + (high - low) * (bits.astype(np.float64) * 2.0**-53)
+        return shares
 
     def below(self, most: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the next integers from 0 to below these numbers, (B,)."""
