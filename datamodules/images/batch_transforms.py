@@ -230,7 +230,7 @@ def draw_crops(
 def resized_crops(
     images: Tensor, size: int, boxes: Tensor, bicubic: Tensor, flipped: Tensor
 ) -> Tensor:
-    """Crop, enlarge and flip each image, as Pillow does in two passes.
+    """Crop, enlarge and flip each image, as Pillow does in two passes, to one level of 256.
 
     Args:
         images: Bytes (B, C, H, W).

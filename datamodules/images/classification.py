@@ -111,6 +111,7 @@ class ClassificationDataModule(ImageDataModule):
         expected_classes: Number of classes in ``data.num_classes``; None accepts any.
     """
 
+    fixed_size = True
     takes_maps: ClassVar[bool] = False
     kept_side: ClassVar[int | None] = None
     expected_classes: int | None = None
