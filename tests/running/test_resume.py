@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback
 
 from backbones.checkpoints.seal import DamagedCheckpoint
+from datamodules import PaperAugmentation
 from tasks.classification.task import ClassificationTask
 from tasks.engine import checkpoint_callbacks as keeping
 from tasks.engine import checkpoint_files as checkpoint_io
@@ -38,10 +39,15 @@ class KillAt(Callback):
 
 @pytest.fixture
 def train(sample_cache, trainer_options, tmp_path):
-    def train(folder, resume=False, kill=None, every=None, ckpt=None, keep="all", **given):
+    def train(
+        folder, resume=False, kill=None, every=None, ckpt=None, keep="all", data=None, **given
+    ):
         folder = tmp_path / folder
         folder.mkdir(exist_ok=True)
-        data, task = tiny_data(sample_cache), tiny_task(schedule={"name": "cosine", "warmup": 0.5})
+        data, task = (
+            tiny_data(sample_cache, **data or {}),
+            tiny_task(schedule={"name": "cosine", "warmup": 0.5}),
+        )
         chosen = {**trainer_options, "max_epochs": 3, "limit_val_batches": 2, **given}
         trainer = trainers.make_trainer(
             chosen, folder, task.monitor, task.mode, training=True, checkpoint_every=every
@@ -142,6 +148,20 @@ def test_a_killed_run_resumes_exactly(train, name, kill, wholes, tmp_path_factor
     train("broken", resume=True, every=1e-9, **whole_options)
     assert_same(broken, wholes[name])
     assert kept(broken) == {"best.ckpt", "last.ckpt"}
+
+
+AUGMENTED = PaperAugmentation(auto_augment=None, random_erasing=1.0)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_augmented_images_resume_exactly(train, resident):
+    """Noise is drawn before the batch starts, when a resumed run sets its random state."""
+    data = {"augmentation": AUGMENTED, "resident": resident}
+    options = {"every": 1e-9, "max_epochs": 2, "data": data}
+    _, whole = train("whole", **options)
+    train("broken", kill=(BATCH, 9), **options)
+    train("broken", resume=True, **options)
+    assert_same(whole.with_name("broken"), whole)
 
 
 def damage(path):

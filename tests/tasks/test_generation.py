@@ -241,7 +241,10 @@ def test_folders_of_images_and_latents(tmp_path):
     data.setup()
     batch = next(iter(data.val_dataloader()))
     assert batch["images"].shape == (2, 3, 8, 8)
-    assert (batch["images"] == 1).all()
+    assert (data.normalise(batch)["images"] == 1).all()
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    floats = every.numpy() / np.float32(127.5) - 1
+    assert torch.equal(data.normalise({"images": every})["images"], torch.from_numpy(floats))
     requests = next(iter(data.predict_dataloader()))
     assert requests["seeds"].tolist() == [0, 1]
     data.set_predict_inputs("dog")
