@@ -248,7 +248,7 @@ class ClassificationTask(ClassesTask):
         """Refuse bytes that no datamodule normalises."""
         batch = super().on_before_batch_transfer(batch, dataloader_idx)
         images = batch.get("image")
-        without = getattr(self.trainer, "datamodule", None) is None
+        without = self._trainer is not None and getattr(self._trainer, "datamodule", None) is None
         if without and isinstance(images, Tensor) and images.dtype == torch.uint8:
             raise ValueError(
                 "this loader gives images as bytes, which a datamodule normalises: call "
