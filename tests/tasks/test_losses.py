@@ -8,7 +8,6 @@ import torch
 
 from backbones import create_backbone
 from heads.language_model import LanguageModel
-
 from heads.linear import LinearClassifier
 from heads.point_segmentation import IGNORED, PointSegmenter
 from heads.text import TextClassifier
