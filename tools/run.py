@@ -121,8 +121,9 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         automatic.reuse_choices(config, resumed)
         run_folder.restore_start(config, resumed)
         new_length = run_folder.describe_new_length(resumed, config)
+        run_folder.log_rounding(resumed, config)
     with run_folder.open_run_folder(config, resumed, swept or ()) as folder:
-        if resumed and not new_length and report.log_finished(folder):
+        if resumed and not new_length and report.log_finished(folder, config["trainer"]):
             return
         parts = build_components(config, folder, resumed=resumed is not None)
         if not resumed:

@@ -28,7 +28,7 @@ from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.monitors import BestCheckpoint, TimeLimit
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
@@ -85,6 +85,7 @@ def make_trainer(
     layout = [ChannelsLast()] if channels_last else []
     _check(options)
     shows = options.pop("enable_progress_bar", True)
+    duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
@@ -114,6 +115,7 @@ def make_trainer(
                 *layout,
                 ExactResume(),
                 *watching,
+                *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
                 *shown,
                 best,
