@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -20,7 +21,7 @@ from tasks.engine import gather
 from tasks.engine.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.loggers import read_rows
 from tasks.engine.signals import RunStopped
-from tests.runs import ROOT, arguments, command, run_here, summary
+from tests.runs import ROOT, arguments, command, run_here, start, summary, wait_for
 from tools.cli import processes
 from tools.cli.processes import check_trainer
 from tools.runs import process_group
@@ -322,6 +323,41 @@ def test_nan_in_one_process_ends_both_in_one_sentence(tmp_path, write_script):
     assert ended.status == 2
     assert ended.err.startswith("error: process 1 of the run: the loss is nan at step 3")
     assert len(ended.err.splitlines()) == 1
+
+
+STUCK = """
+import time
+from pathlib import Path
+from heads.linear import LinearClassifier
+from tasks.engine import signals
+
+loss, steps = LinearClassifier.loss, iter(range(10000))
+signals.STEP = 3.0
+
+def stuck(self, batch):
+    if next(steps) == 3 and os.environ.get("LOCAL_RANK") == "1":
+        Path(FOLDER, "stuck").touch()
+        time.sleep(1000)
+    return loss(self, batch)
+
+LinearClassifier.loss = stuck
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["first", "group"])
+def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_script):
+    more = ["++data.train_copies=4", "trainer.log_every_n_steps=1"]
+    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
+    process = start(typed, script=write_script(STUCK), start_new_session=True)
+    wait_for(process, (tmp_path / "stuck").exists)
+    time.sleep(2)
+    (os.kill if to == "first" else os.killpg)(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 143
+    assert "a step that waits for another process" in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 def losses(row):
