@@ -82,7 +82,7 @@ def test_a_validation_without_the_metric_is_the_worst(mode, real, tmp_path):
 @pytest.mark.parametrize(("mode", "best", "worst"), [("max", "c", "a"), ("min", "a", "c")])
 def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path):
     """And each validation of an epoch has a file of its own."""
-    scores = {str(tmp_path / name): torch.tensor(value) for name, value in zip("abc", (1, 2, 3))}
+    scores = {str(tmp_path / "abc"[rank]): torch.tensor(rank) for rank in range(3)}
     three = TopCheckpoints(tmp_path, "val/x", mode, 3)
     three.best_k_models = dict(scores)
     two = TopCheckpoints(tmp_path, "val/x", mode, 2)
@@ -94,9 +94,9 @@ def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path
     two.on_train_start(SimpleNamespace(strategy=strategy), None)
     assert removed == [str(tmp_path / worst)]
     assert two.kth_best_model_path == str(tmp_path / "b")
-    names = [two.format_checkpoint_name({"epoch": torch.tensor(0), "step": torch.tensor(step),
-                                         "val/x": torch.tensor(0.5)}) for step in (3, 6)]  # fmt: skip
-    assert len(set(names)) == 2
+    figures = {"epoch": torch.tensor(0), "val/x": torch.tensor(0.5)}
+    steps = (torch.tensor(3), torch.tensor(6))
+    assert len({two.format_checkpoint_name({**figures, "step": step}) for step in steps}) == 2
 
 
 @pytest.mark.parametrize(
