@@ -25,6 +25,7 @@ from tools.cli.processes import is_first_process
 from tools.config.automatic import AUTO, CHOSEN, MEASURED, is_automatic
 from tools.config.default_values import STOPPING, comparable_config, is_default
 from tools.runs import lock
+from tools.runs.nodes import NODES
 
 log_info = logging.getLogger(__name__).info
 
@@ -100,7 +101,7 @@ def open_run_folder(
         folder = new_run_folder(parent, config["mode"], swept)
     else:
         folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
-    folder = folder.resolve()
+    folder = NODES.share("folder", folder.resolve()) or folder
     os.environ[ENVIRONMENT] = str(folder)
     try:
         if new:
