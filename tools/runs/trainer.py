@@ -161,10 +161,17 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     """Reject combinations of the three before anything of the run exists.
 
     Raises:
-        ValueError: Shares of the data without a batch, validations further apart than there are
-            batches, or what ``BaseTask.check_training`` refuses.
+        ValueError: More processes than training samples, shares of the data without a batch,
+            validations further apart than there are batches, or what ``BaseTask.check_training``
+            refuses.
     """
-    world = trainer.world_size
+    world, samples = trainer.world_size, len(datamodule.dataset("train"))
+    if samples < world:
+        unit = datamodule.unit[: None if samples != 1 else -1]
+        raise ValueError(
+            f"the training set has {samples} {unit}, fewer than the {world} processes of "
+            "trainer.devices and trainer.num_nodes; pass lower numbers"
+        )
     overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
