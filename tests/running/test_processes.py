@@ -430,12 +430,11 @@ def losses(row):
     return {name: value for name, value in row.items() if "loss" in name}
 
 
-SGD = ("optimizer.name=sgd", "optimizer.lr=0.01", "optimizer.weight_decay=0")
-DIGITS = (*TINY["classification"], "++data.train_copies=4", *SGD)
+DIGITS = (*TINY["classification"], "++data.train_copies=4")
 WEIGHTS = "task.loss.class_weights=[1,2,3,4,5,6,7,8,9,10]"
-TEXTS = ("data.num_train=32", "data.num_val=8", "backbone=bert_tiny", "backbone.drop=0", *SGD)
+TEXTS = ("data.num_train=32", "data.num_val=8", "backbone=bert_tiny", "backbone.drop=0")
 CLOUDS = ("data.num_train=8", "data.num_val=2", "data.density=30", "data.grid_size=0.15",
-          "data.crop_points=600", "head.lovasz_weight=0", *SGD)  # fmt: skip
+          "data.crop_points=600", "head.lovasz_weight=0")  # fmt: skip
 # Training of each family and loss; a name may have more words than its family.
 EQUAL = {
     "classification": DIGITS,
@@ -443,19 +442,17 @@ EQUAL = {
     "classification focal": (*DIGITS, WEIGHTS, "task.loss.name=focal"),
     "classification bce": (*DIGITS, WEIGHTS, "task.loss.name=bce"),
     "classification asymmetric": (*DIGITS, "task.loss.name=asymmetric"),
-    "transfer": (*TINY["transfer"], *SGD),
-    "multi_label": ("data.num_train=32", "data.num_val=8", *SGD),
-    "multi_label asymmetric": ("data.num_train=32", "data.num_val=8", "task.loss.name=asymmetric",
-                               *SGD),
+    "transfer": TINY["transfer"],
+    "multi_label": ("data.num_train=32", "data.num_val=8"),
+    "multi_label asymmetric": ("data.num_train=32", "data.num_val=8", "task.loss.name=asymmetric"),
     "segmentation": (*TINY["segmentation"], "data.num_train=16", "head.class_weights=null",
                      "++head.options.auxiliary_head.dropout_ratio=0.0"),
     "detection fcos": (*SCENES, "data.num_train=16", "head=retinanet", "+head.base=fcos/fcos_r50-"
-                       "caffe_fpn_gn-head_1x_coco", *SGD),
-    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8", *SGD,
+                       "caffe_fpn_gn-head_1x_coco"),
+    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8",
                          "data.patches_per_image=1", "trainer.limit_val_batches=2"),
-    "forecasting": ("backbone=dlinear", "data.hours=600", "data.lookback=24", "data.horizon=12",
-                    *SGD),
-    "forecasting pinball": ("backbone=dlinear", "data.hours=600", "data.lookback=24", *SGD,
+    "forecasting": ("backbone=dlinear", "data.hours=600", "data.lookback=24", "data.horizon=12"),
+    "forecasting pinball": ("backbone=dlinear", "data.hours=600", "data.lookback=24",
                             "data.horizon=12", "head.quantiles=[0.1,0.5]"),
     "point_segmentation": CLOUDS,
     "glue": (*TEXTS, "head.drop=0"),
