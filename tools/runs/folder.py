@@ -52,6 +52,7 @@ FREE_ON_RESUME = {
     "resume",
     "task.check_patches",
     "trainer.accelerator",
+    "trainer.benchmark",
     "trainer.compile",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
