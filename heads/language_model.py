@@ -104,7 +104,7 @@ class LanguageModel(Remembering, nn.Module):
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean loss of the predicted words, which is 0 without any."""
         losses = self.losses(self._logits(batch), batch)
-        return {"loss_words": global_mean(losses.sum(), losses.new_tensor(len(losses)))}
+        return {"loss_words": global_mean(losses.sum(), losses.new_full((), len(losses)))}
 
     def losses(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each predicted word: (n, V) -> (n,)."""

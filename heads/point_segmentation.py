@@ -86,7 +86,7 @@ class PointSegmenter(Remembering, nn.Module):
         labels = batch["labels"]
         counted = labels != IGNORED
         logits, labels = self(batch["points"])[counted].float(), labels[counted]
-        count = logits.new_tensor(len(labels))
+        count = logits.new_full((), len(labels))
         total = F.cross_entropy(logits, labels, reduction="sum")
         losses = {"loss_ce": self.ce_weight * global_mean(total, count)}
         if self.lovasz_weight:  # a mean over the processes with labelled points

@@ -57,8 +57,9 @@ class ExactResume(Callback):
         Raises:
             ValueError: The state of a callback holds more than plain values and tensors.
         """
-        for name, state in checkpoint.get("callbacks", {}).items():
-            refuse_together(_state_problem(name.partition("{")[0], state))
+        states = checkpoint.get("callbacks", {}).items()
+        problems = (_state_problem(name.partition("{")[0], state) for name, state in states)
+        refuse_together(next(filter(None, problems), None))
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         due = self._validated != _batches(trainer) and loop.validation_follows
