@@ -111,12 +111,13 @@ class Nodes:
         return folder
 
     def _connect(self, launcher: str, count: int) -> None:
-        from torch.distributed import DistError, PrefixStore
+        from torch.distributed import DistError
+        from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         url = "env://"
         if launcher != "torchrun":
-            from lightning.fabric.plugins.environments import SLURMEnvironment
+            from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
             job = SLURMEnvironment()
             address = f"{job.main_address}:{job.main_port}"
