@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
 from backbones.layers.precision import at_least_float32
+from heads.global_mean import global_mean
 
 asymmetric_single: Any = AsymmetricLossSingleLabel  # timm's classes are untyped
 asymmetric_multi: Any = AsymmetricLossMultiLabel
@@ -193,7 +194,12 @@ class LabelLoss:
     def _one(
         self, logits: Tensor, labels: Tensor, smoothing: float, weights: Tensor | None
     ) -> Tensor:
-        if self.name == "cross_entropy":
+        if self.name == "cross_entropy" and weights is not None and labels.ndim == 1:
+            total = F.cross_entropy(
+                logits, labels, weights, label_smoothing=smoothing, reduction="sum"
+            )
+            return global_mean(total, weights[labels].sum())
+        if self.name == "cross_entropy":  # torch averages over the images if labels are shares
             return F.cross_entropy(logits, labels, weights, label_smoothing=smoothing)
         if self.name == "asymmetric":
             if labels.ndim > 1:
@@ -213,7 +219,7 @@ class LabelLoss:
         weighted = shares if weights is None else shares * weights
         logs = logits.log_softmax(-1)
         terms = weighted * (1 - logs.exp()) ** self.gamma * -logs
-        return terms.sum() / weighted.sum()
+        return global_mean(terms.sum(), weighted.sum())
 
 
 class MultiLabelLoss(LabelLoss):

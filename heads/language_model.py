@@ -19,6 +19,7 @@ from backbones import Backbone
 from backbones.hosts.bert import WORD_HEAD
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.global_mean import global_mean
 from heads.text import check_text
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,9 @@ class LanguageModel(Remembering, nn.Module):
         return words.roll(-1, 1), words
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean loss of the predicted words."""
-        return {"loss_words": self.losses(self._logits(batch), batch).mean()}
+        """Return the mean loss of the predicted words, which is 0 without any."""
+        losses = self.losses(self._logits(batch), batch)
+        return {"loss_words": global_mean(losses.sum(), losses.new_full((), len(losses)))}
 
     def losses(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each predicted word: (n, V) -> (n,)."""

@@ -16,6 +16,7 @@ from backbones import Backbone
 from backbones.hosts.scaffolds.points import PointBackbone, present
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.global_mean import global_mean
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
@@ -78,16 +79,20 @@ class PointSegmenter(Remembering, nn.Module):
         return at_least_float32(self.classifier(self.backbone(scaled)[0].transpose(1, 2)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N)."""
+        """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N).
+
+        Both are 0 without labelled points. Each process sorts its own points for the second, which
+        is therefore averaged over the processes that have labelled points.
+        """
         labels = batch["labels"]
         counted = labels != IGNORED
         logits, labels = self(batch["points"])[counted], labels[counted]
-        if not len(labels):  # a crop without labelled points
-            return {"loss_ce": logits.sum() * 0}
-        losses = {"loss_ce": self.ce_weight * F.cross_entropy(logits, labels)}
-        if self.lovasz_weight:
+        count = logits.new_full((), len(labels))
+        total = F.cross_entropy(logits, labels, reduction="sum")
+        losses = {"loss_ce": self.ce_weight * global_mean(total, count)}
+        if self.lovasz_weight:  # a mean over the processes with labelled points
             lovasz = lovasz_softmax(logits.softmax(-1), labels)
-            losses["loss_lovasz"] = self.lovasz_weight * lovasz
+            losses["loss_lovasz"] = self.lovasz_weight * global_mean(lovasz, count.clamp(max=1))
         return losses
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -158,7 +163,7 @@ def fragments(cloud: Tensor, grid_size: float) -> Iterator[Tensor]:
 
 
 def lovasz_softmax(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the Lovasz extension of the Jaccard loss, averaged over the classes that occur.
+    """Return the Lovasz extension of the Jaccard loss, averaged over the classes that occur; or 0.
 
     Args:
         probabilities: (P, K).
@@ -176,4 +181,4 @@ def lovasz_softmax(probabilities: Tensor, labels: Tensor) -> Tensor:
         jaccard = 1 - (hits.sum() - hits.cumsum(0)) / union
         steps = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
         losses.append(errors @ steps)
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean() if losses else probabilities.sum()

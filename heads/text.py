@@ -108,7 +108,7 @@ class TextClassifier(Remembering, nn.Module):
         logits = at_least_float32(F.linear(x[:, :-1], self.backbone.words.weight)[real])
         losses = torch.zeros_like(real, dtype=logits.dtype)
         losses[real] = F.cross_entropy(logits, texts["tokens"][:, 1:][real], reduction="none")
-        return (losses.sum(1) / real.sum(1)).mean()
+        return (losses.sum(1) / real.sum(1).clamp(min=1)).mean()
 
 
 def check_text(backbone: Backbone) -> TextEncoder:

@@ -71,6 +71,28 @@ class TestListening:
                 STOP.raise_if_signalled()
         assert stopped.value.code == 143
 
+    @pytest.mark.parametrize(("joined", "ends"), [(True, False), (False, False), (True, True)])
+    def test_a_step_that_waits_for_another_process_ends_after_a_signal(
+        self, joined, ends, monkeypatch, capsys
+    ):
+        statuses, killed = [], []
+        monkeypatch.setattr(signals, "STEP", 0.2)
+        monkeypatch.setattr(signals.os, "_exit", statuses.append)
+        monkeypatch.setattr(STOP, "others", [SimpleNamespace(kill=lambda: killed.append(1))])
+        monkeypatch.setattr(STOP, "_longest_step", 0.0)
+        with STOP.listening():
+            STOP.finishing, STOP.joined = True, joined
+            STOP.begin_step()
+            os.kill(os.getpid(), TERM)
+            if ends:
+                STOP.end_step()
+            time.sleep(0.6)
+            STOP.end_step()
+        waited = joined and not ends
+        assert set(statuses) == ({143} if waited else set())
+        assert bool(killed) == waited
+        assert ("a step that waits for another process" in capsys.readouterr().err) == waited
+
     def test_a_wait_for_data_ends_soon_after_a_signal(self, monkeypatch):
         monkeypatch.setattr(signals, "HANG", 0.05)
         with STOP.listening():

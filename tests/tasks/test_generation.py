@@ -268,6 +268,8 @@ def test_folders_of_images_and_latents(tmp_path):
 class ToyVAE(torch.nn.Module):
     """The interface of a diffusers AutoencoderKL: means of 8 x 8 pixels, and their deviations."""
 
+    dtype = torch.float32
+
     def __init__(self):
         super().__init__()
         self.gain = torch.nn.Parameter(torch.tensor(2.0))

@@ -28,6 +28,7 @@ from tasks.engine.schedule_rule import (
     RANDOM,
     RATE,
     REFERENCE,
+    STEPS,
     WARMUP,
     ScheduleRule,
 )
@@ -114,14 +115,20 @@ def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
 
 
 def reuse_choices(config: dict[str, Any], folder: Path) -> None:
-    """Replace ``auto`` and measured options by the values of the run that is resumed."""
+    """Replace ``auto`` and measured options by the values of the run that is resumed.
+
+    With another length, warm-up and milestones stay ``auto``: they are chosen for the new one.
+    """
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     config["data"] = with_measured(config["data"], before)
+    reasons = before.get(CHOSEN) or {}
+    lengths = [key for key in (EPOCHS, STEPS) if key not in keys]
+    if any(_get(config, key) != _get(before, key) for key in lengths):
+        keys = [key for key in keys if key not in reasons or key not in (WARMUP, MILESTONES)]
     for key in keys:
         _set(config, key, _get(before, key))
     if RATE in keys:
         _set(config, REFERENCE, _get(before, REFERENCE))
-    reasons = before.get(CHOSEN) or {}
     if keys:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
 
@@ -160,7 +167,7 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
     chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
-    config[CHOSEN] = {key: chosen[key][1] for key in keys}
+    config[CHOSEN] = {**(config.get(CHOSEN) or {}), **{key: chosen[key][1] for key in keys}}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:

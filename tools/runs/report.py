@@ -145,8 +145,13 @@ def _describe_length(trainer: Mapping[str, Any], batches: int) -> str:
     return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs >= 0 else "without end"
 
 
-def log_finished(folder: Path) -> bool:
-    """Return True if a training run is finished, and log it."""
+def log_finished(folder: Path, trainer: Mapping[str, Any]) -> bool:
+    """Return True if a training run is finished, and log it.
+
+    Args:
+        folder: Run folder.
+        trainer: The options of the trainer; another time continues a run that was ended by time.
+    """
     from tasks.engine.run_files import read_summary
 
     try:
@@ -156,12 +161,20 @@ def log_finished(folder: Path) -> bool:
     except DamagedFile as error:
         log_info(f"{error}; the run resumes from its last checkpoint and rewrites it")
         return False
-    if not is_finished(summary):
+    ended = summary.get("ended_by_time")
+    if not is_finished(summary) or (ended and ended["max_time"] != trainer.get("max_time")):
         return False
     metrics = summary["metrics"]
     shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    log_info(f"The run is already finished ({shown}).\nRun folder: {_short(folder)}")
+    log_info(f"The run is already finished ({shown}).")
+    if ended:
+        log_info(f"{_describe_end(ended)}; a larger one continues it")
+    log_info(f"Run folder: {_short(folder)}")
     return True
+
+
+def _describe_end(ended: Mapping[str, Any]) -> str:
+    return f"trainer.max_time={ended['max_time']} ended it at {ended['share']:.0%} of its schedule"
 
 
 def reopen(folder: Path) -> None:
@@ -301,6 +314,8 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
         table["waiting for data"] = describe_waiting(
             known["waiting_for_data"], known["num_workers"], known.get("resident")
         )
+    if known.get("ended_by_time"):
+        table["length"] = _describe_end(known["ended_by_time"])
     seconds = known["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 

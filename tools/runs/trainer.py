@@ -28,7 +28,7 @@ from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.monitors import BestCheckpoint, TimeLimit
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
@@ -90,6 +90,7 @@ def make_trainer(
         options["benchmark"] = fixed_size and not options.get("deterministic")
     _check(options)
     shows = options.pop("enable_progress_bar", True)
+    duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
@@ -119,6 +120,7 @@ def make_trainer(
                 *layout,
                 ExactResume(),
                 *watching,
+                *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
                 *shown,
                 best,
@@ -177,10 +179,17 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     """Reject combinations of the three before anything of the run exists.
 
     Raises:
-        ValueError: Shares of the data without a batch, validations further apart than there are
-            batches, or what ``BaseTask.check_training`` refuses.
+        ValueError: More processes than training samples, shares of the data without a batch,
+            validations further apart than there are batches, or what ``BaseTask.check_training``
+            refuses.
     """
-    world = trainer.world_size
+    world, samples = trainer.world_size, len(datamodule.dataset("train"))
+    if samples < world:
+        unit = datamodule.unit[: None if samples != 1 else -1]
+        raise ValueError(
+            f"the training set has {samples} {unit}, fewer than the {world} processes of "
+            "trainer.devices and trainer.num_nodes; pass lower numbers"
+        )
     overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
