@@ -120,6 +120,10 @@ def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_pa
 
 
 SMALL = ("task=classification", "backbone=resnet18", *TINY["classification"])
+PAPER = ("~data.augmentation", "+data.augmentation={_target_: datamodules.images.transforms."
+         "PaperAugmentation, auto_augment: null, random_erasing: 1.0}")  # fmt: skip
+LIGHT = ("data.augmentation.shift=0.1", "data.augmentation.degrees=10",
+         "data.augmentation.color_jitter=0.4", "data.augmentation.random_erasing=1.0")  # fmt: skip
 FROZEN = ("task=transfer", "backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"],
           "head.knn.neighbours=[10]")  # fmt: skip
 # Options with tensors of their own.
@@ -127,8 +131,15 @@ OPTIONS = {
     "class_weights": (*SMALL, "task.loss={name: focal, class_weights: balanced}"),
     "mixup": (*SMALL, "task.mixup={mixup_alpha: 0.8, cutmix_alpha: 1.0}"),
     "lora": (*SMALL, "backbone=deit_t", "+backbone.lora={rank: 4, targets: [qkv, mlp]}"),
+    "erased": (*SMALL, *PAPER),
+    "resident": (*SMALL, *PAPER, "data.resident=true", "data.repeated_augmentation=2"),
+    "resident_light": (*SMALL, *LIGHT, "data.resident=true"),
+    "resident_files": ("task=multi_label", *FAMILIES["multi_label"], "data.resident=true"),
     "better_of_two": (*SMALL, "task.ema={decay: 0.9, report: best}"),
     "linear_probe": (*FROZEN[:-1], "protocol=linear_probe"),
+    "linear_probe_lbfgs": (*SMALL, "protocol=linear_probe_lbfgs"),
+    "knn": (*FROZEN, "protocol=knn"),
+    "few_shot": (*FROZEN[:-1], "protocol=few_shot", "head.few_shot.shots=[1]"),
     "frozen": (*FROZEN, "protocol=frozen", "head.logistic.c=1", "head.few_shot.shots=[1]"),
     "quantiles": ("task=forecasting", *FAMILIES["forecasting"], "head.quantiles=[0.1,0.5,0.9]"),
     "masked_words": ("task=glue", *FAMILIES["glue"][:1], "protocol=mlm", "data.num_train=64"),

@@ -7,6 +7,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from tasks.engine import exact_resume
 from tests.pretended.device import DEVICE, NAME, Pretended
 
 # A wrapper's version cannot be reset in inference mode.
@@ -26,6 +27,8 @@ def use_device(patch):
     patch.setattr(SingleDeviceStrategy, "__init__", strategy)
     patch.setattr(MixedPrecision, "__init__", precision)
     patch.setattr(CPUAccelerator, "setup_device", lambda self, device: None)
+    # Files hold the device's tensors as plain ones.
+    patch.setattr(exact_resume, "PLAIN", (*exact_resume.PLAIN, Pretended))
     if importlib.util.find_spec("mmengine"):  # names the types of the devices that it knows
         from mmengine.structures import instance_data
 
