@@ -4,6 +4,7 @@ Run by ``python -m pytest -p tests.pretended.device tests/pretended/networks.py`
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -11,15 +12,16 @@ from torch import nn
 
 from backbones import create_mixer, list_hosts, list_mixers
 from backbones.registry import find_host
-from tests.families import build_short, rest_slow
+from tests.families import build_short, rest_slow_pairs
 from tests.pretended.device import DEVICE, NAME
 from tools.bench.example_inputs import clouds
 
-PRECISIONS = pytest.mark.parametrize("low", [False, True], ids=["float32", "autocast"])
+LOW = [False, True]  # float32, or autocast to bfloat16
 HOSTS = [name for name in list_hosts() if name != "timm"]  # needs the name of a model
 # The first host of each file.
 QUICK = {find_host(name).build.__module__: name for name in reversed(HOSTS)}
-QUICK = {name.replace("u_dit_b", "u_dit_tiny") for name in QUICK.values()}
+SMALL = {"u_dit_b": "u_dit_tiny", "ffnet_3d": "ffnet_3d_tiny"}
+QUICK = {SMALL.get(name, name) for name in QUICK.values()}
 # Options and inputs of a modality's hosts.
 CASES = {
     "image": ({"img_size": 64}, lambda: [torch.randn(2, 3, 64, 64)]),
@@ -63,15 +65,17 @@ def compare(network, inputs, low):
         assert parameter.grad is None or parameter.grad.device == DEVICE, name
 
 
-@PRECISIONS
+@pytest.mark.parametrize("low", LOW, ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", list_mixers())
 def test_mixers(name, low):
     torch.manual_seed(0)
     compare(create_mixer(name, 32, grid=(8, 8)), [torch.randn(2, 8, 8, 32)], low)
 
 
-@PRECISIONS
-@pytest.mark.parametrize("name", rest_slow(HOSTS, QUICK))
+@pytest.mark.parametrize(
+    ("name", "low"),
+    rest_slow_pairs(itertools.product(HOSTS, LOW), [(name, True) for name in QUICK]),
+)
 def test_hosts(name, low):
     options, inputs = CASES[find_host(name).modality]
     torch.manual_seed(0)
@@ -83,6 +87,14 @@ class Forgetful(nn.Module):
 
     def forward(self, x):
         return x * torch.arange(x.shape[1])[:, None, None]
+
+
+def test_numbers_are_drawn_by_the_devices_generator():
+    shape = {"size": (3, 4), "device": DEVICE}
+    there = torch.randn(**shape, generator=torch.Generator(DEVICE).manual_seed(3))
+    assert there.cpu().equal(torch.randn(3, 4, generator=torch.Generator().manual_seed(3)))
+    with pytest.raises(RuntimeError, match="type for generator but found 'cpu'"):
+        torch.randn(**shape, generator=torch.Generator())
 
 
 def test_a_tensor_made_without_its_device_is_refused():

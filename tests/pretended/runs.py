@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tasks
+from backbones.hosts.ffnet_sr import FFNetSR
 from datamodules.series.sample import write_series
 from tests.families import rest_slow_pairs
 from tests.pretended.device import DEVICE
@@ -19,8 +20,8 @@ from tools import analyse
 from tools.analyses import analyses
 
 PRECISIONS = {"float32": "32-true", "autocast": "bf16-mixed"}
-SHORT = ("trainer.max_steps=2", "trainer.limit_val_batches=2", "schedule.warmup=0")
-POINTS = ("data.num_train=4", "data.num_val=2", "data.density=40")
+SHORT = ("trainer.max_steps=2", "trainer.limit_val_batches=1", "schedule.warmup=0")
+POINTS = ("data.num_train=4", "data.num_val=1", "data.density=20")
 SERIES = ("data.hours=600", "data.lookback=24", "data.horizon=12", "data.batch_size=64",
           "backbone.dim=8", "backbone.expansion=2")  # fmt: skip
 # Words of each family's run.
@@ -33,7 +34,7 @@ FAMILIES = {
     "point_segmentation": ("backbone=ffnet_3d_tiny", *POINTS, "task.mix=0.5"),
     "super_resolution": (
         "backbone=ffnet_sr_light", "data.patch_size=8", "data.patches_per_image=1",
-        "backbone.img_size=8", "trainer.limit_val_batches=1",
+        "backbone.img_size=8", "+trainer.limit_test_batches=1",
     ),
     "generation": (
         "backbone=u_ffnet_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
@@ -67,6 +68,8 @@ def _cloud(path):
 def _on_the_device(sample_cache):
     with pytest.MonkeyPatch.context() as patch:
         use_device(patch)
+        build = FFNetSR.__init__  # of 36 equal blocks
+        patch.setattr(FFNetSR, "__init__", lambda self, config, depth: build(self, config, 2))
         yield
 
 
@@ -123,24 +126,25 @@ SMALL = ("task=classification", "backbone=resnet18", *TINY["classification"])
 PAPER = ("~data.augmentation", "+data.augmentation={_target_: datamodules.images.transforms."
          "PaperAugmentation, auto_augment: null, random_erasing: 1.0}")  # fmt: skip
 LIGHT = ("data.augmentation.shift=0.1", "data.augmentation.degrees=10",
-         "data.augmentation.color_jitter=0.4", "data.augmentation.random_erasing=1.0")  # fmt: skip
+         "data.augmentation.color_jitter=0.4", "+data.augmentation.random_erasing=1.0")  # fmt: skip
 FROZEN = ("task=transfer", "backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"],
-          "head.knn.neighbours=[10]")  # fmt: skip
+          "data.eval_batch_size=100")  # fmt: skip
+NEAREST = "head.knn.neighbours=[10]"
 # Options with tensors of their own.
 OPTIONS = {
     "class_weights": (*SMALL, "task.loss={name: focal, class_weights: balanced}"),
     "mixup": (*SMALL, "task.mixup={mixup_alpha: 0.8, cutmix_alpha: 1.0}"),
-    "lora": (*SMALL, "backbone=deit_t", "+backbone.lora={rank: 4, targets: [qkv, mlp]}"),
     "erased": (*SMALL, *PAPER),
     "resident": (*SMALL, *PAPER, "data.resident=true", "data.repeated_augmentation=2"),
     "resident_light": (*SMALL, *LIGHT, "data.resident=true"),
     "resident_files": ("task=multi_label", *FAMILIES["multi_label"], "data.resident=true"),
     "better_of_two": (*SMALL, "task.ema={decay: 0.9, report: best}"),
-    "linear_probe": (*FROZEN[:-1], "protocol=linear_probe"),
-    "linear_probe_lbfgs": (*SMALL, "protocol=linear_probe_lbfgs"),
-    "knn": (*FROZEN, "protocol=knn"),
-    "few_shot": (*FROZEN[:-1], "protocol=few_shot", "head.few_shot.shots=[1]"),
-    "frozen": (*FROZEN, "protocol=frozen", "head.logistic.c=1", "head.few_shot.shots=[1]"),
+    "linear_probe": (*FROZEN, "protocol=linear_probe"),
+    "linear_probe_lbfgs": (*FROZEN, "protocol=linear_probe_lbfgs", "head.logistic.c=1"),
+    "knn": (*FROZEN, "protocol=knn", NEAREST),
+    "few_shot": (*FROZEN, "protocol=few_shot", "head.few_shot.shots=[1]"),
+    "frozen": (*FROZEN, "protocol=frozen", "head.logistic.c=1", "head.few_shot.shots=[1]",
+               NEAREST),
     "quantiles": ("task=forecasting", *FAMILIES["forecasting"], "head.quantiles=[0.1,0.5,0.9]"),
     "masked_words": ("task=glue", *FAMILIES["glue"][:1], "protocol=mlm", "data.num_train=64"),
     "next_words": ("task=glue", "backbone=gpt_tiny", "protocol=mlm", "data.num_train=64"),
@@ -163,10 +167,18 @@ OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_with_tensors_of_their_own(name, tmp_path):
-    pytest.importorskip(
-        {"lora": "peft", "retinanet": "mmdet", "mask2former": "mmseg"}.get(name, "torch")
-    )
+    family = OPTIONS[name][0].removeprefix("task=")
+    pytest.importorskip(TOOLKITS.get(family, "torch"))
     done(tmp_path, *SHORT, *OPTIONS[name], "trainer.precision=bf16-mixed")
+
+
+@pytest.mark.slow
+def test_adapters_learn_beside_frozen_weights(tmp_path):
+    pytest.importorskip("peft")
+    words = (*SHORT, *SMALL, "backbone=deit_t", "trainer.precision=bf16-mixed")
+    trained = done(tmp_path / "whole", *words)
+    adapters = "+backbone.lora={rank: 4, targets: [qkv, mlp]}"
+    done(tmp_path / "adapted", *words, f"backbone.pretrained='{trained}'", adapters)
 
 
 @pytest.mark.slow
