@@ -21,13 +21,13 @@ from tools.analyses import analyses
 from tools.runs import report
 
 PRECISIONS = {"float32": "32-true", "autocast": "bf16-mixed"}
-SHORT = ("trainer.max_steps=2", "trainer.limit_val_batches=1", "schedule.warmup=0")
+SHORT = ("trainer.max_steps=1", "trainer.limit_val_batches=1", "schedule.warmup=0")
 POINTS = ("data.num_train=4", "data.num_val=1", "data.density=20")
 SERIES = ("data.hours=600", "data.lookback=24", "data.horizon=12", "data.batch_size=64",
           "backbone.dim=8", "backbone.expansion=2")  # fmt: skip
 # Words of each family's run.
 FAMILIES = {
-    "classification": ("backbone=edgevit_xxs_afbo", *TINY["classification"], "task.calibrate=true"),
+    "classification": ("backbone=resnet18", *TINY["classification"], "task.calibrate=true"),
     "multi_label": ("backbone=resnet18", "data.num_train=16", "data.num_val=16"),
     "transfer": ("backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"]),
     "forecasting": ("backbone=ffnet_1d", *SERIES),
@@ -40,7 +40,7 @@ FAMILIES = {
     "generation": (
         "backbone=u_ffnet_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
     ),
-    "segmentation": ("backbone=poolformer_s12", *TINY["segmentation"]),
+    "segmentation": ("backbone=resnet18", *TINY["segmentation"]),
     "detection": ("backbone=poolformer_s12", *TINY["detection"]),
 }  # fmt: skip
 TOOLKITS = {"segmentation": "mmseg", "detection": "mmdet"}
@@ -120,7 +120,7 @@ def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_pa
     task = tasks.load(folder, device=DEVICE)
     inputs = INPUTS.get(family, lambda folder: torch.rand(3, 64, 64))(tmp_path)
     assert len(list(task.stream(inputs))) >= 1
-    more = (f"ckpt={folder}", "resume=true", "trainer.max_steps=4")
+    more = (f"ckpt={folder}", "resume=true", "trainer.max_steps=2")
     done(tmp_path, *typed(family, precision), *more)
 
 
@@ -186,7 +186,7 @@ def test_adapters_learn_beside_frozen_weights(tmp_path):
 @pytest.mark.slow
 def test_a_student_learns_from_a_teacher(train, tmp_path):
     teacher = train("classification", "float32")
-    options = f"{{type: soft, teacher: edgevit_xxs_afbo, checkpoint: '{teacher}'}}"
+    options = f"{{type: soft, teacher: resnet18, checkpoint: '{teacher}'}}"
     done(tmp_path, *SHORT, *SMALL, f"task.distillation={options}", "trainer.precision=bf16-mixed")
 
 
