@@ -18,6 +18,7 @@ from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
+from tasks.engine.normalisation import take_preprocessing
 from tasks.engine.signals import RunStopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
@@ -67,6 +68,14 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
     backbone = build_backbone(start_from(config), datamodule)
+    foreign = checkpoint is not None and checkpoint.format is None
+    if foreign or (training and not resumed):
+        weights = config["ckpt"] if foreign else config["backbone"]["pretrained"]
+        augmentation = getattr(datamodule, "augmentation", None)
+        line = take_preprocessing(config, augmentation, backbone, weights)
+        if line is not None:
+            report.log_info(line)
+            datamodule, without_data = _datamodule(config, checkpoint)
     if not without_data:
         _prepare(config, datamodule, backbone)
     task = build_task(start_from(config), datamodule, backbone)
