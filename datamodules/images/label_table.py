@@ -276,7 +276,20 @@ def _find_separator(path: Path, cells: Sequence[str], column: str) -> str:
             f"{path}: column {column!r} has lists in brackets ({bracketed!r}); write the labels "
             "alone, such as cat;dog"
         )
+    if not found and separated_by_spaces(cells):
+        log(
+            f"{path}: words of column {column!r} recur in several labels ({first_few(cells, 3)}); "
+            "if spaces separate labels, pass data.label_separator=' '"
+        )
     return found[0] if found else SEPARATORS[0]
+
+
+def separated_by_spaces(cells: Sequence[str]) -> bool:
+    """Return True if half of the labels have several words, some of which recur in other labels."""
+    labels = {frozenset(cell.split()) for cell in cells}
+    longer = [label for label in labels if len(label) > 1]
+    words = Counter(word for label in labels for word in label)
+    return 2 * len(longer) >= len(labels) and any(words[w] > 1 for label in longer for w in label)
 
 
 def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
