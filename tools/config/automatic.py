@@ -46,6 +46,8 @@ MEASURED = ("data.band_mean", "data.band_std")
 TAKEN = (
     *(f"data.augmentation.{name}" for name in ("mean", "std", "interpolation", "crop_pct")),
     *(f"head.model.data_preprocessor.{name}" for name in ("mean", "std")),
+    "head.latent_scale",
+    "data.latent_scale",
 )
 MAX_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
@@ -149,8 +151,8 @@ def _reuse(config: dict[str, Any], before: Mapping[str, Any], path: Sequence[str
         _reuse(inner, value, rest)
         if inner:
             config[name] = inner
-    elif not rest and value is not None:
-        config.setdefault(name, value)
+    elif not rest and value is not None and config.get(name) is None:
+        config[name] = value
 
 
 def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:
