@@ -143,11 +143,11 @@ class Crop:
 
 
 def grid_sample(cloud: Cloud, grid_size: float) -> Cloud:
-    """Return one random point of each occupied voxel."""
+    """Return one random point of each occupied voxel, with the voxels' numbers."""
     voxels = np.floor(cloud.coord / grid_size).astype(np.int64)
     voxels -= voxels.min(0)
     sides = voxels.max(0) + 1
     keys = (voxels[:, 0] * sides[1] + voxels[:, 1]) * sides[2] + voxels[:, 2]
     order = np.random.permutation(len(cloud))
     _, first = np.unique(keys[order], return_index=True)
-    return cloud.take(order[first])
+    return dataclasses.replace(cloud, voxels=voxels).take(order[first])

@@ -29,7 +29,8 @@ class PointDataModule(BaseDataModule):
     """Point clouds with a class per point.
 
     Training clouds are augmented, one point per voxel is kept, and large ones are cropped to the
-    nearest points of a random one. Evaluation uses whole clouds, and every point counts.
+    nearest points of a random one. Points then lie in the middle of their voxels, so that the
+    network reads the sampled voxels. Evaluation uses whole clouds, and every point counts.
 
     Args:
         root: Folder of the dataset.
@@ -241,7 +242,9 @@ class Clouds:
         return sample | {"sample_id": torch.tensor(index)}
 
     def _tensor(self, cloud: Cloud, index: int) -> Tensor:
-        parts = [cloud.coord]
+        # The shift behind a crop moves the feature "coord", but no point into another voxel.
+        sampled = cloud.voxels is not None
+        parts = [(cloud.voxels + 0.5) * self.data.grid_size if sampled else cloud.coord]
         for name in self.data.features:
             values = getattr(cloud, name)
             if values is None and name == "normal":

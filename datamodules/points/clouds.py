@@ -36,19 +36,21 @@ class Cloud:
         color: RGB from 0 to 255 (N, 3).
         normal: Unit normals (N, 3).
         labels: Classes (N,); negative ones do not count.
+        voxels: Numbers of the points' voxels (N, 3), once the cloud has been sampled by a grid.
     """
 
     coord: Floats
     color: Floats | None = None
     normal: Floats | None = None
     labels: Labels | None = None
+    voxels: Labels | None = None
 
     def __len__(self) -> int:
         return len(self.coord)
 
     def take(self, chosen: Any) -> Cloud:
         """Return some points, by indices or a mask."""
-        arrays = (self.coord, self.color, self.normal, self.labels)
+        arrays = (self.coord, self.color, self.normal, self.labels, self.voxels)
         return Cloud(*(None if one is None else one[chosen] for one in arrays))  # type: ignore[arg-type]
 
 

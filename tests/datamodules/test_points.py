@@ -202,6 +202,22 @@ def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path):
     assert not torch.equal(one[:50], data.dataset("train")[4, 1]["points"][:50])
 
 
+def test_training_clouds_keep_the_voxels_of_the_grid_sample(tmp_path):
+    data = SamplePoints(
+        tmp_path, num_train=1, num_val=1, density=60, crop_points=300,
+        features=["color", "coord"], **SMALL,
+    )  # fmt: skip
+    data.setup()
+    points = data.dataset("train")[0, 0]["points"]
+    assert len(points) == 300
+    assert len((points[:, :3] / data.grid_size).floor().unique(dim=0)) == 300
+    # The feature keeps the coordinates, which differ by one shift and by the place in the voxel.
+    away = points[:, 6:] - points[:, :3]
+    assert (away - away.mean(0)).abs().max() < data.grid_size
+    middle = points[:, 6:8].amin(0) + points[:, 6:8].amax(0)
+    torch.testing.assert_close(middle, torch.zeros(2), rtol=0, atol=1e-5)
+
+
 def test_augmentation_keeps_the_form():
     one = centred(cloud())
     turned = rotated(one, 2, np.pi / 2)
