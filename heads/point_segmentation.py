@@ -18,9 +18,12 @@ from backbones.options import Remembering
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
-SCALES = (1.0, 0.95, 1.05)
-QUARTERS = 4
-VOTES = QUARTERS * len(SCALES) + 1  # rotations by scales, and one mirrored view
+# Scale and quarter turns of the views in evaluation, by their number. A half turn mirrors both
+# horizontal axes, as Pointcept's flip with p = 1.
+VIEWS = {
+    10: [(scale, turns) for turns in (0, 2) for scale in (0.9, 0.95, 1.0, 1.05, 1.1)],
+    13: [*((scale, turns) for scale in (1.0, 0.95, 1.05) for turns in range(4)), (1.0, 2)],
+}
 
 
 class PointSegmenter(Remembering, nn.Module):
@@ -33,15 +36,15 @@ class PointSegmenter(Remembering, nn.Module):
         features: Names of the points' features, three columns each.
         ce_weight: Weight of the cross entropy.
         lovasz_weight: Weight of the Lovasz-softmax; 0 omits it.
-        votes: Views in evaluation: 1 takes one point per voxel, 13 averages four rotations at three
-            scales and one mirrored view, each over all points.
+        votes: Views in evaluation: 1 takes one point per voxel, 10 averages five scales, each also
+            mirrored, 13 four rotations at three scales and one mirrored view, over all points.
 
     Shape: points (B, N, 3 + F) in metres -> logits (B, N, K).
 
     Raises:
         ValueError: Another backbone, or another number of votes.
 
-    Source: FFNet, App. F.3; Pointcept's test of 13 views.
+    Source: FFNet, App. F.3; Pointcept's tests of 10 views (S3DIS) and 13 (ScanNet).
     """
 
     def __init__(
@@ -61,8 +64,8 @@ class PointSegmenter(Remembering, nn.Module):
                 f"{backbone.name or type(backbone).__name__} takes no point clouds; pass a host "
                 "such as ffnet_3d_tiny"
             )
-        if votes not in (1, VOTES):
-            raise ValueError(f"head.votes must be 1 or {VOTES}, got {votes}")
+        if votes != 1 and votes not in VIEWS:
+            raise ValueError(f"head.votes must be 1, {' or '.join(map(str, VIEWS))}, got {votes}")
         for name, value in (("ce_weight", ce_weight), ("lovasz_weight", lovasz_weight)):
             if value < 0:
                 raise ValueError(f"head.{name} must be at least 0, got {value}")
@@ -112,13 +115,11 @@ class PointSegmenter(Remembering, nn.Module):
 
     def views(self, cloud: Tensor) -> Iterator[Tensor]:
         """Yield the rotated, scaled and mirrored views of a cloud: (N, 3 + F) each."""
-        for scale in SCALES:
-            for quarter in range(QUARTERS):
-                angle = quarter * math.pi / 2
-                cos, sin = round(math.cos(angle)), round(math.sin(angle))
-                turn = cloud.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
-                yield self._transformed(cloud, turn, scale)
-        yield self._transformed(cloud, torch.diag(cloud.new_tensor([-1, -1, 1])), 1.0)
+        for scale, turns in VIEWS[self.votes]:
+            angle = turns * math.pi / 2
+            cos, sin = round(math.cos(angle)), round(math.sin(angle))
+            turn = cloud.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+            yield self._transformed(cloud, turn, scale)
 
     def _transformed(self, cloud: Tensor, matrix: Tensor, scale: float) -> Tensor:
         parts = [scale * cloud[:, :3] @ matrix.T]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ class PointDataModule(BaseDataModule):
         root: Folder of the dataset.
         grid_size: Side of a voxel in metres.
         features: What a point has besides its place: "color", "normal", "coord".
-        crop_points: Most points of a training cloud.
+        crop_share: Share of a training cloud's points that a first crop keeps.
+        crop_points: Most points of a training cloud, by a second crop.
         repeats: How often each training cloud occurs in an epoch.
         elastic: Distort training clouds smoothly.
         drop_points: Share of points that are left out of every fifth training cloud.
@@ -63,6 +65,7 @@ class PointDataModule(BaseDataModule):
         *,
         grid_size: float = 0.02,
         features: Sequence[Feature] = ("color", "normal"),
+        crop_share: float = 1.0,
         crop_points: int = 102_400,
         repeats: int = 1,
         elastic: bool = True,
@@ -74,6 +77,8 @@ class PointDataModule(BaseDataModule):
         super().__init__(root, batch_size=batch_size, **options)
         if grid_size <= 0:
             raise ValueError(f"data.grid_size must be above 0 metres, got {grid_size}")
+        if not 0 < crop_share <= 1:
+            raise ValueError(f"data.crop_share must be above 0 and up to 1, got {crop_share}")
         if not 0 <= drop_points < 1:
             raise ValueError(f"data.drop_points must be from 0 to below 1, got {drop_points}")
         unknown = [name for name in features if name not in get_args(Feature)]
@@ -83,6 +88,7 @@ class PointDataModule(BaseDataModule):
                 f"{list(features)}"
             )
         self.grid_size, self.features = grid_size, tuple(features)
+        self.crop_share = crop_share
         self.crop_points = check_minimum("crop_points", crop_points, 2)
         self.repeats = check_minimum("repeats", repeats, 1)
         self.elastic, self.drop_points, self.cached = elastic, drop_points, cached
@@ -235,7 +241,9 @@ class Clouds:
         if self.training:
             cloud = augment(cloud, elastic=self.data.elastic, drop=self.data.drop_points)
             cloud = grid_sample(cloud, self.data.grid_size)
-            cloud = centred(Crop(self.data.crop_points)(cloud), floor=False)
+            for most in (math.ceil(self.data.crop_share * len(cloud)), self.data.crop_points):
+                cloud = Crop(most)(cloud)
+            cloud = centred(cloud, floor=False)
         sample: dict[str, Any] = {"points": self._tensor(cloud, index)}
         if cloud.labels is not None and self.labelled:
             sample["labels"] = torch.from_numpy(cloud.labels)

@@ -1,5 +1,7 @@
 """Point clouds on disk, their augmentation, and the generated rooms."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -214,6 +216,10 @@ def test_training_clouds_keep_the_voxels_of_the_grid_sample(tmp_path):
     # The feature keeps the coordinates, which differ by one shift and by the place in the voxel.
     away = points[:, 6:] - points[:, :3]
     assert (away - away.mean(0)).abs().max() < data.grid_size
+    data.crop_points, data.crop_share = 10**6, 1.0
+    whole = len(data.dataset("train")[0, 0]["points"])
+    data.crop_share = 0.6
+    assert len(data.dataset("train")[0, 0]["points"]) == math.ceil(0.6 * whole)
     middle = points[:, 6:8].amin(0) + points[:, 6:8].amax(0)
     torch.testing.assert_close(middle, torch.zeros(2), rtol=0, atol=1e-5)
 

@@ -11,7 +11,7 @@ import tasks
 from backbones import create_backbone
 from datamodules.points.clouds import read_cloud
 from heads.point_segmentation import (
-    VOTES,
+    VIEWS,
     PointSegmenter,
     first_points,
     fragments,
@@ -64,16 +64,22 @@ def test_fragments_hold_every_point_and_one_per_voxel():
     assert torch.equal(voxels[first][inverse], voxels)
 
 
-def test_votes_average_views_of_all_points():
-    model = segmenter(votes=VOTES)
+@pytest.mark.parametrize("votes", VIEWS)
+def test_votes_average_views_of_all_points(votes):
+    model = segmenter(votes=votes)
     points = cloud(40)
     points[:, :2] *= 0.3  # several points per voxel
     views = list(model.views(points))
-    assert len(views) == VOTES
-    quarter = views[1]
-    torch.testing.assert_close(quarter[:, 0], -points[:, 1])
-    assert torch.equal(quarter[:, 3:6], points[:, 3:6])  # colours stay
-    torch.testing.assert_close(quarter[:, 6], -points[:, 7])  # normals turn
+    assert len(views) == votes
+    turned = views[1 if votes == 13 else 7]  # a quarter, or the mirrored view of scale 1
+    x, y, sign = (1, 0, 1) if votes == 13 else (0, 1, -1)
+    torch.testing.assert_close(turned[:, 0], -points[:, x])
+    torch.testing.assert_close(turned[:, 1], sign * points[:, y])
+    assert torch.equal(turned[:, 2:6], points[:, 2:6])  # height and colours stay
+    torch.testing.assert_close(turned[:, 6], -points[:, 6 + x])  # normals turn
+    scales = [(view[:, 2] / points[:, 2]).mean().item() for view in views]
+    wanted = {10: [0.9, 0.95, 1, 1.05, 1.1] * 2, 13: [*[1] * 4, *[0.95] * 4, *[1.05] * 4, 1]}
+    assert scales == pytest.approx(wanted[votes])
     padded = torch.full((2, 50, 9), NAN)
     padded[:, :40] = points
     with torch.no_grad():
@@ -86,7 +92,7 @@ def test_votes_average_views_of_all_points():
             for part in fragments(view, 0.1)
         )
     torch.testing.assert_close(found[0, :40].exp(), total / total.sum(-1, keepdim=True))
-    with pytest.raises(ValueError, match=r"head\.votes must be 1 or 13, got 4"):
+    with pytest.raises(ValueError, match=r"head\.votes must be 1, 10 or 13, got 4"):
         segmenter(votes=4)
 
 
@@ -121,9 +127,13 @@ def test_the_published_recipe():
     config = composed("experiment=ffnet_t5_ffnet_3d_s3dis_act_relu", "data.root=/d")
     assert config["trainer"]["max_epochs"] == 3000
     assert config["backbone"]["act"] == "relu"
-    assert (config["head"]["votes"], config["task"]["mix"]) == (13, 0.8)
+    assert (config["head"]["votes"], config["task"]["mix"]) == (10, 0.8)
+    keys = ("elastic", "crop_share", "crop_points")
+    assert [config["data"][key] for key in keys] == [False, 0.6, 204_800]
     config = composed("experiment=ffnet_t5_ffnet_3d_scannet200", "data.root=/d")
     assert (config["trainer"]["max_epochs"], config["schedule"]["warmup"]) == (800, 40)
+    assert [config["data"][key] for key in keys] == [True, 1.0, 102_400]
+    assert config["head"]["votes"] == 13
 
 
 @pytest.fixture(scope="module")
