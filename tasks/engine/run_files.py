@@ -144,6 +144,7 @@ class RunSummary(OpenPart):
     macs_at: Sides = ABSENT
     network: Options | None = None
     data: DataFacts | None = None
+    counts: dict[str, list[Amount]] = ABSENT
     paper: PaperFacts = ABSENT
     overrides: list[str] = ABSENT
     images_per_second: Amount | None = None

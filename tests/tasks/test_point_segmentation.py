@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,6 +115,21 @@ def test_losses_and_metrics_leave_unlabelled_points_out():
         "mIoU": 100, "mAcc": 100, "allAcc": 100,
     }  # fmt: skip
     assert sum(row["points"] for row in task.class_figures) == 60
+    assert task.summary_facts()["counts"]["target"] == labels[0, 60:].bincount().tolist()
+
+
+# a: 1 of 2, b: 2 of 3 points of the union; 1 of 2 and 2 of 2 labelled points.
+@pytest.mark.parametrize(("absent", "wanted"), [("skip", (700 / 12, 75)), ("zero", (700 / 18, 50))])
+def test_the_rule_of_absent_classes(absent, wanted, caplog):
+    task = PointSegmentationTask(segmenter(), ["a", "b", "sofa"], absent=absent)
+    predictions = torch.nn.functional.one_hot(torch.tensor([[0, 1, 1, 1]]), 3).float()
+    task.update_metrics({"labels": torch.tensor([[0, 0, 1, 1]])}, predictions)
+    task._trainer = SimpleNamespace(state=SimpleNamespace(fn="test"))
+    caplog.set_level("INFO")
+    figures = task.compute_metrics()
+    assert (figures["mIoU"].item(), figures["mAcc"].item()) == pytest.approx(wanted)
+    assert "1 of 3 classes neither occur nor are predicted (sofa)" in caplog.text
+    assert "38.89 counts them as 0, as Pointcept and the papers do; 58.33 skips" in caplog.text
 
 
 def test_pairs_of_clouds_are_merged():
@@ -151,6 +167,7 @@ def test_a_run_ends_with_figures_and_pictures(trained):
     found = json.loads((folder / "summary.json").read_text())
     assert {"mIoU", "mAcc", "allAcc", "loss"} == found["metrics"].keys()
     assert found["data"]["classes"] == 20
+    assert {len(values) for values in found["counts"].values()} == {20}
     written = sorted(file.name for file in (folder / "preview").iterdir())
     assert written == ["00.ply", "00.png", "01.ply", "01.png"]
     cloud = read_cloud(folder / "preview" / "01.ply")
