@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,12 @@ ELASTIC_SHARE = 0.95
 
 
 def centred(cloud: Cloud, *, floor: bool = True) -> Cloud:
-    """Return a cloud with the middle of its box at x = y = 0, and its lowest point at z = 0."""
+    """Return a cloud with the middle of its box at x = y = 0, and its lowest point at z = 0.
+
+    The offset, which may be that of a national grid, is subtracted in double precision.
+    """
     low, high = cloud.coord.min(0), cloud.coord.max(0)
-    shift = np.append((low + high)[:2] / 2, low[2] if floor else 0)
+    shift = np.append((low + high)[:2].astype(np.float64) / 2, low[2] if floor else 0)
     return dataclasses.replace(cloud, coord=(cloud.coord - shift).astype(np.float32))
 
 
@@ -69,7 +73,7 @@ def rotated(cloud: Cloud, axis: int, angle: float) -> Cloud:
     matrix[one, one] = matrix[other, other] = cos
     matrix[one, other], matrix[other, one] = -sin, sin
 
-    def turn(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def turn(rows: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         return (rows @ matrix.T).astype(np.float32)
 
     normal = None if cloud.normal is None else turn(cloud.normal)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 Feature = Literal["color", "normal", "coord"]
 OTHER_IGNORED = 255  # label of ignored points in some files
 KEPT = 64  # clouds kept in memory by default
+COARSE = 0.01  # steps of coordinates, in voxels, from which on they are logged
 
 
 class PointDataModule(BaseDataModule):
@@ -191,6 +192,7 @@ class Clouds:
     ) -> None:
         self.data, self.files, self.training, self.labelled = data, files, training, labelled
         self._kept: dict[Path, Cloud] = {}
+        self._logged: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -204,12 +206,24 @@ class Clouds:
         file = self.files[index]
         if file not in self._kept:
             cloud = read_cloud(file, self.data.label)
+            self._log_step(file, cloud.step())
             if self.labelled:
                 cloud = self._labelled(file, cloud)
             if len(self._kept) >= self.data.cached:
                 return cloud
             self._kept[file] = cloud
         return self._kept[file]
+
+    def _log_step(self, file: Path, step: float) -> None:
+        """Log coarse coordinates, once per step."""
+        note = f"steps of {step:g} m"
+        if step > COARSE * self.data.grid_size and note not in self._logged:
+            self._logged.add(note)
+            logger.warning(
+                f"{file} has coordinates in {note}, as 32-bit floats at this distance from their "
+                f"origin, and voxels have {self.data.grid_size:g} m; save doubles, or subtract an "
+                "origin before saving"
+            )
 
     def check_first(self) -> None:
         """Check that the first cloud has what the network reads; warn if normals are missing."""

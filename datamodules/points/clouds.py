@@ -32,14 +32,14 @@ class Cloud:
     """Points with optional colours, normals and labels.
 
     Attributes:
-        coord: Coordinates in metres (N, 3).
+        coord: Coordinates in metres (N, 3), in double precision as in the file.
         color: RGB from 0 to 255 (N, 3).
         normal: Unit normals (N, 3).
         labels: Classes (N,); negative ones do not count.
         voxels: Numbers of the points' voxels (N, 3), once the cloud has been sampled by a grid.
     """
 
-    coord: Floats
+    coord: NDArray[np.floating[Any]]
     color: Floats | None = None
     normal: Floats | None = None
     labels: Labels | None = None
@@ -47,6 +47,11 @@ class Cloud:
 
     def __len__(self) -> int:
         return len(self.coord)
+
+    def step(self) -> float:
+        """Return the step of the largest coordinate if 32-bit floats hold all of them, else 0."""
+        exact = (self.coord == self.coord.astype(np.float32)).all()
+        return float(np.spacing(np.float32(np.abs(self.coord).max()))) if exact else 0.0
 
     def take(self, chosen: Any) -> Cloud:
         """Return some points, by indices or a mask."""
@@ -64,14 +69,12 @@ def make_cloud(source: object, parts: Mapping[str, Any]) -> Cloud:
     Raises:
         ValueError: An array has another shape, or coordinates that are not finite.
     """
-    coord = np.asarray(parts["coord"])
+    coord = np.asarray(parts["coord"], dtype=np.float64)
     if coord.ndim != 2 or coord.shape[1] != 3 or not len(coord):
         raise ValueError(f"{source}: coordinates must be (N, 3), got {coord.shape}")
     if not np.isfinite(coord).all():
         raise ValueError(f"{source} has coordinates that are not finite; remove these points")
-    # Large offsets, as in national grids, do not fit into float32.
-    near = (coord - coord.min(0)).astype(np.float32) if np.abs(coord).max() > 1e5 else coord
-    arrays: dict[str, Any] = {"coord": near.astype(np.float32)}
+    arrays: dict[str, Any] = {"coord": coord}
     for name in ("color", "normal"):
         values = parts.get(name)
         if values is not None:

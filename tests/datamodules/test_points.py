@@ -111,9 +111,28 @@ def test_columns_and_coordinates_are_checked(tmp_path):
     np.save(tmp_path / "b.npy", np.full((4, 3), np.nan))
     with pytest.raises(ValueError, match="coordinates that are not finite"):
         read_cloud(tmp_path / "b.npy")
-    far = np.arange(12).reshape(4, 3) + 5e6 + 0.25
-    np.save(tmp_path / "c.npy", far)
-    np.testing.assert_allclose(np.diff(read_cloud(tmp_path / "c.npy").coord, axis=0), 3)
+
+
+@pytest.mark.parametrize("offset", [0, 9_999, 99_000, 5_000_000])
+def test_far_origins_change_neither_voxels_nor_the_file(offset, tmp_path, caplog):
+    near = cloud(5000).coord.astype(np.float64)
+    far = near + np.array([offset, -offset, offset / 10])
+    np.save(tmp_path / "a.npy", far)
+    read = read_cloud(tmp_path / "a.npy")
+    moved, still = (np.floor(centred(one).coord / 0.02) for one in (read, Cloud(near)))
+    np.testing.assert_array_equal(moved, still)
+    with (tmp_path / "a.ply").open("wb") as file:
+        write_ply(file, read.coord, np.zeros((5000, 3)), np.zeros(5000), [])
+    np.testing.assert_array_equal(read_cloud(tmp_path / "a.ply").coord, far)
+    # Only a file of 32-bit floats is coarse.
+    assert read.step() < 1e-5
+    np.save(tmp_path / "a.npy", far.astype(np.float32))
+    data = CloudFolderDataModule(tmp_path, features=["coord"], **SMALL | {"grid_size": 0.02})
+    data.predict_only(["a", "b"])
+    data.set_predict_inputs(tmp_path / "a.npy")
+    next(iter(data.predict_dataloader()))
+    step = {0: "", 9_999: "0.000976562", 99_000: "0.0078125", 5_000_000: "0.5"}[offset]
+    assert (f"a.npy has coordinates in steps of {step} m" in caplog.text) == bool(step)
 
 
 def test_scannet_and_s3dis_folders(tmp_path):
