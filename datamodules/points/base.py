@@ -206,7 +206,7 @@ class Clouds:
         file = self.files[index]
         if file not in self._kept:
             cloud = read_cloud(file, self.data.label)
-            self._log_step(file, cloud.step())
+            self._log_once(file, cloud)
             if self.labelled:
                 cloud = self._labelled(file, cloud)
             if len(self._kept) >= self.data.cached:
@@ -214,16 +214,19 @@ class Clouds:
             self._kept[file] = cloud
         return self._kept[file]
 
-    def _log_step(self, file: Path, step: float) -> None:
-        """Log coarse coordinates, once per step."""
-        note = f"steps of {step:g} m"
-        if step > COARSE * self.data.grid_size and note not in self._logged:
-            self._logged.add(note)
-            logger.warning(
-                f"{file} has coordinates in {note}, as 32-bit floats at this distance from their "
-                f"origin, and voxels have {self.data.grid_size:g} m; save doubles, or subtract an "
-                "origin before saving"
+    def _log_once(self, file: Path, cloud: Cloud) -> None:
+        """Log the remark on a file, and coarse coordinates, unless another file had the same."""
+        step, remarks = cloud.step(), [cloud.remark]
+        if step > COARSE * self.data.grid_size:
+            remarks.append(
+                f"its coordinates have steps of {step:g} m, as 32-bit floats at this distance from "
+                f"their origin, and voxels have {self.data.grid_size:g} m; save doubles, or "
+                "subtract an origin before saving"
             )
+        for remark in remarks:
+            if remark and remark not in self._logged:
+                self._logged.add(remark)
+                logger.warning(f"{file}: {remark}")
 
     def check_first(self) -> None:
         """Check that the first cloud has what the network reads; warn if normals are missing."""
