@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from abc import abstractmethod
@@ -229,9 +230,18 @@ class Clouds:
                 logger.warning(f"{file}: {remark}")
 
     def check_first(self) -> None:
-        """Check that the first cloud has what the network reads; warn if normals are missing."""
+        """Check that the first cloud has what the network reads, and that any cloud has a label.
+
+        Further clouds are read only while all before them lack labelled points.
+        """
         cloud = self.cloud(0)
         self._tensor(cloud, 0)
+        clouds = itertools.chain([cloud], map(self.cloud, range(1, len(self))))
+        if all((np.asarray(one.labels) == IGNORED).all() for one in clouds):
+            raise ValueError(
+                f"{self.name(0)} and all other clouds of its split have ignored labels alone "
+                f"(-1 or 255); pass labels from 0 to {len(self.data.class_names) - 1}"
+            )
         if self.training and cloud.normal is None and "normal" in self.data.features:
             kept = ",".join(one for one in self.data.features if one != "normal") or "coord"
             logger.warning(
