@@ -7,17 +7,17 @@ Pointcept (github.com/Pointcept/Pointcept).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import RegularGridInterpolator
-from scipy.ndimage import convolve
 
 from datamodules.points.clouds import Cloud
 
 Numbers = NDArray[np.float64]
+Integers = NDArray[np.int64]
 SCALE = (0.9, 1.1)
 TILT = 1 / 64  # of pi, about the horizontal axes
 JITTER, JITTER_LIMIT = 0.005, 0.02  # metres
@@ -89,7 +89,7 @@ def flipped(cloud: Cloud, axis: int) -> Cloud:
 
 
 def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float) -> Numbers:
-    """Shift points by smooth noise.
+    """Shift points by smooth noise; memory is in proportion to the points.
 
     Args:
         coord: (N, 3).
@@ -98,18 +98,53 @@ def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float)
     """
     low = coord.min(0)
     counts = ((coord - low).max(0) // granularity).astype(int) + 3
-    noise = np.random.normal(size=(*counts, 3))
+    # The first node of each axis lies one step before the points.
+    position = (coord - low) / granularity + 1
+    cells = np.floor(position).astype(np.int64)
+    keys, index = np.unique(_keys(cells, counts), return_index=True)
+    wanted, noise = _smooth_noise(cells[index], counts)
+    cell, fraction = np.searchsorted(keys, _keys(cells, counts)), position - cells
+    shift = np.zeros(coord.shape)
+    for corner in itertools.product((0, 1), repeat=3):
+        node = np.searchsorted(wanted, keys + _keys(np.array(corner), counts))
+        weight = np.where(corner, fraction, 1 - fraction).prod(1, keepdims=True)
+        shift += weight * noise[node][cell]
+    return coord + shift * magnitude
+
+
+def _smooth_noise(cells: Integers, counts: Integers) -> tuple[Integers, Numbers]:
+    """Return sorted keys of the corners of cells, and noise that was averaged twice over 3^3 nodes.
+
+    Noise is drawn for the nodes that take part, of a grid with zeros around it.
+    """
+    around = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
+    corners = np.array(list(itertools.product((0, 1), repeat=3)))
+    levels = [_nodes(cells, corners, counts)]
     for _ in range(2):
-        for axis in range(3):
-            shape = [1, 1, 1, 1]
-            shape[axis] = 3
-            noise = convolve(noise, np.full(shape, 1 / 3), mode="constant")
-    nodes = [
-        np.linspace(start - granularity, start + granularity * (count - 2), count)
-        for start, count in zip(low, counts, strict=True)
-    ]
-    shift = RegularGridInterpolator(nodes, noise, bounds_error=False, fill_value=0)
-    return coord + shift(coord) * magnitude
+        levels.append(_nodes(levels[-1], around, counts))
+    noise = np.random.normal(size=(len(levels[2]), 3))
+    for inner, outer in ((levels[1], levels[2]), (levels[0], levels[1])):
+        padded, keys = np.vstack([noise, np.zeros(3)]), _keys(outer, counts)
+        noise = np.zeros((len(inner), 3))
+        for step in around:
+            at = inner + step
+            place = np.searchsorted(keys, _keys(at, counts))
+            inside = ((at >= 0) & (at < counts)).all(1)
+            noise += padded[np.where(inside, place, len(outer))] / len(around)
+    return _keys(levels[0], counts), noise
+
+
+def _nodes(nodes: Integers, steps: Integers, counts: Integers) -> Integers:
+    """Return all nodes within the grid that are one of some steps away, in the order of keys."""
+    near = (nodes[:, None] + steps).reshape(-1, 3)
+    near = near[((near >= 0) & (near < counts)).all(1)]
+    return near[np.unique(_keys(near, counts), return_index=True)[1]]
+
+
+def _keys(nodes: Integers, counts: Integers) -> Integers:
+    """Return the numbers of nodes in a grid: (..., 3) -> (...)."""
+    keys: Integers = (nodes[..., 0] * counts[1] + nodes[..., 1]) * counts[2] + nodes[..., 2]
+    return keys
 
 
 def _recoloured(color: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
+from scipy.interpolate import RegularGridInterpolator
+from scipy.ndimage import uniform_filter1d
 
 from datamodules.points.augmentation import (
     Crop,
@@ -362,6 +365,37 @@ def test_augmentation_keeps_the_form():
     assert len(np.unique(voxels, axis=0)) == len(sampled)
     assert len(np.unique(np.floor(one.coord / 0.5), axis=0)) == len(sampled)
     assert len(Crop(50)(one)) == 50
+
+
+def dense_distortion(coord, granularity, magnitude):
+    """Noise on the whole box, smoothed and interpolated by scipy."""
+    low = coord.min(0)
+    counts = ((coord - low).max(0) // granularity).astype(int) + 3
+    noise = np.random.normal(size=(*counts, 3))
+    for axis in (0, 1, 2) * 2:
+        noise = uniform_filter1d(noise, 3, axis=axis, mode="constant")
+    nodes = [low[axis] + granularity * np.arange(-1, counts[axis] - 1) for axis in range(3)]
+    shift = RegularGridInterpolator(nodes, noise, bounds_error=False, fill_value=0)
+    return coord + shift(coord) * magnitude
+
+
+def test_distortion_equals_that_of_the_whole_box():
+    coord = np.random.default_rng(0).uniform(0, 2, (4000, 3))  # fills the box
+    np.random.seed(0)
+    wanted = dense_distortion(coord, 0.5, 1.6)
+    np.random.seed(0)
+    np.testing.assert_allclose(distorted(coord, 0.5, 1.6), wanted, rtol=0, atol=1e-12)
+
+
+def test_distortion_of_a_large_box_costs_what_its_points_cost():
+    random = np.random.default_rng(0)
+    corners = random.uniform(0, 1, (2, 400, 3)) + np.array([[[0, 0, 0]], [[9e4, 9e4, 9e3]]])
+    tracemalloc.start()
+    moved = distorted(corners.reshape(-1, 3), 0.2, 0.4) - corners.reshape(-1, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
+    assert np.abs(moved).reshape(2, -1).max(1).min() > 0.01
 
 
 def test_a_room_has_its_kinds_of_points():
