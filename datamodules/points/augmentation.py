@@ -113,30 +113,30 @@ def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float)
 
 
 def _smooth_noise(cells: Integers, counts: Integers) -> tuple[Integers, Numbers]:
-    """Return sorted keys of the corners of cells, and noise that was averaged twice over 3^3 nodes.
+    """Return sorted keys of the corners of cells, and noise averaged twice along each axis.
 
     Noise is drawn for the nodes that take part, of a grid with zeros around it.
     """
-    around = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
-    corners = np.array(list(itertools.product((0, 1), repeat=3)))
+    corners: Integers = np.array(list(itertools.product((0, 1), repeat=3)))
+    steps: list[Integers] = [np.outer((-1, 0, 1), axis) for axis in (*np.eye(3, dtype=int),) * 2]
     levels = [_nodes(cells, corners, counts)]
-    for _ in range(2):
-        levels.append(_nodes(levels[-1], around, counts))
-    noise = np.random.normal(size=(len(levels[2]), 3))
-    for inner, outer in ((levels[1], levels[2]), (levels[0], levels[1])):
-        padded, keys = np.vstack([noise, np.zeros(3)]), _keys(outer, counts)
-        noise = np.zeros((len(inner), 3))
-        for step in around:
-            at = inner + step
-            place = np.searchsorted(keys, _keys(at, counts))
+    for along in steps:
+        levels.append(_nodes(levels[-1], along, counts))
+    noise = np.random.normal(size=(len(levels[-1]), 3))
+    for along in reversed(steps):
+        keys, padded = _keys(levels.pop(), counts), np.vstack([noise, np.zeros(3)])
+        noise = np.zeros((len(levels[-1]), 3))
+        for step in along:
+            at = levels[-1] + step
             inside = ((at >= 0) & (at < counts)).all(1)
-            noise += padded[np.where(inside, place, len(outer))] / len(around)
+            place = np.where(inside, np.searchsorted(keys, _keys(at, counts)), len(keys))
+            noise += padded[place] / len(along)
     return _keys(levels[0], counts), noise
 
 
 def _nodes(nodes: Integers, steps: Integers, counts: Integers) -> Integers:
     """Return all nodes within the grid that are one of some steps away, in the order of keys."""
-    near = (nodes[:, None] + steps).reshape(-1, 3)
+    near: Integers = (nodes[:, None] + steps).reshape(-1, 3)
     near = near[((near >= 0) & (near < counts)).all(1)]
     return near[np.unique(_keys(near, counts), return_index=True)[1]]
 

@@ -278,8 +278,9 @@ class Clouds:
 
     def _tensor(self, cloud: Cloud, index: int) -> Tensor:
         # The shift behind a crop moves the feature "coord", but no point into another voxel.
-        sampled = cloud.voxels is not None
-        parts = [(cloud.voxels + 0.5) * self.data.grid_size if sampled else cloud.coord]
+        parts: list[Any] = [cloud.coord]
+        if cloud.voxels is not None:
+            parts = [(cloud.voxels + 0.5) * self.data.grid_size]
         for name in self.data.features:
             values = getattr(cloud, name)
             if values is None and name == "normal":

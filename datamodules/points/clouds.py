@@ -17,7 +17,7 @@ Labels = NDArray[np.int64]
 IGNORED = -1  # label of points that do not count
 LAST_COLUMN = "in an array of 4, 7 or 10 columns the last one is the label"
 # Properties of ply's vertices, in small letters and without CloudCompare's "scalar_".
-PROPERTIES = {
+PROPERTIES: dict[str, list[tuple[str, ...]]] = {
     "coord": [("x", "y", "z")],
     "color": [("red", "green", "blue"), ("r", "g", "b")],
     "normal": [("nx", "ny", "nz")],
@@ -133,7 +133,9 @@ def _bytes_of(color: Floats) -> tuple[Floats, str]:
     if 0 <= low and high <= 1 and not whole:
         return color * 255, "its colours are from 0 to 1 and are multiplied by 255"
     if 0 <= low and 255 < high < 2**16 and whole:
-        return color / 257, "its colours exceed 255; they count as 16 bits and are divided by 257"
+        return color / np.float32(
+            257
+        ), "its colours exceed 255; they count as 16 bits and are divided by 257"
     if low < 0 or high > 255:
         raise ValueError(
             f"colours must be from 0 to 255, to 1 or to 65535, got {low:g} to {high:g}"
@@ -202,7 +204,7 @@ def _ply_arrays(path: Path, _: str) -> dict[str, Any]:
 def _named_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a cloud by the names of vertex properties, as any tool writes them."""
     # Of two names that differ in case or CloudCompare's prefix alone, the first one counts.
-    named = {name.lower().removeprefix("scalar_"): name for name in reversed(values)}
+    named = {name.lower().removeprefix("scalar_"): name for name in reversed([*values])}
     parts = {}
     for part, choices in PROPERTIES.items():
         names = next((one for one in choices if {*one} <= named.keys()), None)
