@@ -14,10 +14,9 @@ import functools
 import torch
 
 from backbones import create_mixer
-from backbones.fast import fast, first_use, switched_off
-from backbones.fast.torch.scan import FastScan, kernel_serves
+from backbones.fast import fast, switched_off, trial
+from backbones.fast.torch import scan as form
 from backbones.fast.triton import scan as kernels
-from backbones.layers.scans import scan
 from tests.tensors import tokens
 
 CPU = torch.device("cpu")
@@ -26,17 +25,12 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 
 def check_sizes():
-    """One chunk and several, the last one short, lanes that fill no block; then the trial."""
-    first_use.TOLERANCES |= {torch.float64: 1e-10, torch.float32: 1e-5}
-    for size in SIZES:
-        decays, values = torch.randn(2, *size, dtype=torch.float64)
-        for dtype in (torch.float64, torch.float32):
-            fault = first_use.find_fault(
-                CPU, dtype, lambda: torch.ops.mixerlab.linear_scan, scan,
-                (-decays.exp() / 4, values),
-            )  # fmt: skip
-            assert not fault, (size, dtype, fault)
-    assert kernel_serves(CPU, torch.float64)
+    """One chunk and several, the last one short, lanes that fill no block; in the trial's form."""
+    for size in (*SIZES, form.TRIED):
+        form.TRIED = size
+        for dtype, limit in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+            difference = trial.largest_difference(form.compare_with_torch(CPU, dtype))
+            assert difference.share < limit, str(difference)
 
 
 def check_operator():
@@ -49,14 +43,15 @@ def check_mixers():
     """Eager and compiled as one graph by the kernel, exported and switched off by torch."""
     launches, launch = [], kernels._launch
     kernels._launch = lambda *given, **named: launches.append(1) or launch(*given, **named)
-    FastScan.serves = lambda self, decays, values: kernel_serves(values.device, values.dtype)
+    form.choice.serve = lambda kernel, device, dtype: True
+    form.FastScan.serves = lambda self, _, values: form.kernel_serves(values.device, values.dtype)
     for name in ("ss2d", "bi_wkv"):
         mixer = fast(create_mixer(name, 8, grid=(5, 7))).double()
         x, results = tokens(2, 5, 7, 8).requires_grad_(), []
 
-        def step(form, x=x, mixer=mixer, results=results):
+        def step(network, x=x, mixer=mixer, results=results):
             launches.clear()
-            y = form(x)
+            y = network(x)
             results.append([y, *torch.autograd.grad(y.sin().sum(), [x, *mixer.parameters()])])
             return len(launches)
 

@@ -1,4 +1,4 @@
-"""The scan's Triton kernels and the trials before a form's first use on a device."""
+"""The scan's Triton kernels and the trials of scans before their first use."""
 
 import subprocess
 import sys
@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from backbones import create_mixer
-from backbones.fast import fast, first_use
+from backbones.fast import fast, trial
 from backbones.fast.torch import gated_delta
 from backbones.fast.torch.scan import FastScan, kernel_serves
-from backbones.layers.scans import scan
 from backbones.mixers.recurrent.gated_delta import delta_rule
 from tests.tensors import tokens
 
@@ -96,45 +95,24 @@ class NoGradient(torch.autograd.Function):
         return grad * float("nan")
 
 
-def half_off(decays, values):
-    return scan(decays, values) * 1.5
+def test_a_gradient_of_nan_is_the_largest_difference():
+    def form(*inputs):
+        return delta_rule(*inputs[:-1], NoGradient.apply(inputs[-1]))
+
+    inputs = gated_delta.make_inputs(4, 8)
+    results = trial.compare(form, delta_rule, inputs, CPU, torch.float32)
+    difference = trial.largest_difference(results)
+    assert difference.name == "gradient of beta"
+    assert difference.share != difference.share
 
 
-def without_gradient(decays, values):
-    return scan(decays, NoGradient.apply(values))
-
-
-def broken(decays, values):
-    raise RuntimeError("no kernel image for this device\nmore")
-
-
-@pytest.mark.parametrize(
-    ("form", "fault"),
-    [
-        (half_off, "the output differs by 5.0e-01"),
-        (without_gradient, "the gradient of input 2 differs by nan"),
-        (broken, "RuntimeError: no kernel image for this device"),
-    ],
-)
-def test_a_form_with_a_fault_is_named_once(monkeypatch, form, fault):
-    monkeypatch.setattr(first_use, "_failures", {})
-    inputs = torch.randn(2, 9, 3, dtype=torch.float64).abs().neg().unbind(0)
-    arguments = ("the form", CPU, torch.float32, lambda: form, scan, inputs)
-    with pytest.warns(UserWarning, match=f"the form does not serve on cpu in.*: {fault}$"):
-        assert not first_use.serves(*arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not first_use.serves(*arguments)
-        assert first_use.serves("another", *arguments[1:3], lambda: scan, scan, inputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_passes_the_trial_of_the_delta_rule(dtype):
-    def in_half(*inputs):
+@pytest.mark.parametrize(("dtype", "limit"), gated_delta.HALF.items(), ids=str)
+def test_half_precision_passes_the_trial_of_the_delta_rule(dtype, limit):
+    def form(*inputs):
         return delta_rule(*(x.float() for x in inputs)).to(dtype)
 
-    inputs = gated_delta.make_inputs(12, 24)
-    assert not first_use.find_fault(CPU, dtype, lambda: in_half, delta_rule, inputs)
+    results = trial.compare(form, delta_rule, gated_delta.make_inputs(12, 24), CPU, dtype)
+    assert 1e-5 < trial.largest_difference(results).share < limit
 
 
 @on_gpu

@@ -6,16 +6,18 @@ so that each device tries them with gradients first. Their times were not measur
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
 from torch import Tensor
 
-from backbones.fast import first_use
+from backbones.fast import trial
 from backbones.fast.base import FastModule
+from backbones.fast.triton import choice
 from backbones.mixers.recurrent.gated_delta import GatedDeltaRule, delta_rule
 
-HALF = (torch.bfloat16, torch.float16)
+HALF = {torch.bfloat16: 0.1, torch.float16: 0.02}  # largest differences in the trial
 TOKENS = 150  # of the trial: several of fla's chunks of 64, the last one short
 
 
@@ -36,22 +38,38 @@ def chunks_by_fla(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tens
     return read.transpose(1, 2)
 
 
-def make_inputs(key: int, value: int) -> tuple[Tensor, ...]:
-    """Return the arguments of ``delta_rule`` with decays from weak to the strongest at first."""
+@functools.cache
+def find_kernel(key: int, value: int) -> choice.Kernel:
+    """Return fla's kernel for heads of d channels of a key and e of a value, with its trial."""
+
+    def compare_with_torch(device: torch.device, dtype: torch.dtype) -> list[trial.Result]:
+        return trial.compare(chunks_by_fla, delta_rule, make_inputs(key, value), device, dtype)
+
+    name = f"of fla for the delta rule of {key} and {value} channels"
+    return choice.register_kernel(choice.Kernel(name, compare_with_torch, HALF))
+
+
+def make_inputs(key: int, value: int) -> dict[str, Tensor]:
+    """Return the arguments of ``delta_rule``, with decays from weak to those that forget all."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     q, k = torch.nn.functional.normalize(normal(2, 2, 2, TOKENS, key), dim=-1)
-    steps = -(normal(2, 2, TOKENS) * 2 - 2).exp()
-    return q * key**-0.5, k, normal(2, 2, TOKENS, value), steps, normal(2, 2, TOKENS).sigmoid()
+    return {
+        "q": q * key**-0.5,
+        "k": k,
+        "v": normal(2, 2, TOKENS, value),
+        "log_decay": -(2 * normal(2, 2, TOKENS) - 2).exp(),
+        "beta": normal(2, 2, TOKENS).sigmoid(),
+    }
 
 
 class FastGatedDelta(FastModule, GatedDeltaRule):
     """Chunks by fla's ``chunk_gated_delta_rule``."""
 
-    operators_on = ()
+    needs_operators = False
 
     @classmethod
     def may_serve(cls, module: GatedDeltaRule) -> bool:
@@ -64,10 +82,7 @@ class FastGatedDelta(FastModule, GatedDeltaRule):
         if prefix is not None or not x.is_cuda or half is None:
             return False
         key, value = (self.widths[i] // self.num_heads for i in (0, 2))
-        return first_use.serves(
-            f"fla's gated delta rule of {key} and {value} channels", x.device, half,
-            lambda: chunks_by_fla, delta_rule, make_inputs(key, value),
-        )  # fmt: skip
+        return choice.serve(find_kernel(key, value), x.device, half)
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
         """Run over the rows both ways: (B, H, W, C) -> (B, H, W, C)."""

@@ -6,46 +6,46 @@ No GPU has timed it yet. In Triton's interpreter its numbers equal torch's to 1e
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from backbones.fast import first_use
+from backbones.fast import trial
 from backbones.fast.base import FastModule
-from backbones.fast.library import find_switch
+from backbones.fast.triton import choice
 from backbones.layers.eager import is_switched_off
 from backbones.layers.scans import Scan, scan
 
-TYPES = (torch.float32, torch.float64)
 TRIED = (150, 3, 7)  # tokens in several chunks, lanes that fill no block
+
+
+def compare_with_torch(device: torch.device, dtype: torch.dtype) -> list[trial.Result]:
+    """Run the kernel beside the scan in chunks, forward and backward."""
+    importlib.import_module("backbones.fast.triton.scan")  # defines the operator
+    generator = torch.Generator().manual_seed(0)
+    decays, values = torch.randn(2, *TRIED, generator=generator, dtype=torch.float64)
+    inputs = {"log_decay": -decays.exp() / 4, "values": values}
+    return trial.compare(torch.ops.mixerlab.linear_scan, scan, inputs, device, dtype)
+
+
+KERNEL = choice.register_kernel(
+    choice.Kernel("scan", compare_with_torch, {torch.float32: 1e-4, torch.float64: 1e-9})
+)
 
 
 @torch.compiler.assume_constant_result
 def kernel_serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if the kernel computes in this type on this device."""
-    # Of a thread, and read here for compilers, which cannot trace it.
-    if is_switched_off.get() or find_switch():
-        return False
-    if dtype not in TYPES or find_spec("triton") is None:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    decays, values = torch.randn(2, *TRIED, generator=generator, dtype=torch.float64)
-    return first_use.serves(
-        "the scan's Triton kernel", device, dtype, load_kernel, scan, (-decays.exp() / 4, values)
-    )
+    """Return True if the kernel computes in this type on this device.
 
-
-def load_kernel() -> first_use.Function:
-    """Return the operator."""
-    importlib.import_module("backbones.fast.triton.scan")
-    return torch.ops.mixerlab.linear_scan
+    The switch of a thread is read here as well, for compilers, which cannot trace it.
+    """
+    return not is_switched_off.get() and choice.serve(KERNEL, device, dtype)
 
 
 class FastScan(FastModule, Scan):
     """All states by one operator."""
 
-    operators_on = ()
+    needs_operators = False
     is_traceable = True
 
     def serves(self, log_decay: Tensor, values: Tensor) -> bool:
