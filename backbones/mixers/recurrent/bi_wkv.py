@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
@@ -70,8 +71,9 @@ class BidirectionalWKV(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Shift, attend and gate: (B, H, W, C) -> (B, H, W, C)."""
         shifted = q_shift(x)
+        apart = x - shifted
         k, v, r = (
-            layer(shifted + mix * (x - shifted)).flatten(1, 2)
+            layer(shifted + mix * apart).flatten(1, 2)
             for layer, mix in (
                 (self.key, self.mix_k), (self.value, self.mix_v), (self.receptance, self.mix_r)
             )
@@ -121,6 +123,6 @@ def bi_wkv(
     both = torch.stack([sums, sums.flip(0)], dim=1)
     log_decay = (-decay.to(precise) / count).expand_as(both)
     # The state of the token before gives a neighbour the weight 1.
-    before = torch.cat([torch.zeros_like(both[:1]), scan(log_decay, both)[:-1]])
-    top, bottom = (before[:, 0] + before[:, 1].flip(0)).movedim(0, 2).unbind(0)
-    return (top + own * v) / (bottom + own)
+    before, after = F.pad(scan(log_decay, both), (0, 0) * 3 + (0, 0, 1, -1)).unbind(1)
+    top, bottom = (before + after.flip(0)).movedim(0, 2).unbind(0)
+    return torch.addcmul(top, own, v) / (bottom + own)
