@@ -115,11 +115,13 @@ def _launch(
     totals, ends = torch.empty(2, grid[1], lanes, device=values.device, dtype=precise)
     sizes = (count, lanes, length)
     warps = max(1, block // 32)
-    if grid[1] > 1:
-        _end_chunks[grid](log_decay, values, totals, ends, *sizes, *kinds, num_warps=warps)
-    _scan[grid](
-        log_decay, values, totals, ends, states, out, out_decay, *sizes, *kinds, num_warps=warps
-    )
+    with torch.cuda.device_of(values):  # Triton itself launches on the current device
+        if grid[1] > 1:
+            _end_chunks[grid](log_decay, values, totals, ends, *sizes, *kinds, num_warps=warps)
+        _scan[grid](
+            log_decay, values, totals, ends, states, out, out_decay, *sizes, *kinds,
+            num_warps=warps,
+        )  # fmt: skip
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
