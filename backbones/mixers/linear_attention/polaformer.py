@@ -101,12 +101,13 @@ class PolarityAwareLinearAttention(Mixer):
 
         q^ is q~ with its halves exchanged. They are exchanged in what is read instead.
         """
-        q, k = self._signs(torch.stack([q, k])).to(v.dtype).unbind(0)
-        same, opposite = sum_products(k, v).chunk(2, dim=-1)
+        wide = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
+        q, k = self._signs(torch.stack([q, k])).to(wide).unbind(0)
+        same, opposite = sum_products(k, v.to(wide)).chunk(2, dim=-1)
         mean, width = mean_keys(k), v.shape[-1]
         exchanged = torch.cat([opposite, mean], dim=-1).roll(width, dims=-2)
         table = [same, exchanged[..., :-1], mean, exchanged[..., -1:]]
-        return divide(q @ torch.cat(table, dim=-1), 2, EPS)
+        return divide(q @ torch.cat(table, dim=-1), 2, EPS).to(v.dtype)
 
     def _signs(self, x: Tensor) -> Tensor:
         """Return [x+^p, x-^p] in float32 at least: (..., B, h, N, d) -> (..., B, h, N, 2 d)."""
