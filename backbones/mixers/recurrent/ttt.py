@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nhwc
+from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
@@ -102,8 +103,12 @@ class TestTimeTraining(Mixer):
         error = -SCALE / (height * width) * v.flatten(1)
         near = F.unfold(k.unsqueeze(1), 3, padding=1)  # (B d, t, N)
         gradient = (near @ error.unsqueeze(-1)).view(batch, *self.w3.shape)
-        kernel = self.descend(self.w3, gradient, dim=-1).view(-1, 1, 3, 3)
-        y = F.conv2d(q.unsqueeze(0), kernel, padding=1, groups=len(kernel))
+        kernel = self.descend(self.w3, gradient, dim=-1).flatten(0, 1)
+        if is_any_size(x.shape[:1]):  # a number of groups would freeze a graph's batch
+            y = kernel.unsqueeze(1) @ F.unfold(q.unsqueeze(1), 3, padding=1)
+        else:
+            groups = len(kernel)
+            y = F.conv2d(q.unsqueeze(0), kernel.view(-1, 1, 3, 3), padding=1, groups=groups)
         return to_nhwc(y.view(batch, -1, height, width))
 
     def descend(self, weight: Tensor, gradient: Tensor, dim: int) -> Tensor:
