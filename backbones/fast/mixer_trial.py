@@ -46,10 +46,10 @@ def _compare(
     expected = [y.detach(), y.detach(), *torch.autograd.grad(y, leaves, grad.double())]
     labels = ["output for inference", "output"]
     labels += [f"gradient of {name}" for name in names.split()]
-    for index, (label, *both) in enumerate(zip(labels, computed, expected, strict=True)):
+    for index, (label, ours, right) in enumerate(zip(labels, computed, expected, strict=True)):
         # Rounding of a sum over tokens that should be zero does not count.
         least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 2 else 1.0
-        yield Result(f"{operator}: {label}", *both, least)
+        yield Result(f"{operator}: {label}", ours, right, least)
 
 
 def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def _branched(dtype: torch.dtype, operator: str, training: bool) -> Iterator[Res
             n = _norm(n, means[:2], norms[:2], EPS[0], training)
         u = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
         plain = F.linear(F.gelu(u) + n if layered else F.gelu(u), w2, b2)
-    coefficients = " ".join(f"{name}{branch}" for branch in (1, 2) for name in COEFFICIENTS)
-    names = f"x W1 b1 {coefficients} weight_mid bias_mid weight_dw bias_dw kernel own W2 b2"
+    branched = " ".join(f"{name}{branch}" for branch in (1, 2) for name in COEFFICIENTS)
+    names = f"x W1 b1 {branched} weight_mid bias_mid weight_dw bias_dw kernel own W2 b2"
     mode = "in training" if training else "in evaluation"
     yield from _compare(f"{operator} {mode}", names, mine, plain, leaves, grad)
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.layers.axes import to_nchw, to_nhwc
-from backbones.layers.graph_sizes import ceil_div, is_any_size, missing
+from backbones.layers.graph_sizes import ceil_div
+from backbones.layers.pooling import avg_pool2d
 
 
 def gather(x: Tensor, side: int, stride: int) -> Tensor:
@@ -34,15 +35,8 @@ def gather(x: Tensor, side: int, stride: int) -> Tensor:
 
 def window_means(x: Tensor, stride: int) -> Tensor:
     """Return means of t x t tokens, of fewer at the end: (B, H, W, C) -> (B, h, w, C)."""
-    if is_any_size(x.shape[1:3]):
-        # Pooling in ceil_mode branches on the remainder, which a graph would freeze.
-        end = (0, 0, 0, missing(x.shape[2], stride), 0, missing(x.shape[1], stride))
-        sums, shares = (
-            F.avg_pool2d(to_nchw(F.pad(y, end)), stride)
-            for y in (x, torch.ones_like(x[:1, :, :, :1]))
-        )
-        return to_nhwc(sums / shares)
-    return to_nhwc(F.avg_pool2d(to_nchw(x), stride, ceil_mode=True))
+    sides = (stride, stride)
+    return to_nhwc(avg_pool2d(to_nchw(x), sides, sides, ceil_mode=True))
 
 
 def attend(coefficients: Tensor, values: Tensor, size: tuple[int, int], stride: int) -> Tensor:

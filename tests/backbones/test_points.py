@@ -195,7 +195,7 @@ def test_kernels_of_mixers_become_submanifold_kernels():
     [({"mixer": "convnext_v2"}, "not serve ffnet_3d_tiny, because its norm reads all tokens"),
      ({"mixer": "rwkv_channel_mix"}, "because it shifts channels from four sides of a map"),
      ({"token_mixer": "ss2d"}, "reads more voxels than neighbours, or their order"),
-     ({"token_mixer": "pooling"}, r"has a AvgPool2d of 3 \(pool\) without a form on voxels")],
+     ({"token_mixer": "pooling"}, r"has a NeighbourMean of 3 \(pool\) without a form on voxels")],
     ids=["convnext_v2", "rwkv_channel_mix", "ss2d", "pooling"],
 )  # fmt: skip
 def test_mixers_of_whole_maps_are_refused(options, message):

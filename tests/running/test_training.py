@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning.pytorch import Callback
+from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
@@ -147,6 +148,13 @@ class TestTraining:
         torch.testing.assert_close(
             self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
         )
+
+    def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
+        for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
+            callbacks.ChannelsLast().setup(None, module, "fit")
+            assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
+                module, "branch1x1"
+            )
 
     def test_the_log_on_disk_covers_the_steps_of_a_checkpoint(self, train, monkeypatch):
         """A kill right after it loses no row, since finished steps are not repeated."""

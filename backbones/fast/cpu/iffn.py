@@ -58,8 +58,6 @@ class FastIFFN(FastModule, IFFN):
             and conv.kernel_size == (3, 3)
             and type(fc1) is type(fc2) is nn.Linear
             and _keeps_averages(bn)
-            # Half precision cannot hold the statistics of a batch.
-            and (fc1.weight.dtype.itemsize > 2 or not self.training)
         )
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
