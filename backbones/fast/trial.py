@@ -74,7 +74,7 @@ def compare(
     )
     return [
         Result("output", mine.detach(), exact.detach()),
-        *(Result(f"gradient of {name}", *both) for name, *both in gradients),
+        *(Result(f"gradient of {name}", one, other) for name, one, other in gradients),
     ]
 
 

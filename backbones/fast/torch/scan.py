@@ -33,7 +33,7 @@ KERNEL = choice.register_kernel(
 )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernel_serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if the kernel computes in this type on this device.
 
@@ -42,7 +42,7 @@ def kernel_serves(device: torch.device, dtype: torch.dtype) -> bool:
     return not is_switched_off.get() and choice.serve(KERNEL, device, dtype)
 
 
-class FastScan(FastModule, Scan):
+class FastScan(FastModule, Scan):  # type: ignore[misc]
     """All states by one operator."""
 
     needs_operators = False
