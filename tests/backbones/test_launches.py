@@ -14,7 +14,7 @@ MOST = 100
 LOOPS = {"gated_delta", "lstm2d"}
 # More than MOST, with the number of today and the reason.
 MORE = {
-    "aggregated": (179, "two attentions in one softmax, biases by an MLP on offsets"),
+    "aggregated": (181, "two attentions in one softmax, biases by an MLP on offsets"),
     "atm": (120, "places and interpolated values along two axes, and split attention"),
     "cycle_fc": (111, "copies of strided channels, the fastest form on a CPU"),
     "global_window": (114, "three blocks of five convolutions for one query, as the authors have"),

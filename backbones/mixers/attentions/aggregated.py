@@ -85,7 +85,7 @@ class PositionBias(nn.Module):
         first, last = -centres[-1], 2 * (length - 1) - centres[0]
         offsets = torch.arange(first, last + 1, step, device=device).to(precise) / 2
         scaled = offsets / max(grid - 1, 1) * RANGE
-        logs = scaled.abs().log1p().copysign(scaled) / math.log(RANGE)
+        logs = scaled.sign() * scaled.abs().log1p() / math.log(RANGE)
         places = 2 * torch.arange(length, device=device)
         return logs, (places[:, None] - torch.tensor(centres, device=device) - first) // step
 
