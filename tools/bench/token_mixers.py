@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
+from tools.bench.roofline import count_work, least_seconds, measure_device
 from tools.bench.timed_networks import to_device
 from tools.bench.timing import (
     interleave,
@@ -47,6 +50,11 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     for name, own in mixers:
         create_mixer(name, dim, grid=grids[0], **own)
     dtype = set_up_process(options)
+    device = measure_device(options["device"], dtype, options["clock"])
+    print_status(
+        f"roofline: {2 * device.macs / 1e12:.2f} TFLOP/s in a large product, "
+        f"{device.bytes / 1e9:.0f} GB/s in a copy"
+    )
     records: list[Record] = []
     for batch in batches:
         for kind in ("forward", "training")[: 1 + (options["train"] == "true")]:
@@ -62,7 +70,14 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
                 steps = [record_cuda_graph(step) for step in steps]
             seconds = interleave(steps, rounds, options["device"], options["clock"])
             table = [seconds[i : i + len(mixers)] for i in range(0, len(steps), len(mixers))]
-            records += summarise(mixers, grids, table, kind, batch)
+            rows = summarise(mixers, grids, table, kind, batch)
+            places = itertools.product(mixers[1:], grids)
+            for row, (mixer, size) in zip(rows, places, strict=True):
+                work = count_work(mixer, dim, size, batch, kind, dtype)
+                least = least_seconds(work, device) * 1e3
+                row |= {"macs_m": work.macs / 1e6, "moved_mb": work.bytes / 1e6}
+                row |= {"roofline_ms": least, "over_roofline": row["ms"] / least}
+            records += rows
     return records
 
 
@@ -125,7 +140,7 @@ def summarise(
     seconds: Sequence[Sequence[Sequence[float]]],
     kind: str,
     batch: int,
-) -> list[Record]:
+) -> list[dict[str, Any]]:
     """Summarise seconds[grid][mixer][round] in records; the first mixer is the baseline."""
     records = []
     for index in range(1, len(mixers)):
