@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from tools.bench.peak_memory import measure_peaks
 from tools.bench.timed_networks import to_device
 from tools.bench.timing import (
     interleave,
@@ -51,18 +52,24 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     for batch in batches:
         for kind in ("forward", "training")[: 1 + (options["train"] == "true")]:
             print_status(f"token mixers of {dim} channels: {kind}, batch {batch}, {rounds} rounds")
-            steps = []
+            steps, models = [], []
             for size in grids:
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as after other layers
                 for name, own in mixers:
                     mixer = to_device(fast(create_mixer(name, dim, grid=size, **own)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
-            if options["cuda_graphs"] == "true":
-                steps = [record_cuda_graph(step) for step in steps]
-            seconds = interleave(steps, rounds, options["device"], options["clock"])
+                    models.append(mixer)
+            is_recorded = options["cuda_graphs"] == "true"
+            timed = [record_cuda_graph(step) for step in steps] if is_recorded else steps
+            seconds = interleave(timed, rounds, options["device"], options["clock"])
+            peaks = measure_peaks(steps, models, options["device"])
             table = [seconds[i : i + len(mixers)] for i in range(0, len(steps), len(mixers))]
-            records += summarise(mixers, grids, table, kind, batch)
+            rows = summarise(mixers, grids, table, kind, batch)
+            for place, row in enumerate(rows):  # mixer by mixer, where peaks are grid by grid
+                index, number = divmod(place, len(grids))
+                row["peak_mb"] = peaks[number * len(mixers) + index + 1] / 1e6
+            records += rows
     return records
 
 
