@@ -59,8 +59,11 @@ data: the baseline reads the same files with the same augmentation through timm 
 scans: the ratio is that of a Python loop over tokens to the scan in chunks.
 tokens: us/token is the time per token; growth is us/token over that on the first grid, per round,
 so 1 on every grid means a cost linear in the number of tokens. exponent is e where time has grown
-as N^e since the first grid. With several image sizes, growth of a whole network is the time per
-pixel over that at the first size.
+as N^e since the first grid. MMACs are multiply-adds of the step in millions, three forward passes
+of them in training. MB moved is input, output and parameters, in training with their gradients and
+read twice; maps in between are left out. roofline ms is the time of whichever takes longer by the
+peaks that a large product and a copy reached in this process. With several image sizes, growth of
+a whole network is the time per pixel over that at the first size.
 Compare ratios only: seconds of different runs are not comparable, least of all on a shared machine.
 
 By default glibc returns large blocks to the system and requests them again in every layer; the page
@@ -164,6 +167,10 @@ COLUMNS = {
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
     "exponent": ("exponent", "{:.2f}"),
+    "macs_m": ("MMACs", "{:.1f}"),
+    "moved_mb": ("MB moved", "{:.2f}"),
+    "roofline_ms": ("roofline ms", "{:.4f}"),
+    "over_roofline": ("ms/roofline", "{:.1f}"),
 }
 
 

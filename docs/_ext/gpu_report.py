@@ -65,7 +65,7 @@ def check_device(
     folder = ROOT / "outputs" / "gpu"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    target.mkdir(exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
     setting = Setting(device, EXTENTS[extent], folder)
     missing = missing_packages(device)
     about = {

@@ -72,9 +72,9 @@ def main(options: list[str]) -> int:
     return 0
 
 
-def folder_of(machine: str) -> Path:
+def folder_of(machine: str, folder: Path = FOLDER) -> Path:
     """Return the folder of a machine's files."""
-    return FOLDER / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+    return folder / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
 
 
 def check_gpu(typed: list[str]) -> int:
@@ -91,11 +91,14 @@ def check_gpu(typed: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps the figures, as Ctrl-C does
     machine = device_name(torch.device(options["device"]))
-    folder = folder_of(machine)
+    # A trial of the command is no measurement.
+    place = FOLDER if options["device"] == "cuda" else DOCS.parent / "outputs" / "gpu_trial"
+    folder = folder_of(machine, place)
     command = " ".join(["python docs/_ext/measure.py gpu", *typed])
     status = check_device(options["device"], options["extent"], parts, folder, command, machine)
-    (FOLDER / f"{folder.name}.md").write_text(pages()[folder.name], encoding="utf-8")
-    print(f"wrote {folder.relative_to(DOCS.parent)}; make docs shows it")
+    page = place / f"{folder.name}.md"
+    page.write_text(pages(place)[folder.name], encoding="utf-8")
+    print(f"wrote {page.relative_to(DOCS.parent)}; make docs shows it")
     return status
 
 

@@ -12,10 +12,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 FIELDS = {"title", "machine", "date", "command", "versions", "notes", "columns", "rows"}
 
 
-def read() -> dict[str, list[dict[str, Any]]]:
+def read(folder: Path = FOLDER) -> dict[str, list[dict[str, Any]]]:
     """Read all measurements, by the folder of their machine."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(FOLDER.glob("*/*.json")):
+    for file in sorted(folder.glob("*/*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
         if set(content) - {"picture"} != FIELDS:
             raise ValueError(f"{file} must have the fields {sorted(FIELDS)}, got {sorted(content)}")
@@ -23,9 +23,9 @@ def read() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def pages() -> dict[str, str]:
+def pages(folder: Path = FOLDER) -> dict[str, str]:
     """Return a page for each machine; the index is written by hand."""
-    return {name: _page(name, entries) for name, entries in read().items()}
+    return {name: _page(name, entries) for name, entries in read(folder).items()}
 
 
 def _page(folder: str, entries: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones.fast import operators_serve, status
+from backbones.fast import status, try_all
 from tools.cli.arguments import parse_integer
 from tools.runs.freed_memory import keep_freed_memory
 
@@ -42,7 +42,7 @@ def set_up_process(options: Mapping[str, str]) -> torch.dtype:
     device, dtype = "cpu", getattr(torch, options["dtype"])
     if options["device"] == "cuda":
         device = torch.cuda.get_device_name()
-        operators_serve(torch.empty(1, device="cuda", dtype=dtype))  # triggers the first trial
+        try_all(torch.device("cuda", torch.cuda.current_device()))
     print_status(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
         f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "

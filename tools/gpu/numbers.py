@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from backbones import create_mixer, list_mixers
 from backbones.base import Mixer
-from backbones.fast import fast, status
+from backbones.fast import fast, try_all
 from backbones.fast.base import FastModule
 from tools.bench.timing import record_cuda_graph
 from tools.gpu.extent import ABSENT, FAIL, PASS, Goals, Record, Setting, describe_error, judge
 
 BATCH = 2
+TRIALS = "trials"
 KERNEL_TYPES = ("float32", "bfloat16", "float16")
 NOISE = 0.02  # moves parameters away from zeros, behind which errors would be hidden
 
@@ -32,17 +33,20 @@ def mixer_names(setting: Setting) -> list[str]:
 
 
 def kernel_names(setting: Setting) -> list[str]:
-    """Return the mixers that have a fast form for the device."""
+    """Return the kernels' own trials, and the mixers that have a fast form for the device."""
     return [
-        name for name in mixer_names(setting)
-        if fast_forms(fast(create_mixer(name, setting.extent.dim)), setting.device)
+        TRIALS,
+        *(
+            name for name in mixer_names(setting)
+            if fast_forms(fast(create_mixer(name, setting.extent.dim)), setting.device)
+        ),
     ]  # fmt: skip
 
 
 def fast_forms(network: nn.Module, device: str) -> list[FastModule]:
     """Return the fast modules of a network that may serve on a device."""
     modules = [part for part in network.modules() if isinstance(part, FastModule)]
-    return [part for part in modules if device in part.operators_on or not part.operators_on]
+    return [part for part in modules if device == "cpu" or not part.needs_operators]
 
 
 @contextlib.contextmanager
@@ -123,8 +127,29 @@ def check_mixer(name: str, setting: Setting) -> Iterator[Record]:
     yield judge(figures, limits)
 
 
+def check_trials(setting: Setting) -> Iterator[Record]:
+    """Yield the verdict of each Triton kernel's own trial, per type."""
+    side = setting.extent.side
+    x = torch.randn(1, side, side, setting.extent.dim, device=setting.device)
+    for name in kernel_names(setting)[1:]:  # a pass registers kernels for the mixer's widths
+        mixer = fast(create_mixer(name, setting.extent.dim, grid=(side, side)))
+        with computing_in("bfloat16", setting.device), torch.no_grad():
+            mixer.to(setting.device)(x)
+    results = {}
+    if setting.device == "cuda":
+        results = try_all(torch.device("cuda", torch.cuda.current_device()))
+    if not results:
+        yield {"verdict": ABSENT, "note": "there is no GPU, no Triton or no kernel"}
+    for (kernel, dtype), why in results.items():
+        record = {"type": str(dtype).removeprefix("torch."), "served": "" if why else kernel}
+        yield {**record, "verdict": FAIL if why else PASS, "note": f"{kernel}: {why}" * bool(why)}
+
+
 def check_kernel(name: str, setting: Setting) -> Iterator[Record]:
     """Yield the errors of a mixer's fast form per type: eager, compiled and in a CUDA graph."""
+    if name == TRIALS:
+        yield from check_trials(setting)
+        return
     mixer, x, grad, expected = build_case(name, setting)
     x, grad = x.float().to(setting.device), grad.float().to(setting.device)
     for precision in KERNEL_TYPES:
@@ -148,14 +173,7 @@ def check_kernel(name: str, setting: Setting) -> Iterator[Record]:
         record = {"type": precision, "served": ", ".join(kinds), **judge(figures, limits)}
         if broken:
             record |= {"verdict": FAIL, "note": "; ".join([*broken, record["note"]]).strip("; ")}
-        elif not kinds and record["verdict"] == PASS and needs_kernels(network, setting.device):
-            record |= {"verdict": ABSENT, "note": status().strip("; ") or "plain operations serve"}
         yield record
-
-
-def needs_kernels(network: nn.Module, device: str) -> bool:
-    """Return True if fast forms of a network wait for operators on a device."""
-    return any(part.operators_on for part in fast_forms(network, device))
 
 
 def compute_eagerly(network: nn.Module, x: Tensor, grad: Tensor) -> tuple[list[Tensor], list[str]]:

@@ -21,6 +21,7 @@ Axes: B images, N = H W tokens in row-major order, C channels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from backbones.base import Mixer, Slot
 from backbones.layers.init import init_all
 from backbones.layers.q_shift import q_shift
-from backbones.layers.scans import scan
+from backbones.layers.scans import Scan, scan
 from backbones.registry import register_mixer
 
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
@@ -82,12 +83,22 @@ class BidirectionalWKV(Mixer):
 class WKV(nn.Module):
     """``bi_wkv`` as a part, which hooks, profilers and pictures name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = Scan()
+
     def forward(self, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
         """Return the weighted means: (B, N, C) -> (B, N, C)."""
-        return bi_wkv(k, v, decay, bonus)
+        return bi_wkv(k, v, decay, bonus, self.sums)
 
 
-def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
+def bi_wkv(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    scan: Callable[[Tensor, Tensor], Tensor] = scan,
+) -> Tensor:
     """Return the weighted means y of all tokens, in float32 at least.
 
     Exponents are relative to the greatest key of each channel, against overflow: all weights of a
@@ -98,6 +109,7 @@ def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
         v: (B, N, C).
         decay: w, (C,).
         bonus: u, (C,).
+        scan: A form of ``layers.scans.scan``.
     """
     precise = torch.promote_types(k.dtype, torch.float32)
     k, v = k.to(precise), v.to(precise)

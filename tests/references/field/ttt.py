@@ -41,7 +41,9 @@ def reference(mixer, x):
             weights = [mixer.w1[head], mixer.w2[head]]
             loss = -(gated(k[own], *weights) * v[own]).sum(-1).mean() / 3
             parts.append(gated(q[own], *stepped(mixer, loss, weights, 0)))
-        query, key, value = (part[image].permute(2, 0, 1)[None] for part in around)
+        query, key, value = (
+            part.permute(2, 0, 1)[None] for part in around[0][image].chunk(3, dim=-1)
+        )
         kernel = mixer.w3.reshape(d, 1, 3, 3)
         found = F.conv2d(key, kernel, padding=1, groups=d)
         loss = -(found * value).mean((0, 2, 3)).sum() / 3
