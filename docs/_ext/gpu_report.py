@@ -208,6 +208,7 @@ def _dots(file: Path, records: list[Record], limits: dict[str, float | None], ti
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     keys = [key for key in limits if any(record.get(key) for record in records)]
     rows = [record for record in records if any(record.get(key) for key in keys)]
@@ -222,6 +223,8 @@ def _dots(file: Path, records: list[Record], limits: dict[str, float | None], ti
         if limits[key]:
             axis.axvline(limits[key], color=colour, lw=1, ls=(0, (4, 3)))
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(range(len(rows)), [one.get("label", one["name"]) for one in rows], fontsize=7)
     axis.set_title(f"{title}; dashed: goals", loc="left", fontsize=9)
     axis.grid(alpha=0.25, linewidth=0.6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -191,7 +192,8 @@ def compute_eagerly(network: nn.Module, x: Tensor, grad: Tensor) -> tuple[list[T
 
 def compute_compiled(network: nn.Module, x: Tensor, grad: Tensor) -> tuple[list[Tensor], list[str]]:
     """Return the results of the compiled network."""
-    return differentiate(torch.compile(network, fullgraph=True, dynamic=False), x, grad), []
+    compiled: Any = torch.compile(network, fullgraph=True, dynamic=False)
+    return differentiate(compiled, x, grad), []
 
 
 def compute_in_graph(network: nn.Module, x: Tensor, grad: Tensor) -> tuple[list[Tensor], list[str]]:

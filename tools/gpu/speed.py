@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from backbones import list_mixers
 from tools.bench.token_mixers import time_token_mixers
 from tools.bench.whole_networks import time_runs
+from tools.cli.typed_network import Network
 from tools.gpu.extent import MEASURED, Record, Setting, judge
 
 MIXERS = ("afbo", "iffn")
@@ -31,7 +32,9 @@ def check_host(name: str, setting: Setting) -> Iterator[Record]:
     extent, goals = setting.extent, setting.extent.goals
     options = _options(form, setting, extent.hosts[host], extent.host_rounds)
     options["image_size"] = str(extent.image_size)
-    networks = [(one, {}) for one in (host, *(f"{host}_{mixer}" for mixer in MIXERS))]
+    networks: list[Network] = [
+        (one, {}) for one in (host, *(f"{host}_{mixer}" for mixer in MIXERS))
+    ]
     rows = time_runs([networks], options)
     for mixer in MIXERS:
         forward, training = (
@@ -79,7 +82,7 @@ def check_tokens(name: str, setting: Setting) -> Iterator[Record]:
         yield {
             "map": training["grid"], "forward_ms": forward["ms"], "over": forward["ratio"],
             "training_ms": training["ms"], **verdict,
-            **{key: training.get(key) for key in ("roofline_ms", "over_roofline", "peak_mb")},
+            **{key: training[key] for key in ("roofline_ms", "over_roofline", "peak_mb")},
         }  # fmt: skip
 
 
