@@ -81,8 +81,9 @@ def check_device(
         store([*missing, *records], parts, about, target, setting.extent)
 
     records = run_workers(plan(setting, extent, parts), folder, setting.extent, keep)
+    shutil.rmtree(folder / "runs", ignore_errors=True)  # some gigabytes of checkpoints
     draw(records, target, setting.extent)
-    keep(records)
+    store([*missing, *records], parts, about, target, setting.extent)
     return print_verdicts([*missing, *records])
 
 
@@ -134,7 +135,7 @@ def store(
     summary = _content("Verdicts", columns, summarise(records), [], about)
     _write(target / "gpu_0_verdicts.json", summary)
     columns = {key: key for key in ("part", "name", "verdict", "note")}
-    rows = [one for one in records if one["verdict"] in (FAIL, ABSENT)]
+    rows = [one | {"name": _label(one)} for one in records if one["verdict"] in (FAIL, ABSENT)]
     content = _content("What failed or is absent", columns, rows, [], about)
     _write(target / "gpu_1_failures.json", content)
 
@@ -148,9 +149,15 @@ def _content(
 
 def _format(value: Any) -> str:
     """Return a cell's text."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)
+
+
+def _label(record: Record) -> str:
+    """Return the name of a record, with what tells it from others of the name."""
+    more = [str(record[key]) for key in ("mixer", "map", "type") if key in record]
+    return " ".join([record["name"], *more])
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
@@ -177,7 +184,7 @@ def print_verdicts(records: list[Record]) -> int:
     """Print what failed or is absent and the table of verdicts; return 1 after a failure."""
     for record in records:
         if record["verdict"] in (FAIL, ABSENT):
-            print(f"{record['verdict']}: {record['part']} {record['name']}: {record['note']}")
+            print(f"{record['verdict']}: {record['part']} {_label(record)}: {record['note']}")
     write(summarise(records), "table", {key: (key, "{}") for key in SUMMARY})
     return int(any(record["verdict"] == FAIL for record in records))
 
@@ -186,8 +193,6 @@ def draw(records: list[Record], target: Path, extent: Extent) -> None:
     """Draw the figures of hosts, token mixers and mixers, beside their goals."""
     goals = extent.goals
     of_part = {part: [one for one in records if one["part"] == part] for part in SHAPES}
-    for one in of_part["hosts"]:
-        one["label"] = f"{one.get('mixer', '')} in {one['name']}"
     largest = max((one["map"] for one in of_part["tokens"] if "map" in one), default="", key=len)
     tokens = [one for one in of_part["tokens"] if one.get("map") == largest]
     _dots(target / "gpu_2_hosts.png", of_part["hosts"], {
@@ -225,7 +230,7 @@ def _dots(file: Path, records: list[Record], limits: dict[str, float | None], ti
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_yticks(range(len(rows)), [one.get("label", one["name"]) for one in rows], fontsize=7)
+    axis.set_yticks(range(len(rows)), [_label(one) for one in rows], fontsize=7)
     axis.set_title(f"{title}; dashed: goals", loc="left", fontsize=9)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)

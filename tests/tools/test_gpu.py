@@ -80,6 +80,16 @@ def test_a_crash_costs_its_own_name_only(tmp_path):
     assert kept == [2, 3, 3]
 
 
+def test_a_fault_that_breaks_the_device_is_not_the_next_name_s(tmp_path):
+    code = "passed(); name == 'a' and os._exit(1)"
+    records = run_workers([worker(["a", "b"], code)], tmp_path, TINY, list)
+    assert verdicts(records) == dict.fromkeys("ab", ("pass", ""))
+    broken = Worker("mixers", ["a", "b"], [sys.executable, "-SEc", "import nothing"], False)
+    records = run_workers([broken], tmp_path, TINY, list)
+    note = "process ended with status 1: ModuleNotFoundError: No module named 'nothing'"
+    assert verdicts(records) == dict.fromkeys("ab", ("fail", note))
+
+
 @pytest.mark.parametrize("why", ["limit", "interrupt"])
 def test_an_early_end_keeps_what_there_is(why, tmp_path):
     extent = dataclasses.replace(TINY, jobs=1, seconds=2 if why == "limit" else None)
@@ -296,7 +306,7 @@ def test_a_page_shows_verdicts_figures_and_plots(measure, setting, tmp_path, cap
     gpu_report.store(records, list(work.PARTS), ABOUT, folder, setting.extent)
     assert gpu_report.print_verdicts(records) == 1
     assert gpu_report.print_verdicts(records[1:2]) == 0
-    assert "fail: tokens compiled lstm2d: attention 37 > 5" in capsys.readouterr().out
+    assert "fail: tokens compiled lstm2d 56x56: attention 37 > 5" in capsys.readouterr().out
     page = measure.pages(tmp_path)["a_card"]
     assert "| tokens | 0 | 1 | 0 | 0 |" in page
     assert "| tasks | glue | fail | prediction: a\\|b |" in page

@@ -60,10 +60,14 @@ class Worker:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def read(self) -> tuple[list[Record], list[str]]:
-        """Return the records so far, and the names without one, the last that began first."""
+    def lines(self) -> list[Record]:
+        """Return what the process has printed: names that it begins with, and records."""
         text = self.log.with_suffix(".jsonl").read_text() if self.process else ""
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def read(self) -> tuple[list[Record], list[str]]:
+        """Return the records so far, and the names without one, a check that began first."""
+        lines = self.lines()
         records = [line for line in lines if "verdict" in line]
         checked = {record["name"] for record in records}
         begun = [line["name"] for line in lines if "verdict" not in line][-1:]
@@ -138,8 +142,11 @@ def _close(worker: Worker) -> tuple[list[Record], list[Worker]]:
     assert worker.process
     if not missing:
         return records, []
-    is_late = worker.process.returncode == -signal.SIGALRM
-    lost = missing if is_late else missing[:1]
+    last = worker.lines()[-1:]
+    if worker.process.returncode == -signal.SIGALRM or not last:
+        lost = missing  # another process would take as long, or end before it begins
+    else:  # the last check ended the process, unless its own record has said so
+        lost = missing[:1] if "verdict" not in last[0] else []
     records += _failures(worker.part, lost, worker.failure())
     rest = [name for name in missing if name not in lost]
     return records, [replace(worker, names=rest, process=None)] if rest else []

@@ -61,5 +61,6 @@ def check_task(name: str, setting: Setting) -> Iterator[Record]:
         last = ((run.stderr if run.returncode else run.stdout).strip() or "-").splitlines()[-1]
         if run.returncode or not last.startswith(FOLDER):
             record |= {"verdict": FAIL, "note": f"{step}: {last}"}
+            print(run.stdout, run.stderr, sep="\n", file=sys.stderr)  # into the log
             break
     yield record
