@@ -56,6 +56,7 @@ class BaseDataModule(LightningDataModule):
         layout: Expected contents of the folder, for error messages.
         repeated_augmentation: Repetitions of each training sample; see ``EpochSampler``.
         fixed_order: True if every epoch uses the order of the first one.
+        fixed_size: True if all inputs have one size, in training and evaluation.
         example: Command-line options that select this dataset, for error messages.
         parts: Subsets that are evaluated one by one; see ``robustness``.
         left_out: Description of what an option excludes from evaluation; known after ``setup``.
@@ -68,6 +69,7 @@ class BaseDataModule(LightningDataModule):
     unit: ClassVar[str] = "samples"
     repeated_augmentation: int = 1
     fixed_order: bool = False
+    fixed_size: ClassVar[bool] = False
     parts: Sequence[Any] = ()
     left_out: str = ""
     made_by: dict[str, Any]
@@ -344,6 +346,7 @@ class BaseDataModule(LightningDataModule):
     ) -> DataLoader[Any]:
         if self.num_workers:
             check_shared_memory("data.num_workers=0")
+        trainer: Any = self.trainer
         collate = self.collate()
         if isinstance(dataset, TolerantDataset):
             collate = partial(collate_readable, collate or default_collate)
@@ -353,7 +356,8 @@ class BaseDataModule(LightningDataModule):
             sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
+            # Pinning starts CUDA, also where a run uses the CPU of a machine with a busy GPU.
+            pin_memory=trainer is not None and trainer.strategy.root_device.type == "cuda",
             drop_last=drop_last,
             persistent_workers=self.num_workers > 0,
             worker_init_fn=init_worker,

@@ -43,6 +43,8 @@ class LanguageModel(Remembering, nn.Module):
         ValueError: Another backbone, or classes.
     """
 
+    training_notes = ("the output layer is the embedding of words, whose rate and freezing it has",)
+
     def __init__(self, backbone: Backbone, num_classes: int = 0) -> None:
         super().__init__()
         if num_classes:

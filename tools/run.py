@@ -101,7 +101,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tools.runs import lock, report
         from tools.runs.components import build_components, execute
         from tools.runs.logger_setup import closing_loggers
-        from tools.runs.outcome import recording_failure
+        from tools.runs.outcome import explaining_full_memory, recording_failure
         from tools.runs.run_facts import collect_facts
 
         freeze_heap()
@@ -133,6 +133,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         recording_failure(folder),
         processes(parts.engine),
         closing_loggers(parts.engine.loggers),
+        explaining_full_memory(config, folder),
     ):
         metrics = execute(parts, config, folder, new_length)
     if not parts.engine.is_global_zero:

@@ -203,6 +203,8 @@ class CheckpointParts(OpenPart):
     callbacks: dict[str, BestPart | StoppingPart] = Field(default_factory=dict)
     optimizer_states: list[OptimizerPart] = Field(default_factory=list)
     lr_schedulers: list[dict[str, Any]] = Field(default_factory=list)
+    # Share of the rate, exemption from weight decay, and decay of each parameter by name.
+    parameter_rules: dict[str, tuple[Finite, bool, Finite]] = Field(default_factory=dict)
     scaler: ScalerPart = Field(ABSENT, alias="MixedPrecision")
     record: RecordPart = Field(RecordPart(), alias="network")
     class_names: list[str] = Field(default_factory=list)

@@ -51,6 +51,7 @@ class GenerationDataModule(BaseDataModule):
     """
 
     unit = "images"
+    fixed_size = True
     layout = "folders train and val with a folder of images or latents (.npy) per class"
     example = "data=image_generation data.root=/data/imagenet"
 

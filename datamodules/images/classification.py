@@ -93,6 +93,7 @@ class ClassificationDataModule(ImageDataModule):
         expected_classes: Number of classes in ``data.num_classes``; None accepts any.
     """
 
+    fixed_size = True
     takes_maps: ClassVar[bool] = False
     expected_classes: int | None = None
 

@@ -14,6 +14,7 @@ from backbones.options import remembering
 from heads.toolkits.toolkit import (
     ToolkitModel,
     base_config,
+    base_optimisation,
     build_model,
     check_least,
     check_pyramid,
@@ -153,7 +154,8 @@ def build_detector(
     if len(maps) < len(backbone.feature_info):
         detector.neck.register_forward_pre_hook(functools.partial(_select_maps, maps))
     _run_operators_in_float(detector)
-    return Detector(detector, config, maps)
+    optimisation = base_optimisation("mmdet", base or DETECTORS[name])
+    return Detector(detector, config, optimisation, maps)
 
 
 def base_detector(

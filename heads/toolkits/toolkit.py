@@ -40,15 +40,26 @@ class ToolkitModel(nn.Module):
     Args:
         model: Result of ``build_model`` with our backbone.
         config: The toolkit's config that it was built from.
+        optimisation: What the toolkit says of the training; see ``base_optimisation``.
         maps: Indices of the backbone's maps that the neck gets.
+
+    Attributes:
+        multipliers: Factors of rate and weight decay by a part of a parameter's name.
+        training_notes: Sentences that a training logs at its start.
     """
 
     def __init__(
-        self, model: nn.Module, config: Mapping[str, Any], maps: Sequence[int] = (0, 1, 2, 3)
+        self,
+        model: nn.Module,
+        config: Mapping[str, Any],
+        optimisation: tuple[Mapping[str, tuple[float, float]], str] = ({}, ""),
+        maps: Sequence[int] = (0, 1, 2, 3),
     ) -> None:
         super().__init__()
         self.model: Any = model
         self.maps = tuple(maps)
+        self.multipliers, rest = optimisation
+        self.training_notes = [f"{rest} of the toolkit's config are not taken"] if rest else []
         # Exporters write this; the backbone describes itself.
         self.config = {key: value for key, value in config.items() if key != "backbone"}
 
@@ -134,13 +145,7 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
         )
     from mmengine import Config
 
-    models = base_configs(toolkit) / "models"
-    folder = models.parents[1] if "/" in name else models
-    path = (folder / f"{name}.py").resolve()
-    # Configs are programs, so only the toolkit's own are read.
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise ValueError(_absent_config(toolkit, folder, name))
-    config = Config.fromfile(path)
+    config = _read_base(toolkit, name)
     if config.get("model") is None:
         raise ValueError(f"{toolkit}'s config {name!r} lacks a model; name one that has a model")
     found = Config({"model": config.model})
@@ -149,6 +154,40 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
         # Merging removes `_delete_` from its argument, so it gets a copy.
         found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
     return found.model
+
+
+def _read_base(toolkit: str, name: str) -> Any:
+    from mmengine import Config
+
+    models = base_configs(toolkit) / "models"
+    folder = models.parents[1] if "/" in name else models
+    path = (folder / f"{name}.py").resolve()
+    # Configs are programs, so only the toolkit's own are read.
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        raise ValueError(_absent_config(toolkit, folder, name))
+    return Config.fromfile(path)
+
+
+def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, float]], str]:
+    """Return what a shipped config says of its training; see ``base_config`` for the arguments.
+
+    Returns:
+        The multipliers of rate and weight decay by a part of a parameter's name
+        (``paramwise_cfg.custom_keys``), and the rest in words: optimiser, clipping and schedule,
+        which are not taken. Both are empty for a config of a model alone.
+    """
+    config = _read_base(toolkit, name)
+    wrapper = config.get("optim_wrapper") or {}
+    keys = (wrapper.get("paramwise_cfg") or {}).get("custom_keys") or {}
+    multipliers = {
+        key: (float(part.get("lr_mult", 1)), float(part.get("decay_mult", 1)))
+        for key, part in keys.items()
+    }
+    optimizer, clipping = wrapper.get("optimizer") or {}, wrapper.get("clip_grad")
+    rest = [f"{optimizer['type']} of rate {optimizer['lr']:g}"] if optimizer else []
+    rest += [f"clipping to {clipping['max_norm']:g}"] if clipping else []
+    rest += sorted({part["type"] for part in config.get("param_scheduler") or []})
+    return multipliers, ", ".join(rest)
 
 
 def _absent_config(toolkit: str, folder: Path, name: str) -> str:

@@ -34,7 +34,7 @@ from tasks.engine.gather import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
 from tasks.engine.optim import check_optimizer, learning_rate_factor, optimizer_rules
 from tasks.engine.optimizing import check_training, optimizer_and_schedule
-from tasks.engine.param_groups import schedule_rate
+from tasks.engine.param_groups import STORED_RULES, schedule_rate, stored_rules
 from tasks.engine.saved_predictions import OutputFiles
 
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
@@ -412,11 +412,19 @@ class BaseTask(Remembering, LightningModule):
         """
         refuse_together(weights_problem(checkpoint.get("state_dict", {})))
         checkpoint |= network_entries(self) | self.target_state()
+        if "optimizer_states" in checkpoint:
+            checkpoint[STORED_RULES] = {name: tuple(rule) for name, rule in self._rules.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other targets, and restore the average."""
+        """Refuse a checkpoint of other targets, and restore the average and the groups."""
         self.check_targets(Checkpoint("the checkpoint", checkpoint))
         load_average(self.ema, checkpoint, self.model)
+        self.follow_rules(checkpoint)
+
+    def follow_rules(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take the rate and decay of each parameter from a checkpoint of a training."""
+        if "optimizer_states" in checkpoint:
+            self._rules = stored_rules(checkpoint, self.model, self.optimizer_options)
 
     def config(self) -> dict[str, Any]:
         """Return the config that rebuilds this task; empty if a part is not of this project."""

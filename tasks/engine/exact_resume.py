@@ -169,7 +169,7 @@ def random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [kind, words, position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
 
 
@@ -180,7 +180,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and state["cuda"] is not None:
+    if torch.cuda.is_initialized() and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
 
 

@@ -9,6 +9,8 @@ import torch
 from backbones import create_backbone
 from heads.toolkits.detectors import DETECTORS, build_detector
 from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
+from tasks.engine.param_groups import parameter_rules
+from tests.errors import refuses
 from tests.families import short
 
 SMALLEST = "poolformer_s12_afbo"
@@ -133,3 +135,44 @@ def test_other_heads_backbones_and_a_missing_toolkit_are_rejected(make, task, pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"task={task} needs {package}; type make install"):
         make(dense, 10)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "rate", "undecayed"),
+    [
+        (
+            build_segmentor,
+            {"name": "mask2former", "base": "mask2former/mask2former_r50_8xb2-160k_ade20k-512x512"},
+            0.1,
+            {"query_embed", "query_feat", "level_embed"},
+        ),
+        (build_detector, {"name": "dino", "base": "dino/dino-4scale_r50_8xb2-12e_coco"}, 0.1, ()),
+        (build_segmentor, {"name": "upernet"}, 1.0, ()),
+    ],
+    ids=["mask2former", "dino", "upernet"],
+)
+def test_multipliers_of_a_toolkits_config_are_taken(build, options, rate, undecayed):
+    with torch.device("meta"):
+        model = build(create_backbone("swin_t", dense=True), 5, **options)
+    rules = parameter_rules(model, 0.05)
+    backbone = {n: rule for n, rule in rules.items() if n.startswith("model.backbone.")}
+    assert {rule.lr_scale for rule in backbone.values()} == {rate}
+    assert {rule.weight_decay for rule in backbone.values()} == {0.0, 0.05}
+    for part in undecayed:
+        of_part = [rule for name, rule in rules.items() if part in name]
+        assert of_part
+        assert {(rule.lr_scale, rule.weight_decay) for rule in of_part} == {(1.0, 0.0)}
+    # Layer decay multiplies; a typed group replaces the multiplier.
+    groups = [{"match": "backbone.*", "lr_scale": 0.5}]
+    typed = parameter_rules(model, 0.05, layer_decay=0.9, groups=groups)
+    decayed = parameter_rules(model, 0.05, layer_decay=0.9)
+    name = "model.backbone.patch_embed.proj.weight"
+    last = model.backbone.num_layers - 1
+    assert typed[name].lr_scale == pytest.approx(0.5 * 0.9**last)
+    assert decayed[name].lr_scale == pytest.approx(rate * 0.9**last)
+    assert ["not taken" in note for note in model.training_notes] == [True] * (rate < 1)
+
+
+def test_a_segmentor_needs_two_classes():
+    backbone = create_backbone("edgevit_xxs", dense=True)
+    refuses("at least two classes, got 1", build_segmentor, backbone, 1)

@@ -219,7 +219,7 @@ ALLOWED_IMPORTS = {
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
     # For users: they import the public names, and what their toolkits need.
     "mm": {"", "base", "checkpoints", "parameters", "replace"},
-    "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
+    "timm_models": {"", "checkpoints", "hosts", "base", "parameters", "registry"},
 }
 # Scaffolds serve several hosts and import none of them.
 SCAFFOLDS = "hosts.scaffolds"

@@ -26,7 +26,7 @@ from tools.cli.processes import check_trainer
 from tools.runs import process_group
 
 ONE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto",
-       "sync_batchnorm": False}  # fmt: skip
+       "sync_batchnorm": False, "precision": "32-true"}  # fmt: skip
 TWO = ONE | {"devices": 2, "strategy": "ddp"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
@@ -55,7 +55,7 @@ def environment(monkeypatch):
         # The other processes of Lightning.
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, TWO),
         (TORCHRUN, TWO | {"devices": "2"}),
-        (TORCHRUN, TWO | {"accelerator": "gpu", "devices": [0, 1]}),
+        (TORCHRUN, TWO | {"accelerator": "auto", "devices": [0, 1]}),
         (TORCHRUN, TWO | {"devices": 1, "num_nodes": 2}),
     ],
 )  # fmt: skip
@@ -82,6 +82,7 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
             for given in ([0, "a"], 0, -1)
         ),
         ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
+        ({}, ONE | {"accelerator": "cuda"}, "trainer.accelerator=cuda, but torch sees no GPU"),
     ],
 )
 def test_the_first_process_refuses_other_trainers(values, options, said, environment):
@@ -101,6 +102,44 @@ def test_a_list_of_devices_sets_the_number_of_processes_without_a_gpu(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     on_gpus = TWO | {"accelerator": "gpu", "devices": [0, 1]}
     assert processes.resolve_devices(on_gpus) == on_gpus
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Simulate a T4, too old for bfloat16, and an H100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [(7, 5), (9, 0)].__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["Tesla T4", "H100"].__getitem__)
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": [1], "precision": "bf16-mixed"}, None),
+        ({"devices": 1, "precision": "16-mixed"}, None),
+        ({"devices": "auto"}, None),
+        ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
+        ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
+        ({"devices": [2]}, "trainer.devices=[2], but torch sees 2 GPUs; pass a number up to 2"),
+        ({"devices": 4}, "or a list such as trainer.devices=[1]"),
+    ],
+    ids=str,
+)
+def test_gpus_are_checked_before_the_data_are_read(
+    options, said, accelerator, environment, two_gpus
+):
+    with environment({}):
+        problem = processes._find_problem(ONE | {"accelerator": accelerator} | options)
+    assert (problem is None) if said is None else (said in problem and "\n" not in problem)
+
+
+def test_a_run_on_the_cpu_leaves_gpus_alone(two_gpus):
+    """A state of CUDA's generator would be read from a GPU, which may be full."""
+    state = random_state()
+    assert state["cuda"] is None
+    set_random_state(state | {"cuda": torch.zeros(16, dtype=torch.uint8)})
 
 
 def test_devices_are_counted_as_lightning_does(monkeypatch):

@@ -88,6 +88,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         task.mode,
         training=training,
         checkpoint_every=config["checkpoint_every"],
+        fixed_size=datamodule.fixed_size,
         **(trainer.extras(config, folder, task) if training else {}),
     )
     if training and not solves(task.model) and trains(task):

@@ -51,6 +51,7 @@ FREE_ON_RESUME = {
     "resume",
     "task.check_patches",
     "trainer.accelerator",
+    "trainer.benchmark",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "trainer.profiler",

@@ -299,7 +299,7 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
         unit = find_family(known["task"]).unit
         table["training"] = f"{known['images_per_second']:.3g} {unit}/s"
         table["waiting for data"] = describe_waiting(
-            known["waiting_for_data"], known["num_workers"]
+            known["waiting_for_data"], known["num_workers"], known.get("resident")
         )
     seconds = known["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
@@ -345,12 +345,22 @@ def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def describe_waiting(share: float, workers: int) -> str:
-    """Return the share of training spent waiting for data, with a remedy if it is high."""
+def describe_waiting(share: float, workers: int, resident: bool | None = None) -> str:
+    """Return the share of training in which the device waited for data.
+
+    Args:
+        share: Share of the time.
+        workers: The option ``data.num_workers``.
+        resident: The option ``data.resident``; None if the data lack it.
+
+    Returns:
+        The share, with what to type if it is high.
+    """
     text = f"{share:.0%} of training"
-    if share <= MUCH_WAITING:
+    if share <= MUCH_WAITING or resident:
         return text
-    return f"{text}; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
+    text += f"; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
+    return text if resident is None else f"{text}, or data.resident=true"
 
 
 def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:

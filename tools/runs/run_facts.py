@@ -55,6 +55,7 @@ def collect_facts(
         "images_per_second": None if rate is None else round(rate, 2),
         "waiting_for_data": None if waiting is None else round(waiting, 4),
         "num_workers": datamodule.num_workers,
+        "resident": config["data"].get("resident"),
         "checkpoint": name if evaluated.is_file() else None,
         "checkpoint_step": (
             open_checkpoint(evaluated, values_only=True).step if evaluated.is_file() else None

@@ -58,12 +58,13 @@ def make_trainer(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     checkpoint_every: float | None = None,
+    fixed_size: bool = False,
 ) -> Trainer:
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
-        options: Arguments of Lightning's Trainer, and ``channels_last``; those of ``EXTRA`` are
-            left to others.
+        options: Arguments of Lightning's Trainer, ``channels_last`` and ``tf32``; those of
+            ``EXTRA`` are left to others.
         folder: Run folder.
         monitor: Metric that chooses the best checkpoint.
         mode: "max" or "min", by which it does.
@@ -72,9 +73,10 @@ def make_trainer(
         loggers: Besides metrics.csv.
         checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
             them at validations and ends of epochs only.
+        fixed_size: All inputs have one size, for which cuDNN may search the fastest algorithms.
 
     Raises:
-        ValueError: An option that Lightning does not have or refuses, or a device that is absent.
+        ValueError: An option that Lightning does not have or refuses.
     """
     # Hide Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
@@ -83,6 +85,9 @@ def make_trainer(
     channels_last = options.pop("channels_last", False)
     check_value("trainer.channels_last", channels_last, bool)
     layout = [ChannelsLast()] if channels_last else []
+    set_tf32(options.pop("tf32", None))
+    if options.get("benchmark") is None:
+        options["benchmark"] = fixed_size and not options.get("deterministic")
     _check(options)
     shows = options.pop("enable_progress_bar", True)
     interactive = shows and sys.stdout.isatty()
@@ -137,7 +142,23 @@ def make_trainer(
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)
+    if training and trainer.strategy.root_device.type == "cuda" and trainer.precision == "32-true":
+        log_info(
+            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
+            "A100) is faster and takes less memory"
+        )
     return trainer
+
+
+def set_tf32(enabled: bool | None) -> None:
+    """Let GPUs round the factors of float32 products to TF32, with a mantissa of 10 bits.
+
+    Args:
+        enabled: For matrix products and convolutions; None is torch's default, convolutions only.
+    """
+    check_value("trainer.tf32", enabled, bool | None)
+    torch.set_float32_matmul_precision("high" if enabled else "highest")
+    torch.backends.cudnn.allow_tf32 = enabled is not False
 
 
 def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
@@ -199,11 +220,6 @@ def _check(options: Mapping[str, Any]) -> None:
     interval = options.get("val_check_interval")
     if isinstance(interval, int | float) and interval <= 0:
         raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
-    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
-        raise ValueError(
-            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
-            "python tools/doctor.py for what is installed"
-        )
     for name in ("accumulate_grad_batches", "limit_train_batches"):
         if options[name] is not None and options[name] <= 0:
             raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
@@ -231,7 +247,9 @@ def _strategy(name: str) -> str | DDPStrategy:
     # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
     # which DDP's exchange of buffers would do. Running statistics are kept in step by
     # sync_batchnorm or, if each process normalises by its own images, by engine/batch_norm.py.
-    return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
+    if name != "ddp":
+        return name
+    return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def fit(

@@ -56,6 +56,8 @@ class PositionBias(nn.Module):
         grid: Map size (H, W) that offsets are divided by.
     """
 
+    no_weight_decay = ("fc1", "fc2")
+
     def __init__(self, heads: int, grid: Size) -> None:
         super().__init__()
         self.grid = grid
@@ -89,6 +91,8 @@ class PositionBias(nn.Module):
 
 class FocalQueries(nn.Module):
     """Queries of length 1, and the same with an embedding and scaled: (B, N, C) -> two."""
+
+    no_weight_decay = ("embedding", "temperature")
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -126,6 +130,8 @@ class FullAttention(Mixer):
 
 class PooledAttention(Mixer):
     """Attention to neighbours and pooled tokens: W ((a_near + q^ T + b) V_near + a_pool V_pool)."""
+
+    no_weight_decay = ("near_bias",)
 
     def __init__(self, dim: int, heads: int, grid: Size, window: int, reduction: int) -> None:
         super().__init__()

@@ -60,6 +60,9 @@ class SelectiveScan2d(Mixer):
     Source: VMamba (NeurIPS 2024), https://arxiv.org/abs/2401.10166.
     """
 
+    # The authors mark A_logs, and Ds, a vector; their released optimiser ignores the mark.
+    no_weight_decay = ("A_logs", "dt_projs_bias")
+
     def __init__(
         self,
         dim: int,
