@@ -14,7 +14,7 @@ from backbones import create_backbone, list_backbones
 from tasks.engine.family import find_family
 from tools import benchmark
 from tools.bench import peak_memory as memory
-from tools.bench import roofline, timing, token_mixers
+from tools.bench import roofline, timing, token_mixers, whole_networks
 from tools.bench import timed_networks as networks
 from tools.benchmark import COLUMNS
 
@@ -22,7 +22,7 @@ TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
 KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio", "peak_mb", "memory_ratio"]
 TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth", "exponent"]
-TOKEN_KEYS += ["macs_m", "moved_mb", "roofline_ms", "over_roofline"]
+TOKEN_KEYS += ["peak_mb", "macs_m", "moved_mb", "roofline_ms", "over_roofline"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false")
 
 
@@ -195,7 +195,7 @@ def test_every_round_times_every_step_once_in_its_own_order():
 def test_ratios_and_costs_are_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
     runs = [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})]
-    found = benchmark.make_record(runs, 1, seconds, "training", "64x96", 4)
+    found = whole_networks.make_record(runs, 1, seconds, "training", "64x96", 4)
     expected = {
         "backbone": "deit_t backbone.mixer.drop=0.5", "step": "training", "batch": 4,
         "paper_ratio": None, "image_size": "64x96", "ms": 5000, "ratio": 2, "ratio_p10": 2,
