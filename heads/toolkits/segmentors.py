@@ -11,6 +11,7 @@ from torch import Tensor
 from backbones import Backbone
 from backbones.options import remembering
 from heads.toolkits.ffnet_seg import FFNetSegDecoder
+from heads.toolkits.float32 import compute_masks_in_float32
 from heads.toolkits.toolkit import (
     BUILDING,
     ToolkitModel,
@@ -203,6 +204,7 @@ def build_segmentor(
         prepared: Any = built.data_preprocessor
         prepared.mean = torch.tensor(mean).view(-1, 1, 1)
         prepared.std = torch.tensor(std).view(-1, 1, 1)
+    compute_masks_in_float32(built)
     return Segmentor(built, config, base_optimisation("mmseg", base or SEGMENTORS[name]))
 
 

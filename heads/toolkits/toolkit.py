@@ -10,10 +10,12 @@ import copy
 import importlib.util
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
@@ -69,10 +71,17 @@ class ToolkitModel(nn.Module):
         backbone: Backbone = self.model.backbone
         return backbone
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the parameters; the preprocessor keeps a device beside them."""
+        super()._apply(fn, recurse)
+        self.model._set_device(next(self.model.parameters()).device)
+        return self
+
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return losses (names with "loss", to be summed) and figures to log, each a scalar."""
         data = self._prepare(batch, training=True)
-        losses = self.model(**data, mode="loss")
+        with self._precision():
+            losses = self.model(**data, mode="loss")
         _, totals = self.model.parse_losses(losses)  # some losses are lists over feature levels
         return {name: totals[name] for name in losses}
 
@@ -101,7 +110,9 @@ class ToolkitModel(nn.Module):
         for group in places.values():
             part = {key: [values[place] for place in group] for key, values in batch.items()}
             data = self._prepare(part, training=False)
-            for place, found in zip(group, self.model(**data, mode="predict"), strict=True):
+            with self._precision():
+                samples = self.model(**data, mode="predict")
+            for place, found in zip(group, samples, strict=True):
                 predictions[place] = found
         return predictions
 
@@ -117,6 +128,22 @@ class ToolkitModel(nn.Module):
     def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Return one prediction per image, merged from its views."""
         raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Make new tensors float32 beside weights of any type, and half weights meet them.
+
+        The toolkits add float32 positions to features, which autocast allows.
+        """
+        weight, default = next(self.model.parameters()), torch.get_default_dtype()
+        is_half = weight.dtype in (torch.bfloat16, torch.float16)
+        cast = torch.autocast(weight.device.type, weight.dtype) if is_half else nullcontext()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with cast:
+                yield
+        finally:
+            torch.set_default_dtype(default)
 
     def _prepare(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         """Return a batch for the toolkit's model, with images in the precision of its weights."""

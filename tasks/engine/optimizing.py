@@ -107,4 +107,7 @@ def examples_per_step(trainer: Any) -> int:
             "optimizer.reference_batch needs the batch size, which these data lack; "
             "pass a datamodule, or leave reference_batch out"
         )
-    return int(source.batch_size * trainer.world_size * batches_of_step(trainer, 0))
+    processes, batch = trainer.world_size, source.batch_size
+    if hasattr(source, "training_batch"):  # of our datamodules
+        batch = source.training_batch(processes)
+    return int(batch * processes * batches_of_step(trainer, 0))

@@ -8,10 +8,12 @@ import torch
 
 from backbones import create_backbone
 from heads.toolkits.detectors import DETECTORS, build_detector
+from heads.toolkits.samples import collate_detection, collate_segmentation
 from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
 from tasks.engine.param_groups import parameter_rules
+from tests.dense_heads import DENSE, small_model, task_of
 from tests.errors import refuses
-from tests.families import short
+from tests.families import rest_slow, short
 
 SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
@@ -45,6 +47,14 @@ def test_heads_take_the_backbone_unchanged_and_the_number_of_classes(head, parts
         if hasattr(module, "num_classes") and name != "rpn_head"
     ]
     assert counts == [NUM_CLASSES[head]] * parts
+
+
+@pytest.mark.parametrize("head", ["retinanet", "upernet"])
+def test_the_preprocessor_follows_the_module_that_holds_it(head):
+    holder = torch.nn.Sequential(build(head)).to("meta")
+    assert holder[0].model.data_preprocessor.device.type == "meta"
+    holder.to_empty(device="cpu")
+    assert holder[0].model.data_preprocessor.device.type == "cpu"
 
 
 def test_groups_that_do_not_divide_a_heads_channels_are_named():
@@ -135,6 +145,30 @@ def test_other_heads_backbones_and_a_missing_toolkit_are_rejected(make, task, pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"task={task} needs {package}; type make install"):
         make(dense, 10)
+
+
+def plain_batch(task, has_targets):
+    """Two images of 64 pixels with two objects each or none, or with classes or ignored pixels."""
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8)
+    if task == "segmentation":
+        mask = torch.arange(64).expand(64, 64) // 8 if has_targets else torch.full((64, 64), 255)
+        return collate_segmentation([{"image": image, "mask": mask} for image in images])
+    boxes = torch.tensor([[4, 4, 30, 30], [20, 10, 60, 50]])[: 2 * has_targets]
+    masks = torch.zeros(len(boxes), 64, 64, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes, strict=True):
+        mask[top:bottom, left:right] = True
+    objects = {"boxes": boxes, "masks": masks, "labels": torch.arange(len(boxes))}
+    return collate_detection([{"image": image, **objects} for image in images])
+
+
+@pytest.mark.parametrize("name", rest_slow(DENSE, ("retinanet", "semantic_fpn")))
+def test_batches_without_targets_have_the_losses_of_others(name):
+    """Processes of a run exchange the losses by their order."""
+    model = small_model(name).train()
+    found, empty = (model.loss(plain_batch(task_of(name), some)) for some in (True, False))
+    assert list(found) == list(empty)
+    assert all(value.isfinite() for value in empty.values())
+    sum(value for key, value in empty.items() if "loss" in key).backward()
 
 
 @pytest.mark.parametrize(

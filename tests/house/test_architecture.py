@@ -210,7 +210,8 @@ ALLOWED_IMPORTS = {
     "mixer_choice": {"base", "options", "registry"},
     "checkpoints": {"checkpoints", "base", "options"},
     "lora": {"base", "layers", "options", "replace"},
-    "factory": {"base", "checkpoints", "fast", "lora", "mixer_choice", "options", "registry"},
+    "factory": {"base", "checkpoints", "fast", "layers", "lora", "mixer_choice", "options"}
+    | {"registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
     | {"replace", "importing", "mixing", "parameters"},

@@ -234,6 +234,7 @@ def test_both_are_shown(clock, caplog):
 def test_a_summary_has_the_rate_that_was_used(tmp_path):
     """Scaled linearly to the images per step, over all processes and accumulated batches."""
     data = SampleClassification(tmp_path, batch_size=8)
+    data._datasets = {"train": range(100)}
     trainer = SimpleNamespace(
         precision="32-true", world_size=2, accumulate_grad_batches=3, num_training_batches=9,
         callbacks=[pace.Pace()],

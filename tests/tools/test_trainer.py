@@ -138,6 +138,21 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
     assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
 
 
+@pytest.mark.parametrize(
+    ("precision", "line"),
+    [
+        ("16-mixed", "16-mixed needs a GPU: this CPU computes in bf16-mixed"),
+        ("bf16-true", "Pass trainer.precision=bf16-mixed"),
+        ("bf16-mixed", None),
+    ],
+)
+def test_precisions_that_differ_from_what_is_meant_are_told(precision, line, tmp_path, caplog):
+    config = composed("trainer=cpu", f"trainer.precision={precision}")
+    with caplog.at_level("INFO"):
+        make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
+    assert (line in caplog.text) if line else not caplog.text
+
+
 def test_switches_of_trainers(tmp_path):
     config = composed("trainer=cpu", "trainer.channels_last=always")
     with pytest.raises(ValueError, match=r"trainer\.channels_last"):

@@ -63,13 +63,13 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
     checkpoint = None if training else open_checkpoint(config["ckpt"])
-    built = resume.without_start(config) if resumed else config
+    start_from = resume.without_start if resumed else dict
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
-    backbone = build_backbone(built, datamodule)
+    backbone = build_backbone(start_from(config), datamodule)
     if not without_data:
         _prepare(config, datamodule, backbone)
-    task = build_task(built, datamodule, backbone)
+    task = build_task(start_from(config), datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)

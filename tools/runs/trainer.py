@@ -28,7 +28,7 @@ from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.monitors import BestCheckpoint, TimeLimit
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
@@ -90,6 +90,7 @@ def make_trainer(
         options["benchmark"] = fixed_size and not options.get("deterministic")
     _check(options)
     shows = options.pop("enable_progress_bar", True)
+    duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
@@ -119,6 +120,7 @@ def make_trainer(
                 *layout,
                 ExactResume(),
                 *watching,
+                *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
                 *shown,
                 best,
@@ -142,11 +144,8 @@ def make_trainer(
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)
-    if training and trainer.strategy.root_device.type == "cuda" and trainer.precision == "32-true":
-        log_info(
-            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
-            "A100) is faster and takes less memory"
-        )
+    if training:
+        _describe_precision(trainer, str(options["precision"]))
     return trainer
 
 
@@ -180,10 +179,17 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     """Reject combinations of the three before anything of the run exists.
 
     Raises:
-        ValueError: Shares of the data without a batch, validations further apart than there are
-            batches, or what ``BaseTask.check_training`` refuses.
+        ValueError: More processes than training samples, shares of the data without a batch,
+            validations further apart than there are batches, or what ``BaseTask.check_training``
+            refuses.
     """
-    world = trainer.world_size
+    world, samples = trainer.world_size, len(datamodule.dataset("train"))
+    if samples < world:
+        unit = datamodule.unit[: None if samples != 1 else -1]
+        raise ValueError(
+            f"the training set has {samples} {unit}, fewer than the {world} processes of "
+            "trainer.devices and trainer.num_nodes; pass lower numbers"
+        )
     overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
@@ -200,7 +206,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)
-    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
+    examples = datamodule.training_batch(world) * world * accumulated
+    task.check_training(trainer.strategy, examples)
     by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
     if by_epoch and isinstance(interval, int) and interval > count:
         raise ValueError(
@@ -240,6 +247,26 @@ def _warn_crowded(trainer: Trainer) -> None:
         log_info(
             f"trainer.devices={processes} starts more processes than there are cores ({cores}), "
             f"which may take minutes and much memory; trainer.devices={cores} gives each its own"
+        )
+
+
+def _describe_precision(trainer: Trainer, asked: str) -> None:
+    """Log a precision other than the one asked for, a slow one, and one that keeps weights."""
+    if asked.startswith("16") and trainer.precision == "bf16-mixed":
+        log_info(
+            f"trainer.precision={asked} needs a GPU: this CPU computes in bf16-mixed, with 8 bits "
+            "of mantissa instead of 11"
+        )
+    if trainer.precision == "bf16-true":
+        log_info(
+            "trainer.precision=bf16-true keeps the weights in bfloat16, which loses changes below "
+            "1/512 of a weight: at learning rates such as 1e-5 most weights never move. Pass "
+            "trainer.precision=bf16-mixed to train all of them"
+        )
+    if trainer.precision == "32-true" and trainer.strategy.root_device.type == "cuda":
+        log_info(
+            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
+            "A100) is faster and takes less memory"
         )
 
 
