@@ -38,8 +38,9 @@ class PointSegmenter(Remembering, nn.Module):
         features: Names of the points' features, three columns each.
         ce_weight: Weight of the cross entropy.
         lovasz_weight: Weight of the Lovasz-softmax; 0 omits it.
-        votes: Views in evaluation: 1 takes one point per voxel, 10 averages five scales, each also
-            mirrored, 13 four rotations at three scales and one mirrored view, over all points.
+        votes: Views in tests and prediction: 1 takes one point per voxel, 10 averages five scales,
+            each also mirrored, 13 four rotations at three scales and one mirrored view, over all
+            points.
 
     Shape: points (B, N, 3 + F) in metres -> logits (B, N, K).
 
@@ -98,15 +99,20 @@ class PointSegmenter(Remembering, nn.Module):
             losses["loss_lovasz"] = self.lovasz_weight * global_mean(lovasz, count.clamp(max=1))
         return losses
 
-    def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return log-probabilities of all points: (B, N, K); padding has those of no evidence."""
-        points = batch["points"]
-        return torch.stack([self._predict_cloud(cloud) for cloud in points])
+    def predict(self, batch: Mapping[str, Tensor], *, one_view: bool = False) -> Tensor:
+        """Return log-probabilities of all points: (B, N, K); padding has those of no evidence.
 
-    def _predict_cloud(self, points: Tensor) -> Tensor:
+        Args:
+            batch: ``points`` (B, N, 3 + F).
+            one_view: Leave out the votes.
+        """
+        vote = self.votes != 1 and not one_view
+        return torch.stack([self._predict_cloud(cloud, vote) for cloud in batch["points"]])
+
+    def _predict_cloud(self, points: Tensor, vote: bool) -> Tensor:
         found = present(points[None])[0]
         cloud = points[found]
-        if self.votes == 1:
+        if not vote:
             first, inverse = first_points(cloud, self.grid_size)
             own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:

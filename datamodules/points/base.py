@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.points.augmentation import Crop, augment, centred, grid_sample
-from datamodules.points.clouds import IGNORED, Cloud, is_cloud, read_cloud
+from datamodules.points.clouds import IGNORED, PROPERTIES, Cloud, is_cloud, read_cloud
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,11 @@ class Clouds:
 
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:
         if cloud.labels is None:
-            raise ValueError(f"{file} lacks labels ({self.data.label}), which training needs")
+            names = ", ".join(name for (name,) in PROPERTIES["labels"])
+            raise ValueError(
+                f"{file} lacks labels ({self.data.label}), which training needs; in ply files "
+                f"they are named {names}"
+            )
         count = len(self.data.class_names)
         highest = int(cloud.labels[cloud.labels != OTHER_IGNORED].max(initial=IGNORED))
         if highest >= count:

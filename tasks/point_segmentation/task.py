@@ -86,6 +86,13 @@ class PointSegmentationTask(ClassesTask):
         return {**batch, "points": paired(batch["points"], float("nan")),
                 "labels": paired(batch["labels"], IGNORED)}  # fmt: skip
 
+    def predict_for_metrics(self, batch: Batch) -> Tensor:
+        """Return the predictions; validation during training takes one view, as the authors'."""
+        return self.model.predict(batch, one_view=self._fits())
+
+    def _fits(self) -> bool:
+        return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Count points by label (rows) and prediction (columns)."""
         self.confusion.update(predictions.argmax(-1).flatten(), batch["labels"].flatten())
@@ -103,7 +110,7 @@ class PointSegmentationTask(ClassesTask):
             for name, hit, joint, own in zip(self.class_names, *self.counts.values(), strict=True)
         ]
         figures = scores(self.counts, self.absent)
-        if self._trainer is not None and self._trainer.state.fn != TrainerFn.FITTING:
+        if not self._fits():
             self._name_absent(figures)
         return {name: torch.tensor(value, device=counts.device) for name, value in figures.items()}
 

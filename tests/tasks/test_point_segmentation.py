@@ -93,6 +93,13 @@ def test_votes_average_views_of_all_points(votes):
             for part in fragments(view, 0.1)
         )
     torch.testing.assert_close(found[0, :40].exp(), total / total.sum(-1, keepdim=True))
+    # Validation during training takes one view.
+    task, batch = PointSegmentationTask(model, ["a", "b", "c"]), {"points": points[None]}
+    with torch.no_grad():
+        torch.testing.assert_close(task.predict_for_metrics(batch), found[:1, :40])
+        task._trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+        alone = task.predict_for_metrics(batch)
+        torch.testing.assert_close(alone, segmenter().predict(batch))
     with pytest.raises(ValueError, match=r"head\.votes must be 1, 10 or 13, got 4"):
         segmenter(votes=4)
 
@@ -124,7 +131,6 @@ def test_the_rule_of_absent_classes(absent, wanted, caplog):
     task = PointSegmentationTask(segmenter(), ["a", "b", "sofa"], absent=absent)
     predictions = torch.nn.functional.one_hot(torch.tensor([[0, 1, 1, 1]]), 3).float()
     task.update_metrics({"labels": torch.tensor([[0, 0, 1, 1]])}, predictions)
-    task._trainer = SimpleNamespace(state=SimpleNamespace(fn="test"))
     caplog.set_level("INFO")
     figures = task.compute_metrics()
     assert (figures["mIoU"].item(), figures["mAcc"].item()) == pytest.approx(wanted)
