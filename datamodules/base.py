@@ -343,7 +343,7 @@ class BaseDataModule(LightningDataModule):
         drop_last: bool,
     ) -> DataLoader[Any]:
         if self.num_workers:
-            check_shared_memory("data.num_workers=0")
+            check_shared_memory("data.num_workers=0 (num_workers=0 in Python)")
         collate = self.collate()
         if isinstance(dataset, TolerantDataset):
             collate = partial(collate_readable, collate or default_collate)

@@ -185,6 +185,14 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
         check_shared_memory("data.num_workers=0")
 
 
+def test_workers_with_little_shared_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        "datamodules.loading.memory.shutil.disk_usage", lambda _: SimpleNamespace(free=2**20 - 1)
+    )
+    with pytest.raises(ValueError, match=r"too small .*enlarge it .*data\.num_workers=0"):
+        check_shared_memory("data.num_workers=0")
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.csv", "error.txt"])
 def test_links_in_a_run_folder_are_rejected(name, tmp_path):
     folder = tmp_path / "run"
