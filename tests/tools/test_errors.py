@@ -35,11 +35,10 @@ def test_errors_of_libraries_become_one_sentence(text, capsys):
 
 
 def test_open_files_of_workers_have_a_remedy(capsys):
+    error = RuntimeError("Too many open files. Communication with the workers is not possible")
+    error.__context__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # as torch's loader does
     with pytest.raises(SystemExit), one_line_errors():
-        try:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        except OSError:
-            raise RuntimeError("Too many open files.") from None  # as torch's loader does
+        raise error
     assert "(ulimit -n), or pass data.num_workers=0" in capsys.readouterr().err
 
 

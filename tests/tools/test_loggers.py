@@ -148,7 +148,7 @@ def test_a_kill_leaves_a_readable_file(tmp_path):
 
 
 def test_a_log_of_another_program_is_resumed_as_the_trainer_asks_for_it():
-    log = RemoteLog("wandb", lambda: pytest.fail("nothing is logged yet"), {})
+    log = RemoteLog("wandb", lambda: pytest.fail("nothing is logged yet"))
     log.resume_at(3, validates=True)
 
 
