@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ from tasks.engine.whole_files import make_folder, write_whole
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+LEAST_SPACE = 2**16  # bytes; logs of other programs are written in blocks of up to 32 KiB
 __all__ = ["CsvLog", "Row", "RunLog", "TensorBoardLog", "read_rows"]
+
+
+def check_free(folder: Path) -> None:
+    """Raise an ``OSError`` if a disk is full, for programs that write in the background."""
+    if shutil.disk_usage(folder).free < LEAST_SPACE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 class RunLog(Logger):
@@ -182,6 +191,7 @@ class TensorBoardLog(RunLog):
         if self._failed or not self.folder.parent.is_dir():
             return  # a run folder that was removed does not come back
         with self._giving_up():
+            check_free(self.folder.parent)
             if self._writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 

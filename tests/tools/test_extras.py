@@ -1,17 +1,22 @@
 """Callbacks, loggers and profilers of a config."""
 
+import errno
 import logging
+import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 
-from tasks.engine.loggers import read_rows
+from tasks.engine.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.monitors import GradientNorm
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
-from tests.runs import arguments, command, composed, run_here, start, summary, wait_for
+from tests.runs import arguments, command, composed, refused, run_here, start, summary, wait_for
+from tools.runs import components
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
@@ -128,6 +133,44 @@ def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
     assert (folder / "trace.json").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("name", loggers.MAKERS)
+def test_a_read_only_store_is_refused_before_data_are_read(name, tmp_path, capsys, monkeypatch):
+    refuse = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    monkeypatch.setattr(loggers.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(loggers, "_require", lambda *_: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(components, "_datamodule", lambda *_: pytest.fail("data are read"))
+    said = refused(arguments("classification", tmp_path, f"logger={name}"), tmp_path, capsys)
+    assert re.match(
+        rf"error: logger={name} cannot write .*{os.strerror(errno.EROFS)}.*logger=csv", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [("sqlite:////a/b.db", "/a/b.db"), ("sqlite:///b.db", "b.db"), ("sqlite:///:memory:", None),
+     ("/a/mlruns", "/a/mlruns"), ("mlruns", "mlruns"), ("file:///a/mlruns", "/a/mlruns"),
+     ("http://a:5000", None), ("postgresql://a/b", None), ("databricks://a", None)],
+)  # fmt: skip
+def test_stores_of_mlflow_on_this_machine(address, path):
+    assert loggers._local_path(address) == (path and Path(path))
+
+
+def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
+    free = SimpleNamespace(free=LEAST_SPACE - 1)
+    monkeypatch.setattr("tasks.engine.loggers.shutil.disk_usage", lambda _: free)
+    remote = loggers.RemoteLog("wandb", lambda: pytest.fail("it is full"), tmp_path)
+    caplog.set_level(logging.INFO)
+    for log in (remote, TensorBoardLog(tmp_path / "tensorboard")):
+        caplog.clear()
+        for step in range(3):
+            log.log_metrics({"x": 1.0}, step)
+        log.finalize("success")
+        assert caplog.text.count("No space left on device") == 1
+        assert "training continues" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failing_log_is_dropped_and_training_continues(caplog):
     caplog.set_level(logging.INFO)
 
@@ -166,9 +209,12 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mlflow_offline(tmp_path):
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "file store", "sqlite:///{}/some.db"])
+def test_mlflow_offline(address, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
-    log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = address.format(tmp_path).replace("file store", f"{tmp_path}/runs")
+    log_twice(tmp_path, "mlflow", tracking_uri=address)
     from mlflow import MlflowClient
 
     store, run = (tmp_path / "mlflow_run.txt").read_text().split()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import importlib.util
 import logging
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
-from tasks.engine.loggers import RunLog, TensorBoardLog
+from tasks.engine.loggers import LEAST_SPACE, RunLog, TensorBoardLog, check_free
 from tasks.engine.whole_files import is_own_file, refuse_link, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
@@ -29,7 +27,6 @@ log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 Opener = Callable[[], Logger]
 PATIENCE = 20.0  # seconds that a server has to answer in
-LEAST_SPACE = 2**16  # bytes; both programs write in blocks of up to 32 KiB
 LONGEST_PARAMETER = 250  # characters that Lightning's logger passes on to MLflow
 
 
@@ -57,9 +54,8 @@ class RemoteLog(RunLog):
         if self._failed:
             return
         with self._giving_up():
-            # Weights & Biases writes in a process of its own and does not tell of a full disk.
-            if self._folder is not None and shutil.disk_usage(self._folder).free < LEAST_SPACE:
-                raise OSError(f"{self._folder}: {os.strerror(errno.ENOSPC)}")
+            if self._folder is not None:  # Weights & Biases does not tell of a full disk
+                check_free(self._folder)
             if self._log is None:
                 self._log = self._opener()
             self._log.log_metrics(dict(metrics), step)
