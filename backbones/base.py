@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
-from backbones.layers.declared_shapes import check_embedding, check_maps, with_check
+from backbones.layers.declared_shapes import check_embedding, check_maps, with_cast, with_check
 from backbones.layers.eager import is_recording
 from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.input_channels import adapt_input, adapt_tensors
@@ -100,11 +100,13 @@ class Backbone(nn.Module):
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Compare the maps and embedding of a host with its declarations in every pass."""
+        """Cast the inputs of each pass, and compare maps and embedding with the declarations."""
         super().__init_subclass__(**options)
         for name, check in (("forward", check_maps), ("embed", check_embedding)):
             if name in cls.__dict__:
                 setattr(cls, name, with_check(cls.__dict__[name], check))
+        if "features" in cls.__dict__:
+            cls.features = with_cast(cls.__dict__["features"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +120,13 @@ class Backbone(nn.Module):
         Shape: (B, 3, H, W) -> (B, C_i, ceil(H / s_i), ceil(W / s_i)).
         """
         raise NotImplementedError
+
+    def cast_input(self, images: Tensor) -> Tensor:
+        """Return inputs in the type of the weights; integers stay as they are."""
+        weight = next(self.parameters(), None)
+        if weight is None or weight.dtype == images.dtype or not images.is_floating_point():
+            return images
+        return images.to(weight.dtype)
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shapes that ``feature_info`` declares for the maps of these inputs."""

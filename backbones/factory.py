@@ -14,6 +14,7 @@ from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
+from backbones.layers.pooling import correct_pooling
 from backbones.lora import Lora, add_adapters, warn_of_random_weights
 from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
@@ -218,6 +219,7 @@ def create_backbone(
         token_mixer=_factories(host, "token", token, config, options),
     )
     backbone = host.build(config, **options)
+    correct_pooling(backbone)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
     backbone.record = _record(backbone, host, channel, token, options)
@@ -432,6 +434,7 @@ def _build_mixer(
             "backbones.Mixer, or from backbones.PointwiseMixer if it treats every token alike"
         )
     _check_methods(entry.name, type(mixer))
+    correct_pooling(mixer)
     mixer.kind, mixer.built_for = entry.kind, slot.grid
     if slot.grid[0] == 1 < slot.grid[1]:
         mixer.narrow()

@@ -132,12 +132,7 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
         if name in trained:
             parameter.requires_grad_(True)
     backbone.adapted = tuple(names)
-    count = sum(p.numel() for p in backbone.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in backbone.parameters())
-    logger.info(
-        "LoRA of rank %d in %d layers: %.2f of %.2f million parameters of the backbone are trained",
-        options.rank, len(names), count / 1e6, total / 1e6,
-    )  # fmt: skip
+    logger.info("LoRA of rank %d in %d layers", options.rank, len(names))
 
 
 def merge_adapters(backbone: Backbone) -> Backbone:

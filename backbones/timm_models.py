@@ -31,6 +31,7 @@ from backbones.checkpoints.adoption import CLASSIFIER, adopt, convert
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
+from backbones.parameters.decay import without_decay
 from backbones.registry import host_modality
 
 PREFIX = "mixerlab_"
@@ -193,8 +194,9 @@ class TimmModel(nn.Module):
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
     def no_weight_decay(self) -> set[str]:
-        """Return the parameters that the host's authors train without weight decay."""
-        return {f"backbone.{name}" for name in self.backbone.no_weight_decay}
+        """Return the parameters of several axes that are exempt from weight decay."""
+        names = {name for name, parameter in self.named_parameters() if parameter.ndim > 1}
+        return names & without_decay(self)
 
 
 def timm_name(name: str) -> str:

@@ -19,6 +19,7 @@ from datamodules.files.console import log
 from datamodules.files.folders import reject_system_folder
 from datamodules.files.headers import check_each
 from datamodules.loading.memory import check_shared_memory
+from datamodules.loading.resident import ResidentDataset
 from datamodules.loading.sampling import (
     EpochSampler,
     EvalSampler,
@@ -56,6 +57,7 @@ class BaseDataModule(LightningDataModule):
         layout: Expected contents of the folder, for error messages.
         repeated_augmentation: Repetitions of each training sample; see ``EpochSampler``.
         fixed_order: True if every epoch uses the order of the first one.
+        fixed_size: True if all inputs have one size, in training and evaluation.
         example: Command-line options that select this dataset, for error messages.
         parts: Subsets that are evaluated one by one; see ``robustness``.
         left_out: Description of what an option excludes from evaluation; known after ``setup``.
@@ -68,6 +70,7 @@ class BaseDataModule(LightningDataModule):
     unit: ClassVar[str] = "samples"
     repeated_augmentation: int = 1
     fixed_order: bool = False
+    fixed_size: ClassVar[bool] = False
     parts: Sequence[Any] = ()
     left_out: str = ""
     made_by: dict[str, Any]
@@ -259,7 +262,7 @@ class BaseDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled training batches; an incomplete one is dropped unless it is alone."""
-        dataset = self.dataset("train")
+        dataset = self.loaded("train")
         rank, world_size = process_group()
         sampler = EpochSampler(
             len(dataset),
@@ -278,15 +281,29 @@ class BaseDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the validation batches in the dataset's order."""
-        return self._eval_loader("val")
+        return self._eval_loader_of(self.loaded("val"))
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the validation batches, as the datasets keep their test labels private."""
-        return self._eval_loader("val")
+        return self._eval_loader_of(self.loaded("val"))
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """Return the batches of ``predict_path``, or else the validation batches."""
         return self._eval_loader("predict" if "predict" in self._datasets else "val")
+
+    def normalise(self, batch: Any) -> Any:
+        """Return a loader's batch as networks take it; unchanged by default.
+
+        Images leave the loaders as bytes and become floats here, on their device.
+        """
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Normalise a batch on the trainer's device, in the type of its precision."""
+        normalised = self.normalise(batch)
+        if normalised is batch or self.trainer is None:
+            return normalised
+        return self.trainer.precision_plugin.convert_input(normalised)
 
     def preview_batch(self, count: int) -> Any:
         """Return a batch of up to ``count`` samples to draw, evenly spaced over prediction's.
@@ -298,7 +315,8 @@ class BaseDataModule(LightningDataModule):
         others = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
         samples = (dataset[0, index] for index in itertools.chain(spaced, others))
         kept = (sample for sample in samples if not isinstance(sample, Unreadable))
-        return (self.collate() or default_collate)(list(itertools.islice(kept, len(spaced))))
+        collate = self.collate() or default_collate
+        return self.normalise(collate(list(itertools.islice(kept, len(spaced)))))
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""
@@ -311,6 +329,10 @@ class BaseDataModule(LightningDataModule):
             return max(-(-count // self.eval_batch_size), 1)  # see ``EvalSampler``
         return max(count // self.batch_size, 1)  # an incomplete one counts if it is the only one
 
+    def training_batch(self, world_size: int) -> int:
+        """Return the samples per training batch and process; a small set has fewer than asked."""
+        return min(self.batch_size, max(len(self.dataset("train")) // world_size, 1))
+
     def _to_predict(self) -> NamedDataset:
         return self.dataset("predict" if "predict" in self._datasets else "val")
 
@@ -321,6 +343,10 @@ class BaseDataModule(LightningDataModule):
                 f"{type(self).__name__} lacks {split} data before setup(); call it first"
             )
         return self._datasets[split]
+
+    def loaded(self, split: Split) -> NamedDataset:
+        """Return the dataset of a split as training and evaluation load it."""
+        return self.dataset(split)
 
     def collate(self) -> Callable[[list[Any]], Any] | None:
         """Return the function that makes a batch of samples; None for torch's own."""
@@ -342,24 +368,34 @@ class BaseDataModule(LightningDataModule):
         *,
         drop_last: bool,
     ) -> DataLoader[Any]:
-        if self.num_workers:
+        resident = isinstance(dataset, ResidentDataset)
+        num_workers = 0 if resident else self.num_workers
+        if num_workers:
             check_shared_memory("data.num_workers=0 (num_workers=0 in Python)")
-        collate = self.collate()
+        trainer: Any = self.trainer
+        collate = _unchanged if resident else self.collate()
         if isinstance(dataset, TolerantDataset):
             collate = partial(collate_readable, collate or default_collate)
         return Loader(
             dataset,
             batch_size=batch_size,
             sampler=sampler,
-            num_workers=self.num_workers,
+            num_workers=num_workers,
             collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
+            # Pinning starts CUDA, also where a run uses the CPU of a machine with a busy GPU.
+            pin_memory=not resident
+            and trainer is not None
+            and trainer.strategy.root_device.type == "cuda",
             drop_last=drop_last,
-            persistent_workers=self.num_workers > 0,
+            persistent_workers=num_workers > 0,
             worker_init_fn=init_worker,
             # Its own generator: making an iterator must not draw from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def check_probability(name: str, value: float) -> float:

@@ -13,6 +13,7 @@ flows run from 0 (data) to 1 (noise).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 TIMES = 1000  # T
 BETAS = (1e-4, 0.02)
+CPU = torch.device("cpu")
 
 
 class Betas(NamedTuple):
@@ -45,8 +47,12 @@ class Betas(NamedTuple):
         return self.betas * (1 - self.kept_before) / (1 - self.kept)
 
 
-def schedule(steps: int = TIMES) -> Betas:
+@functools.cache
+@torch.inference_mode(False)
+def schedule(steps: int = TIMES, device: torch.device = CPU) -> Betas:
     """Return the linear schedule of T steps, or ``steps`` evenly spaced ones of it.
+
+    It is kept per device, so that a step copies nothing between devices.
 
     Raises:
         ValueError: More steps than T, or none.
@@ -58,7 +64,8 @@ def schedule(steps: int = TIMES) -> Betas:
     times = torch.from_numpy(np.rint(np.arange(steps) * stride).astype(np.int64))
     kept = kept[times]
     before = torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]])
-    return Betas(times, 1 - kept / before, kept, before)
+    made = (times, 1 - kept / before, kept, before)
+    return Betas(*(values.to(device) for values in made))
 
 
 def per_input(values: Tensor, like: Tensor) -> Tensor:
@@ -120,15 +127,13 @@ def posterior(clean: Tensor, x: Tensor, betas: Betas, step: Tensor) -> Gaussian:
 
     Source: DDPM, Eq. 6 and 7. The variance of the first step is that of the second.
     """
-    beta, kept, before = (
-        values[step.cpu()] for values in (betas.betas, betas.kept, betas.kept_before)
-    )
+    beta, kept, before = (values[step] for values in (betas.betas, betas.kept, betas.kept_before))
     one = before.sqrt() * beta / (1 - kept)
     other = (1 - beta).sqrt() * (1 - before) / (1 - kept)
     floor = betas.posterior.clone()
     floor[0] = floor[1] if len(floor) > 1 else betas.betas[0]
     mean = per_input(one, x) * clean + per_input(other, x) * x
-    return Gaussian(mean, per_input(floor[step.cpu()].log(), x).expand_as(x))
+    return Gaussian(mean, per_input(floor[step].log(), x).expand_as(x))
 
 
 def predicted(
@@ -147,11 +152,11 @@ def predicted(
     them the variance is that of ``posterior``.
     """
     channels = x.shape[1]
-    clean = clean_of(x, output[:, :channels], betas.kept[step.cpu()], clip)
+    clean = clean_of(x, output[:, :channels], betas.kept[step], clip)
     mean, least = posterior(clean, x, betas, step)
     if output.shape[1] == channels:
         return Gaussian(mean, least)
-    most = per_input(betas.betas[step.cpu()].log(), x)
+    most = per_input(betas.betas[step].log(), x)
     share = (output[:, channels:] + 1) / 2
     return Gaussian(mean, share * most + (1 - share) * least)
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.layers.precision import at_least_float32
 from backbones.options import check_value
 
 
@@ -54,6 +55,7 @@ class Distillation:
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return L(teacher), a scalar, for logits (B, K) of both."""
+        student, teacher = at_least_float32(student), at_least_float32(teacher)
         if self.type == "hard":
             return F.cross_entropy(student, teacher.argmax(dim=1))
         ours, theirs = (F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher))

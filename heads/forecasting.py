@@ -121,7 +121,7 @@ class Forecaster(Remembering, nn.Module):
         """
         if self.quantiles:
             return pinball(predicted, truth, self.quantiles).mean(-1)
-        return LOSSES[self.loss_name](predicted, truth, reduction="none")
+        return LOSSES[self.loss_name](predicted, truth.to(predicted.dtype), reduction="none")
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean loss of ``series`` with ``future`` (B, T, V)."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.denoising import DenoisingBackbone
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering, check_value
 from heads.diffusion import (
     TIMES,
@@ -104,7 +105,6 @@ class Generator(Remembering, nn.Module):
         self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
         self.guided_channels, self.latent_scale = guided_channels, latent_scale
-        self.full, self.spaced = schedule(), schedule(steps)
         # Outside of the modules: the VAE is neither trained nor saved.
         self.__dict__["vae"] = None if vae is None else load_vae(vae)
 
@@ -186,7 +186,7 @@ class Generator(Remembering, nn.Module):
         if vae is None:
             return latents.clamp(-1, 1)
         vae.to(latents.device)
-        decoded: Tensor = vae.decode(latents / self.latent_scale).sample
+        decoded: Tensor = vae.decode((latents / self.latent_scale).to(vae.dtype)).sample
         return decoded.clamp(-1, 1)
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -196,16 +196,17 @@ class Generator(Remembering, nn.Module):
         labels = labels.masked_fill(dropped, self.num_classes)
         noise = torch.randn_like(clean)
         if self.objective == "flow":
-            times = torch.rand(len(clean), device=clean.device)
+            times = torch.rand(len(clean), device=clean.device, dtype=torch.float32)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
-        kept = self.full.kept[step.cpu()]
+        full = schedule(TIMES, clean.device)
+        kept = full.kept[step]
         x = noisy(clean, noise, kept)
         (output,) = self.backbone(x, step, labels)
         errors = self._diffusion_errors(output, clean, noise, kept)
         losses = {f"loss_{self.prediction}": errors.mean()}
         if output.shape[1] > clean.shape[1]:
-            terms = variational_bound(clean, x, self._noise(x, output, kept), self.full, step)
+            terms = variational_bound(clean, x, self._noise(x, output, kept), full, step)
             losses["loss_variance"] = terms.mean()
         return losses
 
@@ -237,13 +238,14 @@ class Generator(Remembering, nn.Module):
         numbers = batch["sample_id"].tolist()
         noise = seeded_noise(numbers, clean)
         # Times spread evenly over consecutive inputs.
-        times = torch.tensor([(0.5 + number * 0.618034) % 1 for number in numbers])
+        shares = [(0.5 + number * 0.618034) % 1 for number in numbers]
+        times = torch.tensor(shares, dtype=torch.float32)
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
-        step = (times * TIMES).long()
-        kept = self.full.kept[step]
+        step = (times * TIMES).long().to(clean.device)
+        kept = schedule(TIMES, clean.device).kept[step]
         x = noisy(clean, noise, kept)
-        (output,) = self.backbone(x, step.to(clean.device), labels)
+        (output,) = self.backbone(x, step, labels)
         return self._diffusion_errors(output, clean, noise, kept)
 
     @torch.no_grad()
@@ -259,18 +261,18 @@ class Generator(Remembering, nn.Module):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         like = next(self.backbone.parameters())
         shape = (len(seeds), self.backbone.channels, *self.backbone.img_size)
-        x = _draw(generators, like.new_empty(shape))
+        x = _draw(generators, at_least_float32(like.new_empty(shape)))
         labels = labels.to(like.device)
         if self.objective == "flow":
-            ends = torch.linspace(1, 0, self.steps + 1).tolist()
+            ends = torch.linspace(1, 0, self.steps + 1, dtype=torch.float32).tolist()
             for start, end in itertools.pairwise(ends):
                 times = x.new_full((len(x),), start)
                 x = x + (end - start) * self.guided(x, TIMES * times, labels)
             return self.decode(x)
-        spaced = self.spaced
+        spaced = schedule(self.steps, x.device)
         for index in reversed(range(self.steps)):
-            step = torch.full((len(x),), index)
-            output = self.guided(x, spaced.times[step].to(x.device), labels)
+            step = torch.full((len(x),), index, device=x.device)
+            output = self.guided(x, spaced.times[step], labels)
             output = self._noise(x, output, spaced.kept[step])
             if self.sampler == "ddim":
                 noise = output[:, : x.shape[1]]
@@ -283,11 +285,12 @@ class Generator(Remembering, nn.Module):
         return self.decode(x)
 
     def guided(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        """Return the prediction u + s (c - u) with that of an unknown class, u."""
-        (known,) = self.backbone(x, times, labels)
+        """Return the prediction u + s (c - u) with that of an unknown class, u, in one pass."""
         if self.guidance == 1:
-            return known
-        (unknown,) = self.backbone(x, times, torch.full_like(labels, self.num_classes))
+            return self.backbone(x, times, labels)[0]
+        both = torch.cat([labels, torch.full_like(labels, self.num_classes)])
+        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), both)
+        known, unknown = output.chunk(2)
         channels = x.shape[1] if self.guided_channels is None else self.guided_channels
         change = (self.guidance - 1) * (known - unknown)
         change[:, min(channels, x.shape[1]) :] = 0
@@ -296,7 +299,9 @@ class Generator(Remembering, nn.Module):
 
 def _draw(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
     """Return noise of each generator, drawn on the CPU so that devices agree."""
-    drawn = [torch.randn(like.shape[1:], generator=each) for each in generators]
+    drawn = [
+        torch.randn(like.shape[1:], generator=each, dtype=torch.float32) for each in generators
+    ]
     return torch.stack(drawn).to(like)
 
 

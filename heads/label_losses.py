@@ -14,6 +14,9 @@ from timm.loss import AsymmetricLossMultiLabel, AsymmetricLossSingleLabel, Binar
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from backbones.layers.precision import at_least_float32
+from heads.global_mean import global_mean
+
 asymmetric_single: Any = AsymmetricLossSingleLabel  # timm's classes are untyped
 asymmetric_multi: Any = AsymmetricLossMultiLabel
 binary_cross_entropy: Any = BinaryCrossEntropy
@@ -163,15 +166,16 @@ class LabelLoss:
         Raises:
             ValueError: Shares meet "asymmetric", which takes indices.
         """
+        logits = at_least_float32(logits)
         if self.is_cross_entropy:
             return F.cross_entropy(logits, labels, label_smoothing=smoothing)
         classes = logits.shape[1]
         if labels.ndim == logits.ndim:
-            labels = labels.movedim(1, -1).reshape(-1, classes).float()
+            labels = labels.movedim(1, -1).reshape(-1, classes).to(logits.dtype)
         else:
             labels = labels.reshape(-1)
-        logits = logits.movedim(1, -1).reshape(-1, classes).float()
-        weights = None if self.weights is None else self.weights.to(logits.device)
+        logits = logits.movedim(1, -1).reshape(-1, classes)
+        weights = None if self.weights is None else self.weights.to(logits)
         if self.multi_label:
             return self._several(logits, labels, smoothing)
         return self._one(logits, labels, smoothing, weights)
@@ -190,7 +194,12 @@ class LabelLoss:
     def _one(
         self, logits: Tensor, labels: Tensor, smoothing: float, weights: Tensor | None
     ) -> Tensor:
-        if self.name == "cross_entropy":
+        if self.name == "cross_entropy" and weights is not None and labels.ndim == 1:
+            total = F.cross_entropy(
+                logits, labels, weights, label_smoothing=smoothing, reduction="sum"
+            )
+            return global_mean(total, weights[labels].sum())
+        if self.name == "cross_entropy":  # torch averages over the images if labels are shares
             return F.cross_entropy(logits, labels, weights, label_smoothing=smoothing)
         if self.name == "asymmetric":
             if labels.ndim > 1:
@@ -205,12 +214,12 @@ class LabelLoss:
         if self.name == "bce":
             loss = binary_cross_entropy(smoothing, weight=weights)(logits, labels)
             return loss
-        shares = labels if labels.ndim > 1 else F.one_hot(labels, logits.shape[1]).float()
+        shares = labels if labels.ndim > 1 else F.one_hot(labels, logits.shape[1]).to(logits)
         shares = shares * (1 - smoothing) + smoothing / logits.shape[1]
         weighted = shares if weights is None else shares * weights
         logs = logits.log_softmax(-1)
         terms = weighted * (1 - logs.exp()) ** self.gamma * -logs
-        return terms.sum() / weighted.sum()
+        return global_mean(terms.sum(), weighted.sum())
 
 
 class MultiLabelLoss(LabelLoss):

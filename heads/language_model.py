@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.bert import WORD_HEAD
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.global_mean import global_mean
 from heads.text import check_text
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class LanguageModel(Remembering, nn.Module):
     Raises:
         ValueError: Another backbone, or classes.
     """
+
+    training_notes = ("the output layer is the embedding of words, whose rate and freezing it has",)
 
     def __init__(self, backbone: Backbone, num_classes: int = 0) -> None:
         super().__init__()
@@ -99,13 +103,14 @@ class LanguageModel(Remembering, nn.Module):
         return words.roll(-1, 1), words
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean loss of the predicted words."""
-        return {"loss_words": self.losses(self._logits(batch), batch).mean()}
+        """Return the mean loss of the predicted words, which is 0 without any."""
+        losses = self.losses(self._logits(batch), batch)
+        return {"loss_words": global_mean(losses.sum(), losses.new_full((), len(losses)))}
 
     def losses(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of each predicted word: (n, V) -> (n,)."""
         words = batch["tokens"][self.predicted(batch)[1]]
-        return F.cross_entropy(logits.float(), words.long(), reduction="none")
+        return F.cross_entropy(at_least_float32(logits), words.long(), reduction="none")
 
     def answers(self, batch: Mapping[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return guessed and true words, and their groups: three of (n,)."""

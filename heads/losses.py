@@ -129,10 +129,9 @@ def token_losses(
         return add_teacher_loss(own_loss(logits, targets.labels), logits, targets.taught)
     logits, token_logits = classifier.outputs(features)
     image, each = _split_labels(targets, token_logits.shape[1])
-    own = own_loss(logits, image)
-    if features.own_share < 1:
-        other = own_loss(logits, image.flip(0))
-        own = features.own_share * own + (1 - features.own_share) * other
+    # Processes draw their own shares, and each call of a weighted loss exchanges its weights.
+    other = own_loss(logits, image.flip(0))
+    own = features.own_share * own_loss(logits, image) + (1 - features.own_share) * other
     aux = own_loss(token_logits.transpose(1, 2), each)
     losses = add_teacher_loss(own + AUX_WEIGHT * aux, logits, targets.taught)
     return {**losses, "class_token": own, "tokens": aux}

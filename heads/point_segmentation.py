@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.points import PointBackbone, present
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.global_mean import global_mean
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
@@ -74,19 +76,23 @@ class PointSegmenter(Remembering, nn.Module):
     def forward(self, points: Tensor) -> Tensor:
         """Classify all points, each by its voxel: (B, N, 3 + F) -> (B, N, K)."""
         scaled = torch.cat([points[..., :3] / self.grid_size, points[..., 3:]], dim=2)
-        return self.classifier(self.backbone(scaled)[0].transpose(1, 2))
+        return at_least_float32(self.classifier(self.backbone(scaled)[0].transpose(1, 2)))
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N)."""
+        """Return cross entropy and Lovasz-softmax of ``points`` with ``labels`` (B, N).
+
+        Both are 0 without labelled points. Each process sorts its own points for the second, which
+        is therefore averaged over the processes that have labelled points.
+        """
         labels = batch["labels"]
         counted = labels != IGNORED
-        logits, labels = self(batch["points"])[counted].float(), labels[counted]
-        if not len(labels):  # a crop without labelled points
-            return {"loss_ce": logits.sum() * 0}
-        losses = {"loss_ce": self.ce_weight * F.cross_entropy(logits, labels)}
-        if self.lovasz_weight:
+        logits, labels = self(batch["points"])[counted], labels[counted]
+        count = logits.new_full((), len(labels))
+        total = F.cross_entropy(logits, labels, reduction="sum")
+        losses = {"loss_ce": self.ce_weight * global_mean(total, count)}
+        if self.lovasz_weight:  # a mean over the processes with labelled points
             lovasz = lovasz_softmax(logits.softmax(-1), labels)
-            losses["loss_lovasz"] = self.lovasz_weight * lovasz
+            losses["loss_lovasz"] = self.lovasz_weight * global_mean(lovasz, count.clamp(max=1))
         return losses
 
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -99,12 +105,12 @@ class PointSegmenter(Remembering, nn.Module):
         cloud = points[found]
         if self.votes == 1:
             first, inverse = first_points(cloud, self.grid_size)
-            own = self(cloud[first][None])[0].float().log_softmax(-1)[inverse]
+            own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:
-            total = torch.zeros(len(cloud), self.classifier.out_features, device=points.device)
+            total = points.new_zeros(len(cloud), self.classifier.out_features)
             for view in self.views(cloud):
                 for chosen in fragments(view, self.grid_size):
-                    total[chosen] += self(view[chosen][None])[0].float().softmax(-1)
+                    total[chosen] += self(view[chosen][None])[0].softmax(-1)
             own = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
         full = own.new_full((len(points), own.shape[1]), -math.log(own.shape[1]))
         full[found] = own
@@ -157,7 +163,7 @@ def fragments(cloud: Tensor, grid_size: float) -> Iterator[Tensor]:
 
 
 def lovasz_softmax(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the Lovasz extension of the Jaccard loss, averaged over the classes that occur.
+    """Return the Lovasz extension of the Jaccard loss, averaged over the classes that occur; or 0.
 
     Args:
         probabilities: (P, K).
@@ -175,4 +181,4 @@ def lovasz_softmax(probabilities: Tensor, labels: Tensor) -> Tensor:
         jaccard = 1 - (hits.sum() - hits.cumsum(0)) / union
         steps = torch.cat([jaccard[:1], jaccard[1:] - jaccard[:-1]])
         losses.append(errors @ steps)
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean() if losses else probabilities.sum()

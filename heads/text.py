@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.bert import TextEncoder
+from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
 
 TARGETS = ("TextClassifier",)
@@ -63,8 +64,8 @@ class TextClassifier(Remembering, nn.Module):
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each text: (B, K) and (B,) -> (B,)."""
         if self.num_classes == 1:
-            return (logits.squeeze(1).float() - labels.float()).square()
-        return F.cross_entropy(logits.float(), labels.long(), reduction="none")
+            return (at_least_float32(logits.squeeze(1)) - labels).square()
+        return F.cross_entropy(at_least_float32(logits), labels.long(), reduction="none")
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean loss of ``tokens``, ``segments`` and ``mask`` with ``labels``.
@@ -104,10 +105,10 @@ class TextClassifier(Remembering, nn.Module):
     def _next_words(self, x: Tensor, texts: Mapping[str, Tensor]) -> Tensor:
         """Return the mean over texts of the mean loss of each next word (GPT-1, Eq. 5)."""
         real = texts["mask"][:, 1:]
-        logits = F.linear(x[:, :-1], self.backbone.words.weight)[real].float()
+        logits = at_least_float32(F.linear(x[:, :-1], self.backbone.words.weight)[real])
         losses = torch.zeros_like(real, dtype=logits.dtype)
         losses[real] = F.cross_entropy(logits, texts["tokens"][:, 1:][real], reduction="none")
-        return (losses.sum(1) / real.sum(1)).mean()
+        return (losses.sum(1) / real.sum(1).clamp(min=1)).mean()
 
 
 def check_text(backbone: Backbone) -> TextEncoder:

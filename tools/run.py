@@ -46,6 +46,7 @@ from tools.config.run_config import (  # noqa: E402
 from tools.runs import folder as run_folder  # noqa: E402
 from tools.runs.freed_memory import keep_freed_memory  # noqa: E402
 from tools.runs.garbage import freeze_heap, paused_collection  # noqa: E402
+from tools.runs.nodes import NODES  # noqa: E402
 from tools.runs.process_group import following_first_process, processes  # noqa: E402
 
 SWEPT = "MIXERLAB_SWEPT"  # the options that the runs of a sweep differ in, for all its processes
@@ -87,7 +88,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
     """
     if not is_first_process():
         logging.disable(logging.WARNING)  # the first process logs for all
-    with signals.STOP.listening(), following_first_process():
+    with signals.STOP.listening(), following_first_process(), NODES.joined():
         _run(config, swept)
 
 
@@ -101,7 +102,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tools.runs import lock, report
         from tools.runs.components import build_components, execute
         from tools.runs.logger_setup import closing_loggers
-        from tools.runs.outcome import recording_failure
+        from tools.runs.outcome import explaining_full_memory, recording_failure
         from tools.runs.run_facts import collect_facts
 
         freeze_heap()
@@ -116,13 +117,16 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         log_differences(config)
     resumed = new_length = None
     if config["resume"]:
-        resumed = run_folder.find_run_to_resume(config, sweep=swept is not None)
+        if NODES.rank == 0:
+            resumed = run_folder.find_run_to_resume(config, sweep=swept is not None)
+        resumed = NODES.share("resumed", resumed)
     if resumed:
         automatic.reuse_choices(config, resumed)
         run_folder.restore_start(config, resumed)
         new_length = run_folder.describe_new_length(resumed, config)
+        run_folder.log_rounding(resumed, config)
     with run_folder.open_run_folder(config, resumed, swept or ()) as folder:
-        if resumed and not new_length and report.log_finished(folder):
+        if resumed and not new_length and report.log_finished(folder, config["trainer"]):
             return
         parts = build_components(config, folder, resumed=resumed is not None)
         if not resumed:
@@ -133,6 +137,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         recording_failure(folder),
         processes(parts.engine),
         closing_loggers(parts.engine.loggers),
+        explaining_full_memory(config, folder),
     ):
         metrics = execute(parts, config, folder, new_length)
     if not parts.engine.is_global_zero:

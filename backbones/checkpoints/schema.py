@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from backbones.checkpoints.seal import FORMAT, KEY, DamagedCheckpoint
-from backbones.options.schemas import ClosedPart, OpenPart, describe_misfit
+from backbones.options.schemas import ClosedPart, OpenPart, describe_misfit, validate
 
 NEWER = "newer_format"
 DEEPEST, MOST_ENTRIES = 32, 1_000_000
@@ -148,6 +148,19 @@ class StoppingPart(ClosedPart):
         return value
 
 
+class TimerPart(ClosedPart):
+    """State of Lightning's Timer: seconds per stage."""
+
+    time_elapsed: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+# Schemas of callbacks' states by the class in their key; other callbacks check their own.
+CALLBACKS: dict[str, type[ClosedPart]] = {
+    "ModelCheckpoint": BestPart, "TopCheckpoints": BestPart, "EarlyStopping": StoppingPart,
+    "StopEarly": StoppingPart, "Timer": TimerPart,
+}  # fmt: skip
+
+
 class GroupPart(OpenPart):
     """Parameter group of an optimiser; ``resume_checks`` of tasks knows the other options."""
 
@@ -200,14 +213,23 @@ class CheckpointParts(OpenPart):
     ema_steps: Count = 0
     position: PositionPart = Field(ABSENT)
     random_state: Annotated[list[RandomPart], Field(min_length=1)] = Field(ABSENT)
-    callbacks: dict[str, BestPart | StoppingPart] = Field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     optimizer_states: list[OptimizerPart] = Field(default_factory=list)
     lr_schedulers: list[dict[str, Any]] = Field(default_factory=list)
+    # Share of the rate, exemption from weight decay, and decay of each parameter by name.
+    parameter_rules: dict[str, tuple[Finite, bool, Finite]] = Field(default_factory=dict)
     scaler: ScalerPart = Field(ABSENT, alias="MixedPrecision")
     record: RecordPart = Field(RecordPart(), alias="network")
     class_names: list[str] = Field(default_factory=list)
     category_ids: list[int] = Field(default_factory=list)
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+    @field_validator("callbacks")
+    @classmethod
+    def _are_states(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, state in value.items():
+            validate(CALLBACKS.get(name.partition("{")[0], OpenPart), state)
+        return value
 
     @model_validator(mode="after")
     def _averages_are_counted(self) -> Self:

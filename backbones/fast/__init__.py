@@ -5,8 +5,8 @@
 
 ``fast`` replaces modules by subclasses that share their parameters and compute the same to
 rounding, as torchtitan's model converters do. ``base`` has their one base class, which decides per
-call. ``cpu`` has the forms that call compiled operators, ``torch.ops.mixerlab.<name>``, ``triton``
-the same operators for GPUs, and ``torch`` the forms in torch's operations.
+call. ``cpu`` has the forms that call compiled operators, ``torch.ops.mixerlab.<name>``, ``torch``
+the forms in torch's operations, and ``triton`` kernels for GPUs.
 
 `make install` compiles ``cpu/csrc`` if it finds a compiler (``build``); ``library`` loads the
 result. ``MIXERLAB_KERNELS=off`` in the environment switches all operators off, ``with
@@ -16,6 +16,7 @@ times with and without it, on one thread of the machine that it names.
 
 from backbones.fast.base import FastModule, fast, operators_serve, plain
 from backbones.fast.library import is_available, status
+from backbones.fast.triton.choice import try_all
 from backbones.layers.eager import switched_off
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "plain",
     "status",
     "switched_off",
+    "try_all",
 ]

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_calls
 
-from backbones.fast.library import find_switch, load
-from backbones.fast.triton import choice
+from backbones.fast.library import load
 from backbones.layers.eager import is_switched_off
 from backbones.replace import share_state
 
 M = TypeVar("M", bound=nn.Module)
-# Packages that define fast modules; both also call Triton's operators.
+# Packages that define fast modules.
 PACKAGES = ("cpu", "torch")
 # Quantised, sharded and fake tensors define operations of their own.
 ORDINARY = frozenset({Tensor, nn.Parameter})
+# torch 2.6 cannot tell an export from torch.compile: both run the plain forms there.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
 
 
@@ -31,11 +32,14 @@ class FastModule(nn.Module):
     by the fast form or, where ``needs_plain`` or ``serves`` say so, by the plain class's forward.
 
     Attributes:
-        operators_on: Types of devices for which ``compute`` needs our operators; empty if it runs
-            on any device by torch's operations.
+        needs_operators: True if ``compute`` calls compiled operators, which are a CPU's; otherwise
+            it runs on any device.
+        is_traceable: True if ``compute`` also serves under torch.compile, by an operator with a
+            fake implementation. Exports keep the plain form.
     """
 
-    operators_on: tuple[str, ...] = ("cpu",)
+    needs_operators = True
+    is_traceable = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Register the class as the fast form of its second base class, if there is one."""
@@ -59,10 +63,11 @@ class FastModule(nn.Module):
 
     def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
         """Return True if ``forward`` computes this call by the fast form: the one test per call."""
-        devices = self.operators_on
+        if torch.compiler.is_compiling():
+            return self.is_traceable and not is_exporting() and self.serves(x, *rest, **named)
         return (
             not needs_plain(self, x)
-            and (not devices or (x.device.type in devices and operators_serve(x)))
+            and (not self.needs_operators or operators_serve(x))
             and self.serves(x, *rest, **named)
         )
 
@@ -132,27 +137,13 @@ def needs_plain(module: nn.Module, x: Tensor) -> bool:
 
 
 def operators_serve(x: Tensor) -> bool:
-    """Return True if the operators take a tensor of this device and type.
-
-    On a CPU they take 32 and 64 bits without autocast, on a GPU what Triton's kernels take.
-    """
-    if x.is_cpu:
-        return (
-            x.dtype in (torch.float32, torch.float64)
-            and not torch.is_autocast_enabled("cpu")
-            and not load()
-        )
-    if not x.is_cuda or x.numel() == 0 or find_switch():
-        return False
-    return choice.serve(x.device, product_dtype(x), not load())
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that matrix products of a tensor are computed in, autocast's if it is on."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+    """Return True if the compiled operators take a tensor: 32 and 64 bits on a CPU."""
+    return (
+        x.is_cpu
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled("cpu")
+        and not load()
+    )
 
 
 def fast(network: M) -> M:

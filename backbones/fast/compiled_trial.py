@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.fast.trial import Forms, difference
+from backbones.fast import mixer_trial
+from backbones.fast.trial import Result, largest_difference
 
 # Of the largest number of each result. Float32 is compared with torch's in 64 bits.
 LIMITS = {torch.float64: 1e-9, torch.float32: 2e-5}
@@ -32,26 +33,20 @@ def find_difference(path: str) -> str:
     """
     torch.ops.load_library(path)
     for dtype, limit in LIMITS.items():
-        for name, found in _differences(dtype):
-            if not found <= limit:
-                return f"{name} differs from torch's by {found:.1e} in {str(dtype)[6:]}"
+        difference = largest_difference(results(dtype))
+        if not difference.share <= limit:
+            return f"{difference} (in {str(dtype)[6:]})"
     return ""
 
 
 @torch.no_grad()
-def _differences(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    op = torch.ops.mixerlab
-    forms = Forms(
-        op.gated_mixer, op.gated_mixer_backward, op.branched_mixer, op.branched_mixer_backward,
-        op.layered_mixer, op.layered_mixer_backward,
-    )  # fmt: skip
-    names = "gated_mixer, branched_mixer or layered_mixer"
-    yield names, difference(forms, torch.device("cpu"), dtype)
+def results(dtype: torch.dtype) -> Iterator[Result]:
+    """Compute outputs and gradients of all operators in a type."""
+    yield from mixer_trial.results(dtype)
     for name, arguments, expected in _cases(torch.Generator().manual_seed(0)):
-        given = _cast(arguments, dtype)
-        found = getattr(op, name)(*given)
-        for one, other in zip(_tensors(found), _tensors(expected), strict=True):
-            yield name, float((one.double() - other).abs().max() / other.abs().max())
+        computed = getattr(torch.ops.mixerlab, name)(*_cast(arguments, dtype))
+        for index, both in enumerate(zip(_tensors(computed), _tensors(expected), strict=True)):
+            yield Result(f"{name}: result {index}", *both, least=0.0)
 
 
 def _cases(generator: torch.Generator) -> Iterator[tuple[str, list[Any], Any]]:

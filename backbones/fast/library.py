@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import torch
 
 from backbones.fast.fingerprint import MISSING, compiled_file, find_fault, operator_names
 from backbones.fast.triton import choice
-from backbones.layers.eager import is_switched_off
+from backbones.layers.eager import find_switch, is_switched_off
 
-SWITCH = "MIXERLAB_KERNELS"
 _loading = threading.Lock()
 
 
@@ -48,12 +46,6 @@ def _load_file(path: Path) -> str:
         return f"cannot be loaded ({str(error).splitlines()[0]})"
     lacking = [name for name in operator_names() if not hasattr(torch.ops.mixerlab, name)]
     return f"lacks the operator {lacking[0]}" if lacking else ""
-
-
-def find_switch() -> str:
-    """Return the environment's setting that switches all operators off, or an empty string."""
-    value = os.environ.get(SWITCH, "")
-    return f"switched off by {SWITCH}={value}" if value.lower() in ("off", "0", "false") else ""
 
 
 def is_available() -> bool:

@@ -1,162 +1,94 @@
-"""AFBO's and IFFN's operators on a small map, against the equations in torch's operations."""
+"""Compare numbers of a fast form with those of the equation in 64 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-# Odd numbers of tokens, in a line and in all: what goes by fours, by twos and one by one.
-BATCH, SIZE, PREFIX, DIM, WIDTH = 3, (5, 17), 1, 32, 40
-EPS = (1e-5, 1e-3)
-Numbers = list[Tensor]
+
+class Result(NamedTuple):
+    """An output or gradient of a fast form.
+
+    Attributes:
+        name: In messages, such as "gradient of W1".
+        computed: By the fast form.
+        expected: By the equation, in float64.
+        least: Differences are divided by the largest expected number, and at least by this.
+    """
+
+    name: str
+    computed: Tensor
+    expected: Tensor
+    least: float = 1.0
 
 
-class Forms(NamedTuple):
-    """Functions to try, with the arguments of ``operators.SCHEMAS``."""
+class Difference(NamedTuple):
+    """The largest difference of a result, over its largest number, and where it is."""
 
-    gated: Callable[..., Any]
-    gated_backward: Callable[..., Any]
-    branched: Callable[..., Any]
-    branched_backward: Callable[..., Any]
-    layered: Callable[..., Any] | None = None
-    layered_backward: Callable[..., Any] | None = None
+    name: str
+    share: float
+    place: tuple[int, ...]
+    computed: float
+    expected: float
 
-
-def difference(forms: Forms, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest difference of outputs and gradients, over the largest number of each."""
-    differences = []
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        for mine, plain in (
-            _gated(forms, device, dtype),
-            *(_branched(forms, device, dtype, training) for training in (False, True)),
-            *(
-                _branched(forms, device, dtype, training, layered=True)
-                for training in (False, True)
-                if forms.layered
-            ),
-        ):
-            for index, (one, other) in enumerate(zip(mine, plain, strict=True)):
-                # Rounding of a sum over tokens that should be zero does not count.
-                least = (BATCH * SIZE[0] * SIZE[1]) ** 0.5 if index > 2 else 1.0
-                scale = other.abs().max().clamp(min=least)
-                differences.append((one.double() - other.double()).abs().max() / scale)
-    return float(torch.stack(differences).max())
-
-
-def _numbers(*shape: int, device: torch.device, dtype: torch.dtype, seed: int) -> Tensor:
-    """Draw normal numbers from a generator with its own seed."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if len(shape) == 2:
-        values /= shape[1] ** 0.5
-    return values.to(device, dtype)
-
-
-def _make(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> Numbers:
-    return [_numbers(*s, device=device, dtype=dtype, seed=i) for i, s in enumerate(shapes)]
+    def __str__(self) -> str:
+        """Return one sentence."""
+        return (
+            f"{self.name} differs by {self.share:.1e} of its largest number, at {[*self.place]}: "
+            f"{self.computed:.4g} instead of {self.expected:.4g}"
+        )
 
 
 @torch.enable_grad()
-def _results(y: Tensor, leaves: Numbers, grad: Tensor) -> Numbers:
-    """Return the output twice, with and without kept maps, and the gradients."""
-    return [y.detach(), y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+def compare(
+    form: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Result]:
+    """Return the output and the gradients of all inputs, by a form and by torch's operations.
 
-
-def _depthwise(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Convolve maps (B, H W, h), each channel by itself."""
-    maps = x.unflatten(1, SIZE).permute(0, 3, 1, 2)
-    y = F.conv2d(maps, kernel, bias, padding=1, groups=kernel.shape[0])
-    return y.permute(0, 2, 3, 1).flatten(1, 2)
-
-
-def _gated(forms: Forms, device: torch.device, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
-    h, count = 2 * WIDTH, PREFIX + SIZE[0] * SIZE[1]
-    shapes = [(BATCH, count, DIM), (h, DIM), (h, DIM), (h,), (h,), (h, 1, 3, 3), (h, 1, 3, 3)]
-    shapes += [(h,), (h,), (DIM, h), (DIM,), (BATCH, count, DIM)]
-    *leaves, grad = _make(shapes, device, dtype)
-    x, w_a, w_b, b_a, b_b, k_a, k_b, o_a, o_b, w3, b3 = leaves
-    rest = (b_a, b_b, k_a, k_b, o_a, o_b, w3)
-    options = (PREFIX, *SIZE, [w_a, w_b], [0, 0, 1, 0])
-    at_once, _ = forms.gated(x, *options, *rest, b3, False)
-    y, kept = forms.gated(x, *options, *rest, b3, True)
-    of_x, of_w, before, taps, own, proj = forms.gated_backward(grad, kept, x, *options, *rest)
-    kernels = [part.t().reshape(h, 1, 3, 3) for part in taps]
-    mine = [at_once, y, of_x, *of_w, *before, *kernels, *own, proj, grad.sum((0, 1))]
-
-    with torch.enable_grad():
-        leaves = [leaf.double().requires_grad_() for leaf in leaves]
-        x, w_a, w_b, b_a, b_b, k_a, k_b, o_a, o_b, w3, b3 = leaves
-        a, b = F.linear(x, w_a, b_a), F.linear(x, w_b, b_b)
-        prefix = F.silu(a[:, :PREFIX]) * b[:, :PREFIX]
-        a, b = _depthwise(a[:, PREFIX:], k_a, o_a), _depthwise(b[:, PREFIX:], k_b, o_b)
-        plain = F.linear(torch.cat([prefix, F.silu(a) * b], dim=1), w3, b3)
-    return mine, _results(plain, leaves, grad)
-
-
-def _branched(
-    forms: Forms, device: torch.device, dtype: torch.dtype, training: bool, layered: bool = False
-) -> tuple[Numbers, Numbers]:
-    forward, backward = forms.branched, forms.branched_backward
-    if layered and forms.layered and forms.layered_backward:
-        forward, backward = forms.layered, forms.layered_backward
-    h, count = 2 * WIDTH, SIZE[0] * SIZE[1]
-    shapes: list[tuple[int, ...]] = [(BATCH, count, DIM), (WIDTH, DIM), (WIDTH,)]
-    shapes += [(WIDTH,)] * 8 + [(h,)] * 4 + [(h, 1, 3, 3), (h,), (DIM, h), (DIM,)]
-    *leaves, grad = _make([*shapes, (BATCH, count, DIM)], device, dtype)
-    running = [value.abs() + 0.5 for value in _make([(h,)] * 4, device, dtype)]
-    for index in (3, 4, 7, 8):  # alpha and beta near 1: a norm enlarges what a small one rounds
-        leaves[index] = 1 + leaves[index] / 5
-    x, w1, b1 = leaves[:3]
-    coefficients, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
-    arguments = (
-        x,
-        *SIZE,
-        w1,
-        b1,
-        coefficients,
-        norms,
-        running[2:] if layered else running,
-        *EPS,
-        training,
-        kernel,
-        own,
-        w2,
-        b2,
+    Args:
+        form: What is tried, in ``dtype``.
+        plain: The same equation, in float64.
+        inputs: Arguments of both with their names.
+        device: Where both compute.
+        dtype: A floating type.
+    """
+    computed, expected = (
+        [x.to(device, dtype).to(kind).requires_grad_() for x in inputs.values()]
+        for kind in (dtype, torch.float64)
     )
-    y, *kept = forward(*arguments, True)
-    at_once = y if training else forward(*arguments, False)[0]
-    of_x, of_w1, of_b1, rows, of_w2 = backward(
-        grad, *kept, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
-        own, w2,
-    )  # fmt: skip
-    branches = [row[part * WIDTH :][:WIDTH] for part in range(2) for row in rows[:4]]
-    taps = rows[9:].t().reshape(h, 1, 3, 3)
-    mine = [at_once, y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2]
-    mine.append(grad.sum((0, 1)))
-
-    with torch.enable_grad():
-        leaves = [leaf.double().requires_grad_() for leaf in leaves]
-        x, w1, b1 = leaves[:3]
-        c, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
-        z = F.linear(x, w1, b1)
-        n = torch.cat([c[i + 1] * F.gelu(c[i] * z + c[i + 2]) + c[i + 3] for i in (0, 4)], dim=-1)
-        means = [value.double() for value in running]
-        if layered:
-            n = F.layer_norm(n, (h,), norms[0], norms[1], EPS[0])
-        else:
-            n = _norm(n, means[:2], norms[:2], EPS[0], training)
-        u = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
-        plain = F.linear(F.gelu(u) + n if layered else F.gelu(u), w2, b2)
-    return mine, _results(plain, leaves, grad)
+    mine, exact = form(*computed), plain(*expected)
+    weights = torch.linspace(-1, 1, exact.numel(), device=device, dtype=dtype).view_as(exact)
+    gradients = zip(
+        inputs,
+        torch.autograd.grad(mine, computed, weights),
+        torch.autograd.grad(exact, expected, weights.double()),
+        strict=True,
+    )
+    return [
+        Result("output", mine.detach(), exact.detach()),
+        *(Result(f"gradient of {name}", one, other) for name, one, other in gradients),
+    ]
 
 
-def _norm(x: Tensor, running: Numbers, affine: Numbers, eps: float, training: bool) -> Tensor:
-    """Apply a batch norm without updates to (B, N, h), over its channels."""
-    mean, variance = running
-    if training:
-        variance, mean = torch.var_mean(x, (0, 1), correction=0)
-    return (x - mean) * (variance + eps).rsqrt() * affine[0] + affine[1]
+def largest_difference(results: Iterable[Result]) -> Difference:
+    """Return the largest of all differences; NaN is larger than any number."""
+    differences = [_difference(*result) for result in results]
+    return max(differences, key=lambda d: math.inf if math.isnan(d.share) else d.share)
+
+
+def _difference(name: str, computed: Tensor, expected: Tensor, least: float) -> Difference:
+    assert computed.shape == expected.shape, name
+    apart = (computed.double() - expected).abs()
+    index = int(apart.argmax())
+    place = tuple(int(part) for part in torch.unravel_index(torch.tensor(index), apart.shape))
+    share = apart.flatten()[index] / expected.abs().max().clamp(min=least)
+    numbers = (float(part.flatten()[index]) for part in (computed, expected))
+    return Difference(name, float(share), place, *numbers)

@@ -36,6 +36,7 @@ from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.ffn import FFN
+from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ MODALITY = "text"
 LENGTH = 128  # tokens by default
 RATIO = 4.0
 INIT = 0.02
+EMBEDDINGS = ("words.", "positions.", "segments.", "norm.")
 BERT_EPS, GPT_EPS = 1e-12, 1e-5
 BERT_WORDS, GPT_WORDS = 30_522, 40_478
 # What every such host passes to register_host.
@@ -172,6 +174,7 @@ class TextEncoder(Backbone):
     size_divisor = 1
     block_layout = "tokens"
     classification_keys = ("pooler.",)
+    layer_names = LayerNames(stem=EMBEDDINGS, added=EMBEDDINGS)
 
     def __init__(
         self, config: HostConfig, *, words: int, dim: int, depth: int, heads: int, drop: float,

@@ -25,6 +25,7 @@ from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
 from backbones.mixing import mix_tokens
 from backbones.options import variant_of
+from backbones.parameters.layer_ids import USUAL, LayerNames
 from backbones.registry import register_host
 
 GRID = "pos_grid"  # key of the rows and columns of an oblong position table
@@ -52,6 +53,7 @@ class DeiT(IsotropicBackbone):
 
     fc_norm: nn.Module  # where the final norm comes after the mean
     block_layout = "tokens"
+    layer_names = LayerNames(stem=(*USUAL.stem, "dist_token"), added=("dist_token",))
 
     def __init__(
         self,

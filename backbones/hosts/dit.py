@@ -33,10 +33,12 @@ from backbones.hosts.scaffolds.denoising import (
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixing import mix_tokens
+from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
 
 EPS = 1e-6
 RATIO = 4.0
+EMBEDDERS = ("x_embedder.", "t_embedder.", "y_embedder.")
 PERIOD = 10_000.0
 BLOCK = r"transformer_blocks\.(\d+)\."
 EMBEDDER = "norm1.emb."
@@ -149,6 +151,7 @@ class DiT(DenoisingBackbone):
     """
 
     block_layout = "tokens"
+    layer_names = LayerNames(stem=EMBEDDERS, added=EMBEDDERS)
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,

@@ -1,4 +1,4 @@
-"""Compare what a host returns with the shapes that it declares."""
+"""Cast what a host reads, and compare what it returns with the shapes that it declares."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_embedding(host: Any, images: Tensor, embedding: object) -> None:
 def with_check(
     method: Callable[..., Any], check: Callable[[Any, Tensor, Any], None]
 ) -> Callable[..., Any]:
-    """Wrap a host's method so that what it returns is checked in each eager pass.
+    """Wrap a host's method as ``with_cast``, and check what it returns in each eager pass.
 
     A class that calls the method of its base changes what that returns, so only the outermost one
     is checked.
@@ -77,13 +77,23 @@ def with_check(
 
     @functools.wraps(method)
     def checked(self: Any, images: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, images, *args, **kwargs)
+        result = method(self, self.cast_input(images), *args, **kwargs)
         # To compilers and tracers each comparison is one more thing that sizes have to satisfy.
         if not is_recording() and _outermost(type(self), method.__name__) is checked:
             check(self, images, result)
         return result
 
     return checked
+
+
+def with_cast(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a host's method so that its inputs have the type of the weights."""
+
+    @functools.wraps(method)
+    def cast_first(self: Any, images: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return method(self, self.cast_input(images), *args, **kwargs)
+
+    return cast_first
 
 
 def _outermost(kind: type, name: str) -> object:

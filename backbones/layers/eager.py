@@ -1,7 +1,8 @@
-"""Detect compilers, tracers and fake tensors, and switch fast forms off in one thread."""
+"""Detect compilers, tracers and fake tensors, and switch fast forms off."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,13 @@ import torch
 MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
 # Per thread, since other threads may be computing with the fast forms.
 is_switched_off = ContextVar("is_switched_off", default=False)
+SWITCH = "MIXERLAB_KERNELS"  # of the environment
+
+
+def find_switch() -> str:
+    """Return the environment's setting that switches all operators off, or an empty string."""
+    value = os.environ.get(SWITCH, "")
+    return f"switched off by {SWITCH}={value}" if value.lower() in ("off", "0", "false") else ""
 
 
 def is_recording() -> bool:

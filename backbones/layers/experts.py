@@ -20,6 +20,8 @@ class Experts(nn.Module):
     Shape: (B, n, p, C) -> (B, n, p, C). Weights start truncated normal of 0.02, biases at zero.
     """
 
+    no_weight_decay = ("b1", "b2")
+
     def __init__(self, count: int, dim: int, hidden: int, act: str = "gelu") -> None:
         super().__init__()
         self.act = create_activation(act)

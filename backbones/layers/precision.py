@@ -1,4 +1,4 @@
-"""Parts that keep their type under autocast."""
+"""The types that parts compute in, under autocast and in half precision, on any device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 
 
@@ -13,3 +14,15 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Switch autocast off on a device, where it has one."""
     known = is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type that matrix products of a tensor are computed in, autocast's if it is on."""
+    device = x.device.type
+    casts = is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if casts and x.dtype is not torch.float64 else x.dtype
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return half precision as float32; float32 and float64 stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

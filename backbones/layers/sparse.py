@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from backbones.layers.precision import product_dtype
+
 MARGIN = 4  # empty voxels between rows of the keys, so that neighbours never wrap around
 MOST_KEYS = 2**62
 Pairs = list[tuple[Tensor, Tensor]]
@@ -92,36 +94,43 @@ class VoxelLevel:
 
 
 class _Products(torch.autograd.Function):
-    """Sums of the offsets' products: x (P, C), weight (O, K, C) -> (P, O)."""
+    """Sums of the offsets' products: x (P, C), weight (O, K, C) of one type -> (P, O).
+
+    Half precision is summed in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
         """Return y[p] = sum over offsets of W[offset] x[p + offset]."""
         ctx.save_for_backward(x, weight)
         ctx.pairs = pairs
-        y = x @ weight[:, len(pairs)].T
+        y = _wide(x @ weight[:, len(pairs)].T)
         for offset, (centres, others) in enumerate(pairs):
             first, last = weight[:, offset].T, weight[:, -1 - offset].T
             y.index_add_(0, centres, (x[others] @ first).to(y.dtype))
             y.index_add_(0, others, (x[centres] @ last).to(y.dtype))
-        return y
+        return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         """Return the gradients of x and weight; gathered inputs are formed anew."""
         x, weight = ctx.saved_tensors
-        grad = grad.to(x.dtype)
         half = len(ctx.pairs)
-        grad_x = grad @ weight[:, half]
+        grad_x = _wide(grad @ weight[:, half])
         grad_weight = torch.empty_like(weight)
         grad_weight[:, half] = grad.T @ x
         for offset, (centres, others) in enumerate(ctx.pairs):
             for place, into, source in ((offset, centres, others), (-1 - offset, others, centres)):
                 own = grad[into]
-                grad_x.index_add_(0, source, own @ weight[:, place])
+                grad_x.index_add_(0, source, (own @ weight[:, place]).to(grad_x.dtype))
                 grad_weight[:, place] = own.T @ x[source]
-        return grad_x, grad_weight, None
+        return grad_x.to(x.dtype), grad_weight, None
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return half precision as float32, other types unchanged."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class SubmanifoldConv3d(nn.Module):
@@ -164,7 +173,11 @@ class SubmanifoldConv3d(nn.Module):
         pairs = level.pairs(self.kernel_size)
         weight = self.weight.flatten(1, 3)  # (O, K, C)
         if self.groups == 1:
-            y: Tensor = _Products.apply(x, weight, pairs)  # type: ignore[no-untyped-call]
+            # Cast here, since autocast ends where a function of one's own begins.
+            kind = product_dtype(x)
+            y: Tensor = _Products.apply(  # type: ignore[no-untyped-call]
+                x.to(kind), weight.to(kind), pairs
+            )
         else:
             y = _depthwise(x, weight.squeeze(-1), pairs)
         return y if self.bias is None else y + self.bias

@@ -6,10 +6,11 @@ https://arxiv.org/abs/2111.11418, Eq. 4.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.pooling import NeighbourMean
 from backbones.layers.reparam import as_kernel
 from backbones.registry import register_mixer
 
@@ -33,7 +34,7 @@ class Pooling(Mixer):
     def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
         super().__init__()
         side = as_kernel(kernel_size)[0]
-        self.pool = nn.AvgPool2d(side, stride=1, padding=side // 2, count_include_pad=False)
+        self.pool = NeighbourMean(side)
 
     def mix(self, x: Tensor) -> Tensor:
         """Return the mean of the neighbours, less x: (B, H, W, C) -> (B, H, W, C)."""

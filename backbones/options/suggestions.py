@@ -48,7 +48,11 @@ def unknown(what: str, name: str, known: Collection[str], summary: str = "") -> 
         known: All known names.
         summary: Text instead of the list of known names.
     """
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    by_lower = {entry.lower(): entry for entry in known}
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=3, cutoff=0.5)
+    near = [by_lower[match] for match in matches]
+    if near and near[0].lower() == name.lower():
+        near = near[:1]
     summary = summary or f"{listed(known) or 'none'}."
     hint = f"did you mean {' or '.join(map(shortened, near))}?" if near else f"known: {summary}"
     return f"there is no {what} called {shortened(name)!r}; {hint}"

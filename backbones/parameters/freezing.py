@@ -21,8 +21,11 @@ def freeze_stages(backbone: Any, frozen_stages: int) -> None:
     if frozen_stages == -1:
         return
     last = len(backbone.layer_ids.depths)
-    if not 0 <= frozen_stages <= last:
-        raise ValueError(f"backbone.frozen_stages={frozen_stages} must be from -1 to {last}")
+    if not 0 <= frozen_stages <= last or not last:
+        raise ValueError(
+            f"backbone.frozen_stages={frozen_stages} must be from -1 to {last or -1}"
+            + " for a network that declares no stages" * (not last)
+        )
     backbone.frozen_stages = frozen_stages
     for name, parameter in backbone.named_parameters():
         if backbone.layer_ids.stage(name) <= frozen_stages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backbones.parameters.decay import decayed_vectors
+from backbones.parameters.decay import without_decay
 
 
 def layer_decay_groups(
@@ -35,8 +35,7 @@ def layer_decay_groups(
             f"paramwise_cfg.num_layers={config['num_layers']}, but {backbone.name} has {count} "
             f"{'stages' if by_stage else 'blocks'}; set num_layers={count} or leave it out"
         )
-    exempt = {f"backbone.{name}" for name in backbone.no_weight_decay}
-    vectors = decayed_vectors(model)
+    exempt = without_decay(model)
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -44,7 +43,7 @@ def layer_decay_groups(
         own = name.removeprefix("backbone.")
         place = backbone.layer_ids.stage(own) if by_stage else backbone.layer_id(own)
         layer = min(place, count + 1) if own != name else count + 1
-        decays = (parameter.ndim > 1 or name in vectors) and name not in exempt
+        decays = name not in exempt
         group = f"layer_{layer}_{'decay' if decays else 'no_decay'}"
         scale = config["decay_rate"] ** (count + 1 - layer)
         groups.setdefault(

@@ -66,6 +66,8 @@ class LayerNames:
         ends: Rules of parts after a stage's blocks.
         stem: Prefixes of parts before the first block.
         downsampling: The ``beginnings`` that ``merges_end_stages`` assigns to the previous stage.
+        added: Prefixes of ``stem`` that earlier releases trained as parts after the last block, so
+            that their runs resume as they began.
     """
 
     blocks: tuple[Rule, ...] = BLOCKS
@@ -73,6 +75,7 @@ class LayerNames:
     ends: tuple[Rule, ...] = ENDS
     stem: tuple[str, ...] = (*STEM, *FIRST_EMBEDS)
     downsampling: tuple[Rule, ...] = (DOWNSAMPLING,)
+    added: tuple[str, ...] = ()
 
 
 USUAL = LayerNames()
@@ -95,6 +98,11 @@ class LayerIds:
     end_keys: tuple[str, ...]
     merges_end_stages: bool
     names: LayerNames = USUAL
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Prefixes of the stem that earlier releases trained as parts after the last block."""
+        return self.names.added
 
     @property
     def num_layers(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.decoding import load_rgb
 from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION
+from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 
 MODES = {1: "L", 3: "RGB"}
@@ -51,6 +52,7 @@ class GenerationDataModule(BaseDataModule):
     """
 
     unit = "images"
+    fixed_size = True
     layout = "folders train and val with a folder of images or latents (.npy) per class"
     example = "data=image_generation data.root=/data/imagenet"
 
@@ -204,6 +206,12 @@ class GenerationDataModule(BaseDataModule):
         """Read an image as values from -1 to 1: (C, H, W)."""
         return (self.pixels(file) / np.float32(127.5) - 1).astype(np.float32)
 
+    def normalise(self, batch: Any) -> Any:
+        """Return a batch with floats from -1 to 1 in place of bytes."""
+        if not is_bytes(batch.get("images")):
+            return batch
+        return {**batch, "images": scale_bytes(batch["images"], 127.5, (1.0,))}
+
     def build(self) -> dict[Split, SeededDataset]:
         """List the files of both splits."""
         self._read_classes()
@@ -270,7 +278,7 @@ class LabelledImages:
         """Return ``images`` (C, H, W), ``labels`` and ``sample_id``."""
         file, label = self.files[index]
         latents = file if file.suffix == LATENTS else self.data.latent_file(file)
-        images = self._image(file) if latents is None else self._latents(latents)
+        images: Any = self._image(file) if latents is None else self._latents(latents)
         return {
             "images": torch.from_numpy(images),
             "labels": torch.tensor(label),
@@ -280,8 +288,8 @@ class LabelledImages:
     def _mirrored(self) -> bool:
         return self.training and self.data.flip and bool(np.random.random() < 0.5)
 
-    def _image(self, file: Path) -> NDArray[np.float32]:
-        pixels = self.data.values(file)
+    def _image(self, file: Path) -> NDArray[np.uint8]:
+        pixels = self.data.pixels(file)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if self._mirrored() else pixels
 
     def _latents(self, file: Path) -> NDArray[np.float32]:

@@ -85,6 +85,7 @@ class CIFAR100DataModule(ClassificationDataModule):
     """
 
     archive: ClassVar[Archive] = CIFAR100
+    kept_side = SIDE
     layout = "cifar-100-python/train, test and meta"
     example = "data=cifar100 data.root=/data/cifar100"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -12,15 +13,27 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from datamodules.base import Split, check_minimum
+from datamodules.base import SPLITS, Split, check_minimum
 from datamodules.files.bands import Bands, read_bands
+from datamodules.files.console import log
 from datamodules.files.decoding import load_rgb
 from datamodules.images import band_transforms
 from datamodules.images.base import ImageDataModule
-from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
-from datamodules.loading.sampling import EvalSampler, SeededDataset, process_group
+from datamodules.images.batch_transforms import Squeezed, batch_augmentation
+from datamodules.images.transforms import (
+    ERASED,
+    NOISE,
+    Augmentation,
+    PaperAugmentation,
+    Prepared,
+    Transform,
+)
+from datamodules.loading.memory import format_bytes
+from datamodules.loading.pixels import erase, is_bytes, scale_bytes
+from datamodules.loading.resident import ResidentDataset, check_room, read_entries
+from datamodules.loading.sampling import EvalSampler, NamedDataset, SeededDataset, process_group
 
 UNLABELLED = -1
 REQUIRED = "required"  # for recipes: the command must pass token_labels
@@ -73,8 +86,10 @@ class ImageFiles:
 class ClassificationDataModule(ImageDataModule):
     """Base of the classification datasets.
 
-    Batches have ``image`` (B, C, image_size, image_size), normalised, and the int64 tensors (B,)
-    ``label`` and ``sample_id``, the index in the dataset. Images of ``predict_path`` have label -1.
+    Batches have ``image`` (B, C, image_size, image_size) and the int64 tensors (B,) ``label`` and
+    ``sample_id``, the index in the dataset. Images of ``predict_path`` have label -1. Loaders give
+    RGB images as bytes, with the rectangles to erase as ``erased`` and the seed of the noise in
+    them; a trainer calls ``normalise`` on the device, and a loop of your own calls it itself.
 
     Args:
         root: Folder of the dataset.
@@ -86,14 +101,19 @@ class ClassificationDataModule(ImageDataModule):
         token_labels: Folder of label maps of the training images (see ``token_labels``) if
             ``takes_maps``; "required" raises an error that asks for the folder.
         token_boxes: Position of the crops in the label maps; see ``LabelledTransform``.
+        resident: Decode all images once and keep them as bytes on the device, which augments them
+            in batches; see ``batch_transforms``. Each process keeps all of them.
         **options: Options of ``BaseDataModule``.
 
     Attributes:
         takes_maps: True if this layout supports label maps.
+        kept_side: Side of the square images of this layout; None if they differ.
         expected_classes: Number of classes in ``data.num_classes``; None accepts any.
     """
 
+    fixed_size = True
     takes_maps: ClassVar[bool] = False
+    kept_side: ClassVar[int | None] = None
     expected_classes: int | None = None
 
     def __init__(
@@ -106,6 +126,7 @@ class ClassificationDataModule(ImageDataModule):
         batch_size: int = 128,
         token_labels: str | None = None,
         token_boxes: Boxes = "image",
+        resident: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
@@ -120,6 +141,15 @@ class ClassificationDataModule(ImageDataModule):
             "repeated_augmentation", repeated_augmentation, 1
         )
         self.augmentation: Augmentation = augmentation or PaperAugmentation()
+        self.resident = resident
+        self._resident: dict[Split, ResidentDataset] = {}
+        if resident:
+            batch_augmentation(self.augmentation, image_size)  # refuses what takes single images
+        if resident and token_labels is not None:
+            raise ValueError(
+                "data.resident=true keeps images without their label maps; pass "
+                "data.token_labels=null, or leave data.resident out"
+            )
         self.check_memory((self.image_size, self.image_size), "data.image_size")
 
     @property
@@ -195,12 +225,64 @@ class ClassificationDataModule(ImageDataModule):
         dataset = self.seeded(images, seeded.describe)
         return self._loader(dataset, sampler, self.eval_batch_size, drop_last=False)
 
+    def loaded(self, split: Split) -> NamedDataset:
+        """Return the dataset of a split; with ``resident`` its images on the trainer's device."""
+        source = self.dataset(split)
+        if not self.resident:
+            return source
+        kept = self._resident.get(split)
+        if kept is None or kept.dataset is not source.dataset:
+            kept = self._resident[split] = self._read_resident(split, source)
+        return kept
+
+    def _read_resident(self, split: Split, source: NamedDataset) -> ResidentDataset:
+        """Decode the images of a split onto the trainer's device."""
+        device = torch.device("cpu")
+        if self.trainer is not None:
+            device = self.trainer.strategy.root_device
+        sides: dict[Split, int] = {"val": self.image_size}
+        change = None
+        if split == "train":
+            change = batch_augmentation(self.augmentation, self.image_size)
+            sides["train"] = change.stored_side(self.kept_side)
+            images: Any = copy.copy(source.dataset)
+            images.transform = Squeezed(sides["train"])
+            source = self.seeded(images, source.describe)
+        sizes = {name: 3 * side**2 * len(self.dataset(name)) for name, side in sides.items()}
+        check_room(sum(sizes.values()), device)
+        started = time.monotonic()
+        loader = self._loader(
+            source, EvalSampler(len(source)), self.eval_batch_size, drop_last=False
+        )
+        entries = read_entries(loader, len(source), device)
+        log(
+            f"{len(source):,} {SPLITS[split]} images lie on {device} as bytes of "
+            f"{sides[split]}x{sides[split]} pixels ({format_bytes(sizes[split])}, decoded in "
+            f"{time.monotonic() - started:.0f} s)"
+        )
+        return ResidentDataset(self.dataset(split), entries, self.seed, change)
+
     def train_transform(self) -> Any:
         """Return the transform of training images."""
         if self.bands is not None:
             known = self.known_statistics()
             return band_transforms.train_transform(self.augmentation, self.image_size, known)
         return self.augmentation.train(self.image_size)
+
+    def normalise(self, batch: Any) -> Any:
+        """Return a batch with normalised floats in place of bytes, its rectangles erased."""
+        image = batch.get("image")
+        if not is_bytes(image):
+            return batch
+        batch = {**batch, "image": scale_bytes(image, 255, *self.normalisation)}
+        boxes, seed = batch.pop(ERASED, None), batch.pop(NOISE, None)
+        if boxes is not None:
+            batch["image"] = erase(batch["image"], boxes, seed)
+        return batch
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Return the function that makes a batch of samples."""
+        return collate
 
     def predict_sample(self, image: Any, name: str, index: int) -> Sample:
         """Return the sample of an image to predict, with the evaluation transform."""
@@ -214,6 +296,14 @@ class ClassificationDataModule(ImageDataModule):
         return self.augmentation.eval(self.image_size)
 
 
-def make_sample(image: Tensor, label: int, index: int) -> Sample:
+def collate(samples: list[Sample]) -> dict[str, Any]:
+    """Return a batch, with one seed of its noise, which stays outside of devices."""
+    batch: dict[str, Any] = default_collate(samples)
+    return batch | ({NOISE: int(batch[NOISE].sum())} if NOISE in batch else {})
+
+
+def make_sample(image: Tensor | Prepared, label: int, index: int) -> Sample:
     """Return a sample in the form of all classification datasets."""
-    return {"image": image, "label": torch.tensor(label), "sample_id": torch.tensor(index)}
+    image, more = image if isinstance(image, Prepared) else (image, {})
+    sample: Sample = {"image": image, "label": torch.tensor(label)}
+    return sample | {"sample_id": torch.tensor(index)} | more

@@ -81,8 +81,9 @@ class ImageFolderDataModule(ClassificationDataModule):
         self.set_bands(bands, band_mean, band_std)
         if self.bands is not None:
             band_transforms.check_policy(self.augmentation)
-            if self.token_labels is not None:
-                raise ValueError("data.token_labels is for RGB images; leave it or data.bands out")
+            for name in ("token_labels", "resident"):
+                if getattr(self, name):
+                    raise ValueError(f"data.{name} is for RGB images; leave it or data.bands out")
         self.expected_classes = num_classes
         self.class_order = check_class_order(class_order)
         self.train_share = check_share(train_share)

@@ -40,6 +40,7 @@ class SeriesDataModule(BaseDataModule):
     """
 
     unit = "windows"
+    fixed_size = True
     layout = "a csv file with a time column and a column per variable"
     example = "data=csv data.root=/data/table.csv"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.headers import read_header
+from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.super_resolution.pairs import Middles, Pair, Patches, WholeImages, collate
 from datamodules.super_resolution.reading import ImagesToEnlarge
@@ -127,6 +128,11 @@ class SuperResolutionDataModule(BaseDataModule):
                 "folder"
             )
 
+    def normalise(self, batch: Any) -> Any:
+        """Return a batch with floats from 0 to 1 in place of bytes."""
+        images = batch.keys() & {"low", "high"}
+        return {key: _scaled(value) if key in images else value for key, value in batch.items()}
+
     def preview_batch(self, count: int) -> Any:
         """Return the middles of up to ``count`` images to draw."""
         drawn = copy.copy(self)
@@ -141,3 +147,9 @@ class SuperResolutionDataModule(BaseDataModule):
         """Return the dataset of images to enlarge."""
         found = ImagesToEnlarge(collect_images(inputs))
         return TolerantDataset(found, found.name)
+
+
+def _scaled(images: Any) -> Any:
+    if isinstance(images, list):
+        return [_scaled(image) for image in images]
+    return scale_bytes(images, 255) if is_bytes(images) else images

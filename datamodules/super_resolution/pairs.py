@@ -190,11 +190,9 @@ def turn(image: Pixels, turns: int, flipped: bool) -> Pixels:
     return image[:, ::-1] if flipped else image
 
 
-def to_tensor(image: NDArray[Any]) -> Tensor:
-    """Convert integers (H, W, C) to floats (C, H, W) from 0 to 1."""
-    most = np.iinfo(image.dtype).max
-    values = np.ascontiguousarray(image.transpose(2, 0, 1)).astype(np.float32)
-    return torch.from_numpy(values / np.float32(most))
+def to_tensor(image: Pixels) -> Tensor:
+    """Convert an image (H, W, C) to a tensor (C, H, W)."""
+    return torch.from_numpy(np.array(image.transpose(2, 0, 1), order="C"))
 
 
 def make_sample(low: Pixels, high: Pixels, index: int) -> dict[str, Tensor]:

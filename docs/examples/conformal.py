@@ -1,7 +1,7 @@
 """Predict sets of classes that hold the right one with a chosen probability."""
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch_uncertainty.metrics.classification import CoverageRate, SetSize
 from torch_uncertainty.post_processing import ConformalClsAPS
 
@@ -15,8 +15,8 @@ data.setup()
 
 def pairs(samples):
     """Collate samples into images and labels."""
-    images, labels = ([one[key] for one in samples] for key in ("image", "label"))
-    return torch.stack(images), torch.stack(labels)
+    batch = data.normalise(default_collate(samples))
+    return batch["image"], batch["label"]
 
 
 # One half of the validation images calibrates the sets, the other half tests them.

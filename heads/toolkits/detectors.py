@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.options import remembering
+from heads.toolkits.float32 import compute_boxes_in_float32
 from heads.toolkits.toolkit import (
     ToolkitModel,
     base_config,
+    base_optimisation,
     build_model,
     check_least,
     check_pyramid,
@@ -152,8 +154,9 @@ def build_detector(
     detector: Any = build_model("mmdet", config, backbone, typed=bool(options or model))
     if len(maps) < len(backbone.feature_info):
         detector.neck.register_forward_pre_hook(functools.partial(_select_maps, maps))
-    _run_operators_in_float(detector)
-    return Detector(detector, config, maps)
+    compute_boxes_in_float32(detector)
+    optimisation = base_optimisation("mmdet", base or DETECTORS[name])
+    return Detector(detector, config, optimisation, maps)
 
 
 def base_detector(
@@ -198,38 +201,6 @@ def _select_maps(
 ) -> tuple[tuple[Tensor, ...]]:
     """Return the backbone's maps that the neck's config selects."""
     return (tuple(inputs[0][index] for index in maps),)
-
-
-def _run_operators_in_float(model: nn.Module) -> None:
-    """Run mmcv's RoIAlign and NMS in float32, so that a detector can train in bfloat16.
-
-    Features enter the RoI extractors, and scores and boxes leave the heads, in float32. Layers with
-    weights keep the run's precision. If the weights have another type, pooled features are cast
-    back to it.
-    """
-    from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
-    from mmdet.models.roi_heads.bbox_heads import BBoxHead
-    from mmdet.models.roi_heads.mask_heads import FCNMaskHead
-    from mmdet.models.roi_heads.roi_extractors import BaseRoIExtractor
-
-    for module in model.modules():
-        if isinstance(module, BaseRoIExtractor):
-            module.register_forward_pre_hook(lambda _, inputs: _to_float(inputs))
-        if isinstance(module, BBoxHead | FCNMaskHead):
-            module.register_forward_pre_hook(_cast_to_weights)
-        if isinstance(module, BaseDenseHead | BBoxHead | FCNMaskHead):
-            module.register_forward_hook(lambda *call: _to_float(call[-1]))
-
-
-def _cast_to_weights(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    dtype = next(head.parameters()).dtype
-    return tuple(item.to(dtype) for item in inputs)
-
-
-def _to_float(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(_to_float(item) for item in value)
-    return value.float() if isinstance(value, Tensor) else value
 
 
 def _resize(

@@ -11,10 +11,12 @@ from torch import Tensor
 from backbones import Backbone
 from backbones.options import remembering
 from heads.toolkits.ffnet_seg import FFNetSegDecoder
+from heads.toolkits.float32 import compute_masks_in_float32
 from heads.toolkits.toolkit import (
     BUILDING,
     ToolkitModel,
     base_config,
+    base_optimisation,
     build_model,
     check_least,
     check_pyramid,
@@ -172,6 +174,8 @@ def build_segmentor(
             four maps.
     """
     check_least(channels=channels)
+    if num_classes < 2:
+        raise ValueError(f"a segmentor needs at least two classes, got {num_classes}")
     config = base_segmentor(backbone, name, base, model)
     freeze_unread(backbone, find_read_maps(config))
     if channels is not None:
@@ -193,21 +197,31 @@ def build_segmentor(
             head.dropout_ratio = dropout
         if auxiliary_weight is not None and head is not config.decode_head:
             head.loss_decode.loss_weight = auxiliary_weight
-    if mean is not None and std is not None:
-        # MMEngine takes those of 1 or 3 bands alone; other numbers are set after the building.
-        statistics = {"mean": [*mean], "std": [*std]} if len(mean) in (1, 3) else {}
-        config.data_preprocessor.update({**statistics, "bgr_to_rgb": False})
-    if pad_to is not None:
-        size = (pad_to, pad_to) if isinstance(pad_to, int) else tuple(pad_to)
-        config.data_preprocessor.pop("size_divisor")
-        config.data_preprocessor.size = size
+    _set_preprocessor(config.data_preprocessor, mean, std, pad_to)
     override(config, options or {})
     built = build_model("mmseg", config, backbone, typed=bool(options or model))
     if mean is not None and std is not None:
         prepared: Any = built.data_preprocessor
         prepared.mean = torch.tensor(mean).view(-1, 1, 1)
         prepared.std = torch.tensor(std).view(-1, 1, 1)
-    return Segmentor(built, config)
+    compute_masks_in_float32(built)
+    return Segmentor(built, config, base_optimisation("mmseg", base or SEGMENTORS[name]))
+
+
+def _set_preprocessor(
+    config: Any,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    pad_to: int | Sequence[int] | None,
+) -> None:
+    """Set statistics and padding; see ``build_segmentor``."""
+    if mean is not None and std is not None:
+        # MMEngine takes those of 1 or 3 bands alone; other numbers are set after the building.
+        statistics = {"mean": [*mean], "std": [*std]} if len(mean) in (1, 3) else {}
+        config.update({**statistics, "bgr_to_rgb": False})
+    if pad_to is not None:
+        config.pop("size_divisor")
+        config.size = (pad_to, pad_to) if isinstance(pad_to, int) else tuple(pad_to)
 
 
 def base_segmentor(

@@ -10,10 +10,12 @@ import copy
 import importlib.util
 import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
@@ -40,15 +42,26 @@ class ToolkitModel(nn.Module):
     Args:
         model: Result of ``build_model`` with our backbone.
         config: The toolkit's config that it was built from.
+        optimisation: What the toolkit says of the training; see ``base_optimisation``.
         maps: Indices of the backbone's maps that the neck gets.
+
+    Attributes:
+        multipliers: Factors of rate and weight decay by a part of a parameter's name.
+        training_notes: Sentences that a training logs at its start.
     """
 
     def __init__(
-        self, model: nn.Module, config: Mapping[str, Any], maps: Sequence[int] = (0, 1, 2, 3)
+        self,
+        model: nn.Module,
+        config: Mapping[str, Any],
+        optimisation: tuple[Mapping[str, tuple[float, float]], str] = ({}, ""),
+        maps: Sequence[int] = (0, 1, 2, 3),
     ) -> None:
         super().__init__()
         self.model: Any = model
         self.maps = tuple(maps)
+        self.multipliers, rest = optimisation
+        self.training_notes = [f"{rest} of the toolkit's config are not taken"] if rest else []
         # Exporters write this; the backbone describes itself.
         self.config = {key: value for key, value in config.items() if key != "backbone"}
 
@@ -58,10 +71,17 @@ class ToolkitModel(nn.Module):
         backbone: Backbone = self.model.backbone
         return backbone
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the parameters; the preprocessor keeps a device beside them."""
+        super()._apply(fn, recurse)
+        self.model._set_device(next(self.model.parameters()).device)
+        return self
+
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return losses (names with "loss", to be summed) and figures to log, each a scalar."""
         data = self._prepare(batch, training=True)
-        losses = self.model(**data, mode="loss")
+        with self._precision():
+            losses = self.model(**data, mode="loss")
         _, totals = self.model.parse_losses(losses)  # some losses are lists over feature levels
         return {name: totals[name] for name in losses}
 
@@ -90,7 +110,9 @@ class ToolkitModel(nn.Module):
         for group in places.values():
             part = {key: [values[place] for place in group] for key, values in batch.items()}
             data = self._prepare(part, training=False)
-            for place, found in zip(group, self.model(**data, mode="predict"), strict=True):
+            with self._precision():
+                samples = self.model(**data, mode="predict")
+            for place, found in zip(group, samples, strict=True):
                 predictions[place] = found
         return predictions
 
@@ -106,6 +128,22 @@ class ToolkitModel(nn.Module):
     def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Return one prediction per image, merged from its views."""
         raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Make new tensors float32 beside weights of any type, and half weights meet them.
+
+        The toolkits add float32 positions to features, which autocast allows.
+        """
+        weight, default = next(self.model.parameters()), torch.get_default_dtype()
+        is_half = weight.dtype in (torch.bfloat16, torch.float16)
+        cast = torch.autocast(weight.device.type, weight.dtype) if is_half else nullcontext()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with cast:
+                yield
+        finally:
+            torch.set_default_dtype(default)
 
     def _prepare(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
         """Return a batch for the toolkit's model, with images in the precision of its weights."""
@@ -134,13 +172,7 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
         )
     from mmengine import Config
 
-    models = base_configs(toolkit) / "models"
-    folder = models.parents[1] if "/" in name else models
-    path = (folder / f"{name}.py").resolve()
-    # Configs are programs, so only the toolkit's own are read.
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise ValueError(_absent_config(toolkit, folder, name))
-    config = Config.fromfile(path)
+    config = _read_base(toolkit, name)
     if config.get("model") is None:
         raise ValueError(f"{toolkit}'s config {name!r} lacks a model; name one that has a model")
     found = Config({"model": config.model})
@@ -149,6 +181,40 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
         # Merging removes `_delete_` from its argument, so it gets a copy.
         found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
     return found.model
+
+
+def _read_base(toolkit: str, name: str) -> Any:
+    from mmengine import Config
+
+    models = base_configs(toolkit) / "models"
+    folder = models.parents[1] if "/" in name else models
+    path = (folder / f"{name}.py").resolve()
+    # Configs are programs, so only the toolkit's own are read.
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        raise ValueError(_absent_config(toolkit, folder, name))
+    return Config.fromfile(path)
+
+
+def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, float]], str]:
+    """Return what a shipped config says of its training; see ``base_config`` for the arguments.
+
+    Returns:
+        The multipliers of rate and weight decay by a part of a parameter's name
+        (``paramwise_cfg.custom_keys``), and the rest in words: optimiser, clipping and schedule,
+        which are not taken. Both are empty for a config of a model alone.
+    """
+    config = _read_base(toolkit, name)
+    wrapper = config.get("optim_wrapper") or {}
+    keys = (wrapper.get("paramwise_cfg") or {}).get("custom_keys") or {}
+    multipliers = {
+        key: (float(part.get("lr_mult", 1)), float(part.get("decay_mult", 1)))
+        for key, part in keys.items()
+    }
+    optimizer, clipping = wrapper.get("optimizer") or {}, wrapper.get("clip_grad")
+    rest = [f"{optimizer['type']} of rate {optimizer['lr']:g}"] if optimizer else []
+    rest += [f"clipping to {clipping['max_norm']:g}"] if clipping else []
+    rest += sorted({part["type"] for part in config.get("param_scheduler") or []})
+    return multipliers, ", ".join(rest)
 
 
 def _absent_config(toolkit: str, folder: Path, name: str) -> str:

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from heads.frozen.features import Features
 from tasks.engine.gather import gather_objects
 
+Step = Callable[[Any], Any]
+
 
 class FeatureExtraction(LightningModule):
     """Collect the features of each image of a test loader.
@@ -20,16 +22,23 @@ class FeatureExtraction(LightningModule):
     Args:
         model: Maps images (B, 3, H, W) to features (B, D).
         loader: Function that builds the loader, called once the run's processes are known.
+        normalise: The datamodule's ``normalise``.
     """
 
-    def __init__(self, model: nn.Module, loader: Callable[[], DataLoader[Any]]) -> None:
+    def __init__(
+        self, model: nn.Module, loader: Callable[[], DataLoader[Any]], normalise: Step
+    ) -> None:
         super().__init__()
-        self.model, self._loader = model, loader
+        self.model, self._loader, self._normalise = model, loader, normalise
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the loader of this process's images."""
         return self._loader()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Normalise a batch on its device, in the type of the precision."""
+        return self.trainer.precision_plugin.convert_input(self._normalise(batch))
 
     def on_test_start(self) -> None:
         """Clear the collected features."""
@@ -67,7 +76,11 @@ class FeatureExtraction(LightningModule):
 
 
 def extract(
-    trainer: Trainer, model: nn.Module, loader: Callable[[], DataLoader[Any]], count: int
+    trainer: Trainer,
+    model: nn.Module,
+    loader: Callable[[], DataLoader[Any]],
+    normalise: Step,
+    count: int,
 ) -> Features:
     """Extract the features of all images; all processes return the same.
 
@@ -76,8 +89,9 @@ def extract(
         model: See ``FeatureExtraction``.
         loader: Function that builds the loader of a process's share, with ``image``, ``label`` and
             ``sample_id``.
+        normalise: See ``FeatureExtraction``.
         count: Number of images in the data set.
     """
-    module = FeatureExtraction(model, loader)
+    module = FeatureExtraction(model, loader, normalise)
     trainer.test(module, verbose=False)
     return module.features(count)

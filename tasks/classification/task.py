@@ -244,6 +244,18 @@ class ClassificationTask(ClassesTask):
             problem = unseen_patches(backbone, size, like)
         refuse_together(problem)
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Refuse bytes that no datamodule normalises."""
+        batch = super().on_before_batch_transfer(batch, dataloader_idx)
+        images = batch.get("image")
+        without = self._trainer is not None and getattr(self._trainer, "datamodule", None) is None
+        if without and isinstance(images, Tensor) and images.dtype == torch.uint8:
+            raise ValueError(
+                "this loader gives images as bytes, which a datamodule normalises: call "
+                "trainer.fit(task, datamodule=...), or let the loader give normalised floats"
+            )
+        return batch
+
     def prepare_batch(self, batch: Batch) -> Batch:
         """Apply mixup and random erasing to a training batch, and add the teacher's logits.
 

@@ -32,9 +32,10 @@ from tasks.engine.ema_metrics import SecondMetrics, log_better
 from tasks.engine.family import Direction, Family
 from tasks.engine.gather import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
+from tasks.engine.metric_states import kept_states
 from tasks.engine.optim import check_optimizer, learning_rate_factor, optimizer_rules
 from tasks.engine.optimizing import check_training, optimizer_and_schedule
-from tasks.engine.param_groups import schedule_rate
+from tasks.engine.param_groups import STORED_RULES, schedule_rate, stored_rules
 from tasks.engine.saved_predictions import OutputFiles
 
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
@@ -66,7 +67,8 @@ class BaseTask(Remembering, LightningModule):
         headline: Metrics shown in progress lines.
         metric_stores: Names of the attributes that ``update_metrics`` updates.
         why_no_loss: Reason why validation logs no loss; empty if it logs one.
-        latest_loss: Loss of the last training batch of this process; None before the first.
+        latest_loss: Training loss of this process, the mean over the batches of the last step so
+            far; None before the first.
         class_figures: Metrics per class, or per part of the output, of the last evaluation.
         figures_file: Name of the file of ``class_figures``.
     """
@@ -108,7 +110,13 @@ class BaseTask(Remembering, LightningModule):
         self.ema = None if ema is None else WeightEMA(**ema)
         self._second_metrics: SecondMetrics | None = None
         self.latest_loss: Tensor | None = None
+        self._losses_of_step: list[dict[str, Tensor]] = []
         self.class_figures: list[Row] = []
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert or move the weights; the metrics move only."""
+        with kept_states(self):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     @property
     def monitor(self) -> str:
@@ -163,12 +171,13 @@ class BaseTask(Remembering, LightningModule):
         # Reading a CUDA scalar waits for the device, so only every 20th step does.
         if total.device.type == "cpu" or self.global_step % 20 == 0:
             refuse_together(loss_problem(total, self._trainer, self.global_step))
-        self.latest_loss = total.detach()
+        shown = {f"train/{name}": value.detach() for name, value in losses.items()}
+        shown["train/loss"] = total.detach()
+        shown = self._mean_of_step(shown, batch_idx)
+        self.latest_loss = shown["train/loss"]
         if not is_logged(self.trainer, self.global_step + 1, batch_idx):
             return total  # logging takes half a millisecond in Lightning
         size = batch_size(batch)
-        shown = {f"train/{name}": value.detach() for name, value in losses.items()}
-        shown["train/loss"] = total.detach()
         if self.trainer.world_size > 1:
             shown = mean_over_processes(self.trainer.strategy, shown)
         self.latest_loss = loss = shown.pop("train/loss")
@@ -176,6 +185,18 @@ class BaseTask(Remembering, LightningModule):
         self.log_dict({**shown, "train/lr": rate}, batch_size=size)
         self.log("train/loss", loss, prog_bar=True, batch_size=size)
         return total
+
+    def _mean_of_step(self, losses: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Return the means over the batches of an optimiser step so far, as its gradient is."""
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._losses_of_step = []
+        self._losses_of_step.append(dict(losses))
+        if len(self._losses_of_step) == 1:
+            return losses
+        return {
+            name: torch.stack([each[name] for each in self._losses_of_step if name in each]).mean()
+            for name in losses
+        }
 
     def prepare_training(self, datamodule: Any) -> None:
         """Prepare a training before its first step; a no-op by default.
@@ -192,6 +213,12 @@ class BaseTask(Remembering, LightningModule):
         """Refuse a batch of another form, such as the pairs of torchvision's data sets."""
         check_batch(batch, self.family)
         return batch
+
+    def move_batch(self, batch: Batch) -> Batch:
+        """Return a batch of a loader on this task's device, as a trainer gives it to a step."""
+        batch = self.on_before_batch_transfer(batch, 0)
+        batch = self.transfer_batch_to_device(batch, self.device, 0)
+        return self.on_after_batch_transfer(batch, 0)
 
     @property
     def is_spare(self) -> bool:
@@ -342,6 +369,9 @@ class BaseTask(Remembering, LightningModule):
 
     def setup(self, stage: str) -> None:
         """Keep the trainer's datamodule, if it is one of ours, and copy its targets."""
+        if self.family.exact_inputs:
+            plugin: Any = self.trainer.precision_plugin
+            plugin.convert_input = lambda batch: batch
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "with_predict_inputs"):
             self.data = data
@@ -412,11 +442,19 @@ class BaseTask(Remembering, LightningModule):
         """
         refuse_together(weights_problem(checkpoint.get("state_dict", {})))
         checkpoint |= network_entries(self) | self.target_state()
+        if "optimizer_states" in checkpoint:
+            checkpoint[STORED_RULES] = {name: tuple(rule) for name, rule in self._rules.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other targets, and restore the average."""
+        """Refuse a checkpoint of other targets, and restore the average and the groups."""
         self.check_targets(Checkpoint("the checkpoint", checkpoint))
         load_average(self.ema, checkpoint, self.model)
+        self.follow_rules(checkpoint)
+
+    def follow_rules(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take the rate and decay of each parameter from a checkpoint of a training."""
+        if "optimizer_states" in checkpoint:
+            self._rules = stored_rules(checkpoint, self.model, self.optimizer_options)
 
     def config(self) -> dict[str, Any]:
         """Return the config that rebuilds this task; empty if a part is not of this project."""

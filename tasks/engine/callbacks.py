@@ -15,6 +15,10 @@ from tasks.engine.pace import Pace, batches_to_run, epochs_to_run, latest
 
 # A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)
+log_warning = rank_zero_only(logging.getLogger(__name__).warning)
+
+# timm's only models that pool with padding by a function, which ``correct_pooling`` cannot replace.
+PADDED_POOLING = "timm.models.inception_v3"
 
 
 class ChannelsLast(Callback):
@@ -23,6 +27,11 @@ class ChannelsLast(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Turn the weights, before there is an optimiser."""
         pl_module.to(memory_format=torch.channels_last)
+        if any(type(part).__module__ == PADDED_POOLING for part in pl_module.modules()):
+            log_warning(
+                "inception_v3 pools with padding: with trainer.channels_last=true its gradients "
+                "are wrong on a GPU in torch releases without the fix of pytorch #188344"
+            )
 
 
 class ProgressLines(Callback):

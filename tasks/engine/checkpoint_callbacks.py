@@ -43,7 +43,7 @@ class KeepLast(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make signals finish the step and save, from here on."""
-        STOP.finishing = True
+        STOP.finishing, STOP.joined = True, trainer.world_size > 1
         self._since = time.monotonic()
 
     def on_validation_start(self, *_: Any) -> None:
@@ -98,6 +98,7 @@ class KeepLast(Checkpoint):
 
         A resumed run continues after the saved step, so the step's log row must exist by then.
         """
+        STOP.end_step()
         last = trainer.is_last_batch
         if not last and (batch_idx + 1) % trainer.accumulate_grad_batches:
             return

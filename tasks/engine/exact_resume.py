@@ -52,7 +52,14 @@ class ExactResume(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add position and generators."""
+        """Add position and generators.
+
+        Raises:
+            ValueError: The state of a callback holds more than plain values and tensors.
+        """
+        states = checkpoint.get("callbacks", {}).items()
+        problems = (_state_problem(name.partition("{")[0], state) for name, state in states)
+        refuse_together(next(filter(None, problems), None))
         loop = trainer.fit_loop.epoch_loop
         assert isinstance(loop, EpochLoop)
         due = self._validated != _batches(trainer) and loop.validation_follows
@@ -126,13 +133,29 @@ def _set_rates(trainer: Trainer) -> None:
         scheduler._last_lr = rates
 
 
+PLAIN = (str, int, float, bool, bytes, type(None), torch.Tensor, torch.nn.Parameter)
+
+
+def _state_problem(name: str, state: Any) -> str | None:
+    """Describe a part of a callback's state that a checkpoint cannot hold."""
+    if isinstance(state, dict | list | tuple | set):
+        parts = [*state.keys(), *state.values()] if isinstance(state, dict) else state
+        return next(filter(None, (_state_problem(name, part) for part in parts)), None)
+    if type(state) in PLAIN:
+        return None
+    return (
+        f"the state of the callback {name} holds a {type(state).__qualname__}, but checkpoints "
+        "hold tensors and plain values only; convert it in the callback's state_dict"
+    )
+
+
 def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
     """Point what callbacks know of checkpoints at the files of that name in the run's own folder.
 
     So a run folder may be moved, and a foreign checkpoint cannot name files elsewhere.
     """
     for state in callbacks.values():
-        if not isinstance(state, dict) or "dirpath" not in state:
+        if "dirpath" not in state or not isinstance(state.get("best_k_models"), dict):
             continue
         state["dirpath"] = str(folder.resolve())
         for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
@@ -169,7 +192,7 @@ def random_state() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": [kind, words, position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
     }
 
 
@@ -180,7 +203,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and state["cuda"] is not None:
+    if torch.cuda.is_initialized() and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
 
 

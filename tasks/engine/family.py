@@ -102,6 +102,9 @@ class Family:
         modality: Kind of input, in the singular: "image". Hosts state theirs.
         unit: Unit of throughput, in the plural: "images".
         batch: Entries of a batch with their shapes, the input first.
+        exact_inputs: True if batches keep their precision beside weights of another one; its models
+            cast what their weights read.
+        compiles: False if each input has a size of its own, for which torch.compile starts anew.
         targets: Keys of summary.json that its data modules provide about the targets.
         metrics: Its metrics, see ``metric``.
         monitor: Name of the metric that chooses the best checkpoint.
@@ -138,6 +141,8 @@ class Family:
     metrics: Sequence[Metric]
     monitor: str
     headline: str = ""
+    exact_inputs: bool = False
+    compiles: bool = True
     targets: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     started_by: str = ""

@@ -51,9 +51,11 @@ class InterruptibleFetcher:
     def __next__(self) -> Any:
         STOP.begin_wait()
         try:
-            return next(self._fetcher)
+            batch = next(self._fetcher)
         finally:
             STOP.end_wait()
+        STOP.begin_step()
+        return batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)

@@ -1,4 +1,4 @@
-"""Callbacks that watch a run's metrics: best checkpoints, early stopping, the gradients' norm.
+"""Callbacks that watch a run: best checkpoints, early stopping, its time, the gradients' norm.
 
 Lightning's ``ModelCheckpoint`` and ``EarlyStopping`` end a run that lacks the metric they watch.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
@@ -31,7 +32,7 @@ WORST = 1e30  # beyond every figure
 
 
 class BestCheckpoint(CompletedCheckpoint):
-    """The best checkpoint by a metric; without the metric the latest one."""
+    """The best checkpoint by a metric; the latest one until a validation has the metric."""
 
     @property
     def state_key(self) -> str:
@@ -43,10 +44,13 @@ class BestCheckpoint(CompletedCheckpoint):
         assert self.monitor is not None
         figure = metrics.get(self.monitor)
         if figure is None or not figure.isfinite():
-            warn_absent(self.monitor, "best.ckpt is the latest checkpoint")
             # Worse than all figures and improving, so that the latest is the best.
             worst = WORST if self.mode == "min" else -WORST
-            metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
+            latest = metrics[self.monitor] = torch.tensor(worst / (1 + trainer.global_step))
+            best = self.best_model_score
+            stays = best is not None and (best < latest) == (self.mode == "min")
+            kept = "the best of those before" if stays else "the latest checkpoint"
+            warn_absent(self.monitor, f"best.ckpt is {kept}")
 
 
 class StopEarly(EarlyStopping):
@@ -77,6 +81,56 @@ class StopEarly(EarlyStopping):
             )
 
 
+class TimeLimit(Timer):
+    """Lightning's end of a training by the clock, between two steps of the optimiser.
+
+    The time counts over all stops of a run, in training and its validations.
+
+    Args:
+        duration: As of Lightning's Timer, "DD:HH:MM:SS" or a dictionary.
+
+    Attributes:
+        is_over: True if time has ended the training.
+    """
+
+    def __init__(self, duration: str | dict[str, int]) -> None:
+        super().__init__(duration, verbose=False)
+        self.is_over = False
+
+    @property
+    def state_key(self) -> str:
+        """The key of the base class, by which checkpoints know the state."""
+        return Timer.__qualname__
+
+    def trained_share(self, trainer: Trainer) -> float | None:
+        """Return the trained share of the schedule where time ended the run; None otherwise."""
+        share = trainer.global_step / trainer.estimated_stepping_batches
+        return share if self.is_over and share < 1 else None
+
+    def on_fit_start(self, trainer: Trainer, *args: Any, **options: Any) -> None:
+        """End a resumed training whose time was over before."""
+        super().on_fit_start(trainer)
+        self.is_over = trainer.should_stop
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End training after a step of the optimiser, before the last checkpoint is written."""
+        if trainer.is_last_batch or not (batch_idx + 1) % trainer.accumulate_grad_batches:
+            super().on_train_batch_end(trainer)
+            self.is_over = trainer.should_stop
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log where time ended the training."""
+        super().on_train_end(trainer, pl_module)
+        share = self.trained_share(trainer)
+        if share is not None:
+            log_info(
+                f"trainer.max_time ended the training after step {trainer.global_step}, at "
+                f"{share:.0%} of its schedule; resume=true with a larger one continues it"
+            )
+
+
 class TopCheckpoints(ModelCheckpoint):
     """The best checkpoints by a metric; a class of its own, since states are kept by class."""
 
@@ -84,9 +138,26 @@ class TopCheckpoints(ModelCheckpoint):
         name = metric.rpartition("/")[2]
         super().__init__(
             dirpath=folder, monitor=metric, mode=mode, save_top_k=count,
-            filename=f"top_epoch_{{epoch:03d}}_{name}_{{{metric}:.4f}}",
+            filename=f"top_epoch_{{epoch:03d}}_step_{{step}}_{name}_{{{metric}:.4f}}",
             auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
         )  # fmt: skip
+        self._beyond: list[str] = []
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the best of a run that kept more."""
+        super().load_state_dict(state_dict)
+        scores = self.best_k_models
+        ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
+        kept, self._beyond = ranked[: self.save_top_k], ranked[self.save_top_k :]
+        self.best_k_models = {path: scores[path] for path in kept}
+        if self._beyond:
+            self.kth_best_model_path, self.kth_value = kept[-1], scores[kept[-1]]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove the checkpoints that a run kept beyond today's number."""
+        super().on_train_start(trainer, pl_module)
+        for path in self._beyond:
+            trainer.strategy.remove_checkpoint(path)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save if the last validation has the metric."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from backbones.options import listed, unknown
 from backbones.parameters.layer_scales import Layers
-from tasks.engine.param_groups import Rule, param_groups, parameter_rules
+from tasks.engine.param_groups import RULES, Rule, param_groups, parameter_rules
 
 # Optimisers of the package schedulefree, which average the weights instead of lowering the rate.
 # Source: Defazio et al., "The Road Less Scheduled", 2024 (https://arxiv.org/abs/2405.15682).
@@ -23,7 +23,6 @@ SCHEDULE_FREE = {
     "schedulefree_radam": "RAdamScheduleFree",
     "schedulefree_sgd": "SGDScheduleFree",
 }
-RULES = ("layer_decay", "layers", "groups")  # options of ``parameter_rules``
 CYCLES = ("cosine", "poly", "tanh")  # schedules over the whole run
 PHASES = ("wsd", "rsqrt")  # schedules with a stable phase and a final decay
 DECAYS: dict[str, Callable[[float], float]] = {

@@ -6,6 +6,7 @@ import logging
 import math
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -13,7 +14,20 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.batches import batches_of_step
 from tasks.engine.ema import ScheduleFreeAverage, WeightEMA
-from tasks.engine.optim import SCHEDULE_FREE, build_optimizer, learning_rate_factor, scaled_lr
+from tasks.engine.optim import (
+    SCHEDULE_FREE,
+    build_optimizer,
+    learning_rate_factor,
+    optimizer_class,
+    scaled_lr,
+)
+
+# Optimisers with one kernel for all parameters; on a CPU torch otherwise loops over them, which
+# takes AdamW three times as long.
+FUSED: dict[str, tuple[type[torch.optim.Optimizer], ...]] = {
+    "cpu": (torch.optim.AdamW,),
+    "cuda": (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD),
+}
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -21,13 +35,18 @@ log_info = rank_zero_only(logging.getLogger(__name__).info)
 def optimizer_and_schedule(task: Any) -> OptimizerLRScheduler:
     """Build a task's optimiser, and a schedule that moves at every step."""
     options, trainer = dict(task.optimizer_options), task.trainer
-    if options["name"] == "adamw" and not options.keys() & {"fused", "foreach"}:
-        # By default torch loops over the parameters on a CPU, which takes three times as long.
-        # Lightning cannot clip the gradients of a fused optimiser in mixed precision.
-        options["fused"] = task.device.type == "cpu" and trainer.precision == "32-true"
+    kinds = FUSED.get(trainer.strategy.root_device.type, ())
+    # In mixed precision Lightning cannot clip the gradients of a fused optimiser, which in float16
+    # also unscales them by itself, after they are logged.
+    clips = trainer.gradient_clip_val is not None and trainer.precision.endswith("-mixed")
+    apart = clips or trainer.precision == "16-mixed" or options.keys() & {"fused", "foreach"}
+    if optimizer_class(options["name"]) in kinds and not apart:
+        options["fused"] = True  # False would keep torch from its second choice, foreach
     trainer.fit_loop.setup_data()  # the estimate skips it if epochs are unlimited
     batch = examples_per_step(trainer) if options.get("reference_batch") else None
     task.check_training(trainer.strategy, batch or 1)
+    for note in getattr(task.model, "training_notes", ()):
+        log_info(note)
     optimizer = build_optimizer(task.model, task._rules, batch, **options)
     if options["name"] in SCHEDULE_FREE:
         task.ema = ScheduleFreeAverage(optimizer, task.model)
@@ -88,4 +107,7 @@ def examples_per_step(trainer: Any) -> int:
             "optimizer.reference_batch needs the batch size, which these data lack; "
             "pass a datamodule, or leave reference_batch out"
         )
-    return int(source.batch_size * trainer.world_size * batches_of_step(trainer, 0))
+    processes, batch = trainer.world_size, source.batch_size
+    if hasattr(source, "training_batch"):  # of our datamodules
+        batch = source.training_batch(processes)
+    return int(batch * processes * batches_of_step(trainer, 0))

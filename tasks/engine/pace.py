@@ -6,10 +6,13 @@ import math
 import time
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tasks.engine.batches import batch_size
 from tasks.engine.lightning_private import DescribedBar
+
+MOST_GAPS = 100  # batches between two readings, at which this process waits for a GPU
 
 
 class Pace(Callback):
@@ -18,6 +21,9 @@ class Pace(Callback):
     The rate covers the time between the ends of two batches, including waiting for data. It
     excludes validation and the first batch of each epoch, which waits for the loaders to start.
     The time left is extrapolated from all time since the start.
+
+    Waiting is that of the device. A GPU computes behind this process, so events in its queue
+    measure the time between the last kernel of a batch and the arrival of the next one.
     """
 
     def __init__(self) -> None:
@@ -30,6 +36,8 @@ class Pace(Callback):
         self._first_step = 0
         self._steps = 0.0
         self._left: float | None = None
+        self._ended: torch.cuda.Event | None = None  # the previous batch, on a GPU
+        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
     def images_per_second(self) -> float | None:
@@ -38,7 +46,8 @@ class Pace(Callback):
 
     @property
     def waiting_share(self) -> float | None:
-        """Share of the time that this process waited for batches; None before the second batch."""
+        """Share of the time that the device waited for batches; None before the second batch."""
+        self._read_gaps()
         return self._waited / self._seconds if self._seconds else None
 
     @property
@@ -60,17 +69,21 @@ class Pace(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the start of the loaders."""
-        self._mark = None
+        self._mark = self._ended = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the validation; training may continue within the epoch."""
         self._mark = time.perf_counter()
+        self._ended = _event(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note when a batch arrives, for which the run has waited since the previous one."""
         self._batch_start = time.perf_counter()
+        start = _event(trainer)
+        if start is not None and self._ended is not None:
+            self._gaps.append((self._ended, start))
 
     def on_train_batch_end(
         self,
@@ -85,11 +98,30 @@ class Pace(Callback):
         if self._mark is not None:
             self._images += batch_size(batch) * trainer.world_size
             self._seconds += now - self._mark
-            self._waited += self._batch_start - self._mark
-        self._mark = now
+            if self._ended is None:
+                self._waited += self._batch_start - self._mark
+        self._mark, self._ended = now, _event(trainer)
+        if len(self._gaps) > MOST_GAPS:
+            self._read_gaps()
         done, left = trainer.global_step - self._first_step, self._steps - trainer.global_step
         if done and left < float("inf"):
             self._left = left * (now - self._start) / done
+
+    def _read_gaps(self) -> None:
+        """Add the waits that a GPU has measured."""
+        for ended, start in self._gaps:
+            start.synchronize()
+            self._waited += ended.elapsed_time(start) / 1000  # from milliseconds
+        self._gaps.clear()
+
+
+def _event(trainer: Trainer) -> torch.cuda.Event | None:
+    """Record an event in the queue of the trainer's GPU; None on another device."""
+    if trainer.strategy.root_device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def epochs_to_run(trainer: Any) -> int:

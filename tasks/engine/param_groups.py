@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from backbones.options import check_arguments, check_complete, unknown
-from backbones.parameters.decay import decayed_vectors
+from backbones.parameters.decay import without_decay
 from backbones.parameters.layer_scales import Layers, layer_scales
+
+RULES = ("layer_decay", "layers", "groups")  # options of ``parameter_rules``
+STORED_RULES = "parameter_rules"  # the entry of a checkpoint
 
 
 class Rule(NamedTuple):
@@ -18,7 +21,7 @@ class Rule(NamedTuple):
 
     Attributes:
         lr_scale: Its rate over the schedule's.
-        exempt: True if it is exempt from weight decay, see ``without_decay``.
+        exempt: True if it is exempt from weight decay; see ``backbones.parameters.decay``.
         weight_decay: Its decay.
     """
 
@@ -35,25 +38,6 @@ class Group(NamedTuple):
     weight_decay: float | None
 
 
-def without_decay(model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that weight decay leaves alone.
-
-    These are vectors and scalars (norms, biases, layer scales) except ``decayed_vectors``, and what
-    the backbone's authors name, as in timm, DeiT and Swin.
-    """
-    chosen: set[nn.Parameter] = set()
-    backbone = getattr(model, "backbone", None)
-    if backbone is not None:
-        names = backbone.no_weight_decay
-        chosen = {p for name, p in backbone.named_parameters() if name in names}
-    vectors = decayed_vectors(model)
-    return frozenset(
-        name
-        for name, p in model.named_parameters()
-        if (p.ndim <= 1 and name not in vectors) or p in chosen
-    )
-
-
 def parameter_rules(
     model: nn.Module,
     weight_decay: float,
@@ -61,8 +45,12 @@ def parameter_rules(
     layer_decay: float | None = None,
     layers: Layers | None = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    earlier: bool = False,
 ) -> dict[str, Rule]:
     """Return the rule of each parameter, before a strategy shards and flattens them.
+
+    A head's ``multipliers`` of rate and decay, of a toolkit's config, come on top of layer-wise
+    rates and give way to ``groups``.
 
     Args:
         model: With its ``backbone``, if it has one; what is not in it learns at full rate.
@@ -72,6 +60,9 @@ def parameter_rules(
         groups: ``match``, a pattern of names (without ``model.`` before them), with ``lr_scale``
             or ``weight_decay`` or both. The first that matches counts; its ``lr_scale`` comes on
             top of layer-wise rates, its ``weight_decay`` takes the place of the usual one.
+        earlier: Return the rules of releases that stored none in their checkpoints: only hosts
+            marked parameters, some parts of a stem learnt at full rate, and heads had no
+            multipliers.
 
     Raises:
         ValueError: A value out of range, a pattern without a match, a model without layers.
@@ -84,15 +75,21 @@ def parameter_rules(
     if weight_decay < 0:
         raise ValueError(f"optimizer.weight_decay must not be below 0, got {weight_decay}")
     chosen = [_group(index, options) for index, options in enumerate(groups or ())]
-    scales = {} if layer_decay is None else _scales(model, layer_decay, layers or "blocks")
-    exempt = without_decay(model)
+    scales = {}
+    if layer_decay is not None:
+        scales = _scales(model, layer_decay, layers or "blocks", earlier=earlier)
+    exempt = without_decay(model, hosts_only=earlier)
+    multipliers = {} if earlier else getattr(model, "multipliers", {})
     rules, unmatched = {}, {group.match for group in chosen}
     for name, parameter in model.named_parameters():
         shown = name.removeprefix("model.")
         group = next((g for g in chosen if fnmatchcase(shown, g.match)), None)
         unmatched -= {g.match for g in chosen if fnmatchcase(shown, g.match)}
         scale, decay = scales.get(parameter, 1.0), 0.0 if name in exempt else weight_decay
-        if group is not None:
+        if group is None:
+            of_rate, of_decay = _multiplier(multipliers, shown)
+            scale, decay = scale * of_rate, decay * of_decay
+        else:
             scale *= group.lr_scale
             decay = decay if group.weight_decay is None else group.weight_decay
         rules[name] = Rule(scale, name in exempt, decay)
@@ -101,6 +98,35 @@ def parameter_rules(
         some = f"names are such as {known[0]} and {known[-1]}; * stands for any part of one."
         raise ValueError(unknown("parameter (optimizer.groups)", min(unmatched), known, some))
     return rules
+
+
+def stored_rules(
+    checkpoint: Mapping[str, Any], model: nn.Module, options: Mapping[str, Any]
+) -> dict[str, Rule]:
+    """Return the rules that a run began with, by which its optimiser's states are in order.
+
+    Args:
+        checkpoint: With the optimiser's states; those of earlier releases lack the rules.
+        model: The run's.
+        options: Of the optimiser, see ``build_optimizer``.
+
+    Raises:
+        ValueError: The rules are those of another model.
+    """
+    if STORED_RULES in checkpoint:
+        rules = {name: Rule(*rule) for name, rule in checkpoint[STORED_RULES].items()}
+        if rules.keys() != {name for name, _ in model.named_parameters()}:
+            raise ValueError(
+                f"{STORED_RULES} of the checkpoint names other parameters; pass another"
+            )
+        return rules
+    backbone = getattr(model, "backbone", None)
+    if backbone is not None and getattr(backbone, "frozen_stages", -1) >= 0:
+        for name, parameter in backbone.named_parameters():
+            if name.startswith(tuple(backbone.layer_ids.added)):
+                parameter.requires_grad_(True)  # earlier releases left it out of the stem
+    chosen = {key: options[key] for key in RULES if key in options}
+    return parameter_rules(model, options.get("weight_decay", 0.0), earlier=True, **chosen)
 
 
 def param_groups(model: nn.Module, rules: Mapping[str, Rule], lr: float) -> list[dict[str, Any]]:
@@ -153,11 +179,28 @@ def _group(index: int, options: Mapping[str, Any]) -> Group:
     return made
 
 
-def _scales(model: nn.Module, decay: float, layers: Layers) -> dict[nn.Parameter, float]:
+def _multiplier(multipliers: Mapping[str, tuple[float, float]], name: str) -> tuple[float, float]:
+    """Return the multipliers of the longest key in a parameter's name, as MMEngine does."""
+    keys = sorted((key for key in multipliers if key in name), key=lambda key: (-len(key), key))
+    return multipliers[keys[0]] if keys else (1.0, 1.0)
+
+
+def _scales(
+    model: nn.Module, decay: float, layers: Layers, *, earlier: bool
+) -> dict[nn.Parameter, float]:
     if not 0 < decay <= 1:
         raise ValueError(f"optimizer.layer_decay must be above 0 and at most 1, got {decay}")
     backbone = getattr(model, "backbone", None)
     if backbone is None:
         raise ValueError("optimizer.layer_decay is for models around a backbone; leave it out")
     scales = layer_scales(backbone, decay, layers)
-    return {parameter: scales[name] for name, parameter in backbone.named_parameters()}
+    if set(scales.values()) == {1.0} and decay < 1:
+        raise ValueError(
+            f"optimizer.layer_decay={decay} has no effect, as the layers of {backbone.name} are "
+            "unknown; leave it out"
+        )
+    added = backbone.layer_ids.added if earlier else ()
+    return {
+        parameter: 1.0 if name.startswith(tuple(added)) else scales[name]
+        for name, parameter in backbone.named_parameters()
+    }

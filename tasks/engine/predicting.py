@@ -52,7 +52,7 @@ def predicted_rows(task: BaseTask, data: Any, describe: Describe) -> Iterator[Ro
         if batch:
             # Swapped in per batch, so that a caller who stops early leaves the weights as they are.
             with reported(task.ema, task.model), torch.no_grad():
-                rows = describe(task.transfer_batch_to_device(batch, task.device, 0), data)
+                rows = describe(data.normalise(task.move_batch(batch)), data)
         yield from rows
         yield from ({"image": one.name, UNREADABLE: one.reason} for one in broken)
 

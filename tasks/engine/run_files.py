@@ -131,6 +131,13 @@ class PaperFacts(OpenPart):
     why_not: str = ABSENT
 
 
+class TimeFacts(OpenPart):
+    """End of a training by ``trainer.max_time``, at a share of its schedule."""
+
+    share: Annotated[float, Field(ge=0, lt=1)]
+    max_time: str | Options
+
+
 class RunSummary(OpenPart):
     """summary.json of a run that has come to its end; null stands for a figure that is NaN."""
 
@@ -145,6 +152,7 @@ class RunSummary(OpenPart):
     network: Options | None = None
     data: DataFacts | None = None
     paper: PaperFacts = ABSENT
+    ended_by_time: TimeFacts = ABSENT
     overrides: list[str] = ABSENT
     images_per_second: Amount | None = None
     waiting_for_data: Amount | None = None

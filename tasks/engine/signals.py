@@ -6,9 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -18,6 +20,8 @@ STATUSES = {128 + signum: signum for signum in SIGNALS} | {-signum: signum for s
 ONCE = 1.0
 HANG = 2.0  # seconds after a signal in which a batch may still arrive
 END = b"\0"
+STEP = 30.0  # seconds that a step may last after a signal, in one of several processes
+STEPS = 5  # and how many times as long as the longest one so far
 GRACE = 5.0  # seconds in which the handler of a signal that stops at once has to be called
 CLEANING = 60.0  # seconds that the run then has to end
 
@@ -43,13 +47,16 @@ class Stop:
         signum: The signal that came first, or None.
         finishing: True while training, which looks at ``signum`` after each step. At other times,
             on a second signal, and in a wait for data, ``RunStopped`` is raised.
+        joined: True while training together with other processes.
     """
 
     def __init__(self) -> None:
         self.others: Sequence[subprocess.Popen[bytes]] = ()
         self.signum: int | None = None
-        self.finishing = False
+        self.finishing = self.joined = False
         self._since, self._raised, self._waits = 0.0, False, False
+        self._step_began: float | None = None
+        self._longest_step = 0.0
         self._before: dict[int, Any] = {}
         self._ended = threading.Event()
 
@@ -80,7 +87,7 @@ class Stop:
             for taken in list(self._before):
                 self.release(taken)
             signal.signal(signal.SIGALRM, alarm)
-            self.signum, self.finishing = None, False
+            self.signum, self.finishing, self.joined = None, False, False
 
     def release(self, signum: int | None) -> None:
         """Restore the previous handler of a signal."""
@@ -102,6 +109,40 @@ class Stop:
         self._waits = False
         if self.signum is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def begin_step(self) -> None:
+        """Begin a training step, in which other processes are waited for.
+
+        Where one does not come, a signal ends this process after ``STEP`` seconds.
+        """
+        self._step_began = time.monotonic()
+
+    def end_step(self) -> None:
+        """End a training step."""
+        if self._step_began is not None:
+            self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+        self._step_began = None
+
+    def _limit_step(self, signum: int) -> None:
+        began = self._step_began
+        limit = time.monotonic() + max(STEP, STEPS * self._longest_step)
+        while began is not None and began == self._step_began:
+            if self._ended.wait(STEP / 100):
+                return
+            if time.monotonic() > limit:
+                print(
+                    "stopped within a step that waits for another process; resume=true continues "
+                    "from the last checkpoint",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._exit(signum)
+
+    def _exit(self, signum: int) -> None:
+        """End this process and those that it has started."""
+        for process in self.others:
+            process.kill()
+        os._exit(128 + signum)
 
     def _limit_wait(self) -> None:
         if self.signum is not None and self._waits:
@@ -157,12 +198,13 @@ class Stop:
             else:
                 first = now if first is None else first
                 if self.finishing and now - first < ONCE:
+                    if self.joined:
+                        limit = partial(self._limit_step, signum)
+                        threading.Thread(target=limit, daemon=True).start()
                     continue
             if self._ended.wait(GRACE) or (self._raised and self._ended.wait(CLEANING)):
                 return
-            for process in self.others:
-                process.kill()
-            os._exit(128 + signum)
+            self._exit(signum)
 
 
 STOP = Stop()

@@ -8,6 +8,7 @@ FAMILY = Family(
     modality="series",
     unit="windows",
     batch={"series": "(B, L, M)", "future": "(B, T, V)"},
+    exact_inputs=True,
     targets=("variables",),
     metrics=(
         Metric("mse", "mean squared error", direction="min", published="mse"),

@@ -104,8 +104,7 @@ class ForecastingTask(BaseTask):
     def evaluation_loss(self, batch: Batch, predictions: Tensor) -> Summed:
         """Return the summed loss and the number of elements."""
         elements = torch.tensor(batch["future"].numel(), device=predictions.device)
-        future = batch["future"]
-        losses = self.model.elementwise_loss(predictions.to(future.dtype), future)
+        losses = self.model.elementwise_loss(predictions, batch["future"])
         return losses.double().sum(), elements
 
     def take_targets(self, datamodule: Any) -> None:

@@ -8,6 +8,7 @@ FAMILY = Family(
     modality="noisy_image",
     unit="images",
     batch={"images": "(B, C, H, W)", "labels": "(B,)"},
+    exact_inputs=True,
     targets=("classes",),
     metrics=(
         Metric("mse", "mean squared error of the predicted noise or velocity", direction="min"),

@@ -20,6 +20,7 @@ FAMILY = Family(
     batch={
         "tokens": "(B, L)", "segments": "(B, L)", "mask": "(B, L)",
     },
+    exact_inputs=True,
     targets=("classes",),
     metrics=(
         Metric("score", "GLUE's score in %", published="glue"),

@@ -71,7 +71,7 @@ class GlueTask(BaseTask):
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Keep answers and labels."""
         guesses, labels, groups = self.model.answers(batch, predictions)
-        self.answers.update(guesses.float(), labels.float(), groups)
+        self.answers.update(guesses.double(), labels.double(), groups)
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the metrics in percent; of MNLI those of the matched part, and ``mismatched``."""

@@ -12,6 +12,7 @@ FAMILY = Family(
     modality="low_resolution_image",
     unit="images",
     batch={"low": "(B, 3, H, W)", "high": "(B, 3, r H, r W)"},
+    exact_inputs=True,
     targets=("scale",),
     metrics=(
         *(Metric(name, title) for name, title in FIGURES.items()),

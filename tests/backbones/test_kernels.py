@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from backbones.fast import build, compiled_trial, fingerprint, is_available, library, switched_off
+from backbones.fast.trial import Result, largest_difference
 from tests.forms import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,17 +99,28 @@ def test_a_library_that_fails_its_trial_is_removed(monkeypatch, tmp_path, outcom
     "dtype", compiled_trial.LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
 def test_the_trial_detects_wrong_numbers(monkeypatch, dtype):
-    results = list(compiled_trial._differences(dtype))
-    assert len(results) == 7
-    assert all(found < compiled_trial.LIMITS[dtype] / 4 for _, found in results)
-    for name, arguments, expected in compiled_trial._cases(torch.Generator().manual_seed(0)):
-        others = [one.clone() for one in compiled_trial._tensors(expected)]
-        for other in others:
-            other[(-1,) * other.ndim] += 1e-3  # one number of many
-        case = (name, arguments, others)
-        monkeypatch.setattr(compiled_trial, "_cases", lambda generator, case=case: [case])
-        (_, _), *wrong = compiled_trial._differences(dtype)
-        assert all(found > compiled_trial.LIMITS[dtype] for _, found in wrong), name
+    limit = compiled_trial.LIMITS[dtype]
+    with torch.no_grad():
+        results = [[result] for result in compiled_trial.results(dtype)]
+    assert all(largest_difference(result).share < limit / 4 for result in results)
+    for (result,) in results:
+        wrong = result.computed.clone()
+        wrong[(-1,) * wrong.ndim] += 1e-3 * max(result.least, result.expected.abs().max())
+        other = [result._replace(computed=wrong), *results[0]]
+        difference = largest_difference(other)
+        assert difference.share > limit
+        assert difference.name == result.name
+        assert difference.place == tuple(length - 1 for length in wrong.shape)
+
+
+def test_a_difference_names_its_tensor_and_place():
+    ours, right = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    results = [Result("output", right, right), Result("gradient of W1", ours, right)]
+    expected = "gradient of W1 differs by 2.5e-01 of its largest number, at [1, 1]: 5 instead of 4"
+    assert str(largest_difference(results)) == expected
+    ours[0, 1] = torch.nan
+    results.append(Result("bias", ours + 100, right))
+    assert "at [0, 1]: nan instead of 2" in str(largest_difference(results[::-1]))
 
 
 def test_libraries_belong_to_a_processor_and_older_ones_are_removed(monkeypatch, tmp_path):

@@ -142,6 +142,26 @@ def test_nan_stays_nan(name, training):
     assert bool(y.isnan().all()) == training
 
 
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [("afbo", False), ("scfbo_gc", False), ("sbm", False), ("lrpe", False), ("ggqpe", False)]
+    + [(name, training) for name in ("iffn", "iffn_bn") for training in (False, True)],
+)
+def test_overflow_is_never_hidden(name, training):
+    """A finite number is right: that of float64, or of torch's operations where they overflow."""
+    mixer = build(name)[0].float().train(training)
+    for power in (10, 15, 19, 20, 21, 22, 26, 30, 35, 38):
+        x = tokens(2, 4, 5, 8).float()
+        x[0, 2, 2, 5] = 10.0**power
+        exact = without_operators(copy.deepcopy(mixer).double(), x.double())
+        plainly = without_operators(copy.deepcopy(mixer), x).double()
+        assert mixer.is_fast(x)
+        ours = mixer(x).double()
+        least = 1e-3 * torch.maximum(exact.abs(), plainly.abs()).nan_to_num().amax(-1, keepdim=True)
+        is_right = ((ours - exact).abs() <= least) | ((ours - plainly).abs() <= least)
+        assert (is_right | ~ours.isfinite()).all(), power
+
+
 @torch.enable_grad()
 def test_a_recomputed_block_learns_its_statistics_once():
     networks = []

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import itertools
+import math
 import pickle
 import sys
 import types
@@ -233,6 +235,77 @@ def test_every_mixer(what, name, form, monkeypatch):
     plainly = build
     monkeypatch.setattr(f"{__name__}.build", lambda *a, **options: form(plainly(*a, **options)))
     what(name)
+
+
+# Largest differences of outputs and of gradients, by type.
+HALF = {torch.float16: (0.005, 0.03), torch.bfloat16: (0.03, 0.06)}
+# For inputs of deviation 30, float16 lacks the numbers of their gradients, and without autocast of
+# their outputs.
+BEYOND = {
+    "hsm_ssd": "outputs of fifth degree reach 4e6, gradients 8e5",
+    "gated_delta": "gradients of decays overflow",
+}
+# For these inputs, what turns a score or place by little turns their gradients by much: they are
+# finite, and outputs may lie five times as far.
+STEEP = {
+    "differential": "softmax of scores of hundreds",
+    "global_window": "softmax of scores of hundreds",
+    "mqa2d": "softmax of scores of hundreds",
+    "star": "ReLU6 cuts its product off",
+    "gr_kan": "steep rational functions",
+}
+is_cast = pytest.mark.parametrize(
+    "is_cast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["autocast", "half"]
+)
+
+
+def compute(mixer, x, dtype, is_cast=False):
+    """Return outputs and the gradient of a map, with float32 weights under autocast."""
+    x = x.detach().requires_grad_()
+    with torch.autocast("cpu", dtype, enabled=is_cast):
+        y = mixer(x)
+    (grad,) = torch.autograd.grad(y, x, tokens(*y.shape, seed=2).to(dtype).to(y.dtype))
+    return y.detach(), grad
+
+
+def in_half_precision(mixer, x, dtype, is_cast):
+    """Return results in half precision, and in float64 for the same weights and map."""
+    kept = torch.float32 if is_cast else dtype
+    half, x = copy.deepcopy(mixer).to(kept), x.to(dtype).to(kept)
+    exact = compute(copy.deepcopy(half).double(), x.double(), dtype)
+    return compute(half, x, dtype, is_cast), exact
+
+
+@is_cast
+@pytest.mark.parametrize("name", list_mixers())
+def test_half_precision_is_close_to_float64(name, is_cast):
+    """With its first weights, for inputs of deviation 1 and 30, forward and backward."""
+    torch.manual_seed(0)
+    mixer = create_mixer(name, DIM, grid=(5, 6)).eval()
+    for dtype, deviation in itertools.product(HALF, (1, 30)):
+        x = deviation * tokens(2, 5, 6, DIM)
+        both = zip(*in_half_precision(mixer, x, dtype, is_cast), HALF[dtype], strict=True)
+        for is_gradient, (part, right, limit) in enumerate(both):
+            if name in BEYOND and (dtype, deviation) == (torch.float16, 30):
+                if is_gradient or not is_cast:
+                    continue
+            # Numbers below the smallest normal one of the type may become zero.
+            least = torch.finfo(dtype).tiny * part.numel() ** 0.5
+            difference = float((part.double() - right).norm() / right.norm().clamp(min=least))
+            if name in STEEP and deviation == 30:
+                limit = math.inf if is_gradient else 5 * limit
+            assert difference < limit, (dtype, deviation, difference)
+
+
+@pytest.mark.parametrize("is_cast", [True, False], ids=["autocast", "half"])
+@pytest.mark.parametrize("name", ["bi_level", "sparse_moe"])
+def test_choices_are_made_in_float32(name, is_cast):
+    """A turned choice changes its token as a whole: 0.07 to 0.09 of the output's norm."""
+    torch.manual_seed(0)
+    mixer = create_mixer(name, DIM, grid=(14, 14)).eval()
+    x = tokens(2, 14, 14, DIM, seed=0)
+    for part, right in zip(*in_half_precision(mixer, x, torch.bfloat16, is_cast), strict=True):
+        assert (part - right).norm() < 0.015 * right.norm()
 
 
 class Blur(Mixer):

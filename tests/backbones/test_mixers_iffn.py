@@ -14,10 +14,9 @@ from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.opening import in_memory
 from backbones.fast import fast
 from backbones.mixers.iffn import IFFN
-from backbones.parameters.decay import decayed_vectors
+from backbones.parameters.decay import without_decay
 from backbones.parameters.layer_decay import layer_decay_groups
 from heads.linear import LinearClassifier
-from tasks.engine.param_groups import without_decay
 from tests.errors import refuses
 from tests.families import load, meta_backbone, meta_classifier, rest_slow
 from tests.forms import both_forms
@@ -319,7 +318,8 @@ def test_coefficients_decay_and_start_as_released():
     groups = layer_decay_groups(model, {"decay_rate": 0.9}, 1e-3, 0.05)
     by_name = {name: g["weight_decay"] for g in groups for name in g["param_names"]}
     assert {n for n, decay in by_name.items() if not decay} == exempt
-    assert not decayed_vectors(meta_backbone("deit_t_iffn_bn"))
+    plain = meta_backbone("deit_t_iffn_bn")
+    assert {n for n, p in plain.named_parameters() if p.ndim <= 1} <= without_decay(plain)
     torch.manual_seed(0)
     spread = [create_mixer(name, 256).dw.conv for name in ("iffn", "iffn_bn")]
     # Uniform to 1 / 3 on both sides; normal of variance 2 / 9.

@@ -63,6 +63,26 @@ def test_it_equals_a_masked_dense_convolution(side, groups):
 
 
 @pytest.mark.parametrize("side", [3, 5])
+def test_it_computes_in_the_type_of_autocast_and_sums_in_float32(side):
+    level = VoxelLevel(voxels())
+    conv = SubmanifoldConv3d(8, 8, side)
+    with torch.no_grad():  # numbers that bfloat16 has, so that products alone are rounded
+        conv.weight.copy_(conv.weight.bfloat16())
+    x = torch.randn(len(level), 8).bfloat16().float().requires_grad_()
+    wanted = conv(x, level)
+    wanted.square().sum().backward()
+    full = x.grad, conv.weight.grad
+    x.grad = conv.weight.grad = None
+    with torch.autocast("cpu", torch.bfloat16):
+        found = conv(x, level)
+    found.float().square().sum().backward()
+    torch.testing.assert_close(found.float(), wanted, rtol=0.01, atol=0.01)
+    for one, other in zip((x.grad, conv.weight.grad), full, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.01 * other.norm()
+
+
+@pytest.mark.parametrize("side", [3, 5])
 def test_spconv_computes_the_same_from_the_same_weights(side):
     pytest.importorskip("spconv")
     conv = fast(SubmanifoldConv3d(4, 6, side))
@@ -195,7 +215,7 @@ def test_kernels_of_mixers_become_submanifold_kernels():
     [({"mixer": "convnext_v2"}, "not serve ffnet_3d_tiny, because its norm reads all tokens"),
      ({"mixer": "rwkv_channel_mix"}, "because it shifts channels from four sides of a map"),
      ({"token_mixer": "ss2d"}, "reads more voxels than neighbours, or their order"),
-     ({"token_mixer": "pooling"}, r"has a AvgPool2d of 3 \(pool\) without a form on voxels")],
+     ({"token_mixer": "pooling"}, r"has a NeighbourMean of 3 \(pool\) without a form on voxels")],
     ids=["convnext_v2", "rwkv_channel_mix", "ss2d", "pooling"],
 )  # fmt: skip
 def test_mixers_of_whole_maps_are_refused(options, message):

@@ -62,8 +62,9 @@ def test_pixels_are_read_channel_by_channel(root):
     plain = LightAugmentation(mean=(0, 0, 0), std=(1, 1, 1))
     data = CIFAR100DataModule(root, image_size=32, augmentation=plain, num_workers=0)
     data.setup()
-    image = next(iter(data.val_dataloader()))["image"][0]
-    assert torch.equal(image, torch.from_numpy(pixels[0]) / 255)
+    batch = next(iter(data.val_dataloader()))
+    assert torch.equal(batch["image"][0], torch.from_numpy(pixels[0]))
+    assert torch.equal(data.normalise(batch)["image"][0], torch.from_numpy(pixels[0]) / 255)
 
 
 def test_python_2_pickles(tmp_path):

@@ -58,7 +58,7 @@ def test_batches(root):
     assert data.num_classes == 2
     batches = list(data.val_dataloader())
     assert batches[0]["image"].shape == (2, 3, 32, 32)
-    assert batches[0]["image"].dtype == torch.float32
+    assert batches[0]["image"].dtype == torch.uint8
     labels = torch.cat([batch["label"] for batch in batches])
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert labels.dtype == torch.int64
@@ -255,7 +255,7 @@ def test_every_policy_survives_pillow(policy):
     for op in augment_ops(transform):
         op.prob, op.magnitude, op.magnitude_std = 1.0, 10, 0
         assert op(picture()).size == (40, 30)
-    assert transform(picture()).shape == (3, 32, 32)
+    assert transform(picture()).image.shape == (3, 32, 32)
 
 
 def test_crops_and_interpolation_of_the_papers():

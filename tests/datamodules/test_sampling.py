@@ -1,6 +1,7 @@
 """Order, shares and random numbers of samples."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,20 @@ def epochs(module, count):
     for epoch in range(count):
         loader.sampler.set_epoch(epoch)
         yield [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_is_pinned_for_gpus_that_a_run_uses(device, workers, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    module = NoiseModule(None, batch_size=2, num_workers=workers)
+    module.setup()
+    assert not module.val_dataloader().pin_memory
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    module.trainer = SimpleNamespace(strategy=strategy)
+    for loader in (module.train_dataloader(), module.val_dataloader()):
+        assert loader.pin_memory == (device == "cuda")
+        assert loader.persistent_workers == (workers > 0)
 
 
 @pytest.mark.parametrize(("length", "world_size"), [(10, 1), (10, 3), (2, 4)])

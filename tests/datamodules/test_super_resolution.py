@@ -132,8 +132,10 @@ def test_whole_images_are_cropped_to_a_multiple_of_the_scale(folder, scale, give
     assert batch["low"].shape == (1, 3, height, width)
     assert batch["high"].shape == (1, 3, scale * height, scale * width)
     high = noise(64, 66, seed=2)[: scale * height, : scale * width]
-    assert np.array_equal((batch["high"][0] * 255).round().permute(1, 2, 0), high)
-    assert np.array_equal((batch["low"][0] * 255).round().permute(1, 2, 0), downscale(high, scale))
+    floats = data.normalise(batch)
+    for key, pixels in (("high", high), ("low", downscale(high, scale))):
+        assert np.array_equal(batch[key][0].permute(1, 2, 0), pixels)
+        assert np.array_equal(floats[key][0].permute(1, 2, 0), pixels / np.float32(255))
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -315,7 +317,7 @@ def test_images_to_draw_are_cropped_in_the_same_place(folder):
     assert torch.equal(middle["low"], whole["low"][:, 10:21, 11:22])
     assert torch.equal(middle["high"], whole["high"][:, 20:42, 22:44])
     drawn = data.preview_batch(3)
-    assert torch.equal(drawn["low"][0], whole["low"])
+    assert torch.equal(drawn["low"][0], data.normalise(whole)["low"])
     data.set_predict_inputs([np.zeros((300, 200, 4), np.uint8)])
     assert data.preview_batch(3)["low"].shape == (1, 3, 128, 128)
     assert data.dataset("predict")[0, 0]["low"].shape == (3, 300, 200)

@@ -80,7 +80,7 @@ def test_the_maps_box_equals_the_crop(policy):
         rows = (torch.linspace(top, bottom, 65)[:-1] + (bottom - top) / 128).long()
         columns = (torch.linspace(left, right, 65)[:-1] + (right - left) / 128).long()
         expected = label_map[0, 0][rows.clamp(0, 15)][:, columns.clamp(0, 15)] > 0
-        bright = image.mean(0)
+        bright = image.float().mean(0) / 255
         if not expected.any() or bright[expected].std() > 0.4 or bright.max() - bright.min() < 0.5:
             continue
         inner = expected if bright[expected].mean() > bright.mean() else ~expected

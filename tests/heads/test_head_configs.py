@@ -18,7 +18,7 @@ from heads.toolkits.ffnet_seg import FFNetSegDecoder
 from heads.toolkits.toolkit import base_config
 from tests.datamodules.loading import ready
 from tests.dense_heads import DENSE, FEW, HEADS, KINDS, model_of
-from tests.families import rest_slow_pairs, short
+from tests.families import rest_slow, rest_slow_pairs, short
 from tests.tensors import drawn_tensors
 from tests.threads import in_threads
 
@@ -117,6 +117,72 @@ _tasks_: [detection]
 name: fcos
 base: fcos/fcos_r50-caffe_fpn_gn-head_1x_coco
 """
+
+
+# One config of MMDetection per head that builds over our maps.
+BOX_HEADS = """
+atss/atss_r50_fpn_1x_coco autoassign/autoassign_r50-caffe_fpn_1x_coco
+boxinst/boxinst_r50_fpn_ms-90k_coco cascade_rcnn/cascade-mask-rcnn_r50-caffe_fpn_1x_coco
+centernet/centernet-update_r50-caffe_fpn_ms-1x_coco
+condinst/condinst_r50_fpn_ms-poly-90k_coco_instance
+conditional_detr/conditional-detr_r50_8xb2-50e_coco dab_detr/dab-detr_r50_8xb2-50e_coco
+ddod/ddod_r50_fpn_1x_coco ddq/ddq-detr-4scale_r50_8xb2-12e_coco detr/detr_r50_8xb2-150e_coco
+deformable_detr/deformable-detr_r50_16xb2-50e_coco
+deformable_detr/deformable-detr-refine-twostage_r50_16xb2-50e_coco
+dino/dino-4scale_r50_8xb2-12e_coco double_heads/dh-faster-rcnn_r50_fpn_1x_coco
+fcos/fcos_r50-caffe_fpn_gn-head-center-normbbox-centeronreg-giou_1x_coco
+foveabox/fovea_r50_fpn_4xb4-1x_coco free_anchor/freeanchor_r50_fpn_1x_coco
+fsaf/fsaf_r50_fpn_1x_coco gfl/gfl_r50_fpn_1x_coco ghm/retinanet_r50_fpn_ghm-1x_coco
+grid_rcnn/grid-rcnn_r50_fpn_gn-head_1x_coco htc/htc-without-semantic_r50_fpn_1x_coco
+ms_rcnn/ms-rcnn_r50-caffe_fpn_1x_coco nas_fcos/nas-fcos_r50-caffe_fpn_fcoshead-gn-head_4xb4-1x_coco
+paa/paa_r50_fpn_1.5x_coco pisa/faster-rcnn_r50_fpn_pisa_1x_coco
+reppoints/reppoints-bbox_r50-center_fpn-gn_head-gn-grid_1x_coco
+reppoints/reppoints-moment_r50_fpn_1x_coco retinanet/retinanet_r50_fpn_1x_coco
+rtmdet/rtmdet_l_8xb32-300e_coco sabl/sabl-retinanet_r50_fpn_1x_coco scnet/scnet_r50_fpn_1x_coco
+tood/tood_r50_fpn_1x_coco vfnet/vfnet_r50_fpn_1x_coco
+""".split()
+QUICK_BOXES = ["gfl/gfl_r50_fpn_1x_coco"]
+
+
+def is_coarse(values):
+    """Share of values that are bfloat16 numbers."""
+    return (values == values.bfloat16().float()).float().mean()
+
+
+@pytest.mark.parametrize("base", rest_slow(BOX_HEADS, QUICK_BOXES))
+@torch.no_grad()
+def test_boxes_are_float32_beside_features_in_bfloat16(base, data, monkeypatch):
+    """Boxes of the same outputs are equal without autocast, and few are bfloat16 numbers."""
+    head = yaml.safe_load(FCOS) | {"base": base, "num_proposals": 20}
+    torch.manual_seed(0)
+    model = model_of(head, short("resnet18", dense=True), 10).eval()
+    part = getattr(model.model, "rpn_head", None) or model.model.bbox_head
+    plain, pairs = part.predict_by_feat, []
+
+    def twice(*outputs, **options):
+        copies = copy.deepcopy((outputs, options))
+        with torch.autocast("cpu", enabled=False):
+            exact = plain(*copies[0], **copies[1])
+        found = plain(*outputs, **options)
+        pairs.append(copy.deepcopy((found, exact)))  # mask heads change the boxes
+        if any(name in base for name in ("rtmdet", "tood", "detr", "dino")):  # of exp or sigmoid
+            assert is_coarse(outputs[1][0]) < 0.2
+        return found
+
+    monkeypatch.setattr(part, "predict_by_feat", twice)
+    for settings in (part.test_cfg, model.model.test_cfg):
+        if "score_thr" in (settings or ()):
+            settings["score_thr"] = 0.0
+    (batch, *_) = data("detection").val_dataloader()
+    with torch.autocast("cpu", torch.bfloat16):
+        samples = model.predict(batch)
+    for given, exact in zip(*pairs[0], strict=True):
+        assert len(given.bboxes)
+        assert given.bboxes.dtype == torch.float32
+        torch.testing.assert_close(given.bboxes, exact.bboxes, rtol=0, atol=0)
+        inner = given.bboxes[(given.bboxes > 0) & (given.bboxes < 96)]  # borders are whole
+        assert is_coarse(inner) < 0.6
+    assert all(sample.pred_instances.bboxes.dtype == torch.float32 for sample in samples)
 
 
 @pytest.mark.parametrize("text", [PSPNET, FCOS], ids=["pspnet", "fcos"])

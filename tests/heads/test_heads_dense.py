@@ -8,8 +8,12 @@ import torch
 
 from backbones import create_backbone
 from heads.toolkits.detectors import DETECTORS, build_detector
+from heads.toolkits.samples import collate_detection, collate_segmentation
 from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
-from tests.families import short
+from tasks.engine.param_groups import parameter_rules
+from tests.dense_heads import DENSE, small_model, task_of
+from tests.errors import refuses
+from tests.families import rest_slow, short
 
 SMALLEST = "poolformer_s12_afbo"
 ADAPTERS = (*DETECTORS, *SEGMENTORS)
@@ -43,6 +47,14 @@ def test_heads_take_the_backbone_unchanged_and_the_number_of_classes(head, parts
         if hasattr(module, "num_classes") and name != "rpn_head"
     ]
     assert counts == [NUM_CLASSES[head]] * parts
+
+
+@pytest.mark.parametrize("head", ["retinanet", "upernet"])
+def test_the_preprocessor_follows_the_module_that_holds_it(head):
+    holder = torch.nn.Sequential(build(head)).to("meta")
+    assert holder[0].model.data_preprocessor.device.type == "meta"
+    holder.to_empty(device="cpu")
+    assert holder[0].model.data_preprocessor.device.type == "cpu"
 
 
 def test_groups_that_do_not_divide_a_heads_channels_are_named():
@@ -133,3 +145,68 @@ def test_other_heads_backbones_and_a_missing_toolkit_are_rejected(make, task, pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"task={task} needs {package}; type make install"):
         make(dense, 10)
+
+
+def plain_batch(task, has_targets):
+    """Two images of 64 pixels with two objects each or none, or with classes or ignored pixels."""
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8)
+    if task == "segmentation":
+        mask = torch.arange(64).expand(64, 64) // 8 if has_targets else torch.full((64, 64), 255)
+        return collate_segmentation([{"image": image, "mask": mask} for image in images])
+    boxes = torch.tensor([[4, 4, 30, 30], [20, 10, 60, 50]])[: 2 * has_targets]
+    masks = torch.zeros(len(boxes), 64, 64, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes, strict=True):
+        mask[top:bottom, left:right] = True
+    objects = {"boxes": boxes, "masks": masks, "labels": torch.arange(len(boxes))}
+    return collate_detection([{"image": image, **objects} for image in images])
+
+
+@pytest.mark.parametrize("name", rest_slow(DENSE, ("retinanet", "semantic_fpn")))
+def test_batches_without_targets_have_the_losses_of_others(name):
+    """Processes of a run exchange the losses by their order."""
+    model = small_model(name).train()
+    found, empty = (model.loss(plain_batch(task_of(name), some)) for some in (True, False))
+    assert list(found) == list(empty)
+    assert all(value.isfinite() for value in empty.values())
+    sum(value for key, value in empty.items() if "loss" in key).backward()
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "rate", "undecayed"),
+    [
+        (
+            build_segmentor,
+            {"name": "mask2former", "base": "mask2former/mask2former_r50_8xb2-160k_ade20k-512x512"},
+            0.1,
+            {"query_embed", "query_feat", "level_embed"},
+        ),
+        (build_detector, {"name": "dino", "base": "dino/dino-4scale_r50_8xb2-12e_coco"}, 0.1, ()),
+        (build_segmentor, {"name": "upernet"}, 1.0, ()),
+    ],
+    ids=["mask2former", "dino", "upernet"],
+)
+def test_multipliers_of_a_toolkits_config_are_taken(build, options, rate, undecayed):
+    with torch.device("meta"):
+        model = build(create_backbone("swin_t", dense=True), 5, **options)
+    rules = parameter_rules(model, 0.05)
+    backbone = {n: rule for n, rule in rules.items() if n.startswith("model.backbone.")}
+    assert {rule.lr_scale for rule in backbone.values()} == {rate}
+    assert {rule.weight_decay for rule in backbone.values()} == {0.0, 0.05}
+    for part in undecayed:
+        of_part = [rule for name, rule in rules.items() if part in name]
+        assert of_part
+        assert {(rule.lr_scale, rule.weight_decay) for rule in of_part} == {(1.0, 0.0)}
+    # Layer decay multiplies; a typed group replaces the multiplier.
+    groups = [{"match": "backbone.*", "lr_scale": 0.5}]
+    typed = parameter_rules(model, 0.05, layer_decay=0.9, groups=groups)
+    decayed = parameter_rules(model, 0.05, layer_decay=0.9)
+    name = "model.backbone.patch_embed.proj.weight"
+    last = model.backbone.num_layers - 1
+    assert typed[name].lr_scale == pytest.approx(0.5 * 0.9**last)
+    assert decayed[name].lr_scale == pytest.approx(rate * 0.9**last)
+    assert ["not taken" in note for note in model.training_notes] == [True] * (rate < 1)
+
+
+def test_a_segmentor_needs_two_classes():
+    backbone = create_backbone("edgevit_xxs", dense=True)
+    refuses("at least two classes, got 1", build_segmentor, backbone, 1)

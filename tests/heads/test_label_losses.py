@@ -1,5 +1,7 @@
 """Losses by name against plain formulas, in float64 or by torch's own."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from heads.label_losses import LabelLoss, MultiLabelLoss
 from heads.linear import LinearClassifier
+from tests.joined import run_joined
 
 torch.manual_seed(0)
 LOGITS = torch.randn(6, 4)
@@ -74,6 +77,32 @@ def test_a_loss_of_one_label_follows_its_equation(name):
         assert loss(LOGITS, shares) == pytest.approx(float(expected), rel=1e-5)
         smoothed = float(loss(LOGITS, shares * 0.9 + 0.025))
         assert loss(LOGITS, LABELS, 0.1) == pytest.approx(smoothed, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        *((loss, LABELS) for loss, _ in ONE.values()),
+        *((loss, FLAGS.float()) for loss, _ in SEVERAL.values()),
+        (LabelLoss(class_weights=WEIGHTS), F.one_hot(LABELS, 4).float()),
+    ],
+)
+def test_processes_with_parts_of_a_batch_have_the_loss_of_all(loss, labels, smoothing, monkeypatch):
+
+    def gradient(images=slice(None)):
+        logits = LOGITS.clone().requires_grad_()
+        value = loss(logits[images], labels[images], smoothing)
+        value.backward()
+        return value.detach(), logits.grad
+
+    whole = gradient()
+    thirds = [partial(gradient, slice(start, start + 2)) for start in (0, 2, 4)]
+    found = run_joined(thirds, monkeypatch)
+    for own, parts in zip(whole, zip(*found, strict=True), strict=True):
+        torch.testing.assert_close(torch.stack(parts).mean(0), own)
+    with torch.no_grad():  # here an exchange would wait for the others
+        assert loss(LOGITS, labels, smoothing) == pytest.approx(float(whole[0]))
 
 
 @pytest.mark.parametrize("name", SEVERAL)

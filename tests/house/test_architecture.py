@@ -210,7 +210,8 @@ ALLOWED_IMPORTS = {
     "mixer_choice": {"base", "options", "registry"},
     "checkpoints": {"checkpoints", "base", "options"},
     "lora": {"base", "layers", "options", "replace"},
-    "factory": {"base", "checkpoints", "fast", "lora", "mixer_choice", "options", "registry"},
+    "factory": {"base", "checkpoints", "fast", "layers", "lora", "mixer_choice", "options"}
+    | {"registry"},
     "mixers": {"mixers", "layers", "base", "options", "registry", "importing"},
     "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
     | {"replace", "importing", "mixing", "parameters"},
@@ -219,7 +220,7 @@ ALLOWED_IMPORTS = {
     "__init__": {"hosts", "mixers", "base", "factory", "registry"},
     # For users: they import the public names, and what their toolkits need.
     "mm": {"", "base", "checkpoints", "parameters", "replace"},
-    "timm_models": {"", "checkpoints", "hosts", "base", "registry"},
+    "timm_models": {"", "checkpoints", "hosts", "base", "parameters", "registry"},
 }
 # Scaffolds serve several hosts and import none of them.
 SCAFFOLDS = "hosts.scaffolds"

@@ -167,8 +167,8 @@ def test_options_that_contradict_a_chosen_rate_are_refused(typed, message):
 )  # fmt: skip
 def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     batch, accumulated, devices = trainer
-    config = {"optimizer": optimizer, "data": {"batch_size": batch}}
-    assert automatic.describe_rate(config, devices, accumulated) == line
+    config = {"optimizer": optimizer}
+    assert automatic.describe_rate(config, batch, devices, accumulated) == line
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,20 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
     assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
     assert "optimizer.lr" in config["automatic"]
-    # Longer, with the same command: rate, batch and warm-up stay those of the run.
+    # Longer, with the same command: rate and batch stay those of the run.
     typed += ["trainer.max_steps=2", "resume=true"]
     longer = run_shared(typed)
     assert longer.status == 0, longer.err
     assert longer.folder() == whole.folder()
     assert f"{rate} on 1 device)" in longer.out
+    assert (
+        yaml.safe_load((longer.folder() / "config.yaml").read_text())["schedule"]["warmup"] == 0.1
+    )
+    # Shorter than the warm-up that was chosen, of which the first epoch was trained.
+    config["schedule"]["warmup"] = 5.0
+    (whole.folder() / "config.yaml").write_text(yaml.safe_dump(config))
+    shorter = run_shared([*typed[:-2], "trainer.max_epochs=3", "trainer.max_steps=-1", typed[-1]])
+    assert shorter.status == 0, shorter.err
     assert "optimizer.lr: 0.0052 then, 0.0001 now" in run_shared([*typed, "optimizer.lr=1e-4"]).err
     ended = run_shared(["mode=test", f"ckpt={whole.folder()}", "trainer=cpu"])
     assert ended.status == 0, ended.err

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from backbones import create_backbone
 from datamodules.sample.datamodules import SampleTransfer
@@ -61,10 +62,10 @@ def test_figures_equal_those_of_the_features(weights, sample_cache, tmp_path, ca
         images = data.dataset(split)
         transform = data.augmentation.eval(64)
         images.dataset.transform = transform
-        batch = [images[0, row] for row in range(len(images))]
+        batch = data.normalise(default_collate([images[0, row] for row in range(len(images))]))
         with torch.no_grad():
-            values = backbone.embed(torch.stack([one["image"] for one in batch]))
-        return Features(values, torch.stack([one["label"] for one in batch]))
+            values = backbone.embed(batch["image"])
+        return Features(values, batch["label"])
 
     train, test = features("train"), features("val")
     for given, expected in zip(taken, (train, test), strict=True):

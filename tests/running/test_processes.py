@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,15 +21,28 @@ from timm.layers import DropPath
 
 from tasks.engine import gather
 from tasks.engine.exact_resume import random_state, seed_process, set_random_state
+from tasks.engine.family import families
 from tasks.engine.loggers import read_rows
 from tasks.engine.signals import RunStopped
-from tests.runs import ROOT, arguments, command, run_here, summary
+from tests.runs import (
+    ROOT,
+    SCENES,
+    TINY,
+    arguments,
+    command,
+    run_here,
+    session_processes,
+    start,
+    summary,
+    wait_for,
+)  # fmt: skip
 from tools.cli import processes
 from tools.cli.processes import check_trainer
-from tools.runs import process_group
+from tools.runs import nodes, process_group
+from tools.runs import trainer as trainers
 
 ONE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto",
-       "sync_batchnorm": False}  # fmt: skip
+       "sync_batchnorm": False, "precision": "32-true"}  # fmt: skip
 TWO = ONE | {"devices": 2, "strategy": "ddp"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
@@ -55,7 +71,7 @@ def environment(monkeypatch):
         # The other processes of Lightning.
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, TWO),
         (TORCHRUN, TWO | {"devices": "2"}),
-        (TORCHRUN, TWO | {"accelerator": "gpu", "devices": [0, 1]}),
+        (TORCHRUN, TWO | {"accelerator": "auto", "devices": [0, 1]}),
         (TORCHRUN, TWO | {"devices": 1, "num_nodes": 2}),
     ],
 )  # fmt: skip
@@ -82,6 +98,7 @@ def test_trainers_that_fit_the_started_processes(values, options, environment):
             for given in ([0, "a"], 0, -1)
         ),
         ({}, TWO | {"strategy": "fsdp"}, "trainer=fsdp needs GPUs"),
+        ({}, ONE | {"accelerator": "cuda"}, "trainer.accelerator=cuda, but torch sees no GPU"),
     ],
 )
 def test_the_first_process_refuses_other_trainers(values, options, said, environment):
@@ -103,12 +120,56 @@ def test_a_list_of_devices_sets_the_number_of_processes_without_a_gpu(monkeypatc
     assert processes.resolve_devices(on_gpus) == on_gpus
 
 
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Simulate a T4, too old for bfloat16, and an H100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [(7, 5), (9, 0)].__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["Tesla T4", "H100"].__getitem__)
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": [1], "precision": "bf16-mixed"}, None),
+        ({"devices": 1, "precision": "16-mixed"}, None),
+        ({"devices": "auto"}, None),
+        ({"devices": 1, "precision": "bf16-mixed"}, "8.0 or above, but Tesla T4 has 7.5; pass"),
+        ({"devices": -1, "precision": "bf16-true"}, "trainer.precision=bf16-true needs a GPU"),
+        ({"devices": [2]}, "trainer.devices=[2], but torch sees 2 GPUs; pass a number up to 2"),
+        ({"devices": 4}, "or a list such as trainer.devices=[1]"),
+    ],
+    ids=str,
+)
+def test_gpus_are_checked_before_the_data_are_read(
+    options, said, accelerator, environment, two_gpus
+):
+    with environment({}):
+        problem = processes._find_problem(ONE | {"accelerator": accelerator} | options)
+    assert (problem is None) if said is None else (said in problem and "\n" not in problem)
+
+
+def test_a_run_on_the_cpu_leaves_gpus_alone(two_gpus):
+    """A state of CUDA's generator would be read from a GPU, which may be full."""
+    state = random_state()
+    assert state["cuda"] is None
+    set_random_state(state | {"cuda": torch.zeros(16, dtype=torch.uint8)})
+
+
 def test_devices_are_counted_as_lightning_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
         assert processes.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
     assert processes.count_devices(ONE | {"devices": "auto"}) == 1
+
+
+def test_more_processes_than_training_samples_are_refused():
+    data = SimpleNamespace(unit="images", dataset=lambda _: range(3))
+    with pytest.raises(ValueError, match="the training set has 3 images, fewer than the 4 proc"):
+        trainers.check_fit(SimpleNamespace(world_size=4), None, data)
 
 
 def test_each_process_draws_its_own_numbers_and_the_first_keeps_its_own():
@@ -324,33 +385,165 @@ def test_nan_in_one_process_ends_both_in_one_sentence(tmp_path, write_script):
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.fixture
+def pair(monkeypatch):
+    """Two processes of a launcher, as threads with a store in memory."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(nodes, "find_launcher", lambda: ("torchrun", 2))
+    made = []
+    for rank in range(2):
+        member = nodes.Nodes()
+        own = {"rank": rank, "count": 2, "_store": store}
+        monkeypatch.setattr(member, "_connect", lambda *_, own=own, m=member: vars(m).update(own))
+        made.append(member)
+    for name, seconds in (("POLL", 0.02), ("GRACE", 0.05)):
+        monkeypatch.setattr(nodes, name, seconds)
+    return made
+
+
+def test_processes_of_a_launcher_share_the_run_folder(pair, tmp_path):
+    first, second = pair
+    with first.joined(), second.joined():
+        assert first.share("run", tmp_path) == tmp_path == second.share("run", None)
+        assert first.share("resumed", None) is second.share("resumed", Path("other")) is None
+        first._store.set("gone", str(tmp_path / "gone"))
+        with pytest.raises(ValueError, match=r"gone, the run folder of the first .* is missing on"):
+            second.share("gone", None)
+    alone = nodes.Nodes()
+    assert alone.share("run", tmp_path / "gone") == tmp_path / "gone"
+
+
+@pytest.mark.parametrize("how", ["error", "silence", "end"])
+def test_a_process_that_fails_before_training_ends_all(how, pair, tmp_path, monkeypatch, capsys):
+    statuses, (first, second) = [], pair
+    monkeypatch.setattr(nodes, "SILENT", 0.2 if how == "silence" else 100)
+    monkeypatch.setattr(nodes.os, "_exit", lambda status: (statuses.append(status), ended.set()))
+    ended = threading.Event()
+    with first.joined():
+        first.share("run", tmp_path)
+        if how != "silence":
+            raised = pytest.raises(ValueError, match="no data") if how == "error" else nullcontext()
+            with raised, second.joined():
+                if how == "error":
+                    raise ValueError("no data here")
+        ended.wait(5 if how != "end" else 0.5)
+    err = capsys.readouterr().err
+    said = {"error": "ended: no data here", "silence": "ended without a message", "end": ""}[how]
+    assert set(statuses) == ({2} if said else set())
+    assert said in err
+    assert bool(err) == bool(said) == (tmp_path / "error.txt").exists()
+
+
+STUCK = """
+import time
+from pathlib import Path
+from heads.linear import LinearClassifier
+from tasks.engine import signals
+
+loss, steps = LinearClassifier.loss, iter(range(10000))
+signals.STEP = 3.0
+
+def stuck(self, batch):
+    if next(steps) == 3 and os.environ.get("LOCAL_RANK") == "1":
+        Path(FOLDER, "stuck").touch()
+        time.sleep(1000)
+    return loss(self, batch)
+
+LinearClassifier.loss = stuck
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["first", "group"])
+def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_script):
+    more = ["++data.train_copies=4", "trainer.log_every_n_steps=1"]
+    typed = arguments("classification", tmp_path / "runs", *more, trainer="ddp_cpu")
+    process = start(typed, script=write_script(STUCK), start_new_session=True)
+    wait_for(process, (tmp_path / "stuck").exists)
+    time.sleep(2)
+    (os.kill if to == "first" else os.killpg)(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 143
+    assert "a step that waits for another process" in err
+    until = time.monotonic() + 10
+    while left := session_processes(process.pid):
+        assert time.monotonic() < until, left
+
+
+def single_words(typed):
+    """Return words of which a later one replaces an earlier one of the same option."""
+    return list({word.partition("=")[0].lstrip("+"): word for word in typed}.values())
+
+
 def losses(row):
     return {name: value for name, value in row.items() if "loss" in name}
 
 
+DIGITS = (*TINY["classification"], "++data.train_copies=4")
+WEIGHTS = "task.loss.class_weights=[1,2,3,4,5,6,7,8,9,10]"
+TEXTS = ("data.num_train=32", "data.num_val=8", "backbone=bert_tiny", "backbone.drop=0")
+CLOUDS = ("data.num_train=8", "data.num_val=2", "data.density=30", "data.grid_size=0.15",
+          "data.crop_points=600", "head.lovasz_weight=0")  # fmt: skip
+# Training of each family and loss; a name may have more words than its family.
+EQUAL = {
+    "classification": DIGITS,
+    "classification weighted": (*DIGITS, WEIGHTS),
+    "classification focal": (*DIGITS, WEIGHTS, "task.loss.name=focal"),
+    "classification bce": (*DIGITS, WEIGHTS, "task.loss.name=bce"),
+    "classification asymmetric": (*DIGITS, "task.loss.name=asymmetric"),
+    "transfer": TINY["transfer"],
+    "multi_label": ("data.num_train=32", "data.num_val=8"),
+    "multi_label asymmetric": ("data.num_train=32", "data.num_val=8", "task.loss.name=asymmetric"),
+    "segmentation": (*TINY["segmentation"], "data.num_train=16", "head.class_weights=null",
+                     "++head.options.auxiliary_head.dropout_ratio=0.0"),
+    "detection fcos": (*SCENES, "data.num_train=16", "head=retinanet", "+head.base=fcos/fcos_r50-"
+                       "caffe_fpn_gn-head_1x_coco"),
+    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8",
+                         "data.patches_per_image=1", "trainer.limit_val_batches=2"),
+    "forecasting": ("backbone=dlinear", "data.hours=600", "data.lookback=24", "data.horizon=12"),
+    "forecasting pinball": ("backbone=dlinear", "data.hours=600", "data.lookback=24",
+                            "data.horizon=12", "head.quantiles=[0.1,0.5]"),
+    "point_segmentation": CLOUDS,
+    "glue": (*TEXTS, "head.drop=0"),
+    "glue masked words": (*TEXTS, "protocol=mlm"),
+    "glue next words": (*TEXTS, "protocol=mlm", "backbone=gpt_tiny"),
+}  # fmt: skip
+# Losses of two processes that differ from those of one, and why.
+UNEQUAL = {
+    "generation": "each process draws its own noise and times",
+    "point_segmentation head.lovasz_weight": "each process sorts its own points",
+    "detection head=retinanet": "anchor heads divide by the positives of their own process",
+    "detection head=dino": "each process draws its own noise",
+    "segmentation head=mask2former": "each process samples its own points, and weighs its classes",
+    "segmentation head.class_weights": "weighted means are over the pixels of each process",
+    "backbone.mixer.name=sparse_moe": "each process balances its own experts",
+    "trainer.sync_batchnorm=false": "batch norms take the statistics of their own process",
+}
+
+
+def test_every_family_is_compared_with_one_process_or_has_a_reason():
+    assert {name.partition(" ")[0] for name in (*EQUAL, *UNEQUAL)} >= families().keys()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "transfer", "segmentation"])
-def test_two_processes_with_half_the_batch_have_the_losses_of_one(task, tmp_path, capsys):
+@pytest.mark.parametrize("name", EQUAL)
+def test_two_processes_with_half_the_batch_have_the_losses_of_one(name, tmp_path, capsys):
     """Every step and the validation after it, without random numbers.
 
     In double precision, since in single precision other sums differ by 1.4e-6 in segmentation.
     """
-    more = ["trainer.log_every_n_steps=1", "backbone.drop_path_rate=0.0", "trainer.max_steps=4",
-            "backbone.pretrained=false", "trainer.precision=64-true"]  # fmt: skip
-    more += {
-        # Weighted means are over the pixels of each process.
-        "segmentation": ["data.num_train=16", "head.class_weights=null",
-                         "++head.options.auxiliary_head.dropout_ratio=0.0"],
-        "classification": ["++data.train_copies=4"],
-    }.get(task, [])  # fmt: skip
+    usual = (f"task={name.partition(' ')[0]}", "trainer.log_every_n_steps=1", "logger=csv",
+             "++backbone.drop_path_rate=0.0", "trainer.max_epochs=4", "trainer.max_steps=4",
+             "backbone.pretrained=false", "trainer.precision=64-true",
+             "schedule.warmup=0")  # fmt: skip
     rows = {}
     for trainer, batch in (("cpu", 4), ("ddp_cpu", 2)):
-        folder = tmp_path / trainer
-        typed = arguments(task, folder, *more, f"data.batch_size={batch}", trainer=trainer)
+        more = (f"trainer={trainer}", f"data.batch_size={batch}", f"output_dir={tmp_path}")
+        typed = single_words([*usual, *EQUAL[name], *more])
         ended = run_here(typed, capsys) if trainer == "cpu" else command(typed)
         assert (ended.status, ended.err) == (0, "")
         rows[trainer] = read_rows(ended.folder() / "metrics.csv")
-    assert len(rows["cpu"]) >= 4
+    assert len([row for row in rows["cpu"] if "train/loss" in row]) == 4
     for one, two in zip(rows["cpu"], rows["ddp_cpu"], strict=True):
         assert losses(two) == pytest.approx(losses(one), rel=1e-6, abs=1e-6)
 
@@ -412,6 +605,34 @@ def test_two_processes_have_the_dense_figures_of_one(
     assert all(0.01 < found[0][name] < most for name in names), found
     assert found[1] == pytest.approx(found[0], abs=tolerance)
     assert classes[0] == classes[1]
+
+
+OWN_DISK = """
+from pathlib import Path
+
+is_dir = Path.is_dir
+if os.environ["RANK"] == "1":  # this node does not see the run folder
+    Path.is_dir = lambda path: "runs" not in path.parts and is_dir(path)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_without_the_run_folder_ends_the_other_node(tmp_path, write_script):
+    script, port = write_script(OWN_DISK), str(29500 + os.getpid() % 1000)
+    typed = arguments("classification", tmp_path / "runs", "trainer.num_nodes=2",
+                      "trainer.devices=1", trainer="ddp_cpu")  # fmt: skip
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+              "--master-addr=127.0.0.1", f"--master-port={port}"]  # fmt: skip
+    started = [
+        subprocess.Popen([*launch, f"--node-rank={rank}", str(script), *typed], cwd=ROOT, text=True,
+                         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for rank in range(2)
+    ]  # fmt: skip
+    ends = [process.communicate(timeout=200)[1] for process in started]
+    assert all(process.returncode for process in started)
+    assert all(end.count("error: ") == 1 for end in ends)
+    assert "error: process 1 of the run, on " in ends[0]
+    assert "pass an output_dir on a disk that all nodes share" in ends[0]
 
 
 @pytest.mark.slow

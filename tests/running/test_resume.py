@@ -1,17 +1,22 @@
 """A run that is killed anywhere and resumed equals an unbroken one: weights, best, metrics."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import timer
 
 from backbones.checkpoints.seal import DamagedCheckpoint
+from datamodules import PaperAugmentation
 from tasks.classification.task import ClassificationTask
 from tasks.engine import checkpoint_callbacks as keeping
 from tasks.engine import checkpoint_files as checkpoint_io
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tasks.engine.loggers import read_rows
+from tasks.engine.position import Position
 from tests.families import rest_slow_pairs
 from tests.running.tiny import tiny_data, tiny_task
 from tests.runs import same
@@ -38,14 +43,28 @@ class KillAt(Callback):
 
 @pytest.fixture
 def train(sample_cache, trainer_options, tmp_path):
-    def train(folder, resume=False, kill=None, every=None, ckpt=None, keep="all", **given):
+    def train(
+        folder,
+        resume=False,
+        kill=None,
+        every=None,
+        ckpt=None,
+        keep="all",
+        data=None,
+        extra=(),
+        **given,
+    ):
         folder = tmp_path / folder
         folder.mkdir(exist_ok=True)
-        data, task = tiny_data(sample_cache), tiny_task(schedule={"name": "cosine", "warmup": 0.5})
+        data, task = (
+            tiny_data(sample_cache, **data or {}),
+            tiny_task(schedule={"name": "cosine", "warmup": 0.5}),
+        )
         chosen = {**trainer_options, "max_epochs": 3, "limit_val_batches": 2, **given}
         trainer = trainers.make_trainer(
-            chosen, folder, task.monitor, task.mode, training=True, checkpoint_every=every
-        )
+            chosen, folder, task.monitor, task.mode, training=True, checkpoint_every=every,
+            callbacks=extra,
+        )  # fmt: skip
         if kill is not None:
             trainer.callbacks.insert(0, KillAt(*kill))
         try:
@@ -142,6 +161,20 @@ def test_a_killed_run_resumes_exactly(train, name, kill, wholes, tmp_path_factor
     train("broken", resume=True, every=1e-9, **whole_options)
     assert_same(broken, wholes[name])
     assert kept(broken) == {"best.ckpt", "last.ckpt"}
+
+
+AUGMENTED = PaperAugmentation(auto_augment=None, random_erasing=1.0)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_augmented_images_resume_exactly(train, resident):
+    """Noise is drawn before the batch starts, when a resumed run sets its random state."""
+    data = {"augmentation": AUGMENTED, "resident": resident}
+    options = {"every": 1e-9, "max_epochs": 2, "data": data}
+    _, whole = train("whole", **options)
+    train("broken", kill=(BATCH, 9), **options)
+    train("broken", resume=True, **options)
+    assert_same(whole.with_name("broken"), whole)
 
 
 def damage(path):
@@ -321,3 +354,56 @@ def test_a_run_folder_that_was_moved_keeps_its_best(train, monkeypatch):
     assert not folder.exists()
     (state,) = checkpoint(moved)["callbacks"].values()
     assert state["best_model_path"] == str(moved / "checkpoints" / "best.ckpt")
+
+
+class Clock:
+    """A second passes at each look."""
+
+    now = 0.0
+
+    def monotonic(self):
+        self.now += 1
+        return self.now
+
+
+def test_time_ends_a_run_between_steps_and_more_time_continues_it(train, monkeypatch):
+    """Each step of the optimiser, of two batches, looks at the clock; an epoch has three."""
+    whole, _ = train("whole", accumulate_grad_batches=2)
+    monkeypatch.setattr(timer, "time", Clock())
+    timed = {"accumulate_grad_batches": 2, "max_time": "00:00:00:05"}
+    seen, folder = train("run", **timed)
+    last = checkpoint(folder)
+    assert (last["position"]["step"], last["position"]["batches"]) == (4, 8)
+    assert not last["position"]["validation_due"]
+    assert "val/top1" in rows(folder)[-2]  # before that of the test
+    assert train("run", resume=True, **timed)[0] == []  # its time is over
+    more, _ = train("run", resume=True, **timed | {"max_time": "00:01:00:00"})
+    assert seen + more == whole
+    assert checkpoint(folder)["position"]["step"] == 9
+    spent = checkpoint(folder)["callbacks"]["Timer"]["time_elapsed"]["train"]
+    assert spent >= 9
+
+
+class Remembers(Callback):
+    def __init__(self, value):
+        self.value, self.loaded = value, None
+
+    def state_dict(self):
+        return {"value": {"nested": [self.value]}}
+
+    def load_state_dict(self, state_dict):
+        self.loaded = state_dict["value"]["nested"][0]
+
+
+def test_states_of_users_callbacks_are_resumed(train):
+    for value in (3, (2.0, 1), torch.ones(2)):
+        _, folder = train(f"run {value}", extra=[Remembers(value)], max_epochs=1)
+        after = Remembers(value)
+        train(folder.name, resume=True, extra=[after], max_epochs=2)
+        torch.testing.assert_close(after.loaded, value)
+
+
+@pytest.mark.parametrize("value", [np.float64(3), object(), Path("a"), {1: [Position]}])
+def test_a_state_of_more_than_plain_values_is_refused_by_its_callback(train, value):
+    with pytest.raises(ValueError, match="the state of the callback Remembers holds a "):
+        train("run", extra=[Remembers(value)], max_epochs=1)

@@ -120,6 +120,7 @@ MISTAKES = {
     "logger=[1,2]": "logger=[1,2] is not allowed: logger takes a name",
     "+=x": "+=x lacks an option name",
     "trainer.precision=fp16-true": "is not one of 64, 32, 16, transformer-engine, ",
+    "task=point_segmentation trainer.compile=true": "each point cloud has its own",
     "trainer.precision=16-true": "AdamW's eps=1e-08 rounds to 0",
     "data.num_workers=10000": "data.num_workers=10000 is out of range; pass a number from 0 to",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] must be a number of CPU processes",

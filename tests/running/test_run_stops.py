@@ -26,7 +26,9 @@ from tests.runs import (
     wait_for,
     weights,
 )
+from tools.cli.errors import user_message
 from tools.runs import folder as run_folder
+from tools.runs.outcome import explaining_full_memory
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -250,6 +252,47 @@ def test_half_written_files_are_skipped(trained_copy, trained, capsys):
     assert summary(copy)["metrics"].keys() == summary(folder)["metrics"].keys()
     # Training was complete, so the good one stays.
     assert same(weights(copy, "last.previous"), weights(folder))
+
+
+@pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_full_gpu_names_the_batch_and_loses_nothing(continues, trained_copy, capsys, monkeypatch):
+    folder, typed = trained_copy
+    last = folder / "checkpoints" / "last.ckpt"
+    typed, before = [*typed, "trainer.max_epochs=3"], last.read_bytes()
+
+    def full(self, batch, index):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ...")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseTask, "training_step", full)
+        ended = run_here(typed, capsys)
+    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
+    assert "data.batch_size=8 and trainer.accumulate_grad_batches=1; pass " in ended.err
+    assert "data.batch_size=4 trainer.accumulate_grad_batches=2 for a step" in ended.err
+    assert f"resume=true ckpt={folder} continues from the last checkpoint" in ended.err
+    assert last.read_bytes() == before
+    assert (folder / "error.txt").read_text() in ended.err
+    if continues:
+        completed([*typed, f"ckpt={folder}", "backbone.grad_checkpointing=true"], capsys)
+        assert torch.load(last, weights_only=True)["global_step"] == 15
+
+
+@pytest.mark.parametrize(
+    ("error", "mode", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "test", "data.eval_batch_size=9; pass a"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel"), "fit", "pass backbone.grad"),
+        (RuntimeError("cublasCreate: CUBLAS_STATUS_ALLOC_FAILED"), "fit", "memory is full with"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "fit", None),
+    ],
+)
+def test_errors_of_a_full_gpu(error, mode, said, tmp_path):
+    data = {"batch_size": 1, "eval_batch_size": 9}
+    config = {"mode": mode, "data": data, "trainer": {"accumulate_grad_batches": 4}}
+    with pytest.raises(RuntimeError if said is None else ValueError, match=said):
+        with explaining_full_memory(config, tmp_path):
+            raise error
+    assert (user_message(error) is None) == (said is None)
 
 
 def test_a_removed_run_folder_is_reported(tmp_path, capsys, monkeypatch):

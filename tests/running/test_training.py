@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning.pytorch import Callback
+from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
@@ -147,6 +149,13 @@ class TestTraining:
         torch.testing.assert_close(
             self.weights(last, "last"), self.weights(usual, "last"), rtol=1e-9, atol=1e-9
         )
+
+    def test_padded_pooling_in_channels_last_memory_is_named(self, caplog):
+        for module in (torch.nn.AvgPool2d(3), InceptionA(8, 4)):
+            callbacks.ChannelsLast().setup(None, module, "fit")
+            assert ("inception_v3 pools with padding" in caplog.text) == hasattr(
+                module, "branch1x1"
+            )
 
     def test_the_log_on_disk_covers_the_steps_of_a_checkpoint(self, train, monkeypatch):
         """A kill right after it loses no row, since finished steps are not repeated."""
@@ -328,13 +337,18 @@ class TestTraining:
     )
     def test_a_step_is_the_mean_of_its_batches(self, train, options, sizes):
         steps = Steps()
-        train("run", extra=[steps], mixup=None, model=Plain, **{"max_epochs": 2, **options})
+        options = {"max_epochs": 2, **options}
+        _, folder = train("run", extra=[steps], mixup=None, model=Plain, **options)
         assert [len(images["label"]) for _, images, _ in steps.found] == [6 * n for n in sizes]
         for model, images, gradients in steps.found:
             model.zero_grad()
             model.loss(images)["loss_cls"].backward()
             expected = [parameter.grad for parameter in model.parameters()]
             torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+        rows = [row for row in read_rows(folder / "metrics.csv") if "train/loss" in row]
+        losses = [model.loss(images)["loss_cls"].item() for model, images, _ in steps.found]
+        assert [row["train/loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+        assert [row["train/loss_cls"] for row in rows] == pytest.approx(losses, rel=1e-5)
 
     @pytest.mark.parametrize(
         ("accumulate", "rate"),
@@ -343,6 +357,16 @@ class TestTraining:
     def test_the_rate_is_for_all_images_of_a_step(self, train, monkeypatch, accumulate, rate):
         monkeypatch.setitem(ADAMW, "reference_batch", 24)
         train("scaled", accumulate_grad_batches=accumulate, max_epochs=1)
+        scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
+        assert scheduler.base_lrs == [rate, rate]
+
+    def test_the_rate_is_for_the_images_that_there_are(self, train, monkeypatch):
+        """40 images in batches of 256 are batches of 40."""
+        monkeypatch.setitem(ADAMW, "reference_batch", 20)
+        small = functools.partial(tiny_data, batch_size=256)
+        monkeypatch.setattr("tests.running.test_training.tiny_data", small)
+        train("scaled", max_epochs=1, mixup=None)
+        rate = 0.01 * 40 / 20
         scheduler = self.task.trainer.lr_scheduler_configs[0].scheduler
         assert scheduler.base_lrs == [rate, rate]
 

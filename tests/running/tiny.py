@@ -45,8 +45,8 @@ def tiny_data(cache, digits=4, **options):
     """Return six batches of six images of 32 pixels, and seed the process."""
     lightning.seed_everything(0, verbose=False)
     data = SampleClassification(
-        cache, digits_per_class=digits, train_copies=1, picture_size=32, batch_size=6,
-        **{"num_workers": 0, **options},
+        cache, digits_per_class=digits, train_copies=1, picture_size=32,
+        **{"num_workers": 0, "batch_size": 6, **options},
     )  # fmt: skip
     data.setup()
     return data

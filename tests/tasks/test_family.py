@@ -10,7 +10,7 @@ import torch
 
 from tasks.classification.family import FAMILY
 from tasks.engine.family import Metric, families, family_of_task, find_family, imported
-from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.monitors import BestCheckpoint, TopCheckpoints
 from tests.runs import CONFIGS, ROOT
 from tools.runs.optional_callbacks import stop_early
 
@@ -68,10 +68,35 @@ def test_a_validation_without_the_metric_is_the_worst(mode, real, tmp_path):
     trainer = SimpleNamespace(callback_metrics={}, current_epoch=0, global_step=0)
     figures = []
     for trainer.global_step in (0, 10):
-        with pytest.warns(UserWarning, match="val/x cannot be computed"):
+        with pytest.warns(UserWarning, match=r"val/x cannot .* best\.ckpt is the latest"):
             figures.append(float(best._monitor_candidates(trainer)["val/x"]))
+        if best.best_model_score is None:
+            best.best_model_score = torch.tensor(figures[0])
     sign = 1 if mode == "max" else -1
     assert sign * figures[0] < sign * figures[1] < sign * real
+    best.best_model_score, trainer.global_step = torch.tensor(real), 20
+    with pytest.warns(UserWarning, match=r"best\.ckpt is the best of those before"):
+        best._monitor_candidates(trainer)
+
+
+@pytest.mark.parametrize(("mode", "best", "worst"), [("max", "c", "a"), ("min", "a", "c")])
+def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path):
+    """And each validation of an epoch has a file of its own."""
+    scores = {str(tmp_path / "abc"[rank]): torch.tensor(rank) for rank in range(3)}
+    three = TopCheckpoints(tmp_path, "val/x", mode, 3)
+    three.best_k_models = dict(scores)
+    two = TopCheckpoints(tmp_path, "val/x", mode, 2)
+    two.load_state_dict(three.state_dict())
+    assert str(tmp_path / best) in two.best_k_models
+    assert len(two.best_k_models) == 2
+    removed = []
+    strategy = SimpleNamespace(remove_checkpoint=removed.append)
+    two.on_train_start(SimpleNamespace(strategy=strategy), None)
+    assert removed == [str(tmp_path / worst)]
+    assert two.kth_best_model_path == str(tmp_path / "b")
+    figures = {"epoch": torch.tensor(0), "val/x": torch.tensor(0.5)}
+    steps = (torch.tensor(3), torch.tensor(6))
+    assert len({two.format_checkpoint_name({**figures, "step": step}) for step in steps}) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
 from PIL import Image
 from scipy.linalg import sqrtm
 
@@ -66,6 +67,28 @@ def test_the_schedule_and_its_steps_equal_their_formulas():
         schedule(0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+@pytest.mark.parametrize("objective", ["diffusion", "flow"])
+def test_times_are_those_of_float32_in_every_precision(objective, precision):
+    """In bfloat16 sample 250,020 of an evaluation would be at step 1000 of 1000."""
+    plugin = {"bf16-true": HalfPrecision, "64-true": lambda _: DoublePrecision()}[precision]
+    model = generator(objective=objective, sampler="euler" if objective == "flow" else "ddim")
+    number = next(n for n in range(10**6) if (0.5 + n * 0.618034) % 1 > 0.9995)
+    batch = {"images": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 1]),
+             "sample_id": torch.tensor([number, 7])}  # fmt: skip
+    times, denoise = [], model.backbone.denoise
+    model.backbone.denoise = lambda x, at, labels: times.append(at) or denoise(x, at, labels)
+    exact = model.predict(batch)
+    with plugin(precision).forward_context():
+        coarse = plugin(precision).convert_module(model).predict(batch)
+        model.loss(batch)
+    torch.testing.assert_close(times[1], times[0], rtol=0, atol=0)
+    assert times[0].max() < 1000
+    assert times[2].dtype == times[0].dtype
+    torch.testing.assert_close(coarse, exact.to(coarse), rtol=0.02, atol=0.02)
+
+
 def test_learnt_variances_and_their_bound():
     full = schedule()
     step = torch.tensor([0, 1, 500, 999])
@@ -109,7 +132,7 @@ def test_samplers_equal_those_of_diffusers(sampler):
                 torch.testing.assert_close(mean, result.prev_sample, rtol=1e-3, atol=1e-3)
             clean = clean_of(x, noise, full.kept[step], clip=False)
             torch.testing.assert_close(clean, result.pred_original_sample, rtol=1e-3, atol=1e-3)
-    assert model.spaced.times.tolist() == list(range(1000))
+    assert schedule(model.steps).times.tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +241,10 @@ def test_folders_of_images_and_latents(tmp_path):
     data.setup()
     batch = next(iter(data.val_dataloader()))
     assert batch["images"].shape == (2, 3, 8, 8)
-    assert (batch["images"] == 1).all()
+    assert (data.normalise(batch)["images"] == 1).all()
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    floats = every.numpy() / np.float32(127.5) - 1
+    assert torch.equal(data.normalise({"images": every})["images"], torch.from_numpy(floats))
     requests = next(iter(data.predict_dataloader()))
     assert requests["seeds"].tolist() == [0, 1]
     data.set_predict_inputs("dog")
@@ -241,6 +267,8 @@ def test_folders_of_images_and_latents(tmp_path):
 
 class ToyVAE(torch.nn.Module):
     """The interface of a diffusers AutoencoderKL: means of 8 x 8 pixels, and their deviations."""
+
+    dtype = torch.float32
 
     def __init__(self):
         super().__init__()

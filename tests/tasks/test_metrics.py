@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchmetrics import Metric
 
 from tasks.classification.task import ClassificationTask
 from tasks.detection.coco_metric import STATS, CocoMetric
@@ -404,3 +405,28 @@ def test_loss_of_segmentation_counts_the_pixels_that_count_and_detectors_have_no
     assert "at random" in DetectionTask.why_no_loss
     assert not ClassificationTask.why_no_loss
     assert not SegmentationTask.why_no_loss
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_states_of_metrics_keep_their_types_beside_weights_of_any(kind):
+    """Lightning converts weights by ``to``, at which torchmetrics' own states would be rounded."""
+    names = [str(index) for index in range(6)]
+    task = ClassificationTask(nn.Linear(4, 6), names, calibrate=True, **RECIPE)
+    metrics = [part for part in task.modules() if isinstance(part, Metric)]
+    types = [{name: getattr(m, name) for name in m.metric_state} for m in metrics]
+    task.loss_sum.update(torch.tensor(0.1, dtype=torch.float64))
+    task.to(kind).to(torch.bfloat16).to("cpu")
+    assert task.loss_sum.compute() == torch.tensor(0.1, dtype=torch.float64)  # states in use, too
+    assert {value.dtype for value in task.model.state_dict().values()} == {torch.bfloat16}
+    for metric, before in zip(metrics, types, strict=True):
+        metric.reset()
+        for name, value in before.items():
+            now = getattr(metric, name)
+            assert type(now) is type(value)
+            assert not isinstance(now, torch.Tensor) or now.dtype == value.dtype
+    task.on_validation_epoch_start()
+    for _ in range(500):  # sums of pixels
+        task.loss_sum.update(torch.tensor(6400 * 0.7, dtype=torch.float64))
+        task.loss_count.update(torch.tensor(6400))
+    mean = task.loss_sum.compute() / task.loss_count.compute()
+    assert mean.item() == pytest.approx(0.7, abs=1e-12)

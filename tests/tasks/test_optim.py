@@ -5,10 +5,12 @@ import io
 import math
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from timm.models._manipulate import group_parameters
 from timm.optim import param_groups_layer_decay
 from timm.scheduler import create_scheduler_v2
@@ -23,7 +25,9 @@ from tasks.engine import optim
 from tasks.engine.optim import build_optimizer, learning_rate_factor, optimizer_rules
 from tasks.engine.param_groups import param_groups, parameter_rules, schedule_rate
 from tests.families import rest_slow
+from tests.running.tiny import tiny_task
 
+ADAMW = {"name": "adamw", "lr": 0.1}
 COSINE = {"name": "cosine", "warmup": 2, "warmup_start": 0.01, "min_lr_ratio": 0.1}
 
 
@@ -110,6 +114,37 @@ def test_schedules_equal_timms(name, ours, theirs):
     for step in range(100):
         scheduler.step_update(step)
         assert 0.1 * factor(step) == pytest.approx(optimizer.param_groups[0]["lr"]), step
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "precision", "clip", "expected"),
+    [
+        ("cpu", ADAMW, "32-true", 1.0, True),
+        ("cpu", {**ADAMW, "name": "sgd"}, "32-true", None, None),
+        ("cuda", ADAMW, "32-true", 1.0, True),
+        *(("cuda", {**ADAMW, "name": name}, "bf16-mixed", None, True)
+          for name in ("adamw", "adam", "sgd", "momentum", "nesterov")),
+        ("cuda", ADAMW, "bf16-mixed", 1.0, None),
+        ("cuda", ADAMW, "16-mixed", None, None),
+        ("cuda", {**ADAMW, "foreach": True}, "32-true", None, None),
+        ("cuda", {**ADAMW, "fused": False}, "32-true", None, False),
+        ("cuda", {**ADAMW, "name": "lamb"}, "32-true", None, None),
+        ("meta", ADAMW, "32-true", None, None),
+    ],
+)  # fmt: skip
+def test_optimisers_are_fused_where_lightning_can_clip(device, options, precision, clip, expected):
+    task = tiny_task(optimizer=options)
+    task.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device(device)), precision=precision,
+        gradient_clip_val=clip, fit_loop=SimpleNamespace(setup_data=lambda: None),
+        estimated_stepping_batches=9, num_training_batches=9, accumulate_grad_batches=1,
+    )  # fmt: skip
+    optimizer = task.configure_optimizers()["optimizer"]
+    assert optimizer.param_groups[0].get("fused") is expected
+    if clip is not None:
+        mixed = precision.endswith("-mixed")
+        plugin = MixedPrecision(precision, "cpu") if mixed else Precision()
+        plugin.clip_gradients(optimizer, clip)
 
 
 def named_groups(model):

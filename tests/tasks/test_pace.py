@@ -25,11 +25,12 @@ def clock(monkeypatch):
     return now
 
 
-def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0):
+def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0, device="cpu"):
     """Run batches of 8 images with these seconds each, then validation."""
     trainer = SimpleNamespace(
-        global_step=0, estimated_stepping_batches=steps, world_size=world_size, max_steps=-1
-    )
+        global_step=0, estimated_stepping_batches=steps, world_size=world_size, max_steps=-1,
+        strategy=SimpleNamespace(root_device=torch.device(device)),
+    )  # fmt: skip
     measured.on_train_start(trainer, TASK)
     measured.on_train_epoch_start(trainer, None)
     for index, duration in enumerate(seconds):
@@ -53,14 +54,45 @@ def test_the_rate_and_waiting_exclude_start_up_and_validation(clock):
     assert measured.images_per_second == 16.0
 
 
+def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):
+    """It computes 2 s per batch of 2 s in this process, of which 0.5 s are spent on loading."""
+    queue_is_free = [0.0]  # the time at which the GPU has done all that was queued
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            queue_is_free[0] = self.time = max(queue_is_free[0], clock[0])
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, later):
+            return 1000 * (later.time - self.time)
+
+    class Queueing(pace.Pace):
+        def on_train_batch_end(self, *arguments):
+            queue_is_free[0] = max(queue_is_free[0], clock[0] - 1.5) + self.computing
+            super().on_train_batch_end(*arguments)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for computing, share in ((2.0, 0.0), (1.6, 0.2), (1.0, 0.25)):
+        clock[0] = queue_is_free[0] = 0.0
+        measured = Queueing()
+        measured.computing = computing
+        train(measured, clock, [2.0] * 250, device="cuda")
+        assert measured.waiting_share == pytest.approx(share, abs=2e-3)
+
+
 @pytest.mark.parametrize(
-    ("share", "workers", "text"),
-    [(0.0, 0, "0%"), (0.1, 4, "10%"),
-     (0.314, 0, "31%; data.num_workers=2 may be faster (it was 0)"),
-     (0.5, 4, "50%; data.num_workers=8 may be faster (it was 4)")],
+    ("share", "workers", "resident", "text"),
+    [(0.0, 0, None, "0%"), (0.1, 4, False, "10%"), (0.5, 4, True, "50%"),
+     (0.314, 0, None, "31%; data.num_workers=2 may be faster (it was 0)"),
+     (0.5, 4, False, "50%; data.num_workers=8 may be faster (it was 4), or data.resident=true")],
 )  # fmt: skip
-def test_much_waiting_names_the_setting_to_change(share, workers, text):
-    assert report.describe_waiting(share, workers) == text.replace("%", "% of training")
+def test_much_waiting_names_the_setting_to_change(share, workers, resident, text):
+    assert report.describe_waiting(share, workers, resident) == text.replace("%", "% of training")
 
 
 def test_progress_shows_the_latest_loss_between_logged_ones(clock, caplog):
@@ -202,6 +234,7 @@ def test_both_are_shown(clock, caplog):
 def test_a_summary_has_the_rate_that_was_used(tmp_path):
     """Scaled linearly to the images per step, over all processes and accumulated batches."""
     data = SampleClassification(tmp_path, batch_size=8)
+    data._datasets = {"train": range(100)}
     trainer = SimpleNamespace(
         precision="32-true", world_size=2, accumulate_grad_batches=3, num_training_batches=9,
         callbacks=[pace.Pace()],

@@ -65,7 +65,7 @@ def test_pictures_keep_the_colours_of_the_files(augmentation, drawn):
     data = ImageFolderDataModule(augmentation=augmentation(mean=[0.5, 0.4, 0.3], std=[0.5] * 3))
     image = data.augmentation.eval(8)(Image.new("RGB", (8, 8), (10, 130, 250)))
     task = ClassificationTask(Guess(torch.eye(2)[:1]), "ab", **RECIPE)
-    task.preview({"image": image[None], "label": torch.tensor([0])}, data)
+    task.preview(data.normalise({"image": image[None], "label": torch.tensor([0])}), data)
     assert drawn[0][0].getpixel((4, 4)) == (10, 130, 250)
 
 

@@ -117,6 +117,23 @@ def test_pairs_of_clouds_are_merged():
     assert merged[1, 2:].isnan().all()
 
 
+@torch.no_grad()
+def test_coordinates_form_their_voxels_before_weights_in_bfloat16():
+    """In bfloat16 65 % of the points of an 8 m room would change their voxel of 4 cm."""
+    torch.manual_seed(0)
+    points = torch.cat([8 * torch.rand(1, 4000, 3), torch.randn(1, 4000, 6)], dim=2)
+    model, counts = segmenter(), []
+    model.grid_size = 0.04
+    encode = model.backbone.encode
+    model.backbone.encode = lambda x, level: counts.append(len(x)) or encode(x, level)
+    exact = model(points)
+    coarse = model.bfloat16()(points)
+    voxels = (points[0, :, :3].double() / 0.04).floor().unique(dim=0)
+    assert counts == [len(voxels)] * 2
+    assert coarse.dtype == torch.float32
+    torch.testing.assert_close(coarse, exact, rtol=0.05, atol=0.05)
+
+
 def test_the_published_recipe():
     config = composed("experiment=ffnet_t5_ffnet_3d_s3dis_act_relu", "data.root=/d")
     assert config["trainer"]["max_epochs"] == 3000

@@ -44,7 +44,7 @@ def test_timms_batches_are_like_ours(small):
     theirs = load(ours)
     assert name == "timm"
     images, labels = next(iter(theirs))
-    batch = next(iter(ours.train_dataloader()))
+    batch = ours.normalise(next(iter(ours.train_dataloader())))
     assert images.shape == batch["image"].shape == (3, 3, 224, 224)
     assert images.dtype == batch["image"].dtype == torch.float32
     assert labels.max() < ours.num_classes

@@ -55,7 +55,7 @@ def check_config(config):
         needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
         assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
     trainer = dict(config["trainer"])
-    assert not any(trainer.pop(name) for name in ("channels_last", "compile"))
+    assert not any(trainer.pop(name) for name in ("channels_last", "compile", "tf32"))
     check_arguments(Trainer, trainer, "trainer")
     check_arguments(build_optimizer, config["optimizer"], "optimizer")
     check_arguments(learning_rate_factor, config["schedule"], "schedule")

@@ -39,8 +39,10 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
+from tasks.engine.param_groups import parameter_rules
 from tools.exports import MARK, new_folder, standalone
 from tools.exports.mm import script_lines
+from tools.exports.mm_configs import training_config
 from tools.exports.standalone import check_standalone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -685,3 +687,25 @@ def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
         image = prepare(load_rgb(sample["img_path"], upright=False))
         assert int(network(image[None]).argmax()) == sample["gt_label"]
     assert len(dataset) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("token_mixer", "multipliers"),
+    [("afno", {}), ("aggregated", {"backbone": (0.1, 1.0), "query_embed": (1.0, 0.0)}),
+     ("window_attention", {"backbone": (0.1, 1.0)})],
+)  # fmt: skip
+def test_exported_configs_have_the_rates_and_decays_of_runs(token_mixer, multipliers):
+    model = nn.Module()
+    with torch.device("meta"):
+        model.backbone = create_backbone("poolformer_s12", token_mixer=token_mixer, dense=True)
+        model.query_embed = nn.Embedding(3, 8)
+    model.multipliers = multipliers
+    rules = parameter_rules(model, 0.05)
+    wrapper = training_config("mmseg", model.backbone, multipliers)["optim_wrapper"]
+    wrapper["optimizer"] |= {"lr": 1.0, "weight_decay": 0.05}
+    wrapper.pop("clip_grad", None)
+    groups = build_optim_wrapper(model, wrapper).optimizer.param_groups
+    rates = {id(p): (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        expected = (rules[name].lr_scale, rules[name].weight_decay)
+        assert rates[id(parameter)] == pytest.approx(expected), name

@@ -31,7 +31,8 @@ def run(request, tmp_path):
     picture = tmp_path / "picture.jpg"
     Image.fromarray(pixels).save(picture)
     datamodule = build(config, "data")
-    return tmp_path, picture, datamodule.augmentation.eval(64)(Image.open(picture))
+    pixels = datamodule.augmentation.eval(64)(Image.open(picture))
+    return tmp_path, picture, datamodule.normalise({"image": pixels})["image"]
 
 
 def run_export(folder, to):

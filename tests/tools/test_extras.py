@@ -96,7 +96,7 @@ def test_a_run_with_everything(tmp_path, capsys, caplog):
     assert not (folder / "tensorboard").exists()
     names = sorted(path.name for path in (folder / "checkpoints").glob("top_*"))
     shown = [re.sub(r"[\d.]+ckpt", "", name) for name in names]
-    assert shown == ["top_epoch_000_top1_", "top_epoch_001_top1_"]
+    assert shown == ["top_epoch_000_step_2_top1_", "top_epoch_001_step_4_top1_"]
     rows = read_rows(folder / "metrics.csv")
     norms = {row["step"]: row.get("train/gradient_norm", 0) for row in rows}
     assert [step for step, norm in norms.items() if norm > 0] == [0, 2, 4, 6, 8]

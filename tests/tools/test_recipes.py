@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from timm.data import create_transform
+from timm.data.random_erasing import RandomErasing
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torchvision.transforms import Normalize, Resize, ToTensor
@@ -17,7 +18,7 @@ from backbones import create_backbone, list_hosts
 from backbones.hosts.lvt.token_classifier import AUX_WEIGHT
 from datamodules.dense.toolkit_data import parse_size
 from datamodules.images.token_labels import LabelledTransform
-from datamodules.images.transforms import BoundedResize
+from datamodules.images.transforms import BoundedResize, NoiseRectangle, ToBytes
 from heads.linear import LinearClassifier
 from tasks.engine.family import families
 from tasks.engine.instantiate import build
@@ -152,6 +153,9 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
     )  # fmt: skip
     assert describe_transform(augmentation.train(said["size"])) == describe_transform(train)
     assert describe_transform(augmentation.eval(said["size"])) == describe_transform(test)
+    (normalise,) = (part for part in test.transforms if isinstance(part, Normalize))
+    for ours, theirs in ((augmentation.mean, normalise.mean), (augmentation.std, normalise.std)):
+        assert tuple(ours) == pytest.approx(torch.as_tensor(theirs).tolist())
     if said["mixup"] or said["cutmix"]:
         mixed = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": said["smoothing"]}
         mixed |= {"mixup_alpha": said["mixup"], "cutmix_alpha": said["cutmix"]}
@@ -174,7 +178,7 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     assert (crop.scale, crop.ratio, crop.size) == ((0.08, 1.0), (0.75, 1.3333), (224, 224))
     assert [mode.name for mode in crop.interpolation] == ["BILINEAR", "BICUBIC"]
     rest = [type(part).__name__ for part in made.rest]
-    assert rest == ["ToNormalised", "RandomErasing"]
+    assert rest == ["ToBytes", "NoiseRectangle"]
     assert create_backbone("lvt_r2").mix_token
     assert AUX_WEIGHT == 0.5
 
@@ -182,18 +186,17 @@ def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
 def describe_transform(transform):
     """Format a transform; numbers are rounded, since some are given with more digits than others.
 
-    ``ToNormalised`` equals timm's two steps to the last bit: tests/datamodules/test_transforms.py.
+    Ours leave normalisation and erasing to batches: tests/datamodules/test_transforms.py.
     """
     lines = []
     for part in transform.transforms:
-        if isinstance(part, ToTensor):
+        if isinstance(part, ToTensor | ToBytes | Normalize):
+            continue
+        if isinstance(part, RandomErasing | NoiseRectangle):
+            lines.append(("erasing", repr(part.probability)))
             continue
         if isinstance(part, BoundedResize):  # torchvision's, except for thin images
             part = Resize(part.size, part.interpolation)
-        if isinstance(part, Normalize):
-            mean_std = [torch.as_tensor(value).tolist() for value in (part.mean, part.std)]
-            lines.append(("Normalize", repr(_plain(mean_std))))
-            continue
         values = {key: value for key, value in sorted(vars(part).items()) if key[0] != "_"}
         lines.append((type(part).__name__, repr(_plain(values))))
     return lines
@@ -298,7 +301,7 @@ def test_cifar100_is_probed_as_mae_probes():
     assert (tuple(crop.scale), flip.p) == ((0.08, 1.0), 0.5)
     strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
     assert strengths == (None, None, None, None)  # crops and flips only
-    assert [type(part).__name__ for part in rest] == ["ToNormalised"]
+    assert [type(part).__name__ for part in rest] == ["ToBytes"]
 
 
 STEPS = {"coco": 7330, "ade20k": 1263}

@@ -127,6 +127,22 @@ class TestResume:
         for ckpt in (None, str(own), str(own / "checkpoints" / "last.ckpt")):
             refused(r"other settings .seed: 0 then, 5 now", config, seed=5, ckpt=ckpt)
 
+    def test_early_stopping_is_named_by_what_was_typed(self, config, run):
+        stops = {"early_stopping": {"patience": 3, "mode": None, "metric": None}}
+        own = run(callbacks=stops, task_name="classification")
+        now = {**config, "task_name": "classification"}
+        now["callbacks"] = {"early_stopping": stops["early_stopping"] | {"patience": None}}
+        differ = run_folder.differences(own, now)
+        assert differ == ["callbacks.early_stopping.patience: 3 then, None now"]
+
+    def test_a_compiled_run_resumes_uncompiled(self, config, run, caplog):
+        own = run(trainer={"compile": True, "accelerator": "cpu"})
+        now = {**config, "trainer": {"compile": False, "accelerator": "cpu"}}
+        assert find(now) == own
+        caplog.set_level("INFO")
+        run_folder.log_rounding(own, now)
+        assert "trainer.compile=False, before True: the run continues from the" in caplog.text
+
     def test_a_new_option_at_its_default_counts_as_equal(self, config, run):
         data = {"_target_": "datamodules.dense.coco.CocoDataModule", "root": "r", "batch_size": 8}
         own = run(data=data)
@@ -148,6 +164,18 @@ class TestResume:
         automatic.reuse_choices(resumed, own)
         assert {key: resumed[key] for key in then} == then
         assert run_folder.describe_new_length(own, resumed) is None
+
+    @pytest.mark.parametrize(("epochs", "warmup"), [("auto", 5.0), (100, 5.0), (2, "auto")])
+    def test_a_chosen_warm_up_follows_a_new_length(self, config, run, epochs, warmup):
+        reasons = {"schedule.warmup": "0.05 of 100 epochs", "trainer.max_epochs": "9 images"}
+        then = {"schedule": {"warmup": 5.0}, "trainer": {"max_epochs": 100, "max_steps": -1},
+                "optimizer": {}, "automatic": reasons}  # fmt: skip
+        own = run(**then, overrides=[])
+        now = {**config, "schedule": {"warmup": "auto"}, "optimizer": {},
+               "data": {**config["data"], "batch_size": 8},
+               "trainer": {"max_epochs": epochs, "max_steps": -1}}  # fmt: skip
+        automatic.reuse_choices(now, own)
+        assert now["schedule"] == {"warmup": warmup}
 
     @pytest.mark.parametrize(
         "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]

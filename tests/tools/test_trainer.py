@@ -4,11 +4,14 @@ import os
 from unittest import mock
 
 import pytest
+import torch
 
+from datamodules.series.base import SeriesDataModule
 from tasks.engine.callbacks import ProgressLines
-from tests.runs import composed, options
+from tasks.engine.family import imported
+from tests.runs import arguments, composed, options, run_here
 from tools.config.training_length import LIMITS, fill_lengths
-from tools.runs.trainer import make_trainer
+from tools.runs.trainer import make_trainer, set_tf32
 
 CUDA = {
     "torch.cuda.is_available": True,
@@ -21,6 +24,88 @@ CUDA = {
 SLURM = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2",
          "SLURM_JOB_NAME": "x", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
          "SLURM_NODEID": "0"}  # fmt: skip
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    for place, value in CUDA.items():
+        monkeypatch.setattr(place, lambda *_, value=value: value)
+
+
+@pytest.fixture(autouse=True)
+def torch_flags():
+    yield
+    torch.backends.cudnn.benchmark = False
+    set_tf32(None)
+
+
+def make(folder, *overrides, **options):
+    config = composed(*overrides)
+    return make_trainer(config["trainer"], folder, "val/x", "max", training=True, **options)
+
+
+def test_one_of_two_gpus_is_chosen(two_gpus, tmp_path):
+    made = make(tmp_path, "trainer=gpu", "trainer.devices=[1]")
+    assert made.strategy.root_device == torch.device("cuda:1")
+    assert made.num_devices == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [(["trainer=auto"], 1), (["trainer=gpu"], 0), (["trainer=gpu", "trainer.precision=32"], 1),
+     (["trainer=cpu"], 0)],
+)  # fmt: skip
+def test_float32_on_a_gpu_names_bfloat16(overrides, said, two_gpus, tmp_path, caplog):
+    caplog.set_level("INFO")
+    make(tmp_path, *overrides)
+    assert caplog.text.count("trainer.precision=bf16-mixed") == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fixed_size", "expected"),
+    [([], True, True), ([], False, False), (["trainer.deterministic=true"], True, False),
+     (["trainer.benchmark=true"], False, True), (["trainer.benchmark=false"], True, False)],
+)  # fmt: skip
+def test_cudnn_searches_for_fixed_sizes(overrides, fixed_size, expected, tmp_path):
+    torch.backends.cudnn.benchmark = not expected
+    make(tmp_path, *overrides, fixed_size=fixed_size)
+    assert torch.backends.cudnn.benchmark == expected
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("task", options("task"))
+def test_data_state_if_their_inputs_have_one_size(task):
+    data = composed(f"task={task}")["data"]
+    module = imported(data["_target_"])
+    assert module.fixed_size == ("image_size" in data or issubclass(module, SeriesDataModule))
+
+
+def test_a_run_tells_its_trainer_that_inputs_have_one_size(
+    tmp_path, sample_cache, capsys, monkeypatch
+):
+    def refuse(*_, fixed_size, **__):
+        raise ValueError(f"fixed_size={fixed_size}")
+
+    monkeypatch.setattr("tools.runs.trainer.make_trainer", refuse)
+    with pytest.raises(ValueError, match="fixed_size=True"):
+        run_here(arguments("classification", tmp_path), capsys)
+
+
+def test_tf32_is_torchs_default_unless_typed(tmp_path):
+    def flags():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    usual = flags()
+    for typed, expected in (("true", (True, True)), ("false", (False, False)), ("null", usual)):
+        make(tmp_path, f"trainer.tf32={typed}")
+        assert flags() == expected
+    with pytest.raises(ValueError, match=r"trainer\.tf32=maybe"):
+        make(tmp_path, "trainer.tf32=maybe")
+
+
+def test_gradients_of_ddp_are_views_of_its_buckets(tmp_path):
+    options = make(tmp_path, "trainer=ddp_cpu").strategy._ddp_kwargs
+    assert options == {"broadcast_buffers": False, "gradient_as_bucket_view": True}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +136,21 @@ def test_every_trainer_is_built(name, overrides, expected, tmp_path):
     got = (type(made.strategy).__name__, made.num_devices, made.num_nodes, made.precision)
     assert got == expected
     assert set(options("trainer")) == {"auto", "cpu", "ddp_cpu", "gpu", "ddp", "fsdp", "slurm"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "line"),
+    [
+        ("16-mixed", "16-mixed needs a GPU: this CPU computes in bf16-mixed"),
+        ("bf16-true", "Pass trainer.precision=bf16-mixed"),
+        ("bf16-mixed", None),
+    ],
+)
+def test_precisions_that_differ_from_what_is_meant_are_told(precision, line, tmp_path, caplog):
+    config = composed("trainer=cpu", f"trainer.precision={precision}")
+    with caplog.at_level("INFO"):
+        make_trainer(config["trainer"], tmp_path, "val/x", "max", training=True)
+    assert (line in caplog.text) if line else not caplog.text
 
 
 def test_switches_of_trainers(tmp_path):

@@ -139,7 +139,7 @@ class Subject:
         at_once = BATCH if self.preprocessor() is None or self.size else 1
         for start in range(0, count, at_once):
             part = indices[start : start + at_once]
-            samples = collate([dataset[0, index] for index in part])
+            samples = self.data.normalise(collate([dataset[0, index] for index in part]))
             names = tuple(self.data.predict_name(index) for index in part)
             yield self._batch(samples, names)
 

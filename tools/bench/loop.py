@@ -118,7 +118,8 @@ def plain_steps(trainer: Trainer, task: BaseTask) -> Iterator[None]:
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     mixed = engine.precision == "bf16-mixed"
     for batch in batches:
-        batch = task.prepare_batch(engine.strategy.batch_to_device(batch, device))
+        batch = engine.datamodule.normalise(engine.strategy.batch_to_device(batch, device))
+        batch = task.prepare_batch(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             losses = model.loss(batch)
             total = torch.stack([loss for name, loss in losses.items() if "loss" in name]).sum()

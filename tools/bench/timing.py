@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones.fast import operators_serve, status
+from backbones.fast import status, try_all
 from tools.cli.arguments import parse_integer
 from tools.runs.freed_memory import keep_freed_memory
 
 WARM_UP = 3
+WARM_UPS = {"cpu": WARM_UP, "cuda": 20}  # steps before those that are timed
 
 Step = Callable[[], None]
 Clock = Callable[[], float]
@@ -41,7 +42,7 @@ def set_up_process(options: Mapping[str, str]) -> torch.dtype:
     device, dtype = "cpu", getattr(torch, options["dtype"])
     if options["device"] == "cuda":
         device = torch.cuda.get_device_name()
-        operators_serve(torch.empty(1, device="cuda", dtype=dtype))  # triggers the first trial
+        try_all(torch.device("cuda", torch.cuda.current_device()))
     print_status(
         f"{device}, threads {torch.get_num_threads()}, {options['dtype']}, torch "
         f"{torch.__version__}, freed memory {'kept' if kept else 'returned to the system'}; "
@@ -106,7 +107,7 @@ def interleave(
     on_cpu = functools.partial(_cpu_seconds, clock=CLOCKS[clock])
     timed = _cuda_seconds if device == "cuda" else on_cpu
     for step in steps:
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UPS[device]):
             step()
     seconds: list[list[float]] = [[] for _ in steps]
     for turn in range(rounds):

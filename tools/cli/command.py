@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -66,6 +67,7 @@ def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoRetur
             and fail when the output is full.
     """
     protect_streams()
+    warnings.formatwarning = format_warning
     if writes_files:
         sys.exit(check_current_folder() or main())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -75,6 +77,17 @@ def exit_with(main: Callable[[], int], *, writes_files: bool = False) -> NoRetur
         print(f"error: the output could not be written ({lost})", file=sys.stderr)
         status = 2
     sys.exit(status)
+
+
+def format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Return a warning in one line, without the code that raised it."""
+    return f"warning: {printable(str(message))}\n"
 
 
 def check_current_folder() -> int:

@@ -46,6 +46,7 @@ REMEDIES = {
 }
 # Messages of torch's and safetensors' writers about a full disk or a file size limit.
 WRITE_FAILURE = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|\(os error (\d+)\)")
+FULL_GPU = re.compile(r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 # The file in which torch receives a tensor from another process.
 TENSOR_TRANSFER = str(Path("torch", "multiprocessing", "reductions.py"))
 
@@ -140,13 +141,20 @@ def _machine_message(error: BaseException, text: str) -> str | None:
             f"the port through which the run's processes connect is in use (MASTER_PORT: {port}); "
             "set MASTER_PORT to a free port, or unset it"
         )
-    if type(error).__name__ == "OutOfMemoryError":
-        return f"{text.partition('. ')[0]}; lower data.batch_size or the size of the images"
+    if is_gpu_memory(error):
+        return "the GPU's memory is full; lower data.batch_size or the size of the images"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return "this machine has too little memory; lower data.batch_size or the image size"
     if isinstance(error, RuntimeError) and text == "Could not determine home directory.":
         return "a path begins with ~ and an unknown user name; type the full path"
     return _file_message(error, text)
+
+
+def is_gpu_memory(error: BaseException) -> bool:
+    """Return True if a GPU's memory is full: torch's own error, or one of CUDA or cuBLAS."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and FULL_GPU.search(str(error)) is not None
+    )
 
 
 def _file_message(error: BaseException, text: str) -> str | None:

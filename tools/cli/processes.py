@@ -12,6 +12,7 @@ from typing import Any
 from backbones.options import check_value
 
 PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more processes only fill the memory
+BFLOAT16 = (8, 0)  # compute capability of the first GPUs with it (A100)
 FIRST_PROCESS = "MIXERLAB_FIRST_PROCESS"  # set for the processes that a run starts
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells; Lightning has the same list
@@ -90,7 +91,7 @@ def _find_problem(options: Mapping[str, Any]) -> str | None:
         # Lightning ignores them, but several runs would write into one folder.
         launcher = "a launcher", int(os.environ.get("WORLD_SIZE", 1))
     if launcher is None or launcher[1] == count:
-        return _cpu_problem(options, count)
+        return _gpu_problem(options) if _has_gpu(options) else _cpu_problem(options, count)
     name, processes = launcher
     if count == 1:
         share = max(1, processes // _count_nodes())
@@ -117,13 +118,39 @@ def _count_nodes() -> int:
     return int(environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", 1)))
 
 
+def _gpu_problem(options: Mapping[str, Any]) -> str | None:
+    import torch
+
+    devices, precision = options["devices"], options["precision"]
+    numbers = devices if isinstance(devices, list | tuple) else range(count_devices(options))
+    numbers = [number for number in numbers if isinstance(number, int)]
+    count = torch.cuda.device_count()
+    if max(numbers, default=0) >= count:
+        return (
+            f"trainer.devices={devices}, but torch sees {count} GPU{'s' * (count != 1)}; pass a "
+            f"number up to {count}, or a list such as trainer.devices=[{count - 1}]"
+        )
+    for number in numbers:
+        capability = torch.cuda.get_device_capability(number)
+        if str(precision).startswith("bf16") and capability < BFLOAT16:
+            return (
+                f"trainer.precision={precision} needs a GPU of compute capability 8.0 or above, "
+                f"but {torch.cuda.get_device_name(number)} has {'.'.join(map(str, capability))}; "
+                "pass trainer.precision=16-mixed or 32-true"
+            )
+    return None
+
+
 def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
-    if _has_gpu(options):
-        return None
     if str(options["strategy"]).startswith("fsdp"):
         return (
             "trainer=fsdp needs GPUs, but this run uses the CPU; pass trainer=ddp_cpu for several "
             "CPU processes or trainer=cpu for one"
+        )
+    if options["accelerator"] in ("gpu", "cuda"):
+        return (
+            f"trainer.accelerator={options['accelerator']}, but torch sees no GPU here; pass "
+            "trainer=cpu, or see python tools/doctor.py for what is installed"
         )
     devices = options["devices"]
     if options["accelerator"] == "cpu" and devices != "auto" and not _is_number(devices):

@@ -24,7 +24,7 @@ ON_SETS = ("_target_", "root", "roots", "sets", "published_counts", "image_size"
 # Options of devices, in which a run may differ from its experiment.
 DEVICES = (
     "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "deterministic", "compile",
-    "channels_last",
+    "channels_last", "tf32",
 )  # fmt: skip
 MIXERS = ("mixer", "token_mixer")
 FREE = {

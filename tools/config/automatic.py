@@ -28,6 +28,7 @@ from tasks.engine.schedule_rule import (
     RANDOM,
     RATE,
     REFERENCE,
+    STEPS,
     WARMUP,
     ScheduleRule,
 )
@@ -114,14 +115,20 @@ def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
 
 
 def reuse_choices(config: dict[str, Any], folder: Path) -> None:
-    """Replace ``auto`` and measured options by the values of the run that is resumed."""
+    """Replace ``auto`` and measured options by the values of the run that is resumed.
+
+    With another length, warm-up and milestones stay ``auto``: they are chosen for the new one.
+    """
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     config["data"] = with_measured(config["data"], before)
+    reasons = before.get(CHOSEN) or {}
+    lengths = [key for key in (EPOCHS, STEPS) if key not in keys]
+    if any(_get(config, key) != _get(before, key) for key in lengths):
+        keys = [key for key in keys if key not in reasons or key not in (WARMUP, MILESTONES)]
     for key in keys:
         _set(config, key, _get(before, key))
     if RATE in keys:
         _set(config, REFERENCE, _get(before, REFERENCE))
-    reasons = before.get(CHOSEN) or {}
     if keys:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
 
@@ -153,14 +160,14 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
         _set(config, BATCH, chosen[BATCH][0])
         datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
     batches = datamodule.batches("train", devices)
-    total = config["data"]["batch_size"] * devices * batches_per_step(trainer, batches)
+    total = datamodule.training_batch(devices) * devices * batches_per_step(trainer, batches)
     start = PRETRAINED if config["backbone"]["pretrained"] else _find_random_start(backbone)
     chosen[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
     chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
-    config[CHOSEN] = {key: chosen[key][1] for key in keys}
+    config[CHOSEN] = {**(config.get(CHOSEN) or {}), **{key: chosen[key][1] for key in keys}}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
@@ -189,15 +196,16 @@ def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> s
     return f"Chosen for {images:,} training {unit}: {chosen}{length}"
 
 
-def describe_rate(config: Mapping[str, Any], devices: int, accumulated: int) -> str:
+def describe_rate(config: Mapping[str, Any], batch: int, devices: int, accumulated: int) -> str:
     """Return a line with the learning rate of a training and its derivation.
 
     Args:
-        config: The run's config, with its batch size.
+        config: The run's config.
+        batch: Samples per batch and device.
         devices: Number of devices.
         accumulated: Batches per step and device.
     """
-    optimizer, batch = config["optimizer"], config["data"]["batch_size"]
+    optimizer = config["optimizer"]
     lr, reference = optimizer["lr"], optimizer.get("reference_batch")
     total = batch * accumulated * devices
     batches = f"batch {batch}"

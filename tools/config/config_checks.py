@@ -80,6 +80,7 @@ def resolve_config(config: Any) -> dict[str, Any]:
     adapt_row(config, like)
     _check_solved(config)
     _check_length(config["trainer"], config["mode"])
+    _check_compilation(config)
     if config["mode"] == "fit":
         check_auto(config)
         _check_precision(config["trainer"], config["optimizer"])
@@ -231,6 +232,16 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
                 f"trainer.{option}=0 leaves no training; for the metrics of a checkpoint pass "
                 "mode=validate ckpt=<run folder or checkpoint file>"
             )
+
+
+def _check_compilation(config: Mapping[str, Any]) -> None:
+    """Check that a run that is compiled has inputs of few sizes."""
+    family = find_family(config["task_name"])
+    if config["trainer"].get("compile") and not family.compiles:
+        raise ValueError(
+            f"trainer.compile=true compiles the network for each size of its inputs, and each "
+            f"{family.modality.replace('_', ' ')} has its own: pass trainer.compile=false"
+        )
 
 
 def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:

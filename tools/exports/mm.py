@@ -110,7 +110,7 @@ def export(request: ExportRequest) -> list[Path]:
         "custom_imports": {"imports": modules, "allow_failed_imports": False},
         "default_scope": request.to,
         **package.data,
-        **training_config(request.to, package.backbone),
+        **training_config(request.to, package.backbone, getattr(package.whole, "multipliers", {})),
         "model": package.model,
         "load_from": start if package.whole is not None else None,
     }

@@ -8,6 +8,7 @@ from typing import Any
 from mmengine import Config
 
 from backbones import Backbone
+from backbones.parameters.decay import without_decay
 from datamodules.files import IMAGE_SUFFIXES
 from datamodules.images.synsets import SYNSETS
 from heads.toolkits.detectors import DETECTORS, base_detector
@@ -22,6 +23,7 @@ SCHEDULES = {
     "mmseg": "schedule_160k",
     "mmpretrain": "imagenet_bs1024_adamw_swin",
 }
+BACKBONE = "backbone"  # the name of the backbone in a toolkit's model
 FOLDER_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 # AdamW settings of the hosts on COCO and ADE20K (Swin, App. A2.2 and A2.3).
 LEARNING = {
@@ -223,13 +225,51 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
             yield from _steps(item)
 
 
-def training_config(toolkit: str, backbone: Backbone) -> dict[str, Any]:
-    """Return runtime, schedule and optimiser; biases, norms and tables get no weight decay."""
+def _custom_keys(
+    backbone: Backbone, multipliers: Mapping[str, tuple[float, float]]
+) -> dict[str, dict[str, float]]:
+    """Return MMEngine's ``custom_keys``: parts of names with factors of rate and decay.
+
+    MMEngine looks for a key anywhere in a name and takes the longest one alone. Its own options for
+    vectors know norms and biases only, and none under a key of the whole backbone.
+    """
+    keys = {
+        key: {"lr_mult": rate, "decay_mult": decay} for key, (rate, decay) in multipliers.items()
+    }
+    whole = {"lr_mult": multipliers[BACKBONE][0]} if BACKBONE in multipliers else {}
+    exempt = without_decay(backbone)
+    decayed = [name for name, _ in backbone.named_parameters() if name not in exempt]
+    for name, _ in backbone.named_parameters():
+        if name in exempt:
+            parts = f"{BACKBONE}.{name}".split(".")
+            ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+            key = next(
+                end
+                for end in ends
+                if len(end) > len(BACKBONE) * bool(whole)
+                and not any(end in f"{BACKBONE}.{other}" for other in decayed)
+            )
+            keys[key] = {**whole, "decay_mult": 0.0}
+    return dict(sorted(keys.items()))
+
+
+def training_config(
+    toolkit: str, backbone: Backbone, multipliers: Mapping[str, tuple[float, float]]
+) -> dict[str, Any]:
+    """Return runtime, schedule and optimiser, with the rate and decay of each parameter.
+
+    Args:
+        toolkit: "mmdet", "mmseg" or "mmpretrain".
+        backbone: Whose marks say what is exempt from weight decay.
+        multipliers: Those of the head; see ``heads.toolkits.toolkit.base_optimisation``.
+    """
     config = shipped(toolkit, "default_runtime")
     config |= shipped(toolkit, f"schedules/{SCHEDULES[toolkit]}")
-    exempt = sorted(backbone.no_weight_decay)
-    keys = {key.rpartition(".")[2]: {"decay_mult": 0.0} for key in exempt}
-    paramwise = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.0, "custom_keys": keys}
+    paramwise = {
+        "norm_decay_mult": 0.0,
+        "bias_decay_mult": 0.0,
+        "custom_keys": _custom_keys(backbone, multipliers),
+    }
     wrapper = config["optim_wrapper"]
     if toolkit in LEARNING:
         wrapper["optimizer"] = {"type": "AdamW", "betas": (0.9, 0.999), **LEARNING[toolkit]}

@@ -49,7 +49,7 @@ except Exception as error:  # reported, whatever it is
 try:
     from backbones import fast
     for index in range(len(gpus)):
-        fast.operators_serve(torch.empty(1, device=f"cuda:{{index}}"))  # triggers the first trial
+        fast.try_all(torch.device("cuda", index))
     found["kernels"] = fast.status()
 except Exception as error:
     found["kernels"] = f"{{type(error).__name__}}: {{error}}"

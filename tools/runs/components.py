@@ -65,13 +65,13 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     training = config["mode"] == "fit"
     loggers = make_loggers(config["logger"], folder, config) if training else []
     checkpoint = None if training else open_checkpoint(config["ckpt"])
-    built = resume.without_start(config) if resumed else config
+    start_from = resume.without_start if resumed else dict
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
-    backbone = build_backbone(built, datamodule)
+    backbone = build_backbone(start_from(config), datamodule)
     if not without_data:
         _prepare(config, datamodule, backbone)
-    task = build_task(built, datamodule, backbone)
+    task = build_task(start_from(config), datamodule, backbone)
     loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)
@@ -90,6 +90,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         task.mode,
         training=training,
         checkpoint_every=config["checkpoint_every"],
+        fixed_size=datamodule.fixed_size,
         callbacks=trainer.optional_callbacks(config["callbacks"], folder, task) if training else (),
         loggers=loggers,
     )

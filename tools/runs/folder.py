@@ -23,8 +23,9 @@ from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
 from tools.config.automatic import AUTO, CHOSEN, MEASURED, is_automatic
-from tools.config.default_values import comparable_config, is_default
+from tools.config.default_values import STOPPING, comparable_config, is_default
 from tools.runs import lock
+from tools.runs.nodes import NODES
 
 log_info = logging.getLogger(__name__).info
 
@@ -51,8 +52,11 @@ FREE_ON_RESUME = {
     "resume",
     "task.check_patches",
     "trainer.accelerator",
+    "trainer.benchmark",
+    "trainer.compile",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
+    "trainer.max_time",
     "trainer.profiler",
 }
 # Groups whose options may all change.
@@ -62,6 +66,10 @@ START = "backbone.pretrained"
 TEACHER = "task.distillation.checkpoint"
 # Length of the training, which may change on resuming.
 LENGTH = {"trainer.max_epochs", "trainer.max_steps"}
+# The direction of early stopping is derived where there is patience.
+PATIENCE = f"{STOPPING}.patience"
+# Ways to compute the same, with other roundings.
+ROUNDS = ("trainer.accelerator", "trainer.compile")
 # Files that a finished run keeps, which may also change.
 AT_END = {"checkpoints"}
 # Options of the command rather than the run.
@@ -94,7 +102,7 @@ def open_run_folder(
         folder = new_run_folder(parent, config["mode"], swept)
     else:
         folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
-    folder = folder.resolve()
+    folder = NODES.share("folder", folder.resolve()) or folder
     os.environ[ENVIRONMENT] = str(folder)
     try:
         if new:
@@ -272,6 +280,7 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
         if before.get(key) != now.get(key)
         and not _is_free(key)
         and not _is_open(key, saved, now)
+        and not (key == f"{STOPPING}.mode" and {before.get(PATIENCE), now.get(PATIENCE)} & {None})
         and not _has_moved(key, before.get(key), now)
         and not (key not in before and is_default(now, key))
         and not (key not in now and is_default(before, key))
@@ -313,6 +322,15 @@ def describe_new_length(folder: Path, config: Mapping[str, Any]) -> str | None:
     before, now = flatten(read_config(folder / CONFIG)), flatten(config)
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
+
+
+def log_rounding(folder: Path, config: Mapping[str, Any]) -> None:
+    """Log options that make a resumed run round differently from its folder's."""
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    differ = [key for key in ROUNDS if key in before and before[key] != now.get(key)]
+    if differ and is_first_process():
+        changes = "; ".join(f"{key}={now.get(key)}, before {before[key]}" for key in differ)
+        log_info(f"{changes}: the run continues from the same state, with other roundings")
 
 
 def restore_start(config: dict[str, Any], folder: Path) -> None:

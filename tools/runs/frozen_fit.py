@@ -38,7 +38,11 @@ def solve(engine: Trainer, task: Any, datamodule: Any, seed: int) -> dict[str, f
     started = time.perf_counter()
     train, test = (
         extract(
-            engine, head, functools.partial(datamodule.plain, split), len(datamodule.dataset(split))
+            engine,
+            head,
+            functools.partial(datamodule.plain, split),
+            datamodule.normalise,
+            len(datamodule.dataset(split)),
         )
         for split in ("train", "val")
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tasks.engine.plain_files import read_text
-from tools.cli.errors import user_message
+from tools.cli.errors import is_gpu_memory, user_message
 from tools.cli.printable import printable
 
 FAILURE = "error.txt"
@@ -27,6 +28,47 @@ def recording_failure(folder: Path) -> Iterator[None]:
     except Exception as error:
         record_failure(folder, user_message(error) or str(error) or type(error).__name__)
         raise
+
+
+@contextlib.contextmanager
+def explaining_full_memory(config: Mapping[str, Any], folder: Path) -> Iterator[None]:
+    """Replace the error of a full GPU by one that names the batch and a smaller one.
+
+    Raises:
+        ValueError: The GPU's memory is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_gpu_memory(error):
+            raise
+        raise ValueError(_smaller_batch(config, folder)) from error
+
+
+def _smaller_batch(config: Mapping[str, Any], folder: Path) -> str:
+    from tasks.engine.checkpoint_files import LAST  # imports torch
+
+    data, accumulated = config["data"], config["trainer"]["accumulate_grad_batches"]
+    if config["mode"] != "fit":
+        size = data.get("eval_batch_size") or data["batch_size"]
+        return (
+            f"the GPU's memory is full with data.eval_batch_size={size}; pass a smaller one, or "
+            "trainer.devices=[<another GPU>]"
+        )
+    size = data["batch_size"]
+    text = (
+        f"the GPU's memory is full with data.batch_size={size} and "
+        f"trainer.accumulate_grad_batches={accumulated}; pass "
+    )
+    if size > 1:
+        text += (
+            f"data.batch_size={size // 2} trainer.accumulate_grad_batches={2 * accumulated} for a "
+            "step of as many examples, or "
+        )
+    text += "backbone.grad_checkpointing=true"
+    if (folder / "checkpoints" / LAST).is_file():
+        text += f"; resume=true ckpt={folder} continues from the last checkpoint"
+    return text
 
 
 def record_failure(folder: Path, text: str) -> None:

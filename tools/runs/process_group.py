@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tasks.engine.signals import STATUSES, STOP, RunStopped
 from tools.cli.processes import FIRST_PROCESS, end_with_parent, find_launcher, is_child_process
 from tools.runs.folder import ENVIRONMENT
+from tools.runs.nodes import NODES
 from tools.runs.outcome import record_failure
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _cause(trainer: Trainer, parent: int, statuses: list[int | None]) -> BaseExc
 
 def _ended(statuses: list[int | None]) -> str:
     if not statuses:  # started by torchrun or srun
-        return "another process of this run has ended; its error is printed above"
+        return NODES.problem or "another process of this run has ended; its error is printed above"
     return (
         f"the other processes of this run ended with status {statuses}; their error "
         "is printed above, and -9 often means too little memory"

@@ -98,7 +98,7 @@ def log_start(
     processes: int = 1,
 ) -> None:
     """Log what is about to be trained, and the learning rate with its derivation."""
-    batch, trainer = config["data"]["batch_size"], config["trainer"]
+    batch, trainer = datamodule.training_batch(processes), config["trainer"]
     unit = find_family(config["task_name"]).unit
     epoch = datamodule.batches("train", processes)
     accumulated = batches_per_step(trainer, epoch)
@@ -120,7 +120,7 @@ def log_start(
         )
     images = len(datamodule.dataset("train"))
     choice = describe_choice(config, images, steps_per_epoch(trainer, epoch))
-    for line in filter(None, (choice, describe_rate(config, processes, accumulated))):
+    for line in filter(None, (choice, describe_rate(config, batch, processes, accumulated))):
         log_info(line)
 
 
@@ -145,8 +145,13 @@ def _describe_length(trainer: Mapping[str, Any], batches: int) -> str:
     return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs >= 0 else "without end"
 
 
-def log_finished(folder: Path) -> bool:
-    """Return True if a training run is finished, and log it."""
+def log_finished(folder: Path, trainer: Mapping[str, Any]) -> bool:
+    """Return True if a training run is finished, and log it.
+
+    Args:
+        folder: Run folder.
+        trainer: The options of the trainer; another time continues a run that was ended by time.
+    """
     from tasks.engine.run_files import read_summary
 
     try:
@@ -156,12 +161,20 @@ def log_finished(folder: Path) -> bool:
     except DamagedFile as error:
         log_info(f"{error}; the run resumes from its last checkpoint and rewrites it")
         return False
-    if not is_finished(summary):
+    ended = summary.get("ended_by_time")
+    if not is_finished(summary) or (ended and ended["max_time"] != trainer.get("max_time")):
         return False
     metrics = summary["metrics"]
     shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    log_info(f"The run is already finished ({shown}).\nRun folder: {_short(folder)}")
+    log_info(f"The run is already finished ({shown}).")
+    if ended:
+        log_info(f"{_describe_end(ended)}; a larger one continues it")
+    log_info(f"Run folder: {_short(folder)}")
     return True
+
+
+def _describe_end(ended: Mapping[str, Any]) -> str:
+    return f"trainer.max_time={ended['max_time']} ended it at {ended['share']:.0%} of its schedule"
 
 
 def reopen(folder: Path) -> None:
@@ -244,7 +257,7 @@ def _draw(
         if (
             datamodule is not None and known["strategy"] != "fsdp"
         ):  # its weights are sharded over the processes
-            batch = datamodule.preview_batch(task.preview_images)
+            batch = task.move_batch(datamodule.preview_batch(task.preview_images))
             save_pictures(folder, task.eval().preview(batch, datamodule))
             task.write_preview(folder / "preview", batch, datamodule)
 
@@ -299,8 +312,10 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
         unit = find_family(known["task"]).unit
         table["training"] = f"{known['images_per_second']:.3g} {unit}/s"
         table["waiting for data"] = describe_waiting(
-            known["waiting_for_data"], known["num_workers"]
+            known["waiting_for_data"], known["num_workers"], known.get("resident")
         )
+    if known.get("ended_by_time"):
+        table["length"] = _describe_end(known["ended_by_time"])
     seconds = known["seconds"]
     return table | {"time": f"{seconds // 60:.0f} min {seconds % 60:.0f} s"}
 
@@ -345,12 +360,22 @@ def compare_with_paper(known: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def describe_waiting(share: float, workers: int) -> str:
-    """Return the share of training spent waiting for data, with a remedy if it is high."""
+def describe_waiting(share: float, workers: int, resident: bool | None = None) -> str:
+    """Return the share of training in which the device waited for data.
+
+    Args:
+        share: Share of the time.
+        workers: The option ``data.num_workers``.
+        resident: The option ``data.resident``; None if the data lack it.
+
+    Returns:
+        The share, with what to type if it is high.
+    """
     text = f"{share:.0%} of training"
-    if share <= MUCH_WAITING:
+    if share <= MUCH_WAITING or resident:
         return text
-    return f"{text}; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
+    text += f"; data.num_workers={max(2, 2 * workers)} may be faster (it was {workers})"
+    return text if resident is None else f"{text}, or data.resident=true"
 
 
 def save_pictures(folder: Path, pictures: list[Image.Image]) -> None:

@@ -17,6 +17,7 @@ from datamodules import BaseDataModule
 from tasks.engine.batches import batches_of_step
 from tasks.engine.checkpoint_files import BEST, LAST
 from tasks.engine.exact_resume import CHECKPOINTS
+from tasks.engine.monitors import TimeLimit
 from tasks.engine.optim import scaled_lr
 from tasks.engine.pace import Pace
 from tools.runs.fingerprints import fingerprints
@@ -45,16 +46,22 @@ def collect_facts(
         return facts
     name = f"{CHECKPOINTS}/{LAST if config['checkpoints'] == 'last' else BEST}"
     evaluated = Path(trainer.default_root_dir) / name
-    batch = datamodule.batch_size * trainer.world_size * batches_of_step(trainer, 0)
+    processes = trainer.world_size
+    batch = datamodule.training_batch(processes) * processes * batches_of_step(trainer, 0)
     optimizer = config["optimizer"]
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
     rate, waiting = pace.images_per_second, pace.waiting_share
+    for limit in (call for call in _callbacks(trainer) if isinstance(call, TimeLimit)):
+        share = limit.trained_share(trainer)
+        if share is not None:
+            facts["ended_by_time"] = {"share": share, "max_time": config["trainer"]["max_time"]}
     return facts | {
         "global_batch": batch,
         "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
         "images_per_second": None if rate is None else round(rate, 2),
         "waiting_for_data": None if waiting is None else round(waiting, 4),
         "num_workers": datamodule.num_workers,
+        "resident": config["data"].get("resident"),
         "checkpoint": name if evaluated.is_file() else None,
         "checkpoint_step": (
             open_checkpoint(evaluated, values_only=True).step if evaluated.is_file() else None

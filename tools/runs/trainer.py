@@ -28,7 +28,7 @@ from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
 from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.monitors import BestCheckpoint
+from tasks.engine.monitors import BestCheckpoint, TimeLimit
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
@@ -57,12 +57,13 @@ def make_trainer(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     checkpoint_every: float | None = None,
+    fixed_size: bool = False,
 ) -> Trainer:
     """Build a Trainer that leaves metrics.csv and checkpoints/{last,best}.ckpt.
 
     Args:
-        options: Arguments of Lightning's Trainer, and ``channels_last``; those of ``EXTRA`` are
-            left to others.
+        options: Arguments of Lightning's Trainer, ``channels_last`` and ``tf32``; those of
+            ``EXTRA`` are left to others.
         folder: Run folder.
         monitor: Metric that chooses the best checkpoint.
         mode: "max" or "min", by which it does.
@@ -71,9 +72,10 @@ def make_trainer(
         loggers: Besides metrics.csv.
         checkpoint_every: The longest time between two last checkpoints in minutes; None or 0 has
             them at validations and ends of epochs only.
+        fixed_size: All inputs have one size, for which cuDNN may search the fastest algorithms.
 
     Raises:
-        ValueError: An option that Lightning does not have or refuses, or a device that is absent.
+        ValueError: An option that Lightning does not have or refuses.
     """
     # Hide Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
@@ -82,8 +84,12 @@ def make_trainer(
     channels_last = options.pop("channels_last", False)
     check_value("trainer.channels_last", channels_last, bool)
     layout = [ChannelsLast()] if channels_last else []
+    set_tf32(options.pop("tf32", None))
+    if options.get("benchmark") is None:
+        options["benchmark"] = fixed_size and not options.get("deterministic")
     _check(options)
     shows = options.pop("enable_progress_bar", True)
+    duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
     pace = Pace()
     progress: Callback = PaceBar(pace) if interactive else ProgressLines(pace=pace)
@@ -113,6 +119,7 @@ def make_trainer(
                 *layout,
                 ExactResume(),
                 *watching,
+                *([] if duration is None or not training else [TimeLimit(duration)]),
                 *callbacks,
                 *shown,
                 best,
@@ -136,7 +143,20 @@ def make_trainer(
     use_exact_loops(trainer)
     use_own_signals(trainer)
     _warn_crowded(trainer)
+    if training:
+        _describe_precision(trainer, str(options["precision"]))
     return trainer
+
+
+def set_tf32(enabled: bool | None) -> None:
+    """Let GPUs round the factors of float32 products to TF32, with a mantissa of 10 bits.
+
+    Args:
+        enabled: For matrix products and convolutions; None is torch's default, convolutions only.
+    """
+    check_value("trainer.tf32", enabled, bool | None)
+    torch.set_float32_matmul_precision("high" if enabled else "highest")
+    torch.backends.cudnn.allow_tf32 = enabled is not False
 
 
 def optional_callbacks(options: Mapping[str, Any], folder: Path, task: BaseTask) -> list[Callback]:
@@ -154,10 +174,17 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     """Reject combinations of the three before anything of the run exists.
 
     Raises:
-        ValueError: Shares of the data without a batch, validations further apart than there are
-            batches, or what ``BaseTask.check_training`` refuses.
+        ValueError: More processes than training samples, shares of the data without a batch,
+            validations further apart than there are batches, or what ``BaseTask.check_training``
+            refuses.
     """
-    world = trainer.world_size
+    world, samples = trainer.world_size, len(datamodule.dataset("train"))
+    if samples < world:
+        unit = datamodule.unit[: None if samples != 1 else -1]
+        raise ValueError(
+            f"the training set has {samples} {unit}, fewer than the {world} processes of "
+            "trainer.devices and trainer.num_nodes; pass lower numbers"
+        )
     overfit = OVERFIT if datamodule.fixed_order else None
     batches = {"train": datamodule.batches("train", world), "val": datamodule.batches("val", world)}
     for split, count in batches.items():
@@ -174,7 +201,8 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
     count = batches["train"]
     count = min(count, limit) if isinstance(limit, int) else int(count * limit)
     accumulated = min(trainer.accumulate_grad_batches, count)
-    task.check_training(trainer.strategy, datamodule.batch_size * world * accumulated)
+    examples = datamodule.training_batch(world) * world * accumulated
+    task.check_training(trainer.strategy, examples)
     by_epoch = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches
     if by_epoch and isinstance(interval, int) and interval > count:
         raise ValueError(
@@ -194,11 +222,6 @@ def _check(options: Mapping[str, Any]) -> None:
     interval = options.get("val_check_interval")
     if isinstance(interval, int | float) and interval <= 0:
         raise ValueError(f"trainer.val_check_interval must be above 0, got {interval}")
-    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
-        raise ValueError(
-            "trainer.accelerator=gpu, but torch sees no GPU here; pass trainer=cpu, or see "
-            "python tools/doctor.py for what is installed"
-        )
     for name in ("accumulate_grad_batches", "limit_train_batches"):
         if options[name] is not None and options[name] <= 0:
             raise ValueError(f"trainer.{name} must be above 0, got {options[name]}")
@@ -222,11 +245,33 @@ def _warn_crowded(trainer: Trainer) -> None:
         )
 
 
+def _describe_precision(trainer: Trainer, asked: str) -> None:
+    """Log a precision other than the one asked for, a slow one, and one that keeps weights."""
+    if asked.startswith("16") and trainer.precision == "bf16-mixed":
+        log_info(
+            f"trainer.precision={asked} needs a GPU: this CPU computes in bf16-mixed, with 8 bits "
+            "of mantissa instead of 11"
+        )
+    if trainer.precision == "bf16-true":
+        log_info(
+            "trainer.precision=bf16-true keeps the weights in bfloat16, which loses changes below "
+            "1/512 of a weight: at learning rates such as 1e-5 most weights never move. Pass "
+            "trainer.precision=bf16-mixed to train all of them"
+        )
+    if trainer.precision == "32-true" and trainer.strategy.root_device.type == "cuda":
+        log_info(
+            "Training in float32; on this GPU trainer.precision=bf16-mixed (16-mixed before the "
+            "A100) is faster and takes less memory"
+        )
+
+
 def _strategy(name: str) -> str | DDPStrategy:
     # Processes evaluate different numbers of batches, so evaluation must not wait for the others,
     # which DDP's exchange of buffers would do. Running statistics are kept in step by
     # sync_batchnorm or, if each process normalises by its own images, by engine/batch_norm.py.
-    return DDPStrategy(broadcast_buffers=False) if name == "ddp" else name
+    if name != "ddp":
+        return name
+    return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def fit(

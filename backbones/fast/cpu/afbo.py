@@ -2,8 +2,7 @@
 
 ``csrc/gated.cpp`` takes a few hundred tokens through all steps while they are in the cache. The
 backward pass keeps x and what is mapped, and computes convolutions, gate and product again: it
-needs as much memory as an FFN, where torch's operations keep four more maps. On GPUs
-``triton/gated`` computes the same; no GPU has timed it yet.
+needs as much memory as an FFN, where torch's operations keep four more maps.
 
 Time of the network with over without it, on an AMD EPYC with AVX-512: ``deit_t`` 0.60 and 0.62 in
 evaluation (batch 1 and 8), 0.69 in training (batch 4); ``swin_t`` 0.66 (batch 1).
@@ -19,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backbones.fast.base import FastModule, product_dtype
+from backbones.fast.base import FastModule
 from backbones.mixers.afbo.channel_mappings import ChannelMapping, OverlappedCycleMapping
 from backbones.mixers.afbo.scfbo import SCFBO
 from backbones.mixers.afbo.spatial_models import SameConv
@@ -27,8 +26,6 @@ from backbones.mixers.afbo.spatial_models import SameConv
 
 class FastSCFBO(FastModule, SCFBO):
     """AFBO with depthwise 3x3 convolutions and SiLU on branch a, and whatever maps the channels."""
-
-    operators_on = ("cpu", "cuda")
 
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
         """Return True for the options that the operator computes."""
@@ -93,10 +90,6 @@ def gated_mixer(
     keep = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (tokens, *weights, *others)
     )
-    if torch.is_autocast_enabled(tokens.device.type):
-        dtype = product_dtype(tokens)
-        tokens, proj, *weights = (t.to(dtype) for t in (tokens, proj, *weights))
-        proj_bias = None if proj_bias is None else proj_bias.to(dtype)
     y: Tensor = torch.ops.mixerlab.gated_mixer(
         tokens.contiguous(), prefix, *size, weights, blocks, *biases_and_kernels, proj, proj_bias,
         keep,

@@ -3,8 +3,7 @@
 ``csrc/layered.cpp`` takes a few hundred tokens through all steps while they are in the cache. In
 training the batch norm makes it pause behind the convolution. The backward pass keeps x, the narrow
 layer z, n and the convolution's output u. ``csrc/branched.cpp`` is the form of ``iffn_bn``, with
-batch norms and without shortcut, which keeps no n. ``triton/branched`` computes that form on GPUs;
-no GPU has timed it yet. There, the released form is computed by torch's operations.
+batch norms and without shortcut, which keeps no n.
 
 Time of the network with over without it, on an AMD EPYC with AVX-512: ``deit_t`` 0.68 and 0.70 in
 evaluation (batch 1 and 8), 0.69 in training (batch 4); ``poolformer_s12`` 0.55 (batch 1).
@@ -19,7 +18,7 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-from backbones.fast.base import FastModule, product_dtype
+from backbones.fast.base import FastModule
 from backbones.layers.norms import normalise
 from backbones.mixers.iffn.activations import Arb
 from backbones.mixers.iffn.mixer import IFFN
@@ -29,8 +28,6 @@ COEFFICIENTS = ("alpha", "beta", "gamma", "theta")
 
 class FastIFFN(FastModule, IFFN):
     """IFFN as released or between batch norms, with GELU, coefficients and a kernel of side 3."""
-
-    operators_on = ("cpu", "cuda")
 
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
         """Return True for the options that the operators compute, without prefix tokens."""
@@ -50,7 +47,7 @@ class FastIFFN(FastModule, IFFN):
                 and bn_mid.training == bn.training
             )
         else:
-            is_form = form == (False, True, "bn_act") and x.is_cpu and _is_affine(own["ln_mid"])
+            is_form = form == (False, True, "bn_act") and _is_affine(own["ln_mid"])
         return (
             is_form
             and x.shape[-1] == fc1.in_features
@@ -61,8 +58,6 @@ class FastIFFN(FastModule, IFFN):
             and conv.kernel_size == (3, 3)
             and type(fc1) is type(fc2) is nn.Linear
             and _keeps_averages(bn)
-            # Half precision cannot hold the statistics of a batch.
-            and (fc1.weight.dtype.itemsize > 2 or not self.training)
         )
 
     def compute(self, x: Tensor, prefix: None = None) -> Tensor:
@@ -167,10 +162,6 @@ def branched_mixer(
         last: W2 (C, h) and b2 (C,).
     """
     keep = training or _needs_gradients(tokens, *first, *coefficients, *norms, *depthwise, *last)
-    if torch.is_autocast_enabled(tokens.device.type):
-        dtype = product_dtype(tokens)
-        tokens, *products = (t.to(dtype) for t in (tokens, *first, *last))
-        first, last = (products[0], products[1]), (products[2], products[3])
     y, _, _, statistics = torch.ops.mixerlab.branched_mixer(
         tokens.contiguous(), *size, *first, coefficients, norms, running, *eps, training,
         *depthwise, *last, keep,

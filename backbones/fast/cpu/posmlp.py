@@ -31,7 +31,7 @@ TOKENS_PER_CHANNEL = 4  # from where on the order of weights costs less than tha
 class FastGatedMLP(FastModule, GatedMLP):
     """Both layers by ``linear``, and on large maps each group's channels side by side."""
 
-    operators_on = ()
+    needs_operators = False
 
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
         """Return True where either form is faster."""
@@ -71,7 +71,7 @@ class FastGatedMLP(FastModule, GatedMLP):
 class FastRelation(FastModule):
     """A token relation that keeps its matrices in evaluation and multiplies by ``batched``."""
 
-    operators_on = ()
+    needs_operators = False
 
     def compute(self: Any, u: Tensor, shifted: bool = False, contiguous: bool = False) -> Tensor:
         """Return M u + b in every window: (B, H, W, C) -> (B, H, W, C)."""

@@ -20,7 +20,7 @@ class FastGroupedLinear(FastModule, GroupedLinear):
     product with a copy after it.
     """
 
-    operators_on = ()
+    needs_operators = False
 
     @classmethod
     def may_serve(cls, module: GroupedLinear) -> bool:

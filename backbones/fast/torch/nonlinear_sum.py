@@ -21,7 +21,7 @@ CHUNK_ELEMENTS = 2**20  # of the tensor (tokens, functions, C) that is never for
 class FastNonlinearSum(FastModule, NonlinearSum):
     """As many functions at a time as give about a million values."""
 
-    operators_on = ()
+    needs_operators = False
 
     @classmethod
     def may_serve(cls, module: NonlinearSum) -> bool:

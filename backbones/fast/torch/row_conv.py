@@ -19,7 +19,7 @@ LONGEST = 4  # rows of at most so many kernels, beyond which most of the matrix 
 class FastRowConv(FastModule, RowConv):  # type: ignore[misc]
     """One product per channel, over all rows of the batch."""
 
-    operators_on = ()
+    needs_operators = False
 
     def serves(self, x: Tensor) -> bool:
         """Return True for rows on a CPU that are short for the kernel."""

@@ -22,7 +22,7 @@ TYPES = (torch.float16, torch.float32)
 class FastSubmanifoldConv3d(FastModule, SubmanifoldConv3d):
     """spconv's convolution over the voxels of a level."""
 
-    operators_on = ()
+    needs_operators = False
 
     @classmethod
     def may_serve(cls, module: Any) -> bool:

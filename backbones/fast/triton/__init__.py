@@ -1,1 +1,1 @@
-"""Triton kernels behind the operators of AFBO and IFFN, for GPUs; no GPU has timed them yet."""
+"""Triton kernels for GPUs; ``choice`` tries each on a device before its first use there."""

@@ -41,6 +41,10 @@ class PointBackbone(Backbone):
         """Return the features of voxels: (P, F) -> (P, C)."""
         raise NotImplementedError
 
+    def cast_input(self, images: Tensor) -> Tensor:
+        """Return clouds unchanged: coordinates form voxels before features are cast."""
+        return images
+
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, N) of the map for clouds (B, N, 3 + F)."""
         return [(images.shape[0], self.feature_info[0].channels, images.shape[1])]
@@ -60,7 +64,7 @@ class PointBackbone(Backbone):
         count = images.shape[2] - 3
         if images.is_meta:
             level = VoxelLevel(flat_square(*images.shape[:2]), images.device)
-            x = self.encode(_voxel_means(images[..., 3:].flatten(0, 1), level), level)
+            x = self._encode_points(images[..., 3:].flatten(0, 1), level)
             return x[level.inverse].unflatten(0, images.shape[:2])
         found = present(images)
         batch, point = torch.nonzero(found, as_tuple=True)
@@ -72,8 +76,12 @@ class PointBackbone(Backbone):
         )
         grid = torch.cat([batch[:, None], coords - lowest[batch]], dim=1)
         level = VoxelLevel(grid)
-        x = self.encode(_voxel_means(chosen[:, 3 : 3 + count], level), level)[level.inverse]
+        x = self._encode_points(chosen[:, 3 : 3 + count], level)[level.inverse]
         return x.new_zeros(*images.shape[:2], x.shape[1]).index_put((batch, point), x)
+
+    def _encode_points(self, features: Tensor, level: VoxelLevel) -> Tensor:
+        """Return the features of voxels from those of points: (N, F) -> (P, C)."""
+        return self.encode(super().cast_input(_voxel_means(features, level)), level)
 
 
 def present(clouds: Tensor) -> Tensor:

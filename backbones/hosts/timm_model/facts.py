@@ -18,6 +18,7 @@ from typing import Any
 import timm
 import torch
 from timm.models import group_parameters
+from timm.optim import auto_group_layers
 from torch import nn
 
 from backbones.hosts.timm_model.layouts import Size
@@ -63,8 +64,8 @@ class Facts:
         num_features: Channels of its pooled features.
         has_pooling: True if it pools its map; False for encoders without classifier.
         prefix: Prefix tokens of its blocks.
-        layers: Number of each parameter's layer, by timm's ``group_matcher``.
-        stages: The same in coarse groups.
+        layers: Number of each parameter's layer, by ``group_matcher`` or timm's automatic layers.
+        stages: The same in coarse groups; empty without ``group_matcher``.
         classifier: Names of timm's classifiers.
         has_mlp_head: True if its classifier has a hidden layer.
         has_two_tokens: True if it has classifiers of a class and a distillation token.
@@ -357,10 +358,13 @@ def _last_of_strides(
 
 
 def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
-    """Return the number of the group of each parameter."""
+    """Return the number of the group of each parameter.
+
+    A model without ``group_matcher`` has timm's automatic layers, and no stages.
+    """
     matcher = getattr(network, "group_matcher", None)
     if matcher is None:
-        return {}
+        return {} if coarse else auto_group_layers(network)  # type: ignore[no-untyped-call]
     try:
         groups = matcher(coarse=coarse)
     except AssertionError:  # a family has fine groups only

@@ -1,4 +1,4 @@
-"""Layers and stages of a timm model's parameters, by its ``group_matcher``."""
+"""Layers and stages of a timm model's parameters, by its ``group_matcher`` where it has one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class LayerGroups:
     Attributes:
         depths: Layers per stage.
         merges_end_stages: False: downsampling belongs to the stage after it.
+        added: See ``layer_ids.LayerNames``; without ``group_matcher`` all, as there were no layers.
     """
 
     merges_end_stages = False
@@ -25,6 +26,7 @@ class LayerGroups:
         self._layers, self._stages, self._prefix = layers, stages, prefix
         self._last = max(layers.values(), default=1)
         self._last_stage = max(stages.values(), default=1)
+        self.added = () if stages else (prefix,)
         inside: dict[int, set[int]] = defaultdict(set)
         for name, stage in stages.items():
             if 0 < stage and 0 < layers[name] < self._last:

@@ -42,12 +42,14 @@ from backbones.hosts.u_dit.blocks import (
 )
 from backbones.layers.reparam import fuse
 from backbones.options import check_odd
+from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
 
 Projections = Literal[1, 2, 3]
 WIDTHS = (1, 2, 4, 2, 2)  # of the stages over the first
 LEVELS = (0, 1, 2, 1, 1)  # index of the embedder of each stage
 BOTTLENECK = 2
+EMBEDDERS = ("t_embedders.", "y_embedders.")
 LEAST = 8  # the coarsest map has two rows for the four maps of attention
 AUTHORS = ("encoder_level_1", "encoder_level_2", "latent", "decoder_level_2", "decoder_level_1")
 PARTS = {
@@ -95,6 +97,8 @@ class UDiT(DenoisingBackbone):
 
     Source: U-DiT (2024), https://arxiv.org/abs/2405.02730.
     """
+
+    layer_names = LayerNames(stem=("stem.", *EMBEDDERS), added=EMBEDDERS)
 
     def __init__(
         self, config: HostConfig, *, channels: int, num_classes: int, learn_sigma: bool, dim: int,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.pooling import NeighbourMean
 from backbones.options import check_odd
 
 SpatialName = Literal["dw", "max", "avg", "sa", "conv", "none"]
@@ -90,15 +91,11 @@ class AveragePool(nn.Module):
 
     def __init__(self, kernel_size: int) -> None:
         super().__init__()
-        self.kernel_size = kernel_size
+        self.pool = NeighbourMean(kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean neighbour of each position: (B, H, W, C) -> (B, H, W, C)."""
-        size = self.kernel_size
-        pooled = F.avg_pool2d(
-            to_nchw(x), size, stride=1, padding=size // 2, count_include_pad=False
-        )
-        return to_nhwc(pooled)
+        return to_nhwc(self.pool(to_nchw(x)))
 
 
 class SpatialAttention(nn.Module):

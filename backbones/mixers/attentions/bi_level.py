@@ -90,7 +90,8 @@ class BiLevelRoutingAttention(Mixer):
         padded = F.pad(x, (0, 0, 0, right, 0, below))
         q, kv = self.qkv(padded).split((dim, 2 * dim), dim=-1)
         sides = (ceil_div(height, self.regions), ceil_div(width, self.regions))
-        chosen = self._chosen(self._cut(padded, sides).mean(2).detach())
+        precise = torch.promote_types(x.dtype, torch.float32)
+        chosen = self._chosen(self._cut(padded, sides).detach().mean(2, dtype=precise))
         mixed = self._attend(self._cut(q, sides), self._cut(kv, sides), chosen)
         mixed = mixed.unflatten(1, (self.regions, -1)).unflatten(3, sides)
         mixed = mixed.transpose(2, 3).flatten(1, 2).flatten(2, 3)
@@ -108,13 +109,10 @@ class BiLevelRoutingAttention(Mixer):
         The mean of queries is the query of the mean. Both are in float32 at least, since a choice
         turns rounding into another region.
         """
-        precise = torch.promote_types(means.dtype, torch.float32)
-        dim = means.shape[-1]
+        precise, dim = means.dtype, means.shape[-1]
         weight, bias = self.qkv.weight.detach(), self.qkv.bias.detach()
         with without_autocast(means.device):
-            both = F.linear(
-                means.to(precise), weight[: 2 * dim].to(precise), bias[: 2 * dim].to(precise)
-            )
+            both = F.linear(means, weight[: 2 * dim].to(precise), bias[: 2 * dim].to(precise))
             related = both[..., :dim] @ both[..., dim:].mT
         return related.topk(self.topk, dim=-1).indices.flatten(1)
 

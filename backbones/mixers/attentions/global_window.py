@@ -58,6 +58,9 @@ class GlobalWindowAttention(Mixer):
     Source: GC ViT (ICML 2023), https://arxiv.org/abs/2206.09959.
     """
 
+    # The authors mark it; their released optimiser misses the mark, since it looks for other names.
+    no_weight_decay = ("attn.rel_pos.relative_position_bias_table",)
+
     def __init__(
         self, dim: int, *, grid: Size, window: int = 7, num_heads: int | None = None
     ) -> None:

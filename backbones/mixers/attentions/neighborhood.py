@@ -71,6 +71,8 @@ class NeighborhoodAttention(Mixer):
     Source: NAT (CVPR 2023), https://arxiv.org/abs/2204.07143.
     """
 
+    no_weight_decay = ("rpb",)  # a keyword of the authors, which their released optimiser ignores
+
     def __init__(
         self,
         dim: int,

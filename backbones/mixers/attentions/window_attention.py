@@ -30,6 +30,8 @@ from backbones.registry import register_mixer
 class AnyWindowAttention(WindowAttention):
     """timm's window attention on maps of any size, in windows up to the size of its bias table."""
 
+    no_weight_decay = ("relative_position_bias_table",)
+
     def attend(self, x: Tensor, shift: int, shift_single_window: bool) -> Tensor:
         """Attend within the windows of a map: (B, H, W, C) -> (B, H, W, C).
 

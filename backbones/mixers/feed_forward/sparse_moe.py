@@ -23,10 +23,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.experts import Experts
+from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
 
 
@@ -100,8 +102,7 @@ class SparseMoE(Mixer):
     def routed(self, x: Tensor) -> Tensor:
         """Send tokens through their experts: (B, N, C) -> (B, N, C)."""
         count, experts = x.shape[1], self.router.out_features
-        precise = torch.promote_types(x.dtype, torch.float32)
-        logits = self.router(x).to(precise)
+        logits = self.logits(x)
         noisy = logits
         if self.training and self.deviation:
             noisy = logits + self.deviation * torch.randn_like(logits)
@@ -117,6 +118,14 @@ class SparseMoE(Mixer):
         back = outputs.gather(1, columns.clamp(max=experts * places - 1))
         weights = (shares.mT.flatten(1) * is_taken).to(x.dtype)
         return (weights.unsqueeze(-1) * back).unflatten(1, (self.selected, count)).sum(1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return W x in float32 at least, since rounding would turn choices: (B, N, E)."""
+        precise, weight = torch.promote_types(x.dtype, torch.float32), self.router.weight
+        with without_autocast(x.device):
+            if weight.dtype is precise:
+                return self.router(x.to(precise))
+            return F.linear(x.to(precise), weight.to(precise))
 
     def add_penalty(self, logits: Tensor, noisy: Tensor) -> None:
         """Add the balancing loss of tokens to ``penalty``."""

@@ -68,6 +68,7 @@ class AgentAttention(Mixer):
         }
     )
     shows_attention = False
+    no_weight_decay = ("an_bias", "na_bias", "ah_bias", "aw_bias", "ha_bias", "wa_bias")
 
     def __init__(
         self,

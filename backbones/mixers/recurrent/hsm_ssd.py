@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
 
 STATES = (49, 25, 9)  # by stage
@@ -68,11 +69,15 @@ class HiddenStateMixer(Mixer):
         self.D = nn.Parameter(torch.ones(1))
 
     def mix(self, x: Tensor) -> Tensor:
-        """Pool, mix the states and read them: (B, H, W, C) -> (B, H, W, C)."""
+        """Pool, mix the states and read them: (B, H, W, C) -> (B, H, W, C).
+
+        The output is of fifth degree in x and may be beyond float16's 65,504; autocast ends before.
+        """
         size = (x.shape[1], x.shape[2])
         parts = to_nhwc(self.dw(to_nchw(self.proj(x)))).flatten(1, 2).mT
-        b, c, delta = parts.chunk(3, dim=1)  # (B, S, N)
-        states = (delta.softmax(dim=-1) * b) @ x.flatten(1, 2)
-        mixed, z = self.hz_proj(states).chunk(2, dim=-1)
-        mixed = self.out_proj(mixed * F.silu(z) + mixed * self.D)
-        return (c.mT @ mixed).unflatten(1, size)
+        with without_autocast(x.device):
+            b, c, delta = parts.to(self.D.dtype).chunk(3, dim=1)  # (B, S, N)
+            states = (delta.softmax(dim=-1) * b) @ x.flatten(1, 2).to(self.D.dtype)
+            mixed, z = self.hz_proj(states).chunk(2, dim=-1)
+            mixed = self.out_proj(mixed * F.silu(z) + mixed * self.D)
+            return (c.mT @ mixed).unflatten(1, size)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 
 from backbones.layers.graph_sizes import same_size
+from backbones.layers.precision import product_dtype
 
 Size = tuple[int, int]
 Resample = Literal["bicubic", "bilinear"]
@@ -76,11 +76,7 @@ class BilinearMapping(nn.Module):
         factors: tuple[Tensor, Tensor] = (self.space_read, self.space_write)
         if not same_size(size, self.grid):
             factors = resample_factors(*factors, size, self.resample)
-        device, dtype = factors[0].device.type, factors[0].dtype
-        if dtype is torch.float64 or not is_autocast_available(device):
-            return factors
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        dtype = product_dtype(factors[0])
         return factors[0].to(dtype), factors[1].to(dtype)
 
     @torch.no_grad()

@@ -79,6 +79,8 @@ class ComplexBlocks(nn.Module):
         width: p.
     """
 
+    no_weight_decay = ("bias",)
+
     def __init__(self, blocks: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(0.02 * torch.randn(blocks, width, width, 2))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.heads import usual_heads
+from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
 
 BASE = 10000.0
@@ -68,8 +69,14 @@ class HyperMixing(Mixer):
         w1 = self.w1_gen(placed)  # (B, h, N, D / h)
         w2 = w1 if self.w2_gen is None else self.w2_gen(placed)
         values = tokens.mT.unflatten(1, (w1.shape[1], -1))  # (B, h, C / h, N)
-        mixed = F.gelu(values @ w1) @ w2.mT
-        mixed = self.layer_norm(mixed.flatten(1, 2).mT)
+        # Sums over tokens of products of three values do not fit float16.
+        norm, precise = self.layer_norm, torch.promote_types(tokens.dtype, torch.float32)
+        with without_autocast(x.device):
+            values, w1, w2 = (part.to(precise) for part in (values, w1, w2))
+            mixed = F.gelu(values @ w1) @ w2.mT
+            weight, bias = norm.weight.to(precise), norm.bias.to(precise)
+            mixed = F.layer_norm(mixed.flatten(1, 2).mT, (len(bias),), weight, bias, norm.eps)
+        mixed = mixed.to(tokens.dtype)
         count = prefix.shape[1]
         return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
 

@@ -342,7 +342,7 @@ class LayeredMixer : Branches<T> {
         Squares<T> squares{own, all.sum / h_, 0};
         each_channel<T>(h_, squares);
         Normalise<T> norm{own, norms_[0], norms_[1], squares.mean,
-                          T(1) / std::sqrt(squares.sum / h_ + eps_)};
+                          inverse_deviation(squares.sum / h_, eps_)};
         each_channel<T>(h_, norm);
         if (means != nullptr) means[token] = norm.mean, inverses[token] = norm.inverse;
       }

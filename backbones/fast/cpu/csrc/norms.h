@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "depthwise.h"
+#include "rows.h"
 
 namespace mixerlab {
 
@@ -88,7 +89,7 @@ struct Norm {
   void set(int64_t c, double w, double bias, double b, double theta, double mean, double variance,
            double near) {
     weight[c] = w, beta[c] = b, centre[c] = near;
-    inverse[c] = 1 / std::sqrt(variance + eps);
+    inverse[c] = inverse_deviation(variance, eps);
     offset[c] = is_batch ? 0 : b * near + theta - mean;
     scale[c] = w * inverse[c] * b;
     shift[c] = bias + w * inverse[c] * (theta - mean);

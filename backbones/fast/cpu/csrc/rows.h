@@ -24,6 +24,12 @@ inline auto total(V value) {
   return sum;
 }
 
+// 1 / sqrt(variance + eps); NaN for an infinite variance, whose 0 would make wrong numbers finite.
+template <class T>
+inline T inverse_deviation(T variance, T eps) {
+  return T(1) / std::sqrt(variance + eps) + (variance - variance);
+}
+
 // The sum of squares of the distance to the mean.
 template <class T>
 struct Squares {

@@ -156,7 +156,7 @@ struct StarMixer {
       each_channel<T>(dim, squares);
       Gated<T> gated{own,          open + i * dim, gate.bias,
                      norm.weight,  norm.bias,      squares.mean,
-                     T(1) / std::sqrt(squares.sum / dim + eps), y + (at + i) * dim};
+                     inverse_deviation(squares.sum / dim, eps), y + (at + i) * dim};
       each_channel<T>(dim, gated);
     }
   }

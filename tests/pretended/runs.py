@@ -1,0 +1,181 @@
+"""Runs of every family, and what is made of them, for tests/house/test_devices.py.
+
+Run by ``python -m pytest -p tests.pretended.device tests/pretended/runs.py``.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from datamodules.series.sample import write_series
+from tests.families import rest_slow_pairs
+from tests.pretended.device import DEVICE
+from tests.pretended.trainer import WORDS, use_device
+from tests.runs import SCENES, TINY, run_shared
+from tools import analyse
+from tools.analyses import analyses
+
+PRECISIONS = {"float32": "32-true", "autocast": "bf16-mixed"}
+SHORT = ("trainer.max_steps=2", "trainer.limit_val_batches=2", "schedule.warmup=0")
+POINTS = ("data.num_train=4", "data.num_val=2", "data.density=40")
+SERIES = ("data.hours=600", "data.lookback=24", "data.horizon=12", "data.batch_size=64",
+          "backbone.dim=8", "backbone.expansion=2")  # fmt: skip
+# Words of each family's run.
+FAMILIES = {
+    "classification": ("backbone=edgevit_xxs_afbo", *TINY["classification"], "task.calibrate=true"),
+    "multi_label": ("backbone=resnet18", "data.num_train=16", "data.num_val=16"),
+    "transfer": ("backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"]),
+    "forecasting": ("backbone=ffnet_1d", *SERIES),
+    "glue": ("backbone=bert_tiny_afbo", "data.num_train=64", "data.num_val=21"),
+    "point_segmentation": ("backbone=ffnet_3d_tiny", *POINTS, "task.mix=0.5"),
+    "super_resolution": (
+        "backbone=ffnet_sr_light", "data.patch_size=8", "data.patches_per_image=1",
+        "backbone.img_size=8", "trainer.limit_val_batches=1",
+    ),
+    "generation": (
+        "backbone=u_ffnet_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
+    ),
+    "segmentation": ("backbone=poolformer_s12", *TINY["segmentation"]),
+    "detection": ("backbone=poolformer_s12", *TINY["detection"]),
+}  # fmt: skip
+TOOLKITS = {"segmentation": "mmseg", "detection": "mmdet"}
+# What ``stream`` takes in Python.
+INPUTS = {
+    "forecasting": lambda folder: _series(folder / "series.csv"),
+    "glue": lambda folder: ["the dog sleeps"],
+    "point_segmentation": lambda folder: _cloud(folder / "cloud.npy"),
+    "generation": lambda folder: ["3"],
+}
+
+
+def _series(path):
+    write_series(path, 80, seed=1)
+    return path
+
+
+def _cloud(path):
+    random = np.random.default_rng(0)
+    points = [random.uniform(0, 1, (50, 3)), random.uniform(0, 255, (50, 3))]
+    np.save(path, np.column_stack(points))
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_the_device(sample_cache):
+    with pytest.MonkeyPatch.context() as patch:
+        use_device(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """family, precision -> the folder of its run with an average of the weights."""
+
+    @functools.cache
+    def trained(family, precision):
+        pytest.importorskip(TOOLKITS.get(family, "torch"))
+        return done(tmp_path_factory.mktemp(family), *typed(family, precision))
+
+    return trained
+
+
+def typed(family, precision):
+    more = ("task.ema={decay: 0.9}", f"trainer.precision={PRECISIONS[precision]}")
+    return (f"task={family}", *SHORT, *FAMILIES[family], *more)
+
+
+def done(folder, *words):
+    """Run to a successful end, and return the folder."""
+    ended = run_shared([*words, *WORDS, f"output_dir={folder}"])
+    assert ended.status == 0, ended.err
+    return ended.folder()
+
+
+CASES = [(family, precision) for family in FAMILIES for precision in PRECISIONS]
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    rest_slow_pairs(CASES, [(family, "autocast") for family in FAMILIES if family != "detection"]),
+)
+def test_a_run_trains_validates_tests_and_draws(family, precision, train):
+    folder = train(family, precision)
+    assert any((folder / "preview").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "precision"), CASES)
+def test_a_run_is_evaluated_applied_and_resumed(family, precision, train, tmp_path):
+    folder = train(family, precision)
+    for mode in ("validate", "test", "predict"):
+        done(tmp_path, f"mode={mode}", f"ckpt={folder}", "trainer.limit_val_batches=1")
+    task = tasks.load(folder, device=DEVICE)
+    inputs = INPUTS.get(family, lambda folder: torch.rand(3, 64, 64))(tmp_path)
+    assert len(list(task.stream(inputs))) >= 1
+    more = (f"ckpt={folder}", "resume=true", "trainer.max_steps=4")
+    done(tmp_path, *typed(family, precision), *more)
+
+
+SMALL = ("task=classification", "backbone=resnet18", *TINY["classification"])
+FROZEN = ("task=transfer", "backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"],
+          "head.knn.neighbours=[10]")  # fmt: skip
+# Options with tensors of their own.
+OPTIONS = {
+    "class_weights": (*SMALL, "task.loss={name: focal, class_weights: balanced}"),
+    "mixup": (*SMALL, "task.mixup={mixup_alpha: 0.8, cutmix_alpha: 1.0}"),
+    "lora": (*SMALL, "backbone=deit_t", "+backbone.lora={rank: 4, targets: [qkv, mlp]}"),
+    "better_of_two": (*SMALL, "task.ema={decay: 0.9, report: best}"),
+    "linear_probe": (*FROZEN[:-1], "protocol=linear_probe"),
+    "frozen": (*FROZEN, "protocol=frozen", "head.logistic.c=1", "head.few_shot.shots=[1]"),
+    "quantiles": ("task=forecasting", *FAMILIES["forecasting"], "head.quantiles=[0.1,0.5,0.9]"),
+    "masked_words": ("task=glue", *FAMILIES["glue"][:1], "protocol=mlm", "data.num_train=64"),
+    "next_words": ("task=glue", "backbone=gpt_tiny", "protocol=mlm", "data.num_train=64"),
+    "votes": ("task=point_segmentation", *FAMILIES["point_segmentation"], "head.votes=13"),
+    "flow": ("task=generation", *FAMILIES["generation"], "head.objective=flow",
+             "head.sampler=euler", "backbone.learn_sigma=false"),
+    "ancestral": ("task=generation", *FAMILIES["generation"], "head.sampler=ddpm",
+                  "backbone.learn_sigma=true"),
+    **{
+        name: ("task=detection", *FAMILIES["detection"][:1], *SCENES, f"head={name}")
+        for name in ("retinanet", "cascade_mask_rcnn", "dino")
+    },
+    **{
+        name: ("task=segmentation", *FAMILIES["segmentation"], f"head={name}")
+        for name in ("mask2former", "segformer", "semantic_fpn")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_with_tensors_of_their_own(name, tmp_path):
+    pytest.importorskip(
+        {"lora": "peft", "retinanet": "mmdet", "mask2former": "mmseg"}.get(name, "torch")
+    )
+    done(tmp_path, *SHORT, *OPTIONS[name], "trainer.precision=bf16-mixed")
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_a_teacher(train, tmp_path):
+    teacher = train("classification", "float32")
+    options = f"{{type: soft, teacher: edgevit_xxs_afbo, checkpoint: '{teacher}'}}"
+    done(tmp_path, *SHORT, *SMALL, f"task.distillation={options}", "trainer.precision=bf16-mixed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(analyses()) - {"report"}))
+def test_analyses_of_a_run(name, train, tmp_path):
+    run = train("classification", "autocast")
+    few = {"erf": ("image_size=64",), "landscape": ("points=3", "iterations=2")}
+    analyse.run_named([name, f"ckpt={run}", f"out={tmp_path}", "images=2", *few.get(name, ())])
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch_export", "timm"])
+def test_exports_of_a_run(to, train, tmp_path):
+    task = tasks.load(train("classification", "autocast"), device=DEVICE)
+    assert task.export(to, out=str(tmp_path / "exported"))

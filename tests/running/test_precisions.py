@@ -1,0 +1,90 @@
+"""Every family in every precision: training, evaluation, pictures, prediction, resuming, export."""
+
+import pytest
+import torch
+
+from tasks.engine.family import families
+from tests.runs import SCENES, TINY, run_here, summary, weights
+
+pytestmark = pytest.mark.usefixtures("sample_cache")
+
+PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
+TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}  # of the weights; else float32
+FEW = ("trainer.limit_train_batches=2", "trainer.limit_val_batches=2")
+# Words of the smallest run of each family, with all that it computes.
+SMALLEST = {
+    "classification": ("backbone=resnet18", *TINY["classification"]),
+    "transfer": ("backbone=resnet18", "backbone.pretrained=false", *TINY["transfer"]),
+    "detection": ("backbone=resnet18", *TINY["detection"]),
+    "segmentation": ("backbone=resnet18", *TINY["segmentation"]),
+    "super_resolution": (
+        "backbone=edsr_baseline", "data.scale=2", "data.patch_size=8", "data.patches_per_image=1",
+        "data.batch_size=4",
+    ),
+    "forecasting": (
+        "backbone=ffnet_1d", "backbone.dim=8", "backbone.expansion=2", "data.hours=600",
+        "data.lookback=24", "data.horizon=12", "data.batch_size=64",
+        "head.quantiles=[0.1,0.5,0.9]",
+    ),
+    "point_segmentation": (
+        "backbone=ffnet_3d_tiny", "data.num_train=3", "data.num_val=2", "data.density=30",
+        "data.grid_size=0.15", "data.crop_points=1500",
+    ),
+    "generation": (
+        "backbone=dit_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
+    ),
+    "glue": ("backbone=bert_tiny", "data.num_train=64", "data.num_val=21"),
+    "multi_label": ("backbone=resnet18", "data.num_train=32", "data.num_val=16"),
+}  # fmt: skip
+# Other losses and heads of a family, which compute other things in other precisions.
+OTHERS = {
+    "dino": ("task=detection", "backbone=resnet18", "head=dino", *SCENES, "head.num_proposals=20"),
+    "cascade": ("task=detection", "backbone=resnet18", "head=cascade_mask_rcnn", *SCENES,
+                "head.num_rois=16", "head.num_proposals=30"),
+    "retinanet": ("task=detection", "backbone=resnet18", "head=retinanet", *SCENES),
+    "mask2former": ("task=segmentation", "backbone=resnet18", "head=mask2former", *SCENES),
+    "mlm": ("task=glue", "protocol=mlm", "backbone=bert_tiny", "data.num_train=64",
+            "data.num_val=21"),
+    "votes": ("task=point_segmentation", *SMALLEST["point_segmentation"], "head.votes=13"),
+    "flow": ("task=generation", *SMALLEST["generation"], "head.objective=flow",
+             "head.sampler=euler"),
+    "mixed": ("task=classification", "backbone=deit_t", *TINY["classification"],
+              "task.mixup={mixup_alpha: 0.8}"),
+    "average": ("task=classification", "backbone=resnet18", *TINY["classification"],
+                "task.ema={decay: 0.5}"),
+}  # fmt: skip
+RUNS = {name: (f"task={name}", *words) for name, words in SMALLEST.items()} | OTHERS
+QUICK = {("point_segmentation", "bf16-true")}
+CASES = [
+    pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow)
+    for name in RUNS
+    for precision in PRECISIONS
+]
+
+
+def test_every_family_has_a_smallest_run():
+    assert SMALLEST.keys() == families().keys()
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys):
+    def run(*more):
+        typed = ["logger=csv", f"trainer.precision={precision}", *FEW, "trainer=cpu", *more]
+        ended = run_here([*typed, f"output_dir={tmp_path}"], capsys)
+        assert (ended.status, ended.err) == (0, "")
+        return ended.folder()
+
+    short = ("schedule.name=constant", "schedule.warmup=0")
+    folder = run(*RUNS[name], *short, "trainer.max_epochs=1")
+    metrics = summary(folder)["metrics"]
+    assert all(value == value for value in metrics.values())
+    assert list((folder / "preview").glob("*.png"))
+    kinds = {value.dtype for value in weights(folder).values() if value.is_floating_point()}
+    assert kinds == {TYPES.get(precision, torch.float32)}
+    for mode in ("validate", "test"):
+        again = summary(run(f"mode={mode}", f"ckpt={folder}"))["metrics"]
+        assert again.keys() <= metrics.keys()
+        assert mode == "validate" or again == metrics
+    run("mode=predict", f"ckpt={folder}")
+    resumed = run(*RUNS[name], *short, "trainer.max_epochs=2", "resume=true", f"ckpt={folder}")
+    assert summary(resumed)["metrics"].keys() == metrics.keys()
