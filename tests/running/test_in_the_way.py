@@ -172,7 +172,7 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
     assert (tmp_path / "curves.png").is_file()
     assert (tmp_path / "preview" / "00.png").is_file()
-    assert not report.log_finished(tmp_path)
+    assert not report.log_finished(tmp_path, {})
     assert read_run(tmp_path).status == "unfinished"
 
 
@@ -212,7 +212,7 @@ def test_links_in_a_run_folder_are_rejected(name, tmp_path):
     if name == "config.yaml":
         with pytest.raises(ValueError, match="is a link, which is not followed"):
             read_config(folder / name)
-    assert not report.log_finished(folder)
+    assert not report.log_finished(folder, {})
 
 
 @pytest.mark.parametrize("what", ["file", "link", "pipe"])
