@@ -58,13 +58,13 @@ class BestCheckpoint(CompletedCheckpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the loss of the best checkpoint."""
-        loss = {} if self.best_loss is None else {"best_loss": self.best_loss}
+        loss = {} if self.best_loss is None else {"best_second_score": self.best_loss}
         return super().state_dict() | loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, of earlier runs without the loss."""
         super().load_state_dict(state_dict)
-        self.best_loss = state_dict.get("best_loss")
+        self.best_loss = state_dict.get("best_second_score")
 
     def complete(self, trainer: Trainer, metrics: dict[str, Tensor]) -> None:
         """Replace a missing metric by a number that makes the latest checkpoint the best one."""
