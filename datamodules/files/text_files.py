@@ -110,8 +110,8 @@ def read_plain_lines(path: Path) -> list[str]:
         ValueError: The file is not a text file.
     """
     # str.splitlines would also break lines at characters that they may contain, such as U+2028.
-    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")
-    return text.removesuffix("\n").split("\n")
+    lines = read_text(path).rstrip("\x1a").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -121,7 +121,8 @@ def read_lines(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: The file is not a text file.
     """
-    lines = [nfc(line.strip()) for line in read_plain_lines(path)]
+    # Old Macs end lines with "\r" alone.
+    lines = [nfc(name.strip()) for line in read_plain_lines(path) for name in line.split("\r")]
     while lines and not lines[-1]:
         lines.pop()
     return lines
