@@ -128,7 +128,7 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def parse_number(text: str) -> float:
+def finite_number(text: str) -> float:
     """Return a finite number, written in digits.
 
     Raises:

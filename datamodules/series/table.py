@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.files.text_files import column_names, csv_rows, parse_number, read_text
+from datamodules.files.text_files import column_names, csv_rows, finite_number, read_text
 from datamodules.series.stamps import Stamps, Times, read_stamps
 
 MISSING = frozenset(("", "na", "nan", "n/a", "#n/a", "<na>", "null", "none", "?"))
@@ -140,7 +140,7 @@ def _number(cell: str, name: str, where: str) -> float:
     if text.lower() in MISSING | INFINITE:
         return math.nan
     try:
-        value = parse_number(text)
+        value = finite_number(text)
         if abs(value) > LARGEST:
             raise ValueError
     except ValueError:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.console import log
-from datamodules.files.text_files import parse_number, read_plain_lines
+from datamodules.files.text_files import finite_number, read_plain_lines
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.text.tokenizers import (
     Tokenizer,
@@ -186,7 +186,7 @@ def _label(file: Path, number: int, kind: GlueSet, text: str) -> float | None:
     if text == "-":
         return None
     try:
-        return float(kind.classes.index(text) if kind.classes else parse_number(text))
+        return float(kind.classes.index(text) if kind.classes else finite_number(text))
     except ValueError:
         expected = ", ".join(kind.classes) or "a number"
         raise ValueError(f"{file} line {number}: label {text!r} must be {expected}") from None

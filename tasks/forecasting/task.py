@@ -82,16 +82,17 @@ class ForecastingTask(BaseTask):
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the means over all elements; those of each step become ``class_figures``."""
         means = self.errors.compute()
-        if self.errors.count and not all(mean.isfinite().all() for mean in means.values()):
+        figures = {name: value.mean().float() for name, value in means.items()}
+        if self.errors.count and not all(figure.isfinite() for figure in figures.values()):
             raise ValueError(
-                "forecasts are not finite: a value of the data is too large for the network, or "
-                "its training diverged"
+                "errors of the forecasts are not finite: a value of the data is too large for the "
+                "network, or its training diverged"
             )
         self.class_figures = [
             {"step": str(step + 1), **{name: float(value[step]) for name, value in means.items()}}
             for step in range(self.model.horizon)
         ]
-        return {name: value.mean().float() for name, value in means.items()}
+        return figures
 
     def shown_figures(self, mode: str) -> list[Row]:
         """Return the metrics of parts of the horizon."""

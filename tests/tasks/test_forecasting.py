@@ -162,10 +162,11 @@ def test_another_step_than_the_checkpoints_is_said(caplog):
     assert caplog.messages == ["here was trained on steps of 1 hour; the data's are 1 day"]
 
 
-def test_figures_that_are_not_finite_are_an_error():
+@pytest.mark.parametrize("value", [torch.nan, 1e25])
+def test_figures_that_are_not_finite_are_an_error(value):
     task = make_task()
-    task.update_metrics({"future": torch.ones(1, 4, 2)}, torch.full((1, 4, 2), torch.nan))
-    with pytest.raises(ValueError, match="forecasts are not finite: a value of the data is too"):
+    task.update_metrics({"future": torch.ones(1, 4, 2)}, torch.full((1, 4, 2), value))
+    with pytest.raises(ValueError, match="errors of the forecasts are not finite: a value of the"):
         task.compute_metrics()
 
 
