@@ -334,6 +334,10 @@ def test_another_step_than_the_training_has_is_said(tmp_path, monkeypatch):
     alone.set_predict_inputs(write(tmp_path / "daily.csv", times=dates("2024-01-01", 60, "D")))
     (line,) = said
     assert line.endswith("has steps of 1 day, but the network was trained on steps of 1 hour")
+    facts = opened(tmp_path / "t.csv").facts()
+    alone.predict_only(**{name: facts[name] for name in ("names", "targets", "mean", "std")})
+    alone.set_predict_inputs(tmp_path / "daily.csv")  # of an earlier checkpoint
+    assert len(said) == 1
 
 
 def test_the_order_of_day_and_month_is_that_of_the_training(tmp_path):
