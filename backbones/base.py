@@ -71,6 +71,8 @@ class Backbone(nn.Module):
         img_size: Build resolution (H, W); (1, L) for signals.
         in_chans: Channels of the images.
         input_keys: Names of the weights that read the images, if ``in_chans`` is not 3.
+        pretrained_cfg: ``mean``, ``std``, ``interpolation`` and ``crop_pct`` that timm declares for
+            the published weights; empty for a host that timm lacks.
         pooling: Source of the embedding in words: the mean of the last map, or the class token.
     """
 
@@ -97,6 +99,7 @@ class Backbone(nn.Module):
     in_chans: int = 3
     input_keys: tuple[str, ...] = ()
     adapted: tuple[str, ...] = ()
+    pretrained_cfg: Mapping[str, Any] = MappingProxyType({})
     pooling: str = "mean of the map"
 
     def __init_subclass__(cls, **options: Any) -> None:

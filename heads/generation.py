@@ -31,6 +31,7 @@ from heads.diffusion import (
 
 TARGETS = ("Generator",)
 
+LATENT_SCALE = 0.18215  # of Stable Diffusion's VAE
 Objective = Literal["diffusion", "flow"]
 Prediction = Literal["noise", "velocity"]
 Sampler = Literal["ddpm", "ddim", "euler"]
@@ -56,7 +57,8 @@ class Generator(Remembering, nn.Module):
         clip: Clip clean inputs to [-1, 1] while sampling, for images instead of latents.
         vae: Folder of a diffusers AutoencoderKL that maps images to latents and back; None for
             data that are latents or small images themselves.
-        latent_scale: Factor of the VAE's latents.
+        latent_scale: Factor of the VAE's latents; None for ``scaling_factor`` of its config, after
+            ``shift_factor`` is subtracted.
 
     Shape: images (B, C, H, W) from -1 to 1, or latents.
 
@@ -80,7 +82,7 @@ class Generator(Remembering, nn.Module):
         guided_channels: int | None = 3,
         clip: bool = False,
         vae: str | None = None,
-        latent_scale: float = 0.18215,
+        latent_scale: float | None = None,
     ) -> None:
         super().__init__()
         check_value("head.objective", objective, Objective)
@@ -104,9 +106,16 @@ class Generator(Remembering, nn.Module):
         self.objective, self.sampler, self.steps = objective, sampler, steps
         self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
-        self.guided_channels, self.latent_scale = guided_channels, latent_scale
+        self.guided_channels = guided_channels
         # Outside of the modules: the VAE is neither trained nor saved.
         self.__dict__["vae"] = None if vae is None else load_vae(vae)
+        self.latent_scale, self.latent_shift = LATENT_SCALE, 0.0
+        if latent_scale is not None:  # as runs did that knew no shift
+            self.latent_scale = latent_scale
+        elif vae is not None:
+            config = self.__dict__["vae"].config
+            self.latent_scale = float(config.get("scaling_factor") or LATENT_SCALE)
+            self.latent_shift = float(config.get("shift_factor") or 0.0)
 
     @property
     def num_classes(self) -> int:
@@ -126,6 +135,8 @@ class Generator(Remembering, nn.Module):
             "clip",
         )
         found = {name: getattr(self, name) for name in names}
+        if self.latent_shift:
+            found["latent_shift"] = self.latent_shift
         return found | {"latent_scale": self.latent_scale if self.has_vae else None}
 
     def forward(self, images: Tensor) -> Tensor:
@@ -177,7 +188,8 @@ class Generator(Remembering, nn.Module):
         if not self.has_vae or images.shape[1] == self.backbone.channels:
             return images
         mean, deviation = self.moments(images)
-        return self.latent_scale * (mean + deviation * torch.randn_like(mean) if draw else mean)
+        latents = mean + deviation * torch.randn_like(mean) if draw else mean
+        return self.latent_scale * (latents - self.latent_shift)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -186,7 +198,8 @@ class Generator(Remembering, nn.Module):
         if vae is None:
             return latents.clamp(-1, 1)
         vae.to(latents.device)
-        decoded: Tensor = vae.decode((latents / self.latent_scale).to(vae.dtype)).sample
+        latents = latents / self.latent_scale + self.latent_shift
+        decoded: Tensor = vae.decode(latents.to(vae.dtype)).sample
         return decoded.clamp(-1, 1)
 
     def loss(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

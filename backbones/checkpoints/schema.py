@@ -107,7 +107,7 @@ class RandomPart(ClosedPart):
 
 
 class BestPart(ClosedPart):
-    """State of Lightning's ModelCheckpoint."""
+    """State of Lightning's ModelCheckpoint, with a second score of the best one."""
 
     monitor: str | None
     best_model_score: Tensor | None
@@ -118,10 +118,11 @@ class BestPart(ClosedPart):
     kth_best_model_path: str
     kth_value: Tensor | None
     last_model_path: str
+    best_second_score: Tensor | None = None
 
     @model_validator(mode="after")
     def _are_scores(self) -> Self:
-        scores = [self.best_model_score, self.current_score, self.kth_value]
+        scores = [self.best_model_score, self.current_score, self.kth_value, self.best_second_score]
         scores += self.best_k_models.values()
         if any(score is not None and score.ndim for score in scores):
             raise ValueError("has scores that are not single numbers")

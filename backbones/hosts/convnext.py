@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_patch_conv, create_timm_model, extend_all
+from backbones.hosts.scaffolds.timm_source import (
+    create_patch_conv,
+    create_timm_model,
+    extend_all,
+    read_source,
+)
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.mixing import mix_nchw
@@ -40,6 +45,7 @@ class ConvNeXt(HierarchicalBackbone):
 
     def __init__(self, model: TimmConvNeXt, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.stem = model.stem
         self.stages = model.stages
         features = cast("list[dict[str, int]]", model.feature_info)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
@@ -64,6 +64,7 @@ class DeiT(IsotropicBackbone):
         distilled: bool = False,
     ) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.patch_embed = model.patch_embed
         self.cls_token: nn.Parameter | None
         self.pos_embed: nn.Parameter

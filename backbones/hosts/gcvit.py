@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, factory_at, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
@@ -40,6 +40,7 @@ class GCViT(HierarchicalBackbone):
 
     def __init__(self, model: GlobalContextVit, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.stem = model.stem
         restride(self.stem, config)
         self.stages = model.stages

@@ -25,7 +25,12 @@ from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
-from backbones.hosts.scaffolds.timm_source import create_patch_conv, create_timm_model, extend
+from backbones.hosts.scaffolds.timm_source import (
+    create_patch_conv,
+    create_timm_model,
+    extend,
+    read_source,
+)
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
@@ -39,6 +44,7 @@ class PatchMLP(IsotropicBackbone):
 
     def __init__(self, model: MlpMixer, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.stem = model.stem
         self.blocks = model.blocks
         self.set_map(config, model.num_features, model.norm)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.graph_sizes import missing
 from backbones.mixing import mix_nchw
 from backbones.registry import register_host
@@ -39,6 +39,7 @@ class PoolFormer(HierarchicalBackbone):
 
     def __init__(self, model: MetaFormer, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.stem = model.stem
         restride(self.stem, config)
         self.stages = model.stages

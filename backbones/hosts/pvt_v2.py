@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
-from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.graph_sizes import same_size
 from backbones.mixing import mix_tokens
 from backbones.registry import register_host
@@ -38,6 +38,7 @@ class PVTv2(HierarchicalBackbone):
 
     def __init__(self, model: PyramidVisionTransformerV2, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.patch_embed = model.patch_embed
         restride(self.patch_embed, config)
         self.stages = model.stages

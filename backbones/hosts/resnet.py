@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backbones.base import FeatureInfo, HostConfig
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model
+from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.registry import register_host
 
 STEM = ("conv1", "bn1", "act1", "maxpool")
@@ -59,6 +59,7 @@ class ResNet(HierarchicalBackbone):
         global_pool: Pool = "avg",
     ) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         for name in (*STEM, *STAGES):
             self.add_module(name, model.get_submodule(name))
         features = cast("list[dict[str, int]]", model.feature_info)[1:]  # the first is the stem

@@ -25,7 +25,7 @@ from torch import Tensor
 from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
-from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all
+from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all, read_source
 from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.registry import register_host
 
@@ -47,6 +47,7 @@ class Swin(HierarchicalBackbone):
 
     def __init__(self, model: SwinTransformer, config: HostConfig) -> None:
         super().__init__()
+        self.pretrained_cfg = read_source(model)
         self.patch_embed = model.patch_embed
         self.layers = model.layers
         self.set_maps(config, [info["num_chs"] for info in model.feature_info])

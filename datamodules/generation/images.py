@@ -14,12 +14,13 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.decoding import load_rgb
-from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION
+from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION, first_few, list_folders
 from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 
 MODES = {1: "L", 3: "RGB"}
 LATENTS = ".npy"
+LATENT_SCALE = 0.18215  # of Stable Diffusion's VAE
 KNOWN = IMAGE_SUFFIXES | {LATENTS}
 
 
@@ -39,7 +40,8 @@ class GenerationDataModule(BaseDataModule):
         flip: Mirror half of the training images; of latents, those with a mirror image.
         latents: Folder for the latents of the images, which a run with ``head.vae`` computes once;
             None computes them in each step.
-        latent_scale: Factor of means and deviations.
+        latent_scale: Factor of means and deviations; None for that of the VAE that made
+            ``latents``, or else 0.18215.
         draw_classes: Names or numbers of the classes to generate in mode=predict and in pictures;
             None for all.
         draw_count: Images per class.
@@ -66,7 +68,7 @@ class GenerationDataModule(BaseDataModule):
         factor: int = 8,
         flip: bool = True,
         latents: str | Path | None = None,
-        latent_scale: float = 0.18215,
+        latent_scale: float | None = None,
         draw_classes: Sequence[str | int] | None = None,
         draw_count: int = 4,
         draw_seed: int = 0,
@@ -81,7 +83,8 @@ class GenerationDataModule(BaseDataModule):
         if latents is not None and latent_channels is None:
             raise ValueError("data.latents needs data.latent_channels, such as 4")
         self.latents = None if latents is None else Path(latents).expanduser()
-        self.latent_scale = latent_scale
+        self.typed_scale = latent_scale
+        self.set_latent_scale(None)
         self.image_size = check_minimum("image_size", image_size, 8)
         self.factor = check_minimum("factor", factor, 1)
         self.channels, self.latent_channels, self.flip = channels, latent_channels, flip
@@ -140,6 +143,13 @@ class GenerationDataModule(BaseDataModule):
         names = VALIDATION if split == "val" else (split,)
         base = next(filter(Path.is_dir, (self.folder / name for name in names)), None)
         found: list[tuple[Path, int]] = []
+        if base is not None:
+            strays = sorted({*list_folders(base)} - {*self.class_names})
+            if strays:
+                raise ValueError(
+                    f"{base} has class folders that {self.folder / 'train'} lacks: "
+                    f"{first_few(strays)}"
+                )
         for label, name in enumerate(self.class_names if base else ()):
             assert base is not None
             files = sorted((base / name).glob("*")) if (base / name).is_dir() else []
@@ -151,6 +161,12 @@ class GenerationDataModule(BaseDataModule):
         if not found:
             raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
         return found
+
+    def set_latent_scale(self, scale: tuple[float, float] | None) -> None:
+        """Set factor and shift of means and deviations where the options leave them open."""
+        if self.typed_scale is not None:
+            scale = self.typed_scale, 0.0
+        self.latent_scale, self.latent_shift = scale or (LATENT_SCALE, 0.0)
 
     def check_latents(self) -> None:
         """Check after ``setup`` that the network's inputs need no VAE.
@@ -301,12 +317,15 @@ class LabelledImages:
         if values.shape == moments:
             mean, deviation = np.split(values, 2)
             noise = np.random.normal(size=mean.shape) if self.training else 0.0
-            values = np.asarray(self.data.latent_scale * (mean + deviation * noise), np.float32)
+            scale, shift = self.data.latent_scale, self.data.latent_shift
+            values = np.asarray(scale * (mean + deviation * noise - shift), np.float32)
         elif values.shape != (channels, *sides):
             raise ValueError(
                 f"{file} is {values.shape}; latents must be {(channels, *sides)}, or means and "
                 f"deviations {moments}"
             )
+        if not np.isfinite(values).all():
+            raise ValueError(f"{file} holds NaN or Inf; make it again, or remove it")
         return values
 
 

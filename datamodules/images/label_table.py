@@ -107,10 +107,6 @@ def read_label_table(
             f"{path} has the columns {first_few(rows[0])}; it needs the image, then a column of "
             "labels or a column of 0 and 1 per class"
         )
-    if not all(columns):
-        raise ValueError(
-            f"{path} has a column without a name; name it in the first row, or drop it"
-        )
     if len(columns) == 1 and _has_lists(columns[0], [row[columns[0]] for row in rows]):
         found, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:
@@ -276,7 +272,20 @@ def _find_separator(path: Path, cells: Sequence[str], column: str) -> str:
             f"{path}: column {column!r} has lists in brackets ({bracketed!r}); write the labels "
             "alone, such as cat;dog"
         )
+    if not found and separated_by_spaces(cells):
+        log(
+            f"{path}: words of column {column!r} recur in several labels ({first_few(cells, 3)}); "
+            "if spaces separate labels, pass data.label_separator=' '"
+        )
     return found[0] if found else SEPARATORS[0]
+
+
+def separated_by_spaces(cells: Sequence[str]) -> bool:
+    """Return True if half of the labels have several words, some of which recur in other labels."""
+    labels = {frozenset(cell.split()) for cell in cells}
+    longer = [label for label in labels if len(label) > 1]
+    words = Counter(word for label in labels for word in label)
+    return 2 * len(longer) >= len(labels) and any(words[w] > 1 for label in longer for w in label)
 
 
 def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:

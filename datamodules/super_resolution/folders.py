@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
+from datamodules.files.console import log
 from datamodules.files.folders import first_few, list_folders, list_images, validation_folder
 from datamodules.loading.sampling import NamedDataset, SeededDataset
 from datamodules.super_resolution.base import SuperResolutionDataModule
 from datamodules.super_resolution.pairs import Pair, WholeImages
 
-HIGH = ("HR", "GT", "original")  # names of the folder of high-resolution images within a set
-LOW = ("LR_bicubic/X{scale}", "LRbicx{scale}", "LR_bicubic/x{scale}", "LR/X{scale}")
+# Names of the folder of high-resolution images within a set. BasicSR shrinks GTmod12, whose sides
+# are multiples of 12, and not its original.
+HIGH = ("HR", "GT", "GTmod12", "original")
+# Small images: paths below the set's folder and names of files, in any case and punctuation.
+LOW = re.compile(r"lr(?:bi|bic|bicubic)?x([2-9])")
+UNREAD = re.compile(r"lr[a-z]*(?:x[2-9])?")
+SMALL = ("{0}x{1}", "{0}", "{0}_x{1}", "{0}_LR_x{1}", "{0}_LRBI_x{1}")  # of stem and scale
 VALIDATION = range(801, 901)  # numbers of DIV2K's validation images
 COUNTS = {"Set5": 5, "Set14": 14, "B100": 100, "Urban100": 100, "Manga109": 109}
 SETS = {name.lower(): name for name in COUNTS}
@@ -25,8 +32,9 @@ class ImageFolderSRDataModule(SuperResolutionDataModule):
     """Any images: ``train`` and ``val``, or one folder of which a share is validated.
 
     Layout: each folder has the images, or ``HR`` with the images and ``LR_bicubic/X2``, ``X3`` and
-    ``X4`` with their small ones, named ``0001x4.png`` for ``0001.png``. Without small images the
-    large ones are shrunk as by MATLAB's imresize.
+    ``X4`` with their small ones, named ``0001x4.png`` for ``0001.png``. BasicSR's ``GTmod12`` and
+    ``LRbicx4`` and RCAN's ``LRBI/x4`` are read, too. Without small images the large ones are shrunk
+    as by MATLAB's imresize.
 
     Args:
         root: The folder.
@@ -183,11 +191,34 @@ class BenchmarkDataModule(SuperResolutionDataModule):
 
 
 def find_pairs(folder: Path, scale: int) -> list[Pair]:
-    """Return the images of a folder, or of its ``HR`` with their small ones, by name."""
+    """Return the images of a folder, or of its ``HR`` with their small ones, by name.
+
+    Raises:
+        ValueError: Small images lie in a folder of an unknown name among the large ones.
+    """
     high = next((folder / name for name in HIGH if (folder / name).is_dir()), folder)
-    low = [folder / name.format(scale=scale) for name in LOW]
-    found = next((one for one in low if one.is_dir()), None)
-    return match_pairs(high, found, scale)
+    small = {path: re.sub("[^a-z0-9]", "", str(path.relative_to(folder)).lower())
+             for path in _inner_folders(folder)}  # fmt: skip
+    scales = {path: known[1] for path, name in small.items() if (known := LOW.fullmatch(name))}
+    low = next((path for path in scales if scales[path] == str(scale)), None)
+    read = {folder / name for name in HIGH} | {part for one in scales for part in (one, one.parent)}
+    others = [path for path in small if path not in read and UNREAD.fullmatch(small[path])]
+    others = [path for path in others if list_images(path)]
+    if others:
+        text = (
+            f"{first_few(others)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
+            f"or LRBI/x{scale} beside HR or GT only"
+        )
+        if high == folder:
+            raise ValueError(f"{text}; move the large ones to {folder / HIGH[0]}")
+        log(f"{text}; " + (f"read: {low}" if low else "the large ones are shrunk"))
+    return match_pairs(high, low, scale)
+
+
+def _inner_folders(folder: Path) -> list[Path]:
+    """Return the folders of two levels below a folder."""
+    first = [folder / name for name in list_folders(folder)]
+    return [*first, *(one / name for one in first for name in list_folders(one))]
 
 
 def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
@@ -205,7 +236,8 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
     pairs, missing = [], []
     for name in names:
         stem = Path(name).stem
-        found = small.get(f"{stem}x{scale}", small.get(stem))
+        named = (name.format(stem, scale) for name in SMALL)
+        found = next((small[one] for one in named if one in small), None)
         if found is None:
             missing.append(f"{stem}x{scale}")
         pairs.append(Pair(high / name, found))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.strategies import FSDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from PIL import Image
 from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
@@ -248,7 +248,9 @@ class ClassificationTask(ClassesTask):
         """Refuse bytes that no datamodule normalises."""
         batch = super().on_before_batch_transfer(batch, dataloader_idx)
         images = batch.get("image")
-        without = self._trainer is not None and getattr(self._trainer, "datamodule", None) is None
+        trainer: Any = self._trainer
+        running = trainer is not None and trainer.state.status == TrainerStatus.RUNNING
+        without = running and getattr(trainer, "datamodule", None) is None
         if without and isinstance(images, Tensor) and images.dtype == torch.uint8:
             raise ValueError(
                 "this loader gives images as bytes, which a datamodule normalises: call "

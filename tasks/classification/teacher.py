@@ -22,6 +22,7 @@ from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier
 from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
+from tasks.engine.normalisation import IMAGENET, expected_preprocessing
 from tasks.engine.saved_config import checkpoint_file, open_saved
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -203,7 +204,9 @@ def _load(
             )
         network = LinearClassifier.from_pretrained(name, file)
         _check_count(network.classifier.out_features, class_names, str(file))
-        return network, name, normalisation, None
+        expected = dict(zip(IMAGENET, normalisation, strict=True))
+        expected |= expected_preprocessing(network.backbone, file)[0]
+        return network, name, (expected["mean"], expected["std"]), None
     assert name is not None
     network = _build_timm(name, file, class_names)
     data = data_config_of(network)

@@ -153,6 +153,10 @@ class BaseTask(Remembering, LightningModule):
         """Return the rows of ``class_figures`` that a run prints; after a training none."""
         return [] if mode == "fit" else self.class_figures
 
+    def summary_facts(self) -> dict[str, Any]:
+        """Return what summary.json keeps of the last evaluation besides its metrics."""
+        return {}
+
     def check_training(self, strategy: Any, batch: int) -> None:
         """Refuse conflicting options of task and trainer; see ``optimizing.check_training``."""
         check_training(self, strategy, batch)
@@ -342,12 +346,15 @@ class BaseTask(Remembering, LightningModule):
         data = predicting.serving(self, images, batch_size, num_workers)
         if out is not None:
             return predicting.predict_to(self, data, Path(out))
-        return list(predicting.stream(self, data))
+        return predicting.predict_all(self, data)
 
     def stream(
         self, images: Any, *, batch_size: int | None = None, num_workers: int = 0
     ) -> Iterator[Row]:
-        """Yield what ``predict`` returns, holding one batch at a time."""
+        """Yield what ``predict`` returns, holding one batch at a time.
+
+        Unreadable files are left out with a warning; if all are, a ValueError names the first.
+        """
         return predicting.stream(self, predicting.serving(self, images, batch_size, num_workers))
 
     def export(self, to: str, **options: Any) -> list[Path]:

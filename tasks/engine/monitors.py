@@ -29,15 +29,42 @@ def warn_absent(metric: str, effect: str) -> None:
 
 
 WORST = 1e30  # beyond every figure
+LOSS = "val/loss"
 
 
 class BestCheckpoint(CompletedCheckpoint):
-    """The best checkpoint by a metric; the latest one until a validation has the metric."""
+    """The best checkpoint by a metric; the latest one until a validation has the metric.
+
+    Of equal figures the one of the lower loss is better, or the earlier one without a loss.
+    """
+
+    best_loss: Tensor | None = None
 
     @property
     def state_key(self) -> str:
         """The key of the base class, by which checkpoints know the state."""
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return True for a better figure, or an equal one with a lower loss."""
+        better = super().check_monitor_top_k(trainer, current)
+        loss, before = trainer.callback_metrics.get(LOSS), self.best_loss
+        if not better and loss is not None and before is not None:
+            equal = bool(current == self.best_model_score and loss < before)
+            better = trainer.strategy.reduce_boolean_decision(equal)
+        if better:
+            self.best_loss = None if loss is None else loss.clone()
+        return better
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state and the loss of the best checkpoint."""
+        loss = {} if self.best_loss is None else {"best_second_score": self.best_loss}
+        return super().state_dict() | loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, of earlier runs without the loss."""
+        super().load_state_dict(state_dict)
+        self.best_loss = state_dict.get("best_second_score")
 
     def complete(self, trainer: Trainer, metrics: dict[str, Tensor]) -> None:
         """Replace a missing metric by a number that makes the latest checkpoint the best one."""

@@ -58,15 +58,35 @@ def predicted_rows(task: BaseTask, data: Any, describe: Describe) -> Iterator[Ro
 
 
 def stream(task: BaseTask, data: Any) -> Iterator[Row]:
-    """Yield a row per input; see ``BaseTask.stream``.
+    """Yield a row per readable input, and warn of each other one; see ``BaseTask.stream``.
+
+    Raises:
+        ValueError: No input can be read.
+    """
+    broken, is_empty = "", True
+    for row in predicted_rows(task, data, task.describe):
+        if UNREADABLE in row:
+            broken = broken or row[UNREADABLE]
+            logger.warning("%s; it is left out", row[UNREADABLE])
+        else:
+            is_empty = False
+            yield row
+    if broken and is_empty:
+        raise ValueError(broken)
+
+
+def predict_all(task: BaseTask, data: Any) -> list[Row]:
+    """Return a row per input; see ``BaseTask.predict``.
 
     Raises:
         ValueError: Names an input that cannot be read.
     """
+    rows = []
     for row in predicted_rows(task, data, task.describe):
         if UNREADABLE in row:
             raise ValueError(row[UNREADABLE])
-        yield row
+        rows.append(row)
+    return rows
 
 
 def predict_to(task: BaseTask, data: Any, folder: Path) -> SavedRows:

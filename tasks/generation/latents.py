@@ -48,7 +48,8 @@ def write_latents(
     if not model.has_vae:
         return
     if rank == 0:
-        write_record(data.latents, made_by)
+        scale = {"scale": model.latent_scale, "shift": model.latent_shift}
+        write_record(data.latents, made_by | scale)
     own = data.images()[rank::processes]
     missing = [file for file in own if not data.latent_file(file).is_file()]
     started = shown = time.monotonic()

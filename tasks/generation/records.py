@@ -39,6 +39,15 @@ def differences(folder: Path, made_by: Mapping[str, Any]) -> str:
     )
 
 
+def recorded_scale(folder: Path) -> tuple[float, float] | None:
+    """Return factor and shift of a folder's latents; None for earlier and other folders."""
+    try:
+        found = json.loads((folder / RECORD).read_text())
+        return float(found["scale"]), float(found["shift"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def write_record(folder: Path, made_by: Mapping[str, Any]) -> None:
     """Write what makes the files of a folder; a missing folder is made."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ from tasks.generation.quality import (
     read_statistics,
     statistics,
 )
-from tasks.generation.records import differences, digest, write_record
+from tasks.generation.records import differences, digest, recorded_scale, write_record
 
 SAMPLES, IMAGES = "samples", "images"  # folders of a test's samples and of predicted images
 SHOWN, PER_CLASS = 10, 4  # classes and images per class of the sheet
@@ -116,9 +116,21 @@ class GenerationTask(BaseTask):
         """Return the mean error; in a test also what compares samples with the test images."""
         figures = {"mse": self.errors.compute().float()}
         trainer: Any = self._trainer
-        if self.num_samples and trainer is not None and trainer.testing:
+        if self.num_samples and trainer is not None and trainer.testing and not self._is_brief():
             figures |= self._compare_samples(trainer)
         return figures
+
+    def _is_brief(self) -> bool:
+        """Return True, and log it, after a training of fewer steps than a sample takes."""
+        trainer: Any = self._trainer
+        done = 0 if trainer is None else trainer.global_step
+        brief = bool(0 < done < self.model.steps)
+        if brief:
+            log(
+                f"The training had {done} steps, fewer than a sample's head.steps="
+                f"{self.model.steps}: no samples are drawn; mode=test and mode=predict draw them"
+            )
+        return brief
 
     def shown_figures(self, mode: str) -> list[Row]:
         """Return the metrics of samples with what they are compared with."""
@@ -148,6 +160,10 @@ class GenerationTask(BaseTask):
         data: Any = getattr(trainer, "datamodule", None)
         if stage != "predict" and not self.model.has_vae and hasattr(data, "check_latents"):
             data.check_latents()
+        if stage != "predict" and hasattr(data, "set_latent_scale"):
+            own = self.model.latent_scale, self.model.latent_shift
+            recorded = recorded_scale(data.latents or data.folder)
+            data.set_latent_scale(own if self.model.has_vae else recorded)
         if stage != "predict" and getattr(data, "latents", None) is not None:
             device = trainer.strategy.root_device
             write_latents(self.model, data, device, trainer.global_rank, trainer.world_size)
@@ -311,6 +327,8 @@ class GenerationTask(BaseTask):
     def preview(self, batch: Batch, datamodule: Any) -> list[Image.Image]:
         """Draw one sheet with a row per class; latents without a VAE are skipped."""
         if not (self.model.has_vae or self.model.backbone.channels in (1, 3)):
+            return []
+        if self._is_brief():
             return []
         count = len(self.class_names)
         spaced = sorted({round(i * (count - 1) / (SHOWN - 1)) for i in range(SHOWN)})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.opening import Checkpoint, in_memory, open_checkpoint
@@ -33,13 +35,14 @@ DRAWN = 60  # low-resolution pixels of a picture's sides
 class SuperResolutionTask(BaseTask):
     """Enlargement of images by a whole factor.
 
-    PSNR and SSIM are the means of the images' figures, see ``quality``. The validation loss is the
+    PSNR and SSIM are the means of the images' figures, see ``quality``. An image without any
+    error, such as a black one, is left out of the mean PSNR and counted. The validation loss is the
     mean absolute difference, see ``evaluation_loss``.
     """
 
     family = FAMILY
     headline = ("psnr", "ssim")
-    metric_stores = ("psnr", "ssim")
+    metric_stores = ("psnr", "ssim", "exact")
     preview_images = 6
 
     def __init__(
@@ -52,6 +55,7 @@ class SuperResolutionTask(BaseTask):
     ) -> None:
         super().__init__(model, optimizer=optimizer, schedule=schedule, ema=ema)
         self.psnr, self.ssim = (MeanMetric().set_dtype(torch.float64) for _ in range(2))
+        self.exact = SumMetric()
 
     @property
     def scale(self) -> int:
@@ -61,21 +65,33 @@ class SuperResolutionTask(BaseTask):
     def update_metrics(self, batch: Batch, predictions: list[Tensor]) -> None:
         """Add the figures of each image."""
         for enlarged, truth in zip(predictions, batch["high"], strict=True):
-            for name, value in self._figures_of(enlarged, truth).items():
-                getattr(self, name).update(value)
+            figures = self._figures_of(enlarged, truth)
+            self.ssim.update(figures["ssim"])
+            exact = figures["psnr"] == math.inf
+            self.exact.update(exact)
+            if not exact:
+                self.psnr.update(figures["psnr"])
 
     def _figures_of(self, enlarged: Tensor, truth: Tensor) -> dict[str, float]:
         one, other = compared(enlarged, truth, self.scale)
         return {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
 
     def compute_metrics(self) -> dict[str, Tensor]:
-        """Return the means over all images."""
-        return {name: getattr(self, name).compute().float() for name in self.metric_stores}
+        """Return the means over all images; PSNR over those with an error, if there are any."""
+        exact = int(self.exact.compute())
+        figures = {name: getattr(self, name).compute().float() for name in self.headline}
+        if exact:
+            rank_zero_warn(
+                f"{exact} images equal their true ones, as black images do: their PSNR is infinite "
+                "and left out of the mean"
+            )
+            figures["psnr"] = figures["psnr"].nan_to_num(math.inf)
+        return figures
 
     def reset_metrics(self) -> None:
         """Reset the means."""
-        self.psnr.reset()
-        self.ssim.reset()
+        for name in self.metric_stores:
+            getattr(self, name).reset()
 
     def evaluation_loss(self, batch: Batch, predictions: list[Tensor]) -> Summed:
         """Return the sum of absolute differences and the number of values."""
@@ -138,12 +154,17 @@ class SuperResolutionTask(BaseTask):
 
     @torch.no_grad()
     def _stripes(self, batch: Batch, index: int) -> Iterator[NDArray[Any]]:
-        """Yield stripes (h, W, C) of an enlarged image, in the depth and channels of its file."""
+        """Yield stripes (h, W, C) of an enlarged image, in the depth and channels of its file.
+
+        Colours are enlarged times alpha where that varies, since transparent pixels have any.
+        """
         low = batch["low"][index]
         alpha = batch["alpha"][index] if "alpha" in batch else low[:0]
         is_grey = "grey" in batch and bool(batch["grey"][index])
         bits = int(batch["bits"][index]) if "bits" in batch else 8
         most = 2**bits - 1
+        varies = bool((alpha != alpha[:, :1, :1]).any())
+        low = low * alpha if varies else low
         wide = mirror(alpha[None], 2, MARGIN, MARGIN)
         done = 0
         for whole in self.model.enlarge_rows(low):
@@ -155,7 +176,10 @@ class SuperResolutionTask(BaseTask):
                     rows = stripe.shape[1] // self.scale
                     part = enlarge(wide[:, :, done : done + rows + 2 * MARGIN], self.scale)
                     cut = self.scale * MARGIN
-                    stripe = torch.cat([stripe, part[0, :, cut:-cut].float()])
+                    opacity = part[0, :, cut:-cut].float()
+                    if varies:
+                        stripe = stripe / opacity.clamp(min=0.5 / most)
+                    stripe = torch.cat([stripe, opacity])
                     done += rows
                 values = (stripe.clamp(0, 1) * most).round().permute(1, 2, 0).cpu().numpy()
                 yield values.astype(np.uint8 if bits == 8 else np.uint16)

@@ -17,6 +17,7 @@ from datamodules.super_resolution.folders import (
     DF2KDataModule,
     DIV2KDataModule,
     ImageFolderSRDataModule,
+    find_pairs,
 )
 from datamodules.super_resolution.imresize import crop_to_multiple, downscale, imresize
 from datamodules.super_resolution.pairs import (
@@ -233,6 +234,45 @@ def test_names_that_differ_are_an_error(folder, change, said):
     change(folder)
     with pytest.raises(ValueError, match=said):
         ImageFolderSRDataModule(folder, scale=2).setup()
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "name"),
+    [
+        ("HR", "LR_bicubic/X2", "{}x2"),
+        ("HR", "LR_bicubic_X2", "{}"),
+        ("GT", "LRBI/x2", "{}_LRBI_x2"),
+        ("GTmod12", "LRbicx2", "{}"),
+        ("HR", "LR/X2", "{}_x2"),
+    ],
+)
+def test_small_images_are_found_by_all_public_names(tmp_path, high, low, name, caplog):
+    """BasicSR's set has the images before and after the crop to multiples of 12."""
+    write(tmp_path / "original", "ab", side=31)
+    write(tmp_path / high, "ab")
+    write(tmp_path / low, map(name.format, "ab"), side=12)
+    write(tmp_path / "LRbicx3", "ab", side=8)
+    pairs = find_pairs(tmp_path, 2)
+    assert [pair.high.parent for pair in pairs] == [tmp_path / high] * 2
+    assert [pair.low for pair in pairs] == [
+        tmp_path / low / f"{name.format(stem)}.png" for stem in "ab"
+    ]
+    assert not caplog.records
+    data = BenchmarkDataModule(tmp_path, scale=2, sets=["set5"], published_counts=False)
+    data.setup()
+    assert data.dataset("val")[0, 1]["low"].shape == (3, 12, 12)
+
+
+@pytest.mark.parametrize("low", ["LR_unknown/X2", "LRBD", "LR"])
+def test_unknown_folders_of_small_images_are_named(tmp_path, low, caplog):
+    write(tmp_path / "HR", "ab")
+    write(tmp_path / low, "ab", side=12)
+    caplog.set_level("INFO")
+    assert find_pairs(tmp_path, 2) == [Pair(tmp_path / "HR" / f"{stem}.png") for stem in "ab"]
+    assert f"{tmp_path / low}: small images are read from LR_bicubic/X2" in caplog.text
+    (tmp_path / "HR").rename(tmp_path / "photos")
+    with pytest.raises(ValueError, match=rf"{low}: small images .* move the large ones to .*HR"):
+        find_pairs(tmp_path, 2)
 
 
 def write(folder, names, side=24):

@@ -224,6 +224,14 @@ def test_a_teacher_from_our_run_folder(run):
             loaded(names, checkpoint=str(folder), **options)
 
 
+def test_a_teacher_of_a_plain_file_has_timms_statistics(tmp_path):
+    """And so have the label maps of ``tools/annotate.py``, which opens teachers likewise."""
+    model = LinearClassifier(create_backbone("gmlp_ti"), 10)
+    torch.save(model.state_dict(), tmp_path / "gmlp.pth")
+    teacher = loaded(teacher="gmlp_ti", checkpoint=str(tmp_path / "gmlp.pth"))
+    assert [tuple(part) for part in teacher.normalisation] == [(0.5,) * 3] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

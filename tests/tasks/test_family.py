@@ -79,6 +79,30 @@ def test_a_validation_without_the_metric_is_the_worst(mode, real, tmp_path):
         best._monitor_candidates(trainer)
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_equal_figures_are_ranked_by_the_loss(mode, tmp_path):
+    """And a resumed run knows the loss of its best checkpoint."""
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision: decision)
+    best = BestCheckpoint(dirpath=tmp_path, monitor="val/x", mode=mode)
+
+    def is_saved(figure, loss):
+        metrics = {} if loss is None else {"val/loss": torch.tensor(loss)}
+        trainer = SimpleNamespace(callback_metrics=metrics, strategy=strategy)
+        saved = best.check_monitor_top_k(trainer, torch.tensor(figure))
+        if saved:
+            best.best_k_models = {"x": torch.tensor(figure)}
+            best.kth_best_model_path, best.best_model_score = "x", torch.tensor(figure)
+        return saved
+
+    assert is_saved(100.0, 0.5)
+    assert [is_saved(100.0, loss) for loss in (0.6, 0.5, 0.4, None)] == [False, False, True, False]
+    state, best = best.state_dict(), BestCheckpoint(dirpath=tmp_path, monitor="val/x", mode=mode)
+    best.load_state_dict(state)
+    assert [is_saved(100.0, loss) for loss in (0.45, 0.3)] == [False, True]
+    worse, better = (99.0, 101.0) if mode == "max" else (101.0, 99.0)
+    assert [is_saved(worse, 0.1), is_saved(better, 0.9)] == [False, True]
+
+
 @pytest.mark.parametrize(("mode", "best", "worst"), [("max", "c", "a"), ("min", "a", "c")])
 def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path):
     """And each validation of an epoch has a file of its own."""

@@ -120,6 +120,18 @@ def test_a_stream_holds_one_batch(example, photos, monkeypatch):
     assert torch.equal(task.model.classifier.weight, weights)  # the average is swapped out
 
 
+def test_a_stream_goes_on_after_a_broken_photo(example, photos, caplog):
+    task = example[0]
+    names = [row["image"] for row in task.stream(photos, batch_size=2)]
+    assert names == [str(path) for path in sorted(photos.iterdir()) if path.stem != "broken"]
+    assert "broken.jpg" in caplog.text
+    assert "it is left out" in caplog.text
+    with pytest.raises(ValueError, match="broken"):
+        list(task.stream(photos / "broken.jpg"))
+    with pytest.raises(ValueError, match="broken"):
+        task.predict(photos)
+
+
 def test_a_failure_keeps_the_rows_before_it(example, photos, tmp_path, monkeypatch):
     task, calls = example[0], itertools.count()
     describe = task.describe

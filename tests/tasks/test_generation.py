@@ -36,6 +36,7 @@ from tasks.generation.quality import (
     pixel_kid,
     statistics,
 )
+from tasks.generation.records import recorded_scale
 from tasks.generation.task import GenerationTask, sheet, to_bytes
 from tests.runs import composed, run_here, run_shared
 
@@ -265,6 +266,50 @@ def test_folders_of_images_and_latents(tmp_path):
     assert latents.dataset("train")[0, 0]["images"].tolist() == np.full((4, 2, 2), 3.0).tolist()
 
 
+def test_classes_that_only_validation_has_and_nan_are_refused(tmp_path):
+    root, channels = folders_of_images(tmp_path), {"latent_channels": None, "factor": 1}
+    np.save(root / "train/cat/b.npy", np.full((4, 2, 2), np.nan, np.float32))
+    data = GenerationDataModule(root, image_size=16, num_workers=0, batch_size=2)
+    data.setup()
+    with pytest.raises(ValueError, match=r"train/cat/b\.npy holds NaN or Inf"):
+        data.dataset("train")[0, 1]
+    (root / "val/bird").mkdir()
+    data = GenerationDataModule(root, image_size=8, num_workers=0, batch_size=2, **channels)
+    with pytest.raises(ValueError, match=r"val has class folders that .*train lacks: bird"):
+        data.setup()
+
+
+def test_the_scale_of_latents_is_recorded_and_typed_ones_win(tmp_path):
+    root = folders_of_images(tmp_path / "images")
+    model, folder = latent_generator(), tmp_path / "latents"
+    model.latent_scale, model.latent_shift = 0.3, 0.1
+    options = {"image_size": 16, "batch_size": 2, "num_workers": 0}
+    data = GenerationDataModule(root, latents=folder, **options)
+    data.setup()
+    write_latents(model, data, torch.device("cpu"))
+    data.set_latent_scale(recorded_scale(folder))
+    mean = model.moments(torch.from_numpy(data.values(root / "val/cat/a.png"))[None])[0][0]
+    found = data.dataset("val")[0, 0]["images"]
+    torch.testing.assert_close(found, 0.3 * (mean - 0.1), rtol=1e-3, atol=1e-3)
+    typed = GenerationDataModule(root, latents=folder, latent_scale=0.5, **options)
+    typed.setup()
+    typed.set_latent_scale(recorded_scale(folder))
+    torch.testing.assert_close(
+        typed.dataset("val")[0, 0]["images"], 0.5 * mean, rtol=1e-3, atol=1e-3
+    )
+    assert recorded_scale(root) is None
+
+
+def test_a_training_shorter_than_a_sample_draws_none(caplog):
+    caplog.set_level("INFO")
+    task = GenerationTask(generator(steps=3), ["a", "b", "c"], num_samples=2)
+    assert len(task.preview({}, None)) == 1  # of a loaded run
+    for done, count in ((2, 0), (3, 1)):
+        task._trainer = SimpleNamespace(global_step=done)
+        assert len(task.preview({}, None)) == count
+    assert "The training had 2 steps, fewer than a sample's head.steps=3" in caplog.text
+
+
 class ToyVAE(torch.nn.Module):
     """The interface of a diffusers AutoencoderKL: means of 8 x 8 pixels, and their deviations."""
 
@@ -331,6 +376,23 @@ def test_latents_are_computed_once_and_read(tmp_path):
         model.__dict__["vae"].gain.fill_(3.0)
     with pytest.raises(ValueError, match=r"holds other latents \(vae \w+ there and \w+ here\)"):
         write_latents(model, data, device)
+
+
+@pytest.mark.parametrize("config", [{}, {"scaling_factor": 0.13025, "shift_factor": 0.25}])
+def test_a_vae_states_its_scale_and_shift(config, monkeypatch):
+    vae = ToyVAE()
+    vae.config = config
+    monkeypatch.setattr("heads.generation.load_vae", lambda path: vae)
+    scale, shift = config.get("scaling_factor", 0.18215), config.get("shift_factor", 0.0)
+    host = create_backbone("dit_tiny", channels=4, num_classes=2, img_size=2, fast=False)
+    images = torch.rand(2, 3, 16, 16)
+    model, mean = Generator(host, vae="."), vae.encode(images).latent_dist.mean
+    latents = model.encode(images, draw=False)
+    torch.testing.assert_close(latents, scale * (mean - shift))
+    monkeypatch.setattr(vae, "decode", lambda latents: SimpleNamespace(sample=latents / 10))
+    torch.testing.assert_close(model.decode(latents), mean.detach() / 10)
+    typed = Generator(host, vae=".", latent_scale=0.5)  # as runs did that knew no shift
+    torch.testing.assert_close(typed.encode(images, draw=False), 0.5 * mean)
 
 
 def test_images_in_the_place_of_latents_are_refused(tmp_path):
@@ -414,22 +476,27 @@ def test_the_extractor_of_torch_fidelity_scores_images(tmp_path, monkeypatch):
         load_extractor(tmp_path / "other.pth")
 
 
-def test_a_released_vae_encodes_and_decodes(tmp_path):
+@pytest.mark.parametrize(("scale", "shift"), [(0.18215, None), (0.13025, 0.25)])
+def test_a_released_vae_encodes_and_decodes(tmp_path, scale, shift):
     diffusers = pytest.importorskip("diffusers")
     blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2,
               "up_block_types": ["UpDecoderBlock2D"] * 2}  # fmt: skip
     theirs = diffusers.AutoencoderKL(
-        latent_channels=4, block_out_channels=[8, 8], norm_num_groups=4, **blocks
-    )
+        latent_channels=4, block_out_channels=[8, 8], norm_num_groups=4,
+        scaling_factor=scale, shift_factor=shift, **blocks
+    )  # fmt: skip
     theirs.save_pretrained(tmp_path)
     host = create_backbone("dit_tiny", channels=4, num_classes=2, img_size=8, fast=False)
     model = Generator(host, vae=str(tmp_path))
     images = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():
         wanted = theirs.eval().encode(images).latent_dist.mode()
-        torch.testing.assert_close(model.encode(images, draw=False), 0.18215 * wanted)
+        latents = scale * (wanted - (shift or 0))
+        torch.testing.assert_close(model.encode(images, draw=False), latents)
         decoded = theirs.decode(wanted).sample.clamp(-1, 1)
-    torch.testing.assert_close(model.decode(0.18215 * wanted), decoded)
+    torch.testing.assert_close(model.decode(latents), decoded)
+    earlier = Generator(host, vae=str(tmp_path), latent_scale=0.18215)  # of a run without a shift
+    torch.testing.assert_close(earlier.encode(images, draw=False), 0.18215 * wanted)
     assert not any("vae" in key for key in model.state_dict())
 
 

@@ -9,12 +9,14 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
 from backbones import create_backbone
 from heads.linear import LinearClassifier
 from tasks.engine.instantiate import build
-from tests.runs import write_run
+from tasks.engine.normalisation import expected_preprocessing, take_preprocessing
+from tests.runs import composed, write_run
 from tests.small_export import AUGMENTATIONS, run_config
 from tools import export
 from tools.exports.preprocessing import Preprocessing, read_preprocessing
@@ -78,6 +80,83 @@ def test_mmpretrain_resizes_as_the_run_did(squash):
     else:
         assert resize == {"type": "ResizeEdge", "edge": "short", "scale": 64, **given}
     assert next(step for step in steps if step["type"] == "CenterCrop")["crop_size"] == 48
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A network of timm with mean and deviation 0.5, and a file of its weights."""
+    file = tmp_path_factory.mktemp("other") / "resnet.safetensors"
+    save_file(timm.create_model("test_resnet").state_dict(), file)
+    return create_backbone("timm", model="test_resnet", img_size=64), file
+
+
+def taken(task, backbone, file, *typed):
+    config = composed(f"task={task}", "backbone=timm", "backbone.model=test_resnet", *typed)
+    augmentation = getattr(build(config, "data", seed=0), "augmentation", None)
+    return config, take_preprocessing(config, augmentation, backbone, file)
+
+
+@pytest.mark.parametrize("task", ["classification", "transfer", "multi_label"])
+@pytest.mark.parametrize("paper", [True, False])
+def test_training_takes_what_the_weights_expect(task, paper, other):
+    typed = ("data=folder", "data.root=.", "data.batch_size=8") if paper else ()
+    config, line = taken(task, *other, *typed)
+    assert "mean=[0.5,0.5,0.5], std=[0.5,0.5,0.5]" in line
+    data = build(config, "data", seed=0)
+    image = data.normalise({"image": torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)})["image"]
+    torch.testing.assert_close(image, torch.ones(1, 3, 2, 2))
+    shown = (
+        getattr(data.augmentation, "interpolation", None),
+        getattr(data.augmentation, "crop_pct", None),
+    )
+    assert shown == (("bilinear", 0.95) if paper else (None, None))
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param("detection", marks=pytest.mark.slow), "segmentation"]
+)
+def test_dense_heads_take_what_the_weights_expect(task, other):
+    pytest.importorskip({"detection": "mmdet", "segmentation": "mmseg"}[task])
+    config, _ = taken(task, *other)
+    backbone = create_backbone("timm", model="test_resnet", img_size=64, dense=True)
+    processor = build(config, "head", backbone=backbone, num_classes=11).model.data_preprocessor
+    assert processor.mean.flatten().tolist() == processor.std.flatten().tolist() == [127.5] * 3
+    typed = "+head.model.data_preprocessor.mean=[1,2,3]"
+    assert taken(task, *other, typed)[0]["head"]["model"]["data_preprocessor"] == {
+        "mean": [1, 2, 3], "std": [127.5] * 3
+    }  # fmt: skip
+
+
+def test_typed_values_come_before_the_checkpoints_and_these_before_timms(other, tmp_path):
+    backbone, file = other
+    typed = "++data.augmentation.mean=[0.1,0.2,0.3]"
+    augmentation = taken("classification", backbone, file, typed)[0]["data"]["augmentation"]
+    assert augmentation["mean"] == [0.1, 0.2, 0.3]
+    assert augmentation["std"] == [0.5] * 3
+    assert taken("classification", backbone, None)[1] is None  # random weights
+    write_run(tmp_path, composed("backbone=deit_t"), {"state_dict": {}})  # an ImageNet run
+    assert expected_preprocessing(backbone, tmp_path)[0] == {
+        "mean": timm.data.IMAGENET_DEFAULT_MEAN, "std": timm.data.IMAGENET_DEFAULT_STD
+    }  # fmt: skip
+    hub = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 0.8}
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(file.read_bytes())
+    (folder / "config.json").write_text(json.dumps({"pretrained_cfg": hub}))
+    assert expected_preprocessing(backbone, folder)[0] == hub
+    assert read_preprocessing(None, backbone, file, 64).to_timm_config() == {
+        "input_size": (3, 64, 64), "crop_pct": 0.95, "crop_mode": "center",
+        "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.5,) * 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gmlp_ti", "mixer_s16", "resnet18", "swin_t", "deit_t"])
+def test_hosts_built_by_timm_know_what_its_weights_expect(name):
+    with torch.device("meta"):
+        expected = create_backbone(name, fast=False).pretrained_cfg
+    mean = 0.5 if name in ("gmlp_ti", "mixer_s16") else 0.485
+    assert expected["mean"][0] == mean
+    assert expected["interpolation"] == ("bilinear" if name == "resnet18" else "bicubic")
 
 
 def test_preprocessing_follows_the_runs_defaults_only():

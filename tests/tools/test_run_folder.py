@@ -165,6 +165,20 @@ class TestResume:
         assert {key: resumed[key] for key in then} == then
         assert run_folder.describe_new_length(own, resumed) is None
 
+    def test_what_pretrained_weights_decided_stays(self, config, run):
+        kind = {"_target_": "datamodules.images.transforms.PaperAugmentation"}
+        statistics = {"mean": [0.5, 0.5, 0.5], "crop_pct": 0.95}
+        data = {**config["data"], "augmentation": {**kind, **statistics}}
+        head = {**config.get("head", {}), "model": {"data_preprocessor": {"std": [127.5] * 3}}}
+        groups = {"optimizer": {}, "schedule": {}, "trainer": {}}
+        data["batch_size"] = 8
+        own = run(data=data, head=head, **groups)
+        now = {**config, **groups, "data": {**data, "augmentation": dict(kind)}}
+        now["head"] = {**config.get("head", {}), "model": {}}
+        assert find(now) == own
+        automatic.reuse_choices(now, own)
+        assert (now["data"], now["head"]) == (data, head)
+
     @pytest.mark.parametrize(("epochs", "warmup"), [("auto", 5.0), (100, 5.0), (2, "auto")])
     def test_a_chosen_warm_up_follows_a_new_length(self, config, run, epochs, warmup):
         reasons = {"schedule.warmup": "0.05 of 100 epochs", "trainer.max_epochs": "9 images"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,13 @@ AUTO = "auto"
 CHOSEN = "automatic"  # config entry with the reason for each chosen value
 # Options that are measured on the training data where the command leaves them open.
 MEASURED = ("data.band_mean", "data.band_std")
+# Options that pretrained weights decide where the command leaves them open.
+TAKEN = (
+    *(f"data.augmentation.{name}" for name in ("mean", "std", "interpolation", "crop_pct")),
+    *(f"head.model.data_preprocessor.{name}" for name in ("mean", "std")),
+    "head.latent_scale",
+    "data.latent_scale",
+)
 MAX_EPOCHS = 300
 WARMUP_SHARE = 0.05  # of the run
 DROPS = (8 / 12, 11 / 12)  # shares of the run; "multistep" lowers the rate there: MMDetection's 1x
@@ -121,6 +128,8 @@ def reuse_choices(config: dict[str, Any], folder: Path) -> None:
     """
     keys, before = auto_keys(config), read_config(folder / CONFIG)
     config["data"] = with_measured(config["data"], before)
+    for key in TAKEN:
+        _reuse(config, before, key.split("."))
     reasons = before.get(CHOSEN) or {}
     lengths = [key for key in (EPOCHS, STEPS) if key not in keys]
     if any(_get(config, key) != _get(before, key) for key in lengths):
@@ -131,6 +140,19 @@ def reuse_choices(config: dict[str, Any], folder: Path) -> None:
         _set(config, REFERENCE, _get(before, REFERENCE))
     if keys:
         config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
+
+
+def _reuse(config: dict[str, Any], before: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Copy an option of a run that the config leaves open."""
+    name, *rest = path
+    value = before.get(name)
+    if rest and isinstance(value, Mapping):
+        inner = dict(config.get(name) or {})
+        _reuse(inner, value, rest)
+        if inner:
+            config[name] = inner
+    elif not rest and value is not None and config.get(name) is None:
+        config[name] = value
 
 
 def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:

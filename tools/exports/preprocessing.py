@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from backbones import Backbone
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.engine.family import ANY, find_family
 from tasks.engine.instantiate import build
+from tasks.engine.normalisation import expected_preprocessing
 
 Size = tuple[int, int]
 Values = dict[str, Any]
@@ -55,12 +58,30 @@ class Preprocessing:
         }
 
 
-def read_preprocessing(run: Mapping[str, Any] | None) -> Preprocessing | None:
-    """Return the preprocessing of a classifier's run; None for other checkpoints.
+def read_preprocessing(
+    run: Mapping[str, Any] | None,
+    backbone: Backbone | None = None,
+    file: Path | None = None,
+    size: int = 224,
+) -> Preprocessing | None:
+    """Return the preprocessing of a classifier's run, or what another file's weights expect.
 
     It is read from the run's own data module, so defaults are those of the run. Unknown
-    augmentations, which may do anything, give None.
+    augmentations, which may do anything, give None, and so do weights that nothing describes.
+
+    Args:
+        run: Config of the run that made the weights, or None.
+        backbone: The exported one.
+        file: Its weights outside of run folders.
+        size: Side of its images.
     """
+    if run is None and backbone is not None and file is not None:
+        usual, (values, _) = PaperAugmentation(), expected_preprocessing(backbone, file)
+        if not values:
+            return None
+        usual = dataclasses.replace(usual, **values)
+        mean, std = tuple(usual.mean), tuple(usual.std)
+        return Preprocessing(size, usual.crop_pct, False, usual.interpolation, mean, std)
     if run is None or find_family(run["task_name"]).export_of(ANY) != "classifier":
         return None
     datamodule = build(run, "data", seed=run["seed"], predict_path=None)
@@ -80,6 +101,7 @@ def read_preprocessing(run: Mapping[str, Any] | None) -> Preprocessing | None:
 # Sources of the values.
 FROM_RUN = "the run's validation"
 USUAL = "the papers' ImageNet recipe; the checkpoint does not record its own"
+FROM_WEIGHTS = "what the weights expect, by their folder or timm"
 
 # Of models that take images as they are.
 UNCHANGED: Values = {
@@ -89,7 +111,12 @@ UNCHANGED: Values = {
 
 
 def describe_preprocessing(
-    run: Mapping[str, Any] | None, backbone: Backbone, size: Size, *, fixed: bool
+    run: Mapping[str, Any] | None,
+    backbone: Backbone,
+    size: Size,
+    *,
+    fixed: bool,
+    file: Path | None = None,
 ) -> Values:
     """Describe the preprocessing of images for an exported graph, as plain values.
 
@@ -98,6 +125,7 @@ def describe_preprocessing(
         backbone: The exported one.
         size: (H, W) at which the graph was recorded.
         fixed: The graph only takes images of this size.
+        file: The weights outside of run folders.
 
     Returns:
         ``mean`` and ``std`` per channel in the order ``channels``, for values from 0 to 1, or if
@@ -107,18 +135,21 @@ def describe_preprocessing(
         resizing; ``upright``: True if images are rotated by their EXIF data; ``source`` of these
         values.
     """
-    prepared = read_preprocessing(run)
+    prepared = read_preprocessing(run, backbone, file, size[0])
     if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
         return _dense_preprocessing(run, backbone, size, fixed=fixed)
-    source = FROM_RUN if prepared else USUAL
+    source = FROM_RUN if run is not None else FROM_WEIGHTS if prepared else USUAL
+    if prepared is not None and run is None and size[0] != size[1]:
+        prepared = dataclasses.replace(prepared, squash=True)
     if prepared is None:
+        source = USUAL
         usual = PaperAugmentation()
         square = size[0] == size[1]
         prepared = Preprocessing(
             size[0], usual.crop_pct, not square, usual.interpolation,
             tuple(usual.mean), tuple(usual.std),
         )  # fmt: skip
-    seen = size if fixed or source == USUAL else (prepared.size, prepared.size)
+    seen = size if fixed or source != FROM_RUN else (prepared.size, prepared.size)
     cropped = not prepared.squash and seen[0] == seen[1]
     if cropped:
         resize = {"shorter_side": int(seen[0] / prepared.crop_pct)}

@@ -85,7 +85,9 @@ def export(request: ExportRequest) -> list[Path]:
     model = around(network.backbone, arguments)
     if classes:
         model.classifier = cast("LinearClassifier", network).classifier
-    prepared = read_preprocessing(request.run)
+    prepared = read_preprocessing(
+        request.run, network.backbone, request.ckpt, request.image_size[0]
+    )
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}
     save_for_hf(

@@ -156,7 +156,9 @@ def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> V
     fixed = "height" not in graph.free
     if request.exported_part == "model":
         return {**UNCHANGED, "size": list(request.image_size) if fixed else None}
-    return describe_preprocessing(request.run, backbone, request.image_size, fixed=fixed)
+    return describe_preprocessing(
+        request.run, backbone, request.image_size, fixed=fixed, file=request.ckpt
+    )
 
 
 def write_usage(

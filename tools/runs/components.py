@@ -18,6 +18,7 @@ from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
+from tasks.engine.normalisation import take_preprocessing
 from tasks.engine.signals import RunStopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
@@ -26,6 +27,7 @@ from tools.config.training_length import OVERFIT
 from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
+from tools.runs.logger_setup import make_loggers
 from tools.runs.source import Source, keep_source, read_source
 from tools.runs.untrained import evaluate_once, trains
 
@@ -62,11 +64,20 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     seed_everything(config["seed"], workers=True, verbose=False)
     code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
+    loggers = make_loggers(config["logger"], folder, config) if training else []
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     start_from = resume.without_start if resumed else dict
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
     backbone = build_backbone(start_from(config), datamodule)
+    foreign = checkpoint is not None and checkpoint.format is None
+    if foreign or (training and not resumed):
+        weights = config["ckpt"] if foreign else config["backbone"]["pretrained"]
+        augmentation = getattr(datamodule, "augmentation", None)
+        line = take_preprocessing(config, augmentation, backbone, weights)
+        if line is not None:
+            report.log_info(line)
+            datamodule, without_data = _datamodule(config, checkpoint)
     if not without_data:
         _prepare(config, datamodule, backbone)
     task = build_task(start_from(config), datamodule, backbone)
@@ -89,7 +100,8 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         training=training,
         checkpoint_every=config["checkpoint_every"],
         fixed_size=datamodule.fixed_size,
-        **(trainer.extras(config, folder, task) if training else {}),
+        callbacks=trainer.optional_callbacks(config["callbacks"], folder, task) if training else (),
+        loggers=loggers,
     )
     if training and not solves(task.model) and trains(task):
         trainer.check_fit(engine, task, datamodule)

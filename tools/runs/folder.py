@@ -22,7 +22,7 @@ from tasks.engine.whole_files import write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
-from tools.config.automatic import AUTO, CHOSEN, MEASURED, is_automatic
+from tools.config.automatic import AUTO, CHOSEN, MEASURED, TAKEN, is_automatic
 from tools.config.default_values import STOPPING, comparable_config, is_default
 from tools.runs import lock
 from tools.runs.nodes import NODES
@@ -289,7 +289,7 @@ def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
 
 def _is_open(key: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True for an option that neither the run nor the command sets."""
-    if key in MEASURED and now.get(key) is None:
+    if key in (*MEASURED, *TAKEN) and now.get(key) is None:
         return True
     decides = RATE if key == REFERENCE else key
     return now.get(decides) == AUTO and is_automatic(saved, decides)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig
 from backbones.replace import replace, share_state
 
+PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -47,6 +48,12 @@ def create_pretrained(name: str, options: Mapping[str, Any]) -> nn.Module:
             f"timm could not fetch its weights for {name} ({type(error).__name__}); download "
             f"{where} on a machine with network and pass pretrained=<its path>"
         ) from error
+
+
+def read_source(network: Any) -> dict[str, Any]:
+    """Return the preprocessing that timm declares for the published weights of its network."""
+    source = dict(network.pretrained_cfg or {})
+    return {key: source[key] for key in PREPROCESSING if source.get(key) is not None}
 
 
 def extend(parent: nn.Module, name: str, kind: type[M]) -> M:

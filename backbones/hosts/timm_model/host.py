@@ -33,7 +33,7 @@ from backbones.base import (
     no_prefix,
     takes_prefix,
 )
-from backbones.hosts.scaffolds.timm_source import create_pretrained
+from backbones.hosts.scaffolds.timm_source import create_pretrained, read_source
 from backbones.hosts.timm_model.classifiers import convert_classifier
 from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
 from backbones.hosts.timm_model.layer_groups import LayerGroups
@@ -78,6 +78,7 @@ class TimmBackbone(Backbone):
     def __init__(self, network: nn.Module, model: str, facts: Facts, config: HostConfig) -> None:
         super().__init__()
         self.network: Any = network
+        self.pretrained_cfg = read_source(network)
         self.model, self.facts, self.dense = model, facts, config.dense
         self.num_features = facts.num_features
         self.frame = Frame(facts.padded, facts.is_fixed)
