@@ -43,6 +43,7 @@ def comparison_terms(run: RunRecord) -> dict[str, Any]:
     images = (run.summary.get("data") or {}).get("images") or {}
     terms["training images"] = images.get("train", UNKNOWN)
     network = run.summary.get("network") or {}
+    terms |= {"replaced": network["replaced"]} if "replaced" in network else {}
     return terms | {name: network.get(fact, UNKNOWN) for fact, name in FACTS.items()}
 
 
