@@ -137,4 +137,4 @@ def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
