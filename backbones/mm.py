@@ -33,7 +33,6 @@ from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.parameters.layer_decay import layer_decay_groups
-from backbones.registry import look_up
 from backbones.replace import share_state
 
 OutType = Literal["featmap", "embedding"]
@@ -168,7 +167,7 @@ def build_toolkit_backbone(
     if out_type not in ("featmap", "embedding"):
         raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
     dense = out_type == "featmap"
-    if look_up(name)[0].name == "timm":  # earlier exports lack the word
+    if name.partition("_")[0] == "timm":  # earlier exports lack the word
         options = {"partial": True, **options}
     built = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
     kind: Any = type(built)

@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from backbones.base import Backbone, Mixer
+from backbones.base import Backbone
 from backbones.checkpoints.equations import KINDS
-from backbones.options import built_class
-from backbones.registry import find_mixer
 
 logger = logging.getLogger(__name__)
 # Defaults of earlier versions by mixer and option, each of which the mixer has as an attribute.
@@ -23,6 +21,14 @@ EARLIER: dict[str, dict[str, Any]] = {
     "sparse_moe": {"noise": 0.0},
     "bi_wkv": {"whole_quarters": True},
     "rwkv_channel_mix": {"whole_quarters": True},
+}
+CLASSES = {
+    "retention": "ManhattanAttention",
+    "wave": "PhaseAwareMixing",
+    "rala": "RankAugmentedLinearAttention",
+    "sparse_moe": "SparseMoE",
+    "bi_wkv": "BidirectionalWKV",
+    "rwkv_channel_mix": "RWKVChannelMix",
 }
 ADDED = {"form", "whole_quarters"}  # options that exports of those versions lack
 
@@ -86,7 +92,7 @@ def _set(backbone: Backbone, kind: str, name: str, options: Mapping[str, Any]) -
     parts = [
         part
         for part in backbone.modules()
-        if isinstance(part, built_class(find_mixer(name).build, Mixer))
+        if CLASSES[name] in {base.__name__ for base in type(part).__mro__}
     ]
     changed = {
         option: value

@@ -429,7 +429,7 @@ def test_a_model_with_mixers_is_one_of_timm_again():
         ("efficientnet_b1", "token_mixer", "sep_conv", "1 of 23 token mixers"),
         slow("rdnet_tiny", "mixer", "glu", "1 of 6 feed-forward networks"),
         slow("hiera_tiny_224", "token_mixer", "attention", "9 of 12 token mixers"),
-        ("test_convnext", "token_mixer", "sep_conv", ""),
+        slow("test_convnext", "token_mixer", "sep_conv", ""),
     ],
 )
 def test_a_mixer_in_less_than_half_of_the_places_asks_for_a_word(model, kind, name, share, caplog):
