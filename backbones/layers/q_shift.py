@@ -27,9 +27,9 @@ def q_shift(x: Tensor, whole_quarters: bool = False) -> Tensor:
     sizes = [end - start for start, end in pairwise([*ends, dim])]
     left, right, above, below, rest = x.split(sizes, dim=-1)
     moved = (
-        F.pad(left[:, :, :-1], (0, 0, 1, 0)),
-        F.pad(right[:, :, 1:], (0, 0, 0, 1)),
-        F.pad(above[:, :-1], (0, 0, 0, 0, 1, 0)),
-        F.pad(below[:, 1:], (0, 0, 0, 0, 0, 1)),
+        F.pad(left, (0, 0, 1, -1)),
+        F.pad(right, (0, 0, -1, 1)),
+        F.pad(above, (0, 0, 0, 0, 1, -1)),
+        F.pad(below, (0, 0, 0, 0, -1, 1)),
     )
     return torch.cat([*moved, rest], dim=-1)

@@ -10,6 +10,7 @@ from torchmetrics.functional import f1_score, matthews_corrcoef
 import tasks
 from backbones import create_backbone
 from heads.text import TextClassifier
+from tasks.glue.answers import Answers
 from tasks.glue.task import GlueTask, measure
 from tests.runs import composed, run_here, run_shared
 
@@ -33,6 +34,14 @@ def test_metrics_equal_those_of_libraries():
     assert measure("pearson", one, other) == pytest.approx(pearsonr(one, other)[0])
     assert measure("spearman", one, other) == pytest.approx(spearmanr(one, other)[0])
     assert measure("matthews", labels * 0, labels) == 0
+
+
+def test_answers_keep_copies_of_a_batch():
+    """Each tensor of a worker keeps a file open."""
+    answers = Answers()
+    answers.update(torch.zeros(2), *(torch.tensor([1, 0]).share_memory_() for _ in range(2)))
+    assert not any(part.is_shared() for part in (*answers.labels, *answers.groups))
+    assert [part.tolist() for part in answers.compute()] == [[0, 0], [1, 0], [1, 0]]
 
 
 def test_mismatched_texts_are_reported_apart():
