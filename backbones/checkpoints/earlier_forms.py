@@ -46,7 +46,7 @@ def take_recorded_forms(backbone: Backbone, record: Mapping[str, Any]) -> Mappin
     complete = {**record, **{kind: _completed(record.get(kind)) for kind in KINDS}}
     for kind in KINDS:
         theirs, ours = _listed(complete[kind]), _listed(backbone.record.get(kind))
-        for name in {one.get("name") for one in ours} & EARLIER.keys():
+        for name in {str(one.get("name")) for one in ours} & EARLIER.keys():
             entries = [one for one in theirs if one.get("name") == name]
             for option in EARLIER[name]:
                 values = {one[option] for one in entries}
