@@ -257,12 +257,13 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     (tmp_path / "classes.txt").write_text("wall\nfloor\n")
     with pytest.raises(ValueError, match=r"has the label 2, but there are 2 classes"):
         data.setup()
-    (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n")
+    (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n", encoding="utf-8-sig")
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
     assert data.backbone_arguments == {"channels": 3}
     data.setup()
     batch = next(iter(data.train_dataloader()))
     assert batch["points"].shape[2] == 6
+    assert data.class_names == ("wall", "floor", "chair")
     with pytest.raises(ValueError, match=r"data\.features must name some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
 

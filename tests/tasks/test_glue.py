@@ -11,6 +11,7 @@ import tasks
 from backbones import create_backbone
 from heads.text import TextClassifier
 from tasks.glue.answers import Answers
+from tasks.glue.submission import submission_name
 from tasks.glue.task import GlueTask, measure
 from tests.runs import composed, run_here, run_shared
 
@@ -20,6 +21,15 @@ TINY = ("data.num_train=64", "data.num_val=20", "trainer.max_epochs=1", "schedul
 def model(classes=2):
     torch.manual_seed(0)
     return TextClassifier(create_backbone("bert_tiny", img_size=16, vocabulary=30), classes)
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "name"),
+    [("WNLI", "test.tsv", "WNLI.tsv"), ("MNLI", "test_matched.tsv", "MNLI-m.tsv"),
+     ("MNLI", "test_mismatched.tsv", "MNLI-mm.tsv"), ("MNLI", "diagnostic.tsv", "AX.tsv")],
+)  # fmt: skip
+def test_files_of_a_submission(folder, source, name):
+    assert submission_name(folder, source) == name
 
 
 def test_metrics_equal_those_of_libraries():
