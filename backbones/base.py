@@ -68,6 +68,8 @@ class Backbone(nn.Module):
         token_slots: Names of the token mixers within a block; a block may lack some.
         channel_slots: Names of the channel mixers within a block.
         num_prefix_tokens: Prefix tokens P of the blocks.
+        had_prefix: False if the model has no prefix tokens that an option could leave out.
+        partly: Shares of modules that mixers replace, if below all, such as "1 of 23 token mixers".
         img_size: Build resolution (H, W); (1, L) for signals.
         in_chans: Channels of the images.
         input_keys: Names of the weights that read the images, if ``in_chans`` is not 3.
@@ -95,6 +97,8 @@ class Backbone(nn.Module):
     token_slots: tuple[str, ...] = ("attn",)
     channel_slots: tuple[str, ...] = ("mlp",)
     num_prefix_tokens: int = 0
+    had_prefix: bool = True
+    partly: tuple[str, ...] = ()
     img_size: tuple[int, int] = (224, 224)
     in_chans: int = 3
     input_keys: tuple[str, ...] = ()

@@ -223,7 +223,8 @@ def create_backbone(
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
     backbone.record = _record(backbone, host, channel, token, options)
-    if overrides.keys() & host.without_prefix and not backbone.num_prefix_tokens:
+    is_without = backbone.had_prefix and not backbone.num_prefix_tokens
+    if overrides.keys() & host.without_prefix and is_without:
         causes = (m for m in swapped if host_overrides_of(host, m).keys() & host.without_prefix)
         cause = next(causes)
         logger.info("%s with %s lacks the class token and pools the map", host.name, cause)

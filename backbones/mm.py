@@ -167,6 +167,8 @@ def build_toolkit_backbone(
     if out_type not in ("featmap", "embedding"):
         raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
     dense = out_type == "featmap"
+    if name.partition("_")[0] == "timm":  # earlier exports lack the word
+        options = {"partial": True, **options}
     built = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
     kind: Any = type(built)
     backbone: Any = share_state(built, _toolkit_class(kind))

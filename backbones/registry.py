@@ -52,6 +52,7 @@ class MixerEntry:
     unfit_for: Mapping[str, str]
     named_on: Collection[str]
     base: MixerEntry | None  # the registered mixer of which it is a variant
+    every_order: bool | None
     inherits: Collection[str]  # options whose values for single hosts are the base's
 
     def options_for(self, host: str | None) -> dict[str, Any]:
@@ -68,6 +69,8 @@ class MixerEntry:
     @property
     def ignores_order(self) -> bool:
         """True if the order of tokens changes only the order of its outputs."""
+        if self.every_order is not None:
+            return self.every_order
         return built_class(self.build, Mixer).ignores_order
 
 
@@ -189,6 +192,7 @@ def register_mixer(
     host_overrides: Mapping[str, Mapping[str, Any]] | None = None,
     unfit_for: Mapping[str, str] | None = None,
     named_on: Collection[str] = (),
+    ignores_order: bool | None = None,
 ) -> Callable[[F], F]:
     """Register a mixer class or function ``(dim, *, [hidden_ratio], [grid], **options) -> Mixer``.
 
@@ -213,6 +217,7 @@ def register_mixer(
         unfit_for: Hosts (or patterns) without this mixer, with the reason.
         named_on: Hosts (or patterns) with names that take this token mixer as a suffix, as all
             names do with a channel mixer.
+        ignores_order: In place of its class's, for a variant without the parts that read order.
 
     Raises:
         ValueError: The name is invalid or taken, the kind is unknown, or an option lacks a default
@@ -250,6 +255,7 @@ def register_mixer(
             unfit_for=dict(_first(unfit_for, base and base.unfit_for, {})),
             named_on=tuple(named_on),
             base=base,
+            every_order=ignores_order,
             inherits=inherits,
         )
         return build

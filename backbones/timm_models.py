@@ -32,7 +32,7 @@ from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.parameters.decay import without_decay
-from backbones.registry import host_modality
+from backbones.registry import host_modality, look_up
 
 PREFIX = "mixerlab_"
 SOURCES = ("file", "url", "hf_hub_id", "state_dict")
@@ -74,6 +74,8 @@ class TimmModel(nn.Module):
     ) -> None:
         super().__init__()
         if backbone is None:
+            if look_up(name)[0].name == "timm":  # earlier exports lack the word
+                options = {"partial": True, **options}
             backbone = create_backbone(name, in_chans=in_chans, **options)
         self.backbone = backbone
         self.dense, self.in_chans = self.backbone.dense, self.backbone.in_chans

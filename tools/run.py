@@ -72,11 +72,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         sys.argv[1:] = command.arguments  # with which Lightning starts the other processes of a run
         if command.config is None:
+            check_sweep(command.jobs)
             return run_by_hydra(command.arguments)
         logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
         escape_logs()
         run(resolve_config(job_config(command.overrides, command.config)))
         return 0
+
+
+def check_sweep(jobs: Sequence[Sequence[str]]) -> None:
+    """Refuse a sweep in which the settings of each run are wrong, before its first run.
+
+    Raises:
+        ValueError: The first run's mistake.
+    """
+    from tools.runs.components import check_settings
+
+    mistakes = []
+    for job in jobs:
+        try:
+            config = resolve_config(job_config(job))
+            if config["mode"] == "fit":
+                check_settings(checked(config))
+            return
+        except ValueError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise mistakes[0]
+
+
+def checked(config: dict[str, Any]) -> dict[str, Any]:
+    """Check the options of a run, and return its config with solved values."""
+    from backbones.analysis.matching import solve_match
+    from tasks.engine.instantiate import with_whole_numbers
+    from tasks.engine.loading import check_options
+
+    check_options(automatic.apply_fixed_schedule(config))
+    config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
+    config["backbone"] = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
+    check_trainer(config["trainer"])
+    return config
 
 
 def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
@@ -94,9 +129,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
 
 def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
-        from backbones.analysis.matching import solve_match
-        from tasks.engine.instantiate import with_whole_numbers
-        from tasks.engine.loading import check_options
+        import tasks.engine.loading  # noqa: F401 - imported here, where collection is paused
         from tools.analyses.page import write_page
         from tools.comparing.paper_figures import compare_with_row
         from tools.runs import lock, report
@@ -109,10 +142,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     if config["keep_memory"]:
         keep_freed_memory()
     started = time.perf_counter()
-    check_options(automatic.apply_fixed_schedule(config))
-    config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
-    config["backbone"] = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
-    check_trainer(config["trainer"])
+    config = checked(config)
     if config["mode"] != "fit":
         log_differences(config)
     resumed = new_length = None

@@ -38,13 +38,13 @@ CHOICES = {
 }
 
 COLUMNS = {
-    "backbone": ("model", ""),
-    "paper": ("family", ""),
-    "models": ("models", ""),
-    "channel": ("channel", ""),
-    "token": ("token", ""),
-    "note": ("example", ""),
-    "settings": ("keeps its own", ""),
+    "backbone": ("model", "{}"),
+    "paper": ("family", "{}"),
+    "models": ("models", "{}"),
+    "channel": ("channel", "{}"),
+    "token": ("token", "{}"),
+    "experiment": ("example", "{}"),
+    "settings": ("keeps its own", "{}"),
 }
 
 
@@ -98,7 +98,7 @@ def _by_family(found: dict[str, Any]) -> Iterator[Record]:
     for one in count_families(found):
         yield {
             "paper": one.family, "models": one.models, "channel": one.channel,
-            "token": one.token, "note": one.example,
+            "token": one.token, "experiment": one.example,
         }  # fmt: skip
 
 

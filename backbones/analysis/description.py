@@ -23,7 +23,8 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
     Returns:
         ``host``, its name; ``class_tokens``, the number of prefix tokens; ``pooling``, the source
         of the embedding; ``norms``, the classes of norms outside of mixers; ``host_parameters``,
-        the number of parameters outside of the slots for mixers, without LoRA's adapters.
+        the number of parameters outside of the slots for mixers, without LoRA's adapters; and
+        ``replaced``, such as "1 of 23 token mixers", where mixers replace some of several.
     """
     slots = [*backbone.token_mixers().values(), *backbone.channel_mixers().values()]
     for block in backbone.modules():  # some hosts have slots outside their blocks, such as LVT
@@ -38,6 +39,7 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
         "pooling": "none, for dense prediction" if backbone.dense else backbone.pooling,
         "norms": sorted({type(part).__name__ for part in outside if _is_norm(part)}),
         "host_parameters": sum(p.numel() for p in backbone.parameters() if id(p) not in in_slots),
+        **({"replaced": ", ".join(backbone.partly)} if backbone.partly else {}),
     }
 
 

@@ -122,7 +122,8 @@ def _solve(
     rest = {option: one for option, one in options.items() if option not in KINDS}
     if name == host.name and group == "mixer" and not several and _is_plain(typed, host.name):
         target = _size(host.name, rest, match)
-        line = f"{plain}: {key}.match={match} changes nothing: {plain} keeps its own mixers, which"
+        kept = "its own feed-forward networks, which"
+        line = f"{plain}: {key}.match={match} changes nothing: {plain} keeps {kept}"
         return typed, f"{line} make {target:,} {_words(match)}"
     widths = _widths(name, group, match, entries, several=several)
     target = _size(host.name, rest, match)

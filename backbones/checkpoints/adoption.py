@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
 from backbones.checkpoints.adapters import HIGH, LOW, merge, split_adapters, to_adapted
+from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.keys import NETWORK, strip_wrappers
 from backbones.checkpoints.opening import TASK, Checkpoint
@@ -238,7 +239,8 @@ def adopt(
         report = report.with_classifier()
     own, match = backbone.state_dict(), conversion.match
     _warn_of_interpolation(conversion.source, conversion.interpolated)
-    _warn_of_equations(conversion.source, backbone, conversion.record, match.absent_mixers)
+    record = take_recorded_forms(backbone, conversion.record)
+    _warn_of_equations(conversion.source, backbone, record, match.absent_mixers)
     backbone.load_state_dict(match.usable, strict=False)
     logger.info("%s", report)
     _warn_of_more_than_mixers(report, own, match.absent_mixers, match.related_mixers)
@@ -255,7 +257,8 @@ def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
         tensors = _at_own_size(backbone, tensors, checkpoint)
     _refuse_others(model, tensors, checkpoint.path)
     if isinstance(backbone, Backbone):
-        _warn_of_equations(checkpoint.path, backbone, checkpoint.record, ())
+        record = take_recorded_forms(backbone, checkpoint.record)
+        _warn_of_equations(checkpoint.path, backbone, record, ())
     model.load_state_dict(tensors)
     return LoadReport(checkpoint.path, len(tensors), (), (), ())
 

@@ -5,21 +5,27 @@ Source: Duan et al., Vision-RWKV, ICLR 2025, https://arxiv.org/abs/2403.02308.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def q_shift(x: Tensor) -> Tensor:
+def q_shift(x: Tensor, whole_quarters: bool = False) -> Tensor:
     """Read quarters of the channels from the left, right, upper and lower neighbour.
 
-    Tokens outside of the map are zero; channels beyond four whole quarters stay.
+    Tokens outside of the map are zero. The quarters end at int(C / 4), int(C / 2), int(3 C / 4) and
+    C, as in the authors' code.
 
     Args:
         x: (B, H, W, C).
+        whole_quarters: Each has int(C / 4) channels; those beyond stay.
     """
-    quarter = x.shape[-1] // 4
-    left, right, above, below, rest = x.split([quarter] * 4 + [x.shape[-1] - 4 * quarter], dim=-1)
+    dim = x.shape[-1]
+    ends = [n * (dim // 4) if whole_quarters else n * dim // 4 for n in range(5)]
+    sizes = [end - start for start, end in pairwise([*ends, dim])]
+    left, right, above, below, rest = x.split(sizes, dim=-1)
     moved = (
         F.pad(left, (0, 0, 1, -1)),
         F.pad(right, (0, 0, -1, 1)),

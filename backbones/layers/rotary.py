@@ -8,7 +8,8 @@ pair p = 2 m turns by x f_m and pair p = 2 m + 1 by y f_m, so that the product o
 depends on their places through differences alone.
 
 ``rotate_by_axes`` has another order: the first half of the pairs turns by the row, the second half
-by the column, as in MLLA and RALA.
+by the column, as in MLLA and RALA. ``rotate_by_index`` turns all pairs by the token's index in
+row-major order, as in RMT.
 
 Source: Su et al., "RoFormer", 2021, Eq. 14 to 16 (one dimension); Chu et al., "VisionLLaMA: A
 Unified LLaMA Backbone for Vision Tasks", ECCV 2024 (two, and their scale).
@@ -59,9 +60,7 @@ def rotate_by_axes(x: Tensor, inclusive: bool = False) -> Tensor:
     """
     count = x.shape[-1] // 4
     precise = torch.promote_types(x.dtype, torch.float32)
-    powers = torch.arange(count, device=x.device, dtype=precise)
-    # Quotients, since counts of multiply-adds take products of tables for those of a network.
-    periods = torch.pow(BASE, powers / max(count - 1 if inclusive else count, 1))
+    periods = _periods(count, inclusive, x.device, precise)
     rows, columns = (
         torch.arange(side, device=x.device, dtype=precise)[:, None] / periods
         for side in x.shape[1:3]
@@ -69,6 +68,28 @@ def rotate_by_axes(x: Tensor, inclusive: bool = False) -> Tensor:
     shape = (*x.shape[1:3], count)
     angles = torch.cat([rows[:, None].expand(shape), columns.expand(shape)], dim=-1)
     return _turn(x, angles[:, :, None])
+
+
+def rotate_by_index(x: Tensor) -> Tensor:
+    """Turn pairs of channels by the index of their token in row-major order, H W indices in all.
+
+    The last of the d / 2 frequencies is 1 / 10000.
+
+    Args:
+        x: (B, heads, H, W, d), d even.
+    """
+    precise = torch.promote_types(x.dtype, torch.float32)
+    periods = _periods(x.shape[-1] // 2, True, x.device, precise)
+    rows, columns = (torch.arange(side, device=x.device, dtype=precise) for side in x.shape[2:4])
+    index = rows[:, None] * x.shape[3] + columns
+    return _turn(x, index[..., None] / periods)
+
+
+def _periods(count: int, inclusive: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return 10000^(m / count) for m = 0, ..., count - 1; ``inclusive`` ends at 10000."""
+    powers = torch.arange(count, device=device, dtype=dtype)
+    # Quotients, since counts of multiply-adds take products of tables for those of a network.
+    return torch.pow(BASE, powers / max(count - 1 if inclusive else count, 1))
 
 
 def _turn(x: Tensor, angles: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class Scheme(Mixer):
 
     value_layer = "fc2"
     channel_mappings = ("fc1",)
+    ignores_order = True
 
     def __init__(
         self,

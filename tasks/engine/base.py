@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torchmetrics import SumMetric
 
+from backbones.base import Backbone
 from backbones.checkpoints.adoption import adopt, convert
+from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine import predicting
@@ -453,8 +455,12 @@ class BaseTask(Remembering, LightningModule):
             checkpoint[STORED_RULES] = {name: tuple(rule) for name, rule in self._rules.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of other targets, and restore the average and the groups."""
-        self.check_targets(Checkpoint("the checkpoint", checkpoint))
+        """Refuse a checkpoint of other targets; restore forms of mixers, average and groups."""
+        opened = Checkpoint("the checkpoint", checkpoint)
+        self.check_targets(opened)
+        backbone: Any = getattr(self.model, "backbone", None)
+        if isinstance(backbone, Backbone):
+            take_recorded_forms(backbone, opened.record)
         load_average(self.ema, checkpoint, self.model)
         self.follow_rules(checkpoint)
 

@@ -51,9 +51,13 @@ def with_current_targets(config: Any) -> Any:
 def with_earlier_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's config with the options that its mixer was built with and that it lacks.
 
-    Configs name all options of their mixer, so a missing one is newer than the config.
+    Configs name all options of their mixer, so a missing one is newer than the config. timm's
+    models took mixers in any share of their blocks.
     """
     backbone = config["backbone"]
+    if str(backbone["name"]).partition("_")[0] == "timm":
+        config = {**config, "backbone": {"partial": True, **backbone}}
+        backbone = config["backbone"]
     if not isinstance(backbone.get("mixer") or {}, Mapping):  # lists are of later versions
         return dict(config)
     known = dict(backbone.get("mixer") or {})

@@ -112,7 +112,7 @@ class DataFacts(OpenPart):
     images: dict[str, Count | None] = ABSENT
     left_out: str = ABSENT
     classes: Count | None = None
-    fingerprints: dict[str, str] = ABSENT
+    fingerprints: dict[str, str | None] = ABSENT
 
 
 class PaperFigure(OpenPart):

@@ -199,7 +199,7 @@ def test_every_layout_of_a_host_takes_the_mixer(name, host):
         ("gr_kan", {"groups": 7}, "groups must divide the widths 24 and 96, got 7"),
         ("soft_moe", {"slots": 0}, "experts and slots must be at least 1, got 4 and 0"),
         ("sparse_moe", {"selected": 5}, "selected must be from 1 to the 4 experts, got 5"),
-        ("sparse_moe", {"capacity": 0.0}, "capacity must be above 0, .*; got 0.0, 0.0 and 0.01"),
+        ("sparse_moe", {"capacity": 0.0}, "capacity must be above 0, .*; got 0.0, 1.0 and 0.01"),
         ("ttt", {"num_heads": 5}, "num_heads must divide 24: one of .*, got 5"),
         ("mlstm", {"num_heads": 5}, "num_heads must divide the 48 inner channels, got 5"),
     ],
@@ -260,6 +260,17 @@ def test_experts_are_balanced_by_a_loss_of_importance_and_load():
     )
     mixer.eval()(x)
     assert mixer.take_penalty() is None
+
+
+@pytest.mark.parametrize("name", ["bi_wkv", "rwkv_channel_mix"])
+def test_layers_of_vision_rwkv_start_at_torchs_deviations(name):
+    """The authors' code leaves its linear layers as torch draws them: uniform, 1 / sqrt(3 C)."""
+    torch.manual_seed(0)
+    for part in create_mixer(name, 64).modules():
+        if isinstance(part, torch.nn.Linear):
+            weight, bound = part.weight.detach(), part.in_features**-0.5
+            assert float(weight.std()) == pytest.approx(bound / 3**0.5, rel=0.05)
+            assert float(weight.abs().max()) <= bound
 
 
 def test_memories_of_many_chunks_are_summed_in_groups_of_groups(monkeypatch):

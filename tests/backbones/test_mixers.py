@@ -308,6 +308,20 @@ def test_choices_are_made_in_float32(name, is_cast):
         assert (part - right).norm() < 0.015 * right.norm()
 
 
+@pytest.mark.parametrize("name", list_mixers())
+def test_mixers_that_ignore_order_declare_it(name):
+    """Hosts of variables refuse all others with this reason."""
+    order = torch.tensor([7, 2, 0, 11, 5, 9, 1, 10, 3, 8, 4, 6])
+    alike = []
+    for height, width in ((1, 12), (3, 4)):
+        mixer, x = build_mixer(name, DIM, grid=(height, width)), tokens(1, height, width, DIM)
+        shuffled = x.flatten(1, 2)[:, order].reshape(x.shape)
+        with torch.no_grad():
+            expected = mixer(x).flatten(1, 2)[:, order].reshape(x.shape)
+            alike.append(torch.allclose(mixer(shuffled), expected, rtol=1e-9, atol=1e-9))
+    assert find_mixer(name).ignores_order == all(alike)
+
+
 class Blur(Mixer):
     def __init__(self, dim: int, *, kernel_size: int = 3) -> None:
         super().__init__()

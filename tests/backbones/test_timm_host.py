@@ -1,7 +1,9 @@
 """Any model of timm as a host: slots and their geometry, maps, timm's logits, options."""
 
 import copy
+import functools
 import itertools
+import logging
 import math
 import pickle
 import sys
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from backbones import PointwiseMixer, create_backbone, list_backbones, list_mixers
+from backbones.analysis.description import describe_network, unlike_host
 from backbones.checkpoints.adoption import adopt, convert
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import in_memory
@@ -19,12 +22,14 @@ from backbones.hosts.timm_model import listing
 from backbones.hosts.timm_model.placed import Placed
 from backbones.registry import find_host, find_mixer, look_up, why_unfit
 from heads.linear import LinearClassifier
+from tasks.engine.old_names import with_earlier_options
 from tests.errors import refuses
 from tests.families import SMALLEST as SMALLEST_HOSTS
 from tests.families import rest_slow_pairs
 from tests.tensors import drawn_tensors
 from tests.timm_geometry import build_for_geometry, first_slot, seen_changes, spread
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 LISTED = listing.read_list()
 SMALLEST = listing.smallest_of_families(LISTED)
 CHANNEL = [name for name in SMALLEST.values() if LISTED[name].channel]
@@ -180,7 +185,7 @@ def test_each_family_and_each_mixer_trains(model, kind, mixer):
         pytest.skip("too large")
     options = {"mixer": {"name": mixer}} if kind == "channel" else {"token_mixer": mixer}
     try:
-        backbone = create_backbone("timm", model=model, **options)
+        backbone = create_backbone("timm", model=model, partial=True, **options)
     except ValueError as refused:
         if "class token" in str(refused) or "refuses" in str(refused):
             pytest.skip(str(refused))
@@ -416,3 +421,34 @@ def test_a_model_with_mixers_is_one_of_timm_again():
     model = timm.create_model("timm_afbo", model="test_vit", img_size=64, in_chans=4, num_classes=3)
     take_earlier_forms(model.backbone, model.backbone.state_dict())
     assert model.eval()(torch.zeros(1, 4, 64, 64)).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "name", "share"),
+    [
+        ("efficientnet_b1", "token_mixer", "sep_conv", "1 of 23 token mixers"),
+        slow("rdnet_tiny", "mixer", "glu", "1 of 6 feed-forward networks"),
+        slow("hiera_tiny_224", "token_mixer", "attention", "9 of 12 token mixers"),
+        slow("test_convnext", "token_mixer", "sep_conv", ""),
+    ],
+)
+def test_a_mixer_in_less_than_half_of_the_places_asks_for_a_word(model, kind, name, share, caplog):
+    caplog.set_level(logging.INFO)
+    options = {"name": "timm", "model": model, kind: {"name": name}}
+    with torch.device("meta"):
+        if share.startswith("1 "):
+            with pytest.raises(ValueError, match=f"{share} .*backbone.partial=true"):
+                create_backbone(**options)
+            options["partial"] = True
+        backbone = create_backbone(**options)
+    assert describe_network(backbone).get("replaced", "") == share
+    assert bool(share) == (f"a mixer replaces {share} of {model}" in caplog.messages)
+    assert not [line for line in caplog.messages if "class token" in line]  # none has one
+    assert unlike_host(backbone, {"model": model, "partial": True}) is None
+
+
+def test_earlier_runs_of_a_partial_host_open():
+    old = {"backbone": {"name": "timm_glu", "model": "rdnet_tiny", "mixer": {}}}
+    assert with_earlier_options(old)["backbone"]["partial"] is True
+    typed = {"backbone": {**old["backbone"], "partial": False}}
+    assert with_earlier_options(typed)["backbone"]["partial"] is False

@@ -1,5 +1,6 @@
 """Commands that print tables end quietly when their reader closes, as with ``| head``."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.families import rest_slow
+from tools import timm_slots
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 SOURCES = {path.stem: path.read_text() for path in TOOLS.glob("*.py")}
@@ -38,3 +40,31 @@ def test_a_closed_pipe_ends_a_command_silently(command):
 
 def test_all_commands_with_tables_are_found():
     assert {"benchmark", "complexity", "lipschitz"} <= set(COMMANDS)
+
+
+def test_columns_of_every_table_show_their_values():
+    """A format without a place prints an empty cell."""
+    for command in COMMANDS:
+        module = importlib.import_module(f"tools.{command}")
+        for name, columns in vars(module).items():
+            if name.endswith("COLUMNS") and isinstance(columns, dict):
+                assert all("{" in form for _, form in columns.values()), (command, name)
+
+
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [
+        ("table", ["model channel token keeps its own", "efficientnet_b1 0 1", "test_vit 6 6"]),
+        (
+            "families",
+            [
+                "family models channel token example",
+                "efficientnet 1 0 1 efficientnet_b1",
+                "vision_transformer 1 1 1 test_vit",
+            ],
+        ),
+    ],
+)
+def test_timm_slots_prints_its_rows(form, rows, capsys):
+    assert timm_slots.main(["model=test_vit,efficientnet_b1", "try=false", f"format={form}"]) == 0
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == rows

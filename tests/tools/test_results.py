@@ -624,3 +624,51 @@ def test_a_plot_over_the_recipe_reads_what_was_typed(run, shown, tmp_path):
     status, err = shown("plot=colour")
     assert status == 2
     assert "no setting of these runs called 'colour'" in err
+
+
+def test_predictions_of_own_photographs_are_evaluations(run, shown):
+    """They have no validation data, and so no fingerprint of it."""
+    run("backbone=deit_t")
+    data = {"fingerprints": {"classes": "c0ffee", "val": None}}
+    run("backbone=deit_t", "mode=predict", f"ckpt={__file__}", f"input={__file__}", data=data)
+    records, err = shown()
+    assert [record["runs"] for record in records] == [1]
+    assert err == "results.py: 1 evaluations (mode=validate, test or predict) are left out\n"
+
+
+def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
+    run("backbone=deit_t", metrics={"top1": 50.0, "top5": 90.0})
+    run("backbone=deit_t", "data.image_size=32", metrics={"top1": 40.0})  # of three classes
+    out, err = printed("metric=top1,top5")
+    assert err == ""
+    figures = [line.split()[2:6] for line in out.splitlines() if line.startswith("deit_t")]
+    assert sorted(figures) == [["40.00", "-", "-", "-"], ["50.00", "-", "90.00", "-"]]
+    assert shown("metric=top9")[0] == 2
+
+
+def test_rows_name_their_folder_and_timms_model(run, shown):
+    folders = [
+        run("backbone=timm", f"backbone.model={model}", "data.image_size=64")
+        for model in ("test_vit", "test_convnext")
+    ]
+    records, err = shown()
+    assert {record["backbone"]: record["folder"] for record in records} == dict(
+        zip(("timm_test_vit", "timm_test_convnext"), map(str, folders), strict=True)
+    )
+    assert "not averaged" not in err
+
+
+def test_the_last_evaluation_belongs_to_the_last_epoch(run, shown):
+    run("backbone=deit_t")
+    cut = run("backbone=deit_t", "trainer.max_epochs=2", seed=1, finished=False)
+    (cut / "metrics.csv").write_text("step,epoch\n9,2\n")
+    assert "logged last at step 9, epoch 2 of 2" in shown()[1]
+
+
+def test_a_network_without_norms_is_said_to_have_none(run, printed):
+    facts = {"host": "deit_t", "class_tokens": 1, "pooling": "mean", "host_parameters": 9}
+    run("backbone=deit_t", network=facts | {"norms": ["LayerNorm"]})
+    run("backbone=sbm_t", network=facts | {"norms": []})
+    out, _ = printed()
+    assert "norms LayerNorm" in out
+    assert "norms none" in out

@@ -147,4 +147,7 @@ def _progress(folder: Path, config: Mapping[str, Any]) -> str:
     words = f"logged last at step {rows[-1]['step']}"
     if epoch is None or not math.isfinite(epoch):
         return words
-    return f"{words}, epoch {int(epoch) + 1} of {config.get('trainer.max_epochs')}"
+    epochs = config.get("trainer.max_epochs")
+    # The evaluation after the last epoch logs the number of epochs.
+    number = int(epoch) + 1 if not epochs or epochs < 0 else min(int(epoch) + 1, epochs)
+    return f"{words}, epoch {number} of {epochs}"

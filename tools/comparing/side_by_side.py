@@ -19,6 +19,7 @@ from tools.comparing.table import (
     make_rows,
     record,
     refuse_unknown,
+    refuse_unknown_metrics,
     setting,
 )
 from tools.comparing.terms import describe_terms
@@ -75,6 +76,7 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
     free = options["free"].split(",") if options["free"] else []
     axis = "" if options["plot"] in COSTS else options["plot"]
     tables: list[Table] = []
+    refuse_unknown_metrics(finished, options["metric"])
     for task in sorted({run.task for run in finished}):
         own = [run for run in finished if run.task == task]
         by = options["by"].split(",") if options["by"] else _usual_labels(own)
@@ -117,7 +119,6 @@ def _table(
     footer: Sequence[str],
 ) -> Table:
     """Make the records of one evaluation, and drop empty columns."""
-    metrics = [name for name in metrics if any(name in row.mean for row in rows)]
     records = [{**record(row, by, metrics), "evaluation": heading} for row in rows]
     columns: dict[str, tuple[str, str]] = {key: (key, "{}") for key in (*by, "settings")}
     columns["runs"] = ("runs", "{}")
@@ -137,6 +138,7 @@ def _table(
         "image_size": ("at", "{}"),
         "seconds": ("time s", "{:.0f}"),
         "terms": ("terms", "{}"),
+        "folder": ("folder", "{}"),
     }
     always = {*by, *metrics, *(f"{name}_std" for name in metrics), "runs"}
     for key in [key for key in columns if key not in always]:
@@ -174,6 +176,9 @@ def _plots(tables: Sequence[Table], options: dict[str, str], notes: list[str]) -
         own = [table for table in tables if table.task == task]
         for number, table in enumerate(own, start=1):
             runs = [run for other in own for row in other.rows for run in row.runs]
+            if not any(table.metrics[0] in row.mean for row in table.rows):
+                notes.append(f"task={task} lacks {table.metrics[0]}, so that its plot is left out")
+                continue
             parent = os.path.commonpath([run.folder.parent for run in runs])
             path = Path(options["out"] or f"{parent}/results_{task}_{cost}.png")
             words = [task] if options["out"] and len(own) < len(tables) else []

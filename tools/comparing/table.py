@@ -7,11 +7,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from backbones.options import listed
 from tasks.engine.family import Direction, families
-from tools.cli.network_names import network_name
+from tools.cli.network_names import name_with_model, network_name
 from tools.comparing.evaluations import data_name, uses_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.run_records import RunRecord
@@ -133,7 +134,8 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
     path = ALIASES.get(key, key)
     if key == "backbone":
         token = run.config.get(f"{TOKEN_MIXER}.name") or run.config.get(TOKEN_MIXER)
-        return path, network_name(run.config[path], token, run.config.get("backbone.mixer"))
+        name = name_with_model(run.config[path], run.config.get("backbone.model"))
+        return path, network_name(name, token, run.config.get("backbone.mixer"))
     if path not in run.config and key in _typed(run):
         return path, _typed(run)[key]
     if key == "head" and path not in run.config:
@@ -231,18 +233,29 @@ def chosen_metrics(rows: Sequence[Row], task: str, requested: str) -> list[str]:
     """Return the metrics of a table: the requested ones, or the task's default.
 
     Raises:
-        ValueError: No run has the metric.
+        ValueError: The runs share no metric.
     """
     known = list(dict.fromkeys(name for row in rows for name in row.mean))
     if not known:
         raise ValueError(f"the runs of task={task} that share a row must share a metric")
     family = families().get(task)
     usual = family.table_metric if family else known[0]
-    names = requested.split(",") if requested else [usual if usual in known else known[0]]
-    for name in names:
+    return requested.split(",") if requested else [usual if usual in known else known[0]]
+
+
+def refuse_unknown_metrics(runs: Sequence[RunRecord], requested: str) -> None:
+    """Check that each requested metric exists in at least one run; other tables show "-".
+
+    Raises:
+        ValueError: No run has a metric.
+    """
+    known = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    tasks = ", ".join(sorted({run.task for run in runs}))
+    for name in requested.split(",") if requested else ():
         if name not in known:
-            raise ValueError(f"no run of task={task} has a metric {name!r}; known: {listed(known)}")
-    return names
+            raise ValueError(
+                f"no run of task={tasks} has a metric {name!r}; known: {listed(known)}"
+            )
 
 
 def metric_direction(task: str, metric: str) -> Direction:
@@ -286,4 +299,12 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
         "image_size": "x".join(map(str, size)),
         "seconds": row.average("seconds"),
         "terms": row.terms or None,
+        "folder": _folder(row),
     }
+
+
+def _folder(row: Row) -> str:
+    """Return the folder of a row's last run, as typed from here, and the number of others."""
+    folder = row.runs[-1].folder
+    here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"{here} and {len(row.runs) - 1} more" if len(row.runs) > 1 else str(here)

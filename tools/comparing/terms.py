@@ -43,6 +43,7 @@ def comparison_terms(run: RunRecord) -> dict[str, Any]:
     images = (run.summary.get("data") or {}).get("images") or {}
     terms["training images"] = images.get("train", UNKNOWN)
     network = run.summary.get("network") or {}
+    terms |= {"replaced": network["replaced"]} if "replaced" in network else {}
     return terms | {name: network.get(fact, UNKNOWN) for fact, name in FACTS.items()}
 
 
@@ -136,4 +137,4 @@ def _line(keys: Sequence[str], terms: Mapping[str, Mapping[str, Any]]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

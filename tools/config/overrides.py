@@ -41,12 +41,14 @@ class Command:
         config: The composed config of a single run. None if Hydra composes: for a sweep, and if
             one of Hydra's own options is typed.
         shown: For ``--cfg job``, which prints the config only: the form to print.
+        jobs: Overrides of each run of a sweep, seeds alone apart.
     """
 
     arguments: list[str]
     overrides: list[str]
     config: DictConfig | None = None
     shown: Literal["", "composed", "resolved"] = ""
+    jobs: Sequence[Sequence[str]] = ()
 
 
 def read_command(typed: Sequence[str]) -> Command:
@@ -84,12 +86,13 @@ def read_command(typed: Sequence[str]) -> Command:
         print(f"Sweep of {count:,} run{'s' * (count != 1)}", flush=True)
     jobs = _expand_jobs(overrides)
     # All seeds compose the same config.
-    for job in dict.fromkeys(tuple(o for o in job if not o.startswith("seed=")) for job in jobs):
+    unlike = list(dict.fromkeys(tuple(o for o in j if not o.startswith("seed=")) for j in jobs))
+    for job in unlike:
         compose_checked(job)
     varied = not option_groups().isdisjoint(swept_keys(arguments))
     # Hydra rejects a flag between two overrides.
     arguments = sorted(arguments, key=lambda argument: argument not in SWEEP)
-    return Command(force_overrides(arguments, jobs, varied=varied), overrides)
+    return Command(force_overrides(arguments, jobs, varied=varied), overrides, jobs=unlike)
 
 
 def process_arguments(arguments: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch import nn
 
@@ -19,6 +20,7 @@ from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
 from tasks.engine.normalisation import take_preprocessing
+from tasks.engine.optim import check_optimizer
 from tasks.engine.signals import RunStopped
 from tools.cli.processes import is_first_process
 from tools.config import automatic
@@ -111,6 +113,21 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
+
+
+def check_settings(config: dict[str, Any]) -> None:
+    """Refuse a training's settings that are wrong for any data, without reading or drawing values.
+
+    Raises:
+        ValueError: A wrong setting.
+    """
+    chosen = {key: value for key, value in config["optimizer"].items() if value != "auto"}
+    check_optimizer({"lr": 1.0, **chosen})
+    datamodule, _ = _datamodule(config, None)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        build_backbone(
+            {**config, "backbone": {**config["backbone"], "pretrained": None}}, datamodule
+        )
 
 
 def _datamodule(config: dict[str, Any], checkpoint: Checkpoint | None) -> tuple[Any, bool]:

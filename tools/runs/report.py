@@ -308,6 +308,8 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
         "parameters": f"{_millions(known['parameters'])} (backbone {backbone}){_trained(known)}",
         "backbone MACs": f"{known['backbone_macs'] / 1e9:.3f} G at {size}",
     }
+    if replaced := (known.get("network") or {}).get("replaced"):
+        table["replaced"] = replaced
     if known.get("images_per_second"):
         unit = find_family(known["task"]).unit
         table["training"] = f"{known['images_per_second']:.3g} {unit}/s"

@@ -75,7 +75,15 @@ class TimmBackbone(Backbone):
 
     size_divisor = PYRAMID_STRIDES[-1]
 
-    def __init__(self, network: nn.Module, model: str, facts: Facts, config: HostConfig) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        model: str,
+        facts: Facts,
+        config: HostConfig,
+        *,
+        partial: bool = True,
+    ) -> None:
         super().__init__()
         self.network: Any = network
         self.pretrained_cfg = read_source(network)
@@ -93,8 +101,9 @@ class TimmBackbone(Backbone):
             )
         self.pooling = _pooling(network)
         self._set_maps(config)
-        self._fill("channel", config.channel_mixer, config)
-        self._fill("token", config.token_mixer, config)
+        self.had_prefix = "class_token" in facts.options
+        self._fill("channel", config.channel_mixer, config, partial)
+        self._fill("token", config.token_mixer, config, partial)
         exempt = {f"{NETWORK}{name}" for name in getattr(network, "no_weight_decay", set)()}
         self.no_weight_decay = frozenset(
             name
@@ -132,24 +141,37 @@ class TimmBackbone(Backbone):
         left_out = own - set(network.state_dict())
         self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(left_out))
 
-    def _fill(self, kind: Kind, factory: MixerFactory | None, config: HostConfig) -> None:
+    def _fill(
+        self, kind: Kind, factory: MixerFactory | None, config: HostConfig, partial: bool
+    ) -> None:
         """Put mixers into the slots of a kind.
 
         Raises:
-            ValueError: The network lacks them, or has class tokens that the mixer refuses.
+            ValueError: The network lacks them, has class tokens that the mixer refuses, or has
+                slots for less than half of its modules and ``partial`` is false.
         """
         if factory is None:
             return
         present = {name for name, _ in self.network.named_modules()}
         places = [one for one in self.slots.of(kind) if one.name in present]
+        noun = {"channel": "feed-forward network", "token": "token mixer"}[kind]
         if not places:
-            noun = {"channel": "feed-forward network", "token": "token mixer"}[kind]
             reasons = "; ".join(f"{name}: {why}" for name, why in list(self.slots.kept.items())[:3])
             raise ValueError(
                 f"{self.model} has no {noun} that a mixer could replace"
                 + f" ({reasons})" * bool(reasons)
                 + "; python -m backbones.hosts.timm_model.listing shows which models have"
             )
+        total = len(present.intersection(self.slots.alike[kind]))
+        if len(places) < total:
+            share = f"{len(places)} of {total} {noun}s"
+            if 2 * len(places) < total and not partial:
+                raise ValueError(
+                    f"a mixer replaces {share} of {self.model} ({places[0].name}); pass "
+                    "backbone.partial=true to accept that, or use another model"
+                )
+            self.partly = (*self.partly, share)
+            logger.info("a mixer replaces %s of %s", share, self.model)
         for one, slot in zip(places, _slots(places, config, self.facts), strict=True):
             make = factory_at(factory, slot)
             if make is not None:
@@ -500,6 +522,7 @@ def build(
     model: str = MODEL,
     options: Mapping[str, Any] | None = None,
     class_token: bool = True,
+    partial: bool = False,
 ) -> TimmBackbone:
     """Build a model of timm.
 
@@ -508,6 +531,7 @@ def build(
         model: Its name in timm, with or without a tag of weights (``name.tag``).
         options: timm's own options, such as ``{"dynamic_img_size": True}``.
         class_token: False builds a model with class tokens without them, so that it pools its map.
+        partial: Accept mixers in less than half of the feed-forward networks or token mixers.
     """
     chosen = dict(options or {})
     if config.patch_size != PATCH_SIZE:
@@ -522,7 +546,7 @@ def build(
     if facts.has_mlp_head:
         classifier: Any = network
         classifier.get_classifier().fc2 = nn.Identity()
-    return TimmBackbone(network, model, facts, config)
+    return TimmBackbone(network, model, facts, config, partial=partial)
 
 
 def usual_size(options: Mapping[str, Any]) -> Size:

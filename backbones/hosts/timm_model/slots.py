@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -86,10 +86,17 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The slots of a network, and the reasons why other candidates keep their own module."""
+    """The slots of a network, and the reasons why other candidates keep their own module.
+
+    Attributes:
+        found: The slots.
+        kept: Reasons by the name of a candidate.
+        alike: Names of the modules of each kind with the class and last name of a slot's module.
+    """
 
     found: tuple[Found, ...]
     kept: Mapping[str, str]
+    alike: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> list[Found]:
         """Return the slots of a kind, in order of depth."""
@@ -139,7 +146,22 @@ def find_slots(
             kept[one.call.name] = slot
         else:
             found.append(slot)
-    return Slots(tuple(found), kept | _kept_mixers([one.name for one in found], kept, calls))
+    reasons = kept | _kept_mixers([one.name for one in found], kept, calls)
+    kinds: tuple[Kind, ...] = ("channel", "token")
+    return Slots(tuple(found), reasons, {kind: _alike(kind, found, modules) for kind in kinds})
+
+
+def _alike(kind: Kind, found: Sequence[Found], modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return the names of all modules like those in a kind's slots, the slots among them."""
+
+    def traits(name: str) -> tuple[object, ...]:
+        module = modules[name]
+        is_depthwise = isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1
+        return name.rpartition(".")[2], type(module), is_depthwise
+
+    wanted = {traits(one.name) for one in found if one.kind == kind}
+    others = {one.name for one in found if one.kind != kind}
+    return tuple(name for name in modules if name not in others and traits(name) in wanted)
 
 
 def _around(name: str, calls: Mapping[str, list[ModuleCall]]) -> ModuleCall | None:

@@ -183,6 +183,7 @@ def full() -> None:
     "afbo_c",
     kind="channel",
     source="AFBO (ICLR 2025), Table 5: AFBO-C; Table 13",
+    ignores_order=True,
     options_on=HOST_GROUPS,
     host_overrides=HOST_OVERRIDES,
     published_on=("deit_t", "deit_s"),

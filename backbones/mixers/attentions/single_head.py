@@ -44,6 +44,8 @@ class SingleHeadAttention(Mixer):
     Source: SHViT (CVPR 2024), https://arxiv.org/abs/2401.16456.
     """
 
+    ignores_order = True
+
     def __init__(self, dim: int, *, ratio: float = 0.214, qk_dim: int = 16) -> None:
         super().__init__()
         part = round(ratio * dim)

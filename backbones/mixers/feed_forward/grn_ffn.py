@@ -38,6 +38,7 @@ class GRNFFN(Mixer):
 
     value_layer = "fc2"
     channel_mappings = ("fc1",)
+    ignores_order = True
 
     def __init__(self, dim: int, *, hidden_ratio: float = 4.0, act: str = "gelu") -> None:
         super().__init__()

@@ -6,7 +6,8 @@ In x' four quarters of the channels come from a neighbour above, below, left or 
 
 Source: Duan et al., "Vision-RWKV: Efficient and Scalable Visual Perception with RWKV-Like
 Architectures", ICLR 2025, https://arxiv.org/abs/2403.02308. Initialisation by depth as
-in the authors' code, for 12 layers; deeper blocks start as the twelfth.
+in the authors' code, for 12 layers; deeper blocks start as the twelfth. Linear layers start as
+torch's, as there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.activations import create_activation
-from backbones.layers.init import init_all
 from backbones.layers.q_shift import q_shift
 from backbones.registry import register_mixer
 
@@ -38,6 +38,7 @@ class RWKVChannelMix(Mixer):
         slot: Place in the host; its block sets the initialisation.
         hidden_ratio: M, hidden width over C.
         act: Activation in place of the squared ReLU; see ``layers.activations.create_activation``.
+        whole_quarters: Shift four times int(C / 4) channels, as earlier versions; others stay.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: (2 M + 1) C^2 + 2 C.
 
@@ -53,8 +54,10 @@ class RWKVChannelMix(Mixer):
         slot: Slot | None = None,
         hidden_ratio: float = 4.0,
         act: str = "relu2",
+        whole_quarters: bool = False,
     ) -> None:
         super().__init__()
+        self.whole_quarters = whole_quarters
         hidden = hidden_width(dim, hidden_ratio)
         depth = min(slot.block if slot else 0, LAYERS - 1)
         share = (torch.arange(dim) / dim) ** (1 - depth / LAYERS)
@@ -63,11 +66,10 @@ class RWKVChannelMix(Mixer):
         self.key = nn.Linear(dim, hidden, bias=False)
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(hidden, dim, bias=False)
-        init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """Shift, map and gate: (B, H, W, C) -> (B, H, W, C)."""
-        return self.gated(x, q_shift(x))
+        return self.gated(x, q_shift(x, self.whole_quarters))
 
     def mix_prefix(self, prefix: Tensor) -> Tensor:
         """Map and gate without neighbours: (B, P, C) -> (B, P, C)."""

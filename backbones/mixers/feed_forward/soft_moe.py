@@ -53,6 +53,7 @@ class SoftMoE(Mixer):
     """
 
     prefix_mixing = "joint"
+    ignores_order = True
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ loss keeps experts equally busy, the mean of
 
 Source: Riquelme et al., "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021,
 https://arxiv.org/abs/2106.05974, Sec. 2 and App. A. k = 2, r = 1.05, the loss's weight of 0.01 and
-eps normal of 1 / E in training (``noise=1``) are the authors'. Their networks have 32 experts and
+eps normal of 1 / E in training are the authors'. Their networks have 32 experts and
 route batches of many images; here 4 is the default, since each is as large as the FFN that they
 replace, and an image is routed by itself, so that its outputs do not depend on the batch.
 
@@ -51,7 +51,7 @@ class SparseMoE(Mixer):
         experts: E.
         selected: k, experts of a token, at most E.
         capacity: r, places of all experts over k N.
-        noise: Deviation of eps in training times E; the authors train with 1.
+        noise: Deviation of eps in training times E, 1 as the authors'; 0 for none.
         balance: Weight of the balancing loss.
         act: Activation, such as "gelu"; see ``layers.activations.create_activation``.
 
@@ -71,7 +71,7 @@ class SparseMoE(Mixer):
         experts: int = 4,
         selected: int = 2,
         capacity: float = 1.05,
-        noise: float = 0.0,
+        noise: float = 1.0,
         balance: float = 0.01,
         act: str = "gelu",
     ) -> None:
@@ -84,7 +84,7 @@ class SparseMoE(Mixer):
                 f"{capacity}, {noise} and {balance}"
             )
         self.selected, self.capacity = selected, capacity
-        self.deviation, self.balance = noise / experts, balance
+        self.noise, self.balance = noise, balance
         self.router = nn.Linear(dim, experts, bias=False)
         nn.init.trunc_normal_(self.router.weight, std=0.02)
         self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio), act)
@@ -104,8 +104,8 @@ class SparseMoE(Mixer):
         count, experts = x.shape[1], self.router.out_features
         logits = self.logits(x)
         noisy = logits
-        if self.training and self.deviation:
-            noisy = logits + self.deviation * torch.randn_like(logits)
+        if self.training and self.noise:
+            noisy = logits + self.noise / experts * torch.randn_like(logits)
         shares, chosen = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
         if self.training and self.balance:
             self.add_penalty(logits, noisy)
@@ -130,9 +130,9 @@ class SparseMoE(Mixer):
     def add_penalty(self, logits: Tensor, noisy: Tensor) -> None:
         """Add the balancing loss of tokens to ``penalty``."""
         penalty = variation(logits.softmax(dim=-1).sum((0, 1)))
-        if self.deviation:
+        if self.noise:
             least = noisy.topk(self.selected, dim=-1).values[..., -1:]
-            chance = torch.special.ndtr((logits - least) / self.deviation)
+            chance = torch.special.ndtr((logits - least) * logits.shape[-1] / self.noise)
             penalty = (penalty + variation(chance.sum((0, 1)))) / 2
         penalty = self.balance * penalty
         self.penalty = penalty if self.penalty is None else self.penalty + penalty

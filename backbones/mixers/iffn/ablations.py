@@ -30,6 +30,7 @@ def iffn_bn() -> None:
     "affn",
     kind="channel",
     source="IFFN (ICML 2024), Eq. 5; Table 2, row 'w/ channel'",
+    ignores_order=True,
     host_overrides=NO_CLASS_TOKEN,
     published_on=("deit_t",),
 )

@@ -8,9 +8,9 @@ of their token (rotary positions per head), L is a depthwise 5x5 convolution.
 
 Source: Fan et al., "Breaking the Low-Rank Dilemma of Linear Attention", CVPR 2025,
 https://arxiv.org/abs/2411.07635. The paper leaves R and L open; they, 1e-6 in the divisor, 64
-channels per head and truncated normal weights of 0.02 are those of the authors' code. Their last
-frequency is 1 / 10000 (``inclusive=true``). The default ends one step before, as
-flash-bidirectional-linear-attention does.
+channels per head, truncated normal weights of 0.02 and the last frequency of 1 / 10000 are those of
+the authors' code (https://github.com/qhfan/RALA), which gave the published numbers. With
+``inclusive=false`` the frequencies end one step before, as in flash-bidirectional-linear-attention.
 
 Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 """
@@ -32,7 +32,7 @@ from backbones.registry import register_mixer
 HEAD_DIM = 64
 
 
-@register_mixer("rala", kind="token", source="RALA (CVPR 2025)")
+@register_mixer("rala", kind="token", source="RALA (CVPR 2025), frequencies of the released code")
 class RankAugmentedLinearAttention(Mixer):
     """W (o * (R(q) (R(k')^T v / N) / (q mean k') + L v)) with reweighted keys k'.
 
@@ -59,7 +59,7 @@ class RankAugmentedLinearAttention(Mixer):
         *,
         num_heads: int | None = None,
         qkv_bias: bool = True,
-        inclusive: bool = False,
+        inclusive: bool = True,
     ) -> None:
         super().__init__()
         if dim % 4:

@@ -1,16 +1,19 @@
 """Phase-aware token mixing: tokens are waves, whose phases decide how neighbours add up.
 
     y = W (a0 P_width(x) + a1 P_height(x) + a2 U x)
-    P(x) = sum_k T_k (z_k cos theta_k) + T'_k (z_k sin theta_k),  z = V x,  theta = Theta(x)
+    P(x)_c = sum_k T_ck u_k,2c + T'_ck u_k,2c+1,  u = [z cos theta, z sin theta]
+    z = V x,  theta = Theta(x)
 
 k runs over the neighbours of a token in its row or column, and T and T' are weights per channel and
-neighbour. Theta is a linear layer, or a depthwise convolution, with batch norm and ReLU. The shares
-a come from the means of all three branches (split attention).
+neighbour: the first half of the channels adds up cosines, the second half sines. Theta is a linear
+layer, or a depthwise convolution, with batch norm and ReLU. The shares a come from the means of all
+three branches (split attention).
 
 Source: Tang et al., "An Image Patch is a Wave: Phase-Aware Vision MLP", CVPR 2022,
 https://arxiv.org/abs/2111.12294. Neighbourhoods of 7, the merge and torch's initial
-convolutions are the authors'. Cosine and sine of one channel are weighted for the same channel, as
-in the paper; the released code places them half of the channels apart.
+convolutions are the authors'. The equation is that of their code
+(https://github.com/huawei-noah/Efficient-AI-Backbones), which gave the published numbers; with
+``form="paper"`` channel c adds up its own cosine and sine, as in the text.
 
 Axes: B images, H W map, C channels.
 """
@@ -30,9 +33,10 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 Phase = Literal["fc", "depthwise"]
+Form = Literal["released", "paper"]
 
 
-@register_mixer("wave", kind="token", source="WaveMLP (CVPR 2022)")
+@register_mixer("wave", kind="token", source="WaveMLP (CVPR 2022), form of the released code")
 class PhaseAwareMixing(Mixer):
     """W (a0 P_width(x) + a1 P_height(x) + a2 U x); class tokens are not mixed.
 
@@ -41,6 +45,8 @@ class PhaseAwareMixing(Mixer):
     Args:
         dim: Channels C, at least 4.
         phase: Theta is a linear layer ("fc") or a depthwise 3x3 convolution ("depthwise").
+        form: A channel adds up two neighbouring channels of all cosines, then all sines, as in the
+            released code ("released"), or its own cosine and sine ("paper").
         kernel_size: Neighbours in a row or column, odd.
         bias: Biases of V and U.
 
@@ -51,9 +57,16 @@ class PhaseAwareMixing(Mixer):
     """
 
     def __init__(
-        self, dim: int, *, phase: Phase = "fc", kernel_size: int = 7, bias: bool = False
+        self,
+        dim: int,
+        *,
+        phase: Phase = "fc",
+        form: Form = "released",
+        kernel_size: int = 7,
+        bias: bool = False,
     ) -> None:
         super().__init__()
+        self.form = form
         check_odd(kernel_size)
         self.along = Waves(dim, (1, kernel_size), phase, bias)
         self.across = Waves(dim, (kernel_size, 1), phase, bias)
@@ -64,7 +77,8 @@ class PhaseAwareMixing(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Merge rows, columns and the token itself: (B, H, W, C) -> (B, H, W, C)."""
         maps = to_nchw(x)
-        merged = self.reweight(self.along(maps), self.across(maps), self.fc_c(maps))
+        along, across = (waves(maps, self.form) for waves in (self.along, self.across))
+        merged = self.reweight(along, across, self.fc_c(maps))
         return to_nhwc(self.proj(merged))
 
 
@@ -90,8 +104,9 @@ class Waves(nn.Module):
         padding = (kernel[0] // 2, kernel[1] // 2)
         self.token_fc = nn.Conv2d(2 * dim, dim, kernel, padding=padding, groups=dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, form: Form) -> Tensor:
         """Unfold waves into cosine and sine and sum over neighbours."""
         theta, amplitude = self.theta(x), self.amplitude(x)
-        pairs = torch.stack([amplitude * theta.cos(), amplitude * theta.sin()], dim=2)
-        return self.token_fc(pairs.flatten(1, 2))
+        parts = [amplitude * theta.cos(), amplitude * theta.sin()]
+        paired = torch.stack(parts, dim=2).flatten(1, 2)
+        return self.token_fc(paired if form == "paper" else torch.cat(parts, dim=1))

@@ -4,16 +4,24 @@ import torch
 
 from tests.references.field import pointwise, shifted
 
+DIM = 26  # quarters of 6, 7, 6 and 7 channels, as 4 does not divide it
+CASES = [{}, {"whole_quarters": True}]
 
-def shifted_quarters(x):
+
+def shifted_quarters(mixer, x):
     """Quarters of the channels from the left, right, upper and lower neighbour."""
-    offsets, q = [(0, -1), (0, 1), (-1, 0), (1, 0)], x.shape[-1] // 4
-    parts = [shifted(x[..., n * q : (n + 1) * q], *offset) for n, offset in enumerate(offsets)]
-    return torch.cat([*parts, x[..., 4 * q :]], -1)
+    c, y = x.shape[-1], x.clone()
+    ends = [0, int(c / 4), int(c / 2), int(3 * c / 4), c]
+    if mixer.whole_quarters:
+        ends = [n * int(c / 4) for n in range(5)]
+    for n, offset in enumerate([(0, -1), (0, 1), (-1, 0), (1, 0)]):
+        part = slice(ends[n], ends[n + 1])
+        y[..., part] = shifted(x[..., part], *offset)
+    return y
 
 
 def reference(mixer, x):
-    moved, n = shifted_quarters(x), x.shape[1] * x.shape[2]
+    moved, n = shifted_quarters(mixer, x), x.shape[1] * x.shape[2]
     k, v, r = (
         pointwise(layer, x * mix + moved * (1 - mix)).flatten(1, 2)
         for layer, mix in (

@@ -1,5 +1,7 @@
 """Manhattan self-attention, one token and one head at a time."""
 
+import math
+
 import torch
 
 from tests.references.field import depthwise, pointwise
@@ -8,14 +10,29 @@ CASES = [
     {},
     {"decomposed": False, "num_heads": 3},
     {"num_heads": 2, "decay_range": 6.0, "kernel_size": 3},
+    {"form": "paper"},
+    {"form": "paper", "decomposed": False, "num_heads": 3},
 ]
 
 
-def attend(q, keys, values, distances, decay):
+def attend(form, q, keys, values, distances, decay):
     """One query (B, d), keys and values (B, M, d) at distances (M)."""
     logits = torch.einsum("bd,bmd->bm", q, keys) * q.shape[-1] ** -0.5
-    weights = logits.softmax(-1) * torch.tensor([decay**m for m in distances], dtype=q.dtype)
+    distances = torch.tensor(distances, dtype=q.dtype)
+    if form == "paper":
+        weights = logits.softmax(-1) * decay**distances
+    else:
+        weights = (logits + distances * math.log(decay)).softmax(-1)
     return torch.einsum("bm,bmd->bd", weights, values)
+
+
+def turned(x):
+    """Pairs of channels as complex numbers, turned by the token's index in row-major order."""
+    h, w, d = x.shape[1:]
+    frequencies = 10000 ** -torch.linspace(0, 1, d // 2, dtype=x.dtype)
+    angles = (torch.arange(h * w, dtype=x.dtype)[:, None] * frequencies).reshape(h, w, -1)
+    pairs = torch.complex(x[..., ::2], x[..., 1::2]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.stack([pairs.real, pairs.imag], -1).flatten(-2)
 
 
 def reference(mixer, x):
@@ -25,21 +42,26 @@ def reference(mixer, x):
     for head, (q, k, v) in enumerate(
         zip(*(part.chunk(mixer.num_heads, -1) for part in parts), strict=True)
     ):
-        decay = mixer.decays[head]
+        form, decay = mixer.form, mixer.decays[head]
+        if form == "released":
+            q, k = turned(q), turned(k)
         if mixer.decomposed:
             rows = [
-                attend(q[:, i, j], k[:, i], v[:, i], [abs(j - b) for b in range(w)], decay)
+                attend(form, q[:, i, j], k[:, i], v[:, i], [abs(j - b) for b in range(w)], decay)
                 for i, j in everywhere
             ]
             v = torch.stack(rows, 1).reshape(v.shape)
             mixed = [
-                attend(q[:, i, j], k[:, :, j], v[:, :, j], [abs(i - a) for a in range(h)], decay)
+                attend(
+                    form, q[:, i, j], k[:, :, j], v[:, :, j], [abs(i - a) for a in range(h)], decay
+                )
                 for i, j in everywhere
             ]
         else:
             flat_k, flat_v = k.flatten(1, 2), v.flatten(1, 2)
             mixed = [
                 attend(
+                    form,
                     q[:, i, j],
                     flat_k,
                     flat_v,
