@@ -9,7 +9,7 @@ MEMORY := THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_T
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint docs measurements doctor clean
+.PHONY: help install demo test test-all lint docs measurements gpu gpu-full doctor clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -39,6 +39,14 @@ docs: install  ## build the documentation into docs/_build/html
 
 measurements: install  ## time the mixers on this machine and add its page to the documentation
 	$(PY) docs/_ext/measure.py $(OPTIONS)
+
+# Both take any Python that has the packages: make gpu PY=python3.
+gpu gpu-full: PY := $(or $(wildcard .venv/bin/python),python3)
+gpu:  ## check numbers, kernels, tasks and speed of this GPU (8 minutes) and add its page
+	$(PY) docs/_ext/measure.py gpu $(OPTIONS)
+
+gpu-full:  ## the same with longer runs, and everything compiled
+	$(PY) docs/_ext/measure.py gpu extent=full $(OPTIONS)
 
 doctor:  ## list what is installed, what is missing and what to type
 	@if [ -x $(PY) ]; then $(PY) tools/doctor.py; else python3 tools/doctor.py; fi

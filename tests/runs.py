@@ -13,6 +13,7 @@ from functools import partial
 from logging import StreamHandler, getLogger
 from pathlib import Path
 
+import psutil
 import torch
 import yaml
 from hydra.core.global_hydra import GlobalHydra
@@ -196,3 +197,15 @@ def weights(folder, name="last"):
 
 def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def session_processes(session):
+    """Return the numbers of the living processes of a session."""
+    numbers = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                numbers.append(process.pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return numbers

@@ -59,8 +59,11 @@ data: the baseline reads the same files with the same augmentation through timm 
 scans: the ratio is that of a Python loop over tokens to the scan in chunks.
 tokens: us/token is the time per token; growth is us/token over that on the first grid, per round,
 so 1 on every grid means a cost linear in the number of tokens. exponent is e where time has grown
-as N^e since the first grid. With several image sizes, growth of a whole network is the time per
-pixel over that at the first size.
+as N^e since the first grid. MMACs are multiply-adds of the step in millions, three forward passes
+of them in training. MB moved is input, output and parameters, in training with their gradients and
+read twice; maps in between are left out. roofline ms is the time of whichever takes longer by the
+peaks that a large product and a copy reached in this process. With several image sizes, growth of
+a whole network is the time per pixel over that at the first size.
 Compare ratios only: seconds of different runs are not comparable, least of all on a shared machine.
 
 By default glibc returns large blocks to the system and requests them again in every layer; the page
@@ -70,8 +73,6 @@ faults then dominate the measurement. keep_memory=true turns this off for this p
 from __future__ import annotations
 
 import fnmatch
-import itertools
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,18 +81,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.engine.family import families, find_family
-from tools.bench import growth
-from tools.bench import timed_networks as networks
 from tools.bench.timed_networks import COMPARISONS, select_comparison_runs
-from tools.cli.arguments import parse_integer, parse_options
+from tools.bench.whole_networks import time_runs
+from tools.cli.arguments import parse_options
 from tools.cli.catalogue import catalogue
 from tools.cli.command import exit_with, run_command
-from tools.cli.tables import FORMATS, Record, write
+from tools.cli.tables import FORMATS, write
 from tools.cli.typed_network import (
     Network,
     expand_values,
     known_options,
-    network_label,
     read_network,
     read_networks,
     read_options,
@@ -168,6 +167,10 @@ COLUMNS = {
     "us_per_token": ("us/token", "{:.3f}"),
     "growth": ("growth", "{:.2f}"),
     "exponent": ("exponent", "{:.2f}"),
+    "macs_m": ("MMACs", "{:.1f}"),
+    "moved_mb": ("MB moved", "{:.2f}"),
+    "roofline_ms": ("roofline ms", "{:.4f}"),
+    "over_roofline": ("ms/roofline", "{:.1f}"),
 }
 
 
@@ -256,95 +259,6 @@ def select_backbone_runs(options: dict[str, str], words: Sequence[str] = ()) -> 
     baseline = read_network(typed, family=family) if typed else chosen[0]
     again = [] if baseline in chosen else [baseline]  # its ratio shows the noise
     return [[baseline, *again, *chosen]]
-
-
-def time_runs(runs: Sequence[Sequence[Network]], options: dict[str, str]) -> list[Record]:
-    """Time every run against its first network; return one record per other network."""
-    from tools.bench.peak_memory import measure_peaks
-    from tools.bench.timing import (
-        interleave,
-        make_step,
-        print_status,
-        record_cuda_graph,
-        set_up_process,
-    )
-
-    batches = [parse_integer("batch", item) for item in options["batch"].split(",")]
-    names = [one for run in runs for one, _ in run]
-    shapes = networks.input_shapes(names, options["image_size"], options.get("task", ""))
-    family = networks.timed_family(names[0], options.get("task", ""))
-    sizes = {shape: growth.format_size(shape, family.channels_first) for shape in shapes}
-    rounds = parse_integer("rounds", options["rounds"], least=2)
-    picture = options.get("out", "")
-    if picture:
-        growth.check_picture(picture, shapes)
-    dtype = set_up_process(options)
-    kinds = ("forward", "training")[: 1 + (options["train"] == "true")]
-    records: list[Record] = []
-    if options["compile"] == "true":
-        print_status("torch.compile takes up to minutes per network, size and batch")
-    for run in runs:
-        models = [networks.build_network(network, options) for network in run]
-        timed = {}
-        peaks = {}
-        for batch, kind in itertools.product(batches, kinds):
-            shown = ", ".join(sizes.values())
-            print_status(
-                f"{network_label(run[0])}: {kind}, {shown}, batch {batch}, {rounds} rounds"
-            )
-            inputs = [networks.example_input(family, batch, one) for one in shapes]
-            inputs = [one.to(options["device"]) for one in inputs]
-            steps = [make_step(model, one, kind, dtype) for one in inputs for model in models]
-            # All sizes share the rounds, so that other load on the machine affects them alike.
-            is_recorded = options["cuda_graphs"] == "true"
-            timed_steps = [record_cuda_graph(step) for step in steps] if is_recorded else steps
-            seconds = interleave(timed_steps, rounds, options["device"], options["clock"])
-            highest = measure_peaks(steps, models, options["device"])
-            for place, shape in enumerate(shapes):
-                own = slice(place * len(models), (place + 1) * len(models))
-                timed[shape, batch, kind], peaks[shape, batch, kind] = seconds[own], highest[own]
-        for shape, batch, kind in itertools.product(shapes, batches, kinds):
-            seconds, highest = timed[shape, batch, kind], peaks[shape, batch, kind]
-            for index in range(1, len(run)):
-                made = make_record(
-                    run, index, seconds, kind, sizes[shape], batch,
-                    options.get("task", ""),
-                )  # fmt: skip
-                made["peak_mb"] = highest[index] / 1e6
-                made["memory_ratio"] = highest[index] / highest[0] if highest[0] else None
-                if len(shapes) > 1:
-                    first = timed[shapes[0], batch, kind][index]
-                    made["growth"] = growth.growth_ratio(seconds[index], shape, first, shapes[0])
-                records.append(made)
-    if picture:
-        growth.draw_growth(records, picture)
-        print_status(f"picture written to {picture}")
-    return records
-
-
-def make_record(
-    run: Sequence[Network],
-    index: int,
-    seconds: Sequence[Sequence[float]],
-    kind: str,
-    size: str,
-    batch: int,
-    task: str = "",
-) -> Record:
-    """Return the record of one network; papers only time forward passes."""
-    from tools.bench.timing import summarise_ratios
-
-    return {
-        "backbone": network_label(run[index]),
-        "step": kind,
-        "image_size": size,
-        "batch": batch,
-        "ms": statistics.median(seconds[index]) * 1e3,
-        **summarise_ratios(seconds[index], seconds[0]),
-        "paper_ratio": networks.find_paper_ratio(run[index], run[0], task)
-        if kind == "forward"
-        else None,
-    }
 
 
 def _match_names(text: str, known: Sequence[str], what: str) -> list[str]:

@@ -20,6 +20,8 @@ M = TypeVar("M", bound=nn.Module)
 PACKAGES = ("cpu", "torch")
 # Quantised, sharded and fake tensors define operations of their own.
 ORDINARY = frozenset({Tensor, nn.Parameter})
+# torch 2.6 cannot tell an export from torch.compile: both run the plain forms there.
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
 
 
@@ -32,9 +34,12 @@ class FastModule(nn.Module):
     Attributes:
         needs_operators: True if ``compute`` calls compiled operators, which are a CPU's; otherwise
             it runs on any device.
+        is_traceable: True if ``compute`` also serves under torch.compile, by an operator with a
+            fake implementation. Exports keep the plain form.
     """
 
     needs_operators = True
+    is_traceable = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Register the class as the fast form of its second base class, if there is one."""
@@ -58,6 +63,8 @@ class FastModule(nn.Module):
 
     def is_fast(self, x: Tensor, *rest: Any, **named: Any) -> bool:
         """Return True if ``forward`` computes this call by the fast form: the one test per call."""
+        if torch.compiler.is_compiling():
+            return self.is_traceable and not is_exporting() and self.serves(x, *rest, **named)
         return (
             not needs_plain(self, x)
             and (not self.needs_operators or operators_serve(x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,41 @@ class Difference(NamedTuple):
             f"{self.name} differs by {self.share:.1e} of its largest number, at {[*self.place]}: "
             f"{self.computed:.4g} instead of {self.expected:.4g}"
         )
+
+
+@torch.enable_grad()
+def compare(
+    form: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Result]:
+    """Return the output and the gradients of all inputs, by a form and by torch's operations.
+
+    Args:
+        form: What is tried, in ``dtype``.
+        plain: The same equation, in float64.
+        inputs: Arguments of both with their names.
+        device: Where both compute.
+        dtype: A floating type.
+    """
+    computed, expected = (
+        [x.to(device, dtype).to(kind).requires_grad_() for x in inputs.values()]
+        for kind in (dtype, torch.float64)
+    )
+    mine, exact = form(*computed), plain(*expected)
+    weights = torch.linspace(-1, 1, exact.numel(), device=device, dtype=dtype).view_as(exact)
+    gradients = zip(
+        inputs,
+        torch.autograd.grad(mine, computed, weights),
+        torch.autograd.grad(exact, expected, weights.double()),
+        strict=True,
+    )
+    return [
+        Result("output", mine.detach(), exact.detach()),
+        *(Result(f"gradient of {name}", one, other) for name, one, other in gradients),
+    ]
 
 
 def largest_difference(results: Iterable[Result]) -> Difference:

@@ -21,9 +21,9 @@ def q_shift(x: Tensor) -> Tensor:
     quarter = x.shape[-1] // 4
     left, right, above, below, rest = x.split([quarter] * 4 + [x.shape[-1] - 4 * quarter], dim=-1)
     moved = (
-        F.pad(left[:, :, :-1], (0, 0, 1, 0)),
-        F.pad(right[:, :, 1:], (0, 0, 0, 1)),
-        F.pad(above[:, :-1], (0, 0, 0, 0, 1, 0)),
-        F.pad(below[:, 1:], (0, 0, 0, 0, 0, 1)),
+        F.pad(left, (0, 0, 1, -1)),
+        F.pad(right, (0, 0, -1, 1)),
+        F.pad(above, (0, 0, 0, 0, 1, -1)),
+        F.pad(below, (0, 0, 0, 0, -1, 1)),
     )
     return torch.cat([*moved, rest], dim=-1)

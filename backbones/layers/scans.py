@@ -19,7 +19,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class Scan(nn.Module):
+    """``scan`` as a part, which has a fast form."""
+
+    def forward(self, log_decay: Tensor, values: Tensor) -> Tensor:
+        """Return all states: two of (n, ...) -> (n, ...)."""
+        return scan(log_decay, values)
 
 
 def scan(log_decay: Tensor, values: Tensor, chunk: int | None = None) -> Tensor:

@@ -2,11 +2,13 @@
 
 usage: python docs/_ext/measure.py [benchmark.py's options ...]
        python docs/_ext/measure.py tokens [benchmark.py's options ...]
+       python docs/_ext/measure.py gpu [extent=quick] [parts=hosts,tokens,tasks,kernels,mixers]
 
 Without options, AFBO, IFFN and GLU are timed against the FFN of three hosts on one thread. tokens
 times token mixers of linear cost over maps of 196 to 12,544 tokens, for the catalogue of mixers.
 ``make measurements OPTIONS="device=cuda dtype=bfloat16"`` measures a GPU. The files of other
-machines stay as they are.
+machines stay as they are. gpu checks numbers, kernels, tasks and speed of a GPU and ends with their
+verdicts, as ``make gpu`` does; ``extent=tiny device=cpu`` tries the command.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import io
 import json
 import math
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,14 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
 
 import torch  # noqa: E402
 from catalogue_page import MEASURED, order  # noqa: E402
+from gpu_report import check_device  # noqa: E402
 from measurement_pages import FOLDER, pages  # noqa: E402
 
 from backbones import list_mixers  # noqa: E402
 from tools import benchmark  # noqa: E402
+from tools.cli.arguments import parse_options  # noqa: E402
+from tools.gpu.extent import EXTENTS  # noqa: E402
+from tools.gpu.work import PARTS  # noqa: E402
 from tools.installation.packages import installed_version  # noqa: E402
 from tools.runs.run_facts import device_name  # noqa: E402
 
@@ -39,6 +46,8 @@ TOKENS = ["grid=14,56,112", "dim=64", "threads=1", "rounds=5", "clock=process"]
 
 def main(options: list[str]) -> int:
     """Measure, write the json file, and return the exit status."""
+    if options[:1] == ["gpu"]:
+        return check_gpu(options[1:])
     kind = "tokens" if options[:1] == ["tokens"] else "mixers"
     options = options[kind == "tokens" :] or ([] if kind == "tokens" else USUAL)
     if kind == "tokens":
@@ -50,7 +59,7 @@ def main(options: list[str]) -> int:
     if status:
         return status
     machine = device_name(torch.device("cuda" if "device=cuda" in options else "cpu"))
-    folder = FOLDER / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+    folder = folder_of(machine)
     folder.mkdir(exist_ok=True)
     if kind == "tokens":
         content = growth(machine, options, json.loads(printed.getvalue()))
@@ -61,6 +70,36 @@ def main(options: list[str]) -> int:
     (FOLDER / f"{folder.name}.md").write_text(pages()[folder.name], encoding="utf-8")
     print(f"wrote {file.relative_to(DOCS.parent)}; make docs shows it")
     return 0
+
+
+def folder_of(machine: str, folder: Path = FOLDER) -> Path:
+    """Return the folder of a machine's files."""
+    return folder / re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+
+
+def check_gpu(typed: list[str]) -> int:
+    """Check a GPU, write its page, and return the exit status."""
+    defaults = {"device": "cuda", "extent": "quick", "parts": ",".join(PARTS)}
+    try:
+        options = parse_options(typed, defaults, {"device": ("cuda", "cpu"), "extent": EXTENTS})
+        if set(parts := options["parts"].split(",")) - set(PARTS):
+            raise ValueError(f"parts must be of {', '.join(PARTS)}; got {options['parts']}")
+        if options["device"] == "cuda" and not torch.cuda.is_available():
+            raise ValueError("torch finds no GPU; device=cpu extent=tiny tries the command")
+    except ValueError as error:
+        print(f"make gpu: {error}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps the figures, as Ctrl-C does
+    machine = device_name(torch.device(options["device"]))
+    # A trial of the command is no measurement.
+    place = FOLDER if options["device"] == "cuda" else DOCS.parent / "outputs" / "gpu_trial"
+    folder = folder_of(machine, place)
+    command = " ".join(["python docs/_ext/measure.py gpu", *typed])
+    status = check_device(options["device"], options["extent"], parts, folder, command, machine)
+    page = place / f"{folder.name}.md"
+    page.write_text(pages(place)[folder.name], encoding="utf-8")
+    print(f"wrote {page.relative_to(DOCS.parent)}; make docs shows it")
+    return status
 
 
 def usual_tokens() -> list[str]:

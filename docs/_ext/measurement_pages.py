@@ -12,32 +12,29 @@ FOLDER = Path(__file__).resolve().parents[1] / "measurements"
 FIELDS = {"title", "machine", "date", "command", "versions", "notes", "columns", "rows"}
 
 
-def read() -> dict[str, list[dict[str, Any]]]:
+def read(folder: Path = FOLDER) -> dict[str, list[dict[str, Any]]]:
     """Read all measurements, by the folder of their machine."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted(FOLDER.glob("*/*.json")):
+    for file in sorted(folder.glob("*/*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
-        if set(content) != FIELDS:
+        if set(content) - {"picture"} != FIELDS:
             raise ValueError(f"{file} must have the fields {sorted(FIELDS)}, got {sorted(content)}")
         found.setdefault(file.parent.name, []).append(content)
     return found
 
 
-def pages() -> dict[str, str]:
+def pages(folder: Path = FOLDER) -> dict[str, str]:
     """Return a page for each machine; the index is written by hand."""
-    return {name: _page(entries) for name, entries in read().items()}
+    return {name: _page(name, entries) for name, entries in read(folder).items()}
 
 
-def _page(entries: list[dict[str, Any]]) -> str:
+def _page(folder: str, entries: list[dict[str, Any]]) -> str:
     parts = [f"# {entries[0]['machine']}"]
     for entry in entries:
         facts = [f"* Date: {entry['date'] or 'not recorded'}", f"* Command: `{entry['command']}`"]
         facts += [f"* {name}: {value}" for name, value in entry["versions"].items()]
         text = f"## {entry['title']}\n\n" + "\n".join(facts)
-        notes = "\n\n".join(entry["notes"])
-        parts += (
-            [text, table(entry["columns"], entry["rows"]), notes]
-            if notes
-            else [text, table(entry["columns"], entry["rows"])]
-        )
+        picture = f"![{entry['title']}]({folder}/{entry['picture']})" if "picture" in entry else ""
+        rows = table(entry["columns"], entry["rows"])
+        parts += filter(None, [text, picture, rows, *entry["notes"]])
     return "\n\n".join(parts) + "\n"

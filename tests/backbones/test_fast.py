@@ -22,6 +22,8 @@ from backbones.base import _of_shape
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
+from backbones.mixers.recurrent.lstm2d import TwoWayLSTM
+from tests.both_ways import both_ways
 from tests.errors import refuses
 from tests.families import QUICK_NAMES, build_short, meta_backbone, rest_slow
 from tests.tensors import build_mixer, images, tokens
@@ -105,6 +107,21 @@ def test_both_forms_give_the_same(name, training):
         gradients = torch.autograd.grad(y.sin().sum(), list(own.parameters())) if training else ()
         results.append((y, *gradients, *own.buffers()))
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (5, 3)], ids=str)
+def test_lstms_of_torch_equal_the_loop(size):
+    lines = fast(TwoWayLSTM(6, 4).double())
+    names = [name for name, _ in nn.LSTM(6, 4, bidirectional=True).named_parameters()]
+    assert [name for name, _ in lines.named_parameters()] == names
+    x = tokens(2, *size[::-1], 6).transpose(1, 2)
+    for found, expected in zip(*both_ways(lines, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    lines.float()
+    for found, expected in zip(*both_ways(lines, x.float()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not lines.is_fast(x.float())
 
 
 def test_forms_share_their_state_places_and_optimisers():

@@ -15,12 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from backbones import create_backbone, create_mixer, list_mixers
 from backbones.analysis.counting import count_macs
 from backbones.fast.torch.gated_delta import FastGatedDelta
+from backbones.mixers.recurrent import mlstm
 from backbones.mixers.recurrent.gated_delta import delta_rule
 from backbones.registry import find_host, find_mixer, why_unfit
 from backbones.replace import share_state
 from tests.families import build_short, rest_slow_pairs
 from tests.references import field
 from tests.tensors import build_mixer, images, tokens
+from tools.bench.scans import SCANS, make_inputs
 
 REFERENCES = {
     found.name: importlib.import_module(f"{field.__name__}.{found.name}")
@@ -258,6 +260,15 @@ def test_experts_are_balanced_by_a_loss_of_importance_and_load():
     )
     mixer.eval()(x)
     assert mixer.take_penalty() is None
+
+
+def test_memories_of_many_chunks_are_summed_in_groups_of_groups(monkeypatch):
+    """300 tokens in chunks of 4 are groups of 4, of 16 and of 64 chunks; the loop has none."""
+    inputs = [x.double().requires_grad_() for x in make_inputs("mlstm", 300, 8)]
+    monkeypatch.setattr(mlstm, "CHUNK", 4)
+    outputs = [form(*inputs) for form in (mlstm.mlstm, SCANS["mlstm"][1])]
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), inputs) for y in outputs))
 
 
 def test_kernels_of_fla_get_what_they_document(monkeypatch):

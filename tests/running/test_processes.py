@@ -24,8 +24,18 @@ from tasks.engine.exact_resume import random_state, seed_process, set_random_sta
 from tasks.engine.family import families
 from tasks.engine.loggers import read_rows
 from tasks.engine.signals import RunStopped
-from tests.running.test_signals import left_of
-from tests.runs import ROOT, SCENES, TINY, arguments, command, run_here, start, summary, wait_for
+from tests.runs import (
+    ROOT,
+    SCENES,
+    TINY,
+    arguments,
+    command,
+    run_here,
+    session_processes,
+    start,
+    summary,
+    wait_for,
+)  # fmt: skip
 from tools.cli import processes
 from tools.cli.processes import check_trainer
 from tools.runs import nodes, process_group
@@ -456,7 +466,7 @@ def test_a_signal_ends_a_process_that_waits_for_another(to, tmp_path, write_scri
     assert process.returncode == 143
     assert "a step that waits for another process" in err
     until = time.monotonic() + 10
-    while left := left_of(process.pid):
+    while left := session_processes(process.pid):
         assert time.monotonic() < until, left
 
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -18,7 +17,7 @@ from tasks.engine import signals
 from tasks.engine.lightning_private import SignalConnector
 from tasks.engine.signals import SIGNALS, STOP, RunStopped
 from tests.families import rest_slow_pairs
-from tests.runs import ROOT, arguments, wait_for
+from tests.runs import ROOT, arguments, session_processes, wait_for
 
 TERM, INT, HUP, USR1, KILL = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL,
@@ -208,17 +207,6 @@ class TestWorkers:
         assert not set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def left_of(session):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
 # Each pair of values of two columns stands in a row.
 STOPS = [
     ("train", TERM, "group", 1, 1),
@@ -254,15 +242,15 @@ def test_all_processes_end_and_save(phase, signum, to, num_workers, processes, t
     )  # fmt: skip
     try:
         wait_for(process, mark.exists)
-        assert len(left_of(process.pid)) >= processes * (1 + num_workers)
+        assert len(session_processes(process.pid)) >= processes * (1 + num_workers)
         (os.killpg if to == "group" else os.kill)(process.pid, signum)
         until = time.monotonic() + SECONDS
-        while left_of(process.pid) and time.monotonic() < until:
+        while session_processes(process.pid) and time.monotonic() < until:
             process.poll()
             time.sleep(0.05)
-        assert not left_of(process.pid)
+        assert not session_processes(process.pid)
     finally:
-        for pid in left_of(process.pid):
+        for pid in session_processes(process.pid):
             os.kill(pid, KILL)
     status, err = process.wait(), process.communicate()[1]
     if signum == KILL:

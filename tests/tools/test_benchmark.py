@@ -14,14 +14,15 @@ from backbones import create_backbone, list_backbones
 from tasks.engine.family import find_family
 from tools import benchmark
 from tools.bench import peak_memory as memory
+from tools.bench import roofline, timing, token_mixers, whole_networks
 from tools.bench import timed_networks as networks
-from tools.bench import timing, token_mixers
 from tools.benchmark import COLUMNS
 
 TINY = ("batch=1", "rounds=2", "image_size=64", "keep_memory=false")
 RATIOS = ["batch", "ms", "ratio", "ratio_p10", "ratio_p90"]
 KEYS = ["backbone", "step", "image_size", *RATIOS, "paper_ratio", "peak_mb", "memory_ratio"]
 TOKEN_KEYS = ["mixer", "step", "grid", *RATIOS, "us_per_token", "growth", "exponent"]
+TOKEN_KEYS += ["peak_mb", "macs_m", "moved_mb", "roofline_ms", "over_roofline"]
 TINY_MAPS = ("rounds=2", "dim=8", "keep_memory=false")
 
 
@@ -194,7 +195,7 @@ def test_every_round_times_every_step_once_in_its_own_order():
 def test_ratios_and_costs_are_taken_round_by_round():
     seconds = [[1.0, 10.0, 2.0], [2.0, 20.0, 5.0]]
     runs = [("swin_t", {}), ("deit_t", {"mixer": {"drop": 0.5}})]
-    found = benchmark.make_record(runs, 1, seconds, "training", "64x96", 4)
+    found = whole_networks.make_record(runs, 1, seconds, "training", "64x96", 4)
     expected = {
         "backbone": "deit_t backbone.mixer.drop=0.5", "step": "training", "batch": 4,
         "paper_ratio": None, "image_size": "64x96", "ms": 5000, "ratio": 2, "ratio_p10": 2,
@@ -315,6 +316,24 @@ def test_token_mixers_over_maps(capsys):
         (batch, step) for batch in (1, 2) for step in ("forward", "training")
     }
     assert all(record["growth"] == 1 for record in records if record["grid"] == "4x4")
+    work = {
+        (record["step"], record["batch"]): (record["macs_m"] * 1e6, record["moved_mb"] * 1e6)
+        for record in records
+        if (record["mixer"], record["grid"]) == ("attention", "4x6")
+    }
+    macs, parameters = 24 * (4 * 64 + 2 * 24 * 8), 4 * 8 * 8 + 4 * 8
+    for batch in (1, 2):
+        maps = batch * 24 * 8
+        assert work["forward", batch] == pytest.approx((batch * macs, 4 * (2 * maps + parameters)))
+        moved = 4 * (5 * maps + 3 * parameters)
+        assert work["training", batch] == pytest.approx((3 * batch * macs, moved))
+    assert all(record["over_roofline"] > 0 for record in records)
+
+
+def test_the_longer_of_operations_and_bytes_bounds_a_step():
+    device = roofline.Work(macs=1e9, bytes=1e6)
+    assert roofline.least_seconds(roofline.Work(2e9, 1e6), device) == 2
+    assert roofline.least_seconds(roofline.Work(2e9, 3e6), device) == 3
 
 
 @pytest.mark.parametrize(

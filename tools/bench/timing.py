@@ -17,6 +17,7 @@ from tools.cli.arguments import parse_integer
 from tools.runs.freed_memory import keep_freed_memory
 
 WARM_UP = 3
+WARM_UPS = {"cpu": WARM_UP, "cuda": 20}  # steps before those that are timed
 
 Step = Callable[[], None]
 Clock = Callable[[], float]
@@ -106,7 +107,7 @@ def interleave(
     on_cpu = functools.partial(_cpu_seconds, clock=CLOCKS[clock])
     timed = _cuda_seconds if device == "cuda" else on_cpu
     for step in steps:
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UPS[device]):
             step()
     seconds: list[list[float]] = [[] for _ in steps]
     for turn in range(rounds):

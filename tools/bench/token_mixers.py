@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
+from tools.bench.peak_memory import measure_peaks
+from tools.bench.roofline import count_work, least_seconds, measure_device
 from tools.bench.timed_networks import to_device
 from tools.bench.timing import (
     interleave,
@@ -47,22 +51,38 @@ def time_token_mixers(options: dict[str, str], words: Sequence[str] = ()) -> lis
     for name, own in mixers:
         create_mixer(name, dim, grid=grids[0], **own)
     dtype = set_up_process(options)
+    device = measure_device(options["device"], dtype, options["clock"])
+    print_status(
+        f"roofline: {2 * device.macs / 1e12:.2f} TFLOP/s in a large product, "
+        f"{device.bytes / 1e9:.0f} GB/s in a copy"
+    )
     records: list[Record] = []
     for batch in batches:
         for kind in ("forward", "training")[: 1 + (options["train"] == "true")]:
             print_status(f"token mixers of {dim} channels: {kind}, batch {batch}, {rounds} rounds")
-            steps = []
+            steps, models = [], []
             for size in grids:
                 x = torch.randn(batch, *size, dim, device=options["device"])
                 x.requires_grad_(kind == "training")  # as after other layers
                 for name, own in mixers:
                     mixer = to_device(fast(create_mixer(name, dim, grid=size, **own)), options)
                     steps.append(make_step(mixer, x, kind, dtype))
-            if options["cuda_graphs"] == "true":
-                steps = [record_cuda_graph(step) for step in steps]
-            seconds = interleave(steps, rounds, options["device"], options["clock"])
+                    models.append(mixer)
+            is_recorded = options["cuda_graphs"] == "true"
+            timed = [record_cuda_graph(step) for step in steps] if is_recorded else steps
+            seconds = interleave(timed, rounds, options["device"], options["clock"])
+            peaks = measure_peaks(steps, models, options["device"])
             table = [seconds[i : i + len(mixers)] for i in range(0, len(steps), len(mixers))]
-            records += summarise(mixers, grids, table, kind, batch)
+            rows = summarise(mixers, grids, table, kind, batch)
+            # Records go mixer by mixer, steps grid by grid.
+            places = itertools.product(range(1, len(mixers)), range(len(grids)))
+            for row, (index, number) in zip(rows, places, strict=True):
+                work = count_work(mixers[index], dim, grids[number], batch, kind, dtype)
+                least = least_seconds(work, device) * 1e3
+                row["peak_mb"] = peaks[number * len(mixers) + index] / 1e6
+                row |= {"macs_m": work.macs / 1e6, "moved_mb": work.bytes / 1e6}
+                row |= {"roofline_ms": least, "over_roofline": row["ms"] / least}
+            records += rows
     return records
 
 
@@ -125,7 +145,7 @@ def summarise(
     seconds: Sequence[Sequence[Sequence[float]]],
     kind: str,
     batch: int,
-) -> list[Record]:
+) -> list[dict[str, Any]]:
     """Summarise seconds[grid][mixer][round] in records; the first mixer is the baseline."""
     records = []
     for index in range(1, len(mixers)):

@@ -73,11 +73,12 @@ def serve(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> bool:
     return not _failures[key]
 
 
-def try_all(device: torch.device) -> None:
-    """Try all kernels on a GPU, in all types."""
+def try_all(device: torch.device) -> dict[tuple[str, torch.dtype], str]:
+    """Try all kernels on a GPU in all types; return why each fails, empty if it serves."""
     for kernel in _kernels.values():
         for dtype in kernel.limits:
             serve(kernel, device, dtype)
+    return {(name, dtype): why for (name, at, dtype), why in _failures.items() if at == device}
 
 
 def status() -> str:

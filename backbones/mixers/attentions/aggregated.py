@@ -28,6 +28,7 @@ from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
+from backbones.layers.overlapping_windows import gather
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -84,7 +85,7 @@ class PositionBias(nn.Module):
         first, last = -centres[-1], 2 * (length - 1) - centres[0]
         offsets = torch.arange(first, last + 1, step, device=device).to(precise) / 2
         scaled = offsets / max(grid - 1, 1) * RANGE
-        logs = scaled.sign() * (scaled.abs() + 1).log2() / math.log2(RANGE)
+        logs = scaled.sign() * scaled.abs().log1p() / math.log(RANGE)
         places = 2 * torch.arange(length, device=device)
         return logs, (places[:, None] - torch.tensor(centres, device=device) - first) // step
 
@@ -149,36 +150,29 @@ class PooledAttention(Mixer):
         """Attend to neighbours and pooled tokens: (B, H, W, C) -> (B, H, W, C)."""
         size, tokens = (x.shape[1], x.shape[2]), x.flatten(1, 2)
         pooled = (max(1, size[0] // self.reduction), max(1, size[1] // self.reduction))
-        exists = self._neighbours(x.new_ones(1, *size, 1)).flatten(1, 2)[0, :, 0] > 0  # (N, K)
+        exists = self._near(x.new_ones(1, *size, 1))[:, 0, :, 0].mT > 0  # (N, K)
         queries, q = self.queries(tokens, exists.sum(1, keepdim=True) + pooled[0] * pooled[1])
 
-        heads = q.shape[1]
-        k, v = (split_heads(part, heads) for part in self.kv(tokens).chunk(2, dim=-1))
-        keys = merge_heads(F.normalize(k, dim=-1)).unflatten(1, size)
-        k_near, v_near = (
-            self._neighbours(part).flatten(1, 2).unflatten(2, (heads, -1)).transpose(1, 2)
-            for part in (keys, merge_heads(v).unflatten(1, size))
-        )  # (B, h, N, d, K)
-        near = (q[..., None, :] @ k_near).squeeze(-2) + self.near_bias
+        heads, count = q.shape[1], tokens.shape[1]
+        k, v = self.kv(torch.cat([tokens, self._pool(x, pooled)], dim=1)).chunk(2, dim=-1)
+        k = F.normalize(k.unflatten(-1, (heads, -1)), dim=-1).to(v.dtype).flatten(2)
+        near = self._near(torch.cat([k, v], dim=-1)[:, :count].unflatten(1, size))
+        k_near, v_near = near.unflatten(-1, (2, heads, -1)).permute(3, 1, 4, 2, 0, 5)
+        near = (k_near @ q[..., None]).squeeze(-1) + self.near_bias  # (B, h, N, K)
         near = near.masked_fill(~exists, float("-inf"))
 
-        k, v = (split_heads(part, heads) for part in self.kv(self._pool(x, pooled)).chunk(2, -1))
-        far = q @ F.normalize(k, dim=-1).mT + self.position(size, pooled)
+        k, v = (split_heads(part[:, count:], heads) for part in (k, v))
+        far = q @ k.mT + self.position(size, pooled)
 
         weights = torch.cat([near, far], dim=-1).softmax(dim=-1)
         near, far = weights.split((self.window**2, far.shape[-1]), dim=-1)
         near = near + queries @ self.learnt_tokens + self.learnt_bias
-        mixed = (v_near @ near[..., None]).squeeze(-1) + far @ v
+        mixed = (near[..., None, :] @ v_near).squeeze(-2) + far @ v
         return self.proj(merge_heads(mixed)).unflatten(1, size)
 
-    def _neighbours(self, x: Tensor) -> Tensor:
-        """Return each token's neighbours, zeros outside: (B, H, W, D) -> (B, H, W, D, K)."""
-        reach, (height, width) = self.window // 2, x.shape[1:3]
-        padded = F.pad(x, (0, 0, reach, reach, reach, reach))
-        places = [(row, column) for row in range(self.window) for column in range(self.window)]
-        return torch.stack(
-            [padded[:, row : row + height, column : column + width] for row, column in places], -1
-        )
+    def _near(self, x: Tensor) -> Tensor:
+        """Return each token's neighbours, zeros outside: (B, H, W, D) -> (K, B, N, D)."""
+        return gather(x, self.window, 1).flatten(2, 3)
 
     def _pool(self, x: Tensor, pooled: Size) -> Tensor:
         """Return the tokens of the pooled map: (B, H, W, C) -> (B, M, C)."""

@@ -94,20 +94,17 @@ class FocusedLinearAttention(Mixer):
         """Attend with focused features: (B, H, W, C) -> (B, H, W, C)."""
         size = (x.shape[1], x.shape[2])
         tokens = x.flatten(1, 2)
-        k, v = self.kv(tokens).chunk(2, dim=-1)
+        q, (k, v) = self.q(tokens), self.kv(tokens).chunk(2, dim=-1)
         k = k + self.at_size("positional_encoding", size)
-        precise = torch.promote_types(v.dtype, torch.float32)
         with without_autocast(x.device):
-            q, k, values = (
-                split_heads(part, self.num_heads)
-                for part in (self._focus(self.q(tokens)), self._focus(k), v.to(precise))
-            )
-            mixed = merge_heads(attend(q, k, values)).to(v.dtype)
+            features = self._focus(torch.stack([q, k])).to(v.dtype)
+            heads = (split_heads(part, self.num_heads) for part in (*features.unbind(0), v))
+            mixed = merge_heads(attend(*heads))
         local = convolve_heads(self.dwc, v.unflatten(1, size), self.num_heads)
         return self.proj(mixed.unflatten(1, size) + local)
 
     def _focus(self, x: Tensor) -> Tensor:
-        """Return f(x), in float32 at least: (B, N, C) -> (B, N, C)."""
+        """Return f(x), in float32 at least: (..., N, C) -> the same."""
         precise = torch.promote_types(x.dtype, torch.float32)
         features = (F.relu(x.to(precise)) + EPS) / F.softplus(self.scale.to(precise))
         powers = features**self.power

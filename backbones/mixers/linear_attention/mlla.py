@@ -66,10 +66,10 @@ class MambaLikeLinearAttention(Mixer):
 
     def _attend(self, u: Tensor) -> Tensor:
         """Return the attention without L: (B, H, W, C) -> (B, H, W, C)."""
-        q, k = (F.elu(part) + 1 for part in self.qk(u).chunk(2, dim=-1))
-        turned = (rotate_by_axes(part.unsqueeze(-2)).squeeze(-2) for part in (q, k))
+        both = F.elu(self.qk(u).unflatten(-1, (2, -1))) + 1  # (B, H, W, 2, C)
+        parts = (*both.unbind(3), *rotate_by_axes(both).unbind(3), u)
         q, k, turned_q, turned_k, v = (
-            split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, *turned, u)
+            split_heads(part.flatten(1, 2), self.num_heads) for part in parts
         )
         mixed = attend(turned_q, turned_k, v, weighing=(q, k))
         return merge_heads(mixed).unflatten(1, u.shape[1:3])

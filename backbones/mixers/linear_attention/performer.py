@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from backbones.base import SequenceMixer
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.layers.linear_attention import divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
 
@@ -89,20 +90,24 @@ class PerformerAttention(SequenceMixer):
         self.apply(init_linear)
 
     def mix_sequence(self, tokens: Tensor) -> Tensor:
-        """Attend by random features, in float32 at least: (B, N, C) -> (B, N, C)."""
-        parts = self.qkv(tokens).chunk(3, dim=-1)
-        precise = torch.promote_types(tokens.dtype, torch.float32)
+        """Attend by random features: (B, N, C) -> (B, N, C)."""
+        q, k, v = (split_heads(x, self.num_heads) for x in self.qkv(tokens).chunk(3, dim=-1))
         with without_autocast(tokens.device):
-            q, k, v = (split_heads(part.to(precise), self.num_heads) for part in parts)
             queries, keys = self._features(q, axes=(-1,)), self._features(k, axes=(-2, -1))
-            divisor = queries @ keys.sum(dim=-2, keepdim=True).mT
-            mixed = queries @ (keys.mT @ v) / divisor
-        return self.proj(merge_heads(mixed.to(parts[0].dtype)))
+            # Their mean cancels as well; without it, many keys are too small for float16.
+            keys = (keys / keys.detach().mean((-2, -1), keepdim=True)).to(v.dtype)
+            table = torch.cat([sum_products(keys, v), mean_keys(keys)], dim=-1)
+            mixed = divide(queries.to(v.dtype) @ table, 1, eps=0.0)
+        return self.proj(merge_heads(mixed))
 
     def _features(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """Return f(x) with the largest product along axes: (B, h, N, d) -> (B, h, N, n)."""
+        """Return f(x) sqrt n with the largest product along axes: (B, h, N, d) -> (B, h, N, n).
+
+        In float32 at least. The factor 1 / sqrt n cancels in the quotient.
+        """
+        precise = torch.promote_types(x.dtype, torch.float32)
         x = x * x.shape[-1] ** -0.25
-        products = x @ self.directions.to(x.dtype).mT
+        products = (x @ self.directions.to(x.dtype).mT).to(precise)
         largest = products.amax(dim=axes, keepdim=True)
-        exponents = products - x.square().sum(dim=-1, keepdim=True) / 2 - largest
-        return (exponents.exp() + EPS) * len(self.directions) ** -0.5
+        exponents = products - x.to(precise).square().sum(dim=-1, keepdim=True) / 2 - largest
+        return exponents.exp() + EPS

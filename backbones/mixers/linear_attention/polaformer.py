@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from backbones.base import Mixer
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
-from backbones.layers.linear_attention import attend
+from backbones.layers.linear_attention import EPS, divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
 from backbones.mixers.linear_attention.focused_linear import HEAD_DIM, convolve_heads
 from backbones.options import check_odd
@@ -90,21 +90,29 @@ class PolarityAwareLinearAttention(Mixer):
         tokens = x.flatten(1, 2)
         (q, g), (k, v) = (part(tokens).chunk(2, dim=-1) for part in (self.qg, self.kv))
         k = k + self.at_size("positional_encoding", size)
-        precise = torch.promote_types(v.dtype, torch.float32)
+        heads = (split_heads(part, self.num_heads) for part in (q, k, v))
         with without_autocast(x.device):
-            (q_plus, q_minus), keys = self._signs(q), torch.cat(self._signs(k), dim=-1)
-            same, opposite = split_heads(v.to(precise), self.num_heads).chunk(2, dim=-1)
-            parts = (
-                attend(torch.cat([q_plus, q_minus], dim=-1), keys, same),
-                attend(torch.cat([q_minus, q_plus], dim=-1), keys, opposite),
-            )
-            mixed = merge_heads(torch.cat(parts, dim=-1)).to(v.dtype)
+            mixed = merge_heads(self._attend(*heads)).unflatten(1, size)
         local = convolve_heads(self.dwc, v.unflatten(1, size), self.num_heads)
-        return self.proj((mixed.unflatten(1, size) + local) * g.unflatten(1, size))
+        return self.proj((mixed + local) * g.unflatten(1, size))
 
-    def _signs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return powers of both signs, in float32 at least: (B, N, C) -> two of (B, h, N, d)."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return [A(q~, k~, v_1), A(q^, k~, v_2)]: three of (B, h, N, d) -> the same.
+
+        q^ is q~ with its halves exchanged. They are exchanged in what is read instead.
+        """
+        wide = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
+        q, k = self._signs(torch.stack([q, k])).to(wide).unbind(0)
+        same, opposite = sum_products(k, v.to(wide)).chunk(2, dim=-1)
+        mean, width = mean_keys(k), v.shape[-1]
+        exchanged = torch.cat([opposite, mean], dim=-1).roll(width, dims=-2)
+        table = [same, exchanged[..., :-1], mean, exchanged[..., -1:]]
+        return divide(q @ torch.cat(table, dim=-1), 2, EPS).to(v.dtype)
+
+    def _signs(self, x: Tensor) -> Tensor:
+        """Return [x+^p, x-^p] in float32 at least: (..., B, h, N, d) -> (..., B, h, N, 2 d)."""
         precise = torch.promote_types(x.dtype, torch.float32)
-        scaled = split_heads(x.to(precise) / F.softplus(self.scale.to(precise)), self.num_heads)
+        scale = split_heads(F.softplus(self.scale.to(precise)), self.num_heads)
+        scaled = x / scale
         powers = 1 + self.alpha * self.power.to(precise).sigmoid()
-        return F.relu(scaled) ** powers, F.relu(-scaled) ** powers
+        return F.relu(torch.cat([scaled, -scaled], dim=-1)) ** powers.repeat(1, 1, 1, 2)

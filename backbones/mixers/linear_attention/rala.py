@@ -17,6 +17,7 @@ Axes: B images, H W map, N tokens, C channels, h heads of d channels.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -72,9 +73,11 @@ class RankAugmentedLinearAttention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Attend with reweighted keys, then weigh by o: (B, H, W, C) -> (B, H, W, C)."""
-        q, k, v, o = self.qkvo(x).chunk(4, dim=-1)
+        dim = x.shape[-1]
+        qk, v, o = self.qkvo(x).split((2 * dim, dim, dim), dim=-1)
         local = to_nhwc(self.lepe(to_nchw(v)))
-        mixed = self._attend(F.elu(q) + 1, F.elu(k) + 1, v)
+        q, k = (F.elu(qk) + 1).chunk(2, dim=-1)
+        mixed = self._attend(q, k, v)
         return self.proj(o * (mixed + local))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -84,9 +87,7 @@ class RankAugmentedLinearAttention(Mixer):
         whole = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
         share = (whole @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
         k = k * (share * k.shape[-2])
-        turned = (
-            rotate_by_axes(part.transpose(1, 2).unflatten(1, size), self.inclusive)
-            for part in (q, k)
-        )
-        turned_q, turned_k = (part.flatten(1, 2).transpose(1, 2) for part in turned)
+        both = torch.cat([q, k], dim=1).transpose(1, 2).unflatten(1, size)  # (B, H, W, 2 h, d)
+        turned = rotate_by_axes(both, self.inclusive).flatten(1, 2).transpose(1, 2)
+        turned_q, turned_k = turned.chunk(2, dim=1)
         return merge_heads(attend(turned_q, turned_k, v, weighing=(q, k))).unflatten(1, size)

@@ -25,6 +25,7 @@ from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, usual_heads
 from backbones.layers.init import init_all
+from backbones.layers.linear_attention import divide, sum_products
 from backbones.layers.norms import normalise
 from backbones.layers.precision import without_autocast
 from backbones.options import check_odd
@@ -89,10 +90,9 @@ class ReLULinearAttention(Mixer):
         return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return A(q, k, v), summed in float32 at least: three of (B, heads, N, d) -> the same."""
-        precise = torch.promote_types(v.dtype, torch.float32)
+        """Return A(q, k, v): three of (B, heads, N, d) -> the same."""
         with without_autocast(v.device):
-            q, k = F.relu(q.to(precise)), F.relu(k.to(precise))
-            # A last channel of ones sums the weights.
-            sums = q @ (k.mT @ F.pad(v.to(precise), (0, 1), value=1.0))
-            return (sums[..., :-1] / (sums[..., -1:] + EPS)).to(v.dtype)
+            q, k = F.relu(q), F.relu(k)
+            # A last channel of ones averages the weights.
+            sums = q @ sum_products(k, F.pad(v, (0, 1), value=1.0))
+            return divide(sums, 1, EPS / k.shape[-2])

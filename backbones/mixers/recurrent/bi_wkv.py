@@ -21,14 +21,16 @@ Axes: B images, N = H W tokens in row-major order, C channels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.init import init_all
 from backbones.layers.q_shift import q_shift
-from backbones.layers.scans import scan
+from backbones.layers.scans import Scan, scan
 from backbones.registry import register_mixer
 
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
@@ -69,8 +71,9 @@ class BidirectionalWKV(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Shift, attend and gate: (B, H, W, C) -> (B, H, W, C)."""
         shifted = q_shift(x)
+        apart = x - shifted
         k, v, r = (
-            layer(shifted + mix * (x - shifted)).flatten(1, 2)
+            layer(shifted + mix * apart).flatten(1, 2)
             for layer, mix in (
                 (self.key, self.mix_k), (self.value, self.mix_v), (self.receptance, self.mix_r)
             )
@@ -82,12 +85,22 @@ class BidirectionalWKV(Mixer):
 class WKV(nn.Module):
     """``bi_wkv`` as a part, which hooks, profilers and pictures name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = Scan()
+
     def forward(self, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
         """Return the weighted means: (B, N, C) -> (B, N, C)."""
-        return bi_wkv(k, v, decay, bonus)
+        return bi_wkv(k, v, decay, bonus, self.sums)
 
 
-def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
+def bi_wkv(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    scan: Callable[[Tensor, Tensor], Tensor] = scan,
+) -> Tensor:
     """Return the weighted means y of all tokens, in float32 at least.
 
     Exponents are relative to the greatest key of each channel, against overflow: all weights of a
@@ -98,6 +111,7 @@ def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
         v: (B, N, C).
         decay: w, (C,).
         bonus: u, (C,).
+        scan: A form of ``layers.scans.scan``.
     """
     precise = torch.promote_types(k.dtype, torch.float32)
     k, v = k.to(precise), v.to(precise)
@@ -109,6 +123,6 @@ def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     both = torch.stack([sums, sums.flip(0)], dim=1)
     log_decay = (-decay.to(precise) / count).expand_as(both)
     # The state of the token before gives a neighbour the weight 1.
-    before = torch.cat([torch.zeros_like(both[:1]), scan(log_decay, both)[:-1]])
-    top, bottom = (before[:, 0] + before[:, 1].flip(0)).movedim(0, 2).unbind(0)
-    return (top + own * v) / (bottom + own)
+    before, after = F.pad(scan(log_decay, both), (0, 0) * 3 + (0, 0, 1, -1)).unbind(1)
+    top, bottom = (before + after.flip(0)).movedim(0, 2).unbind(0)
+    return torch.addcmul(top, own, v) / (bottom + own)

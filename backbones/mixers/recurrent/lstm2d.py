@@ -11,8 +11,8 @@ https://arxiv.org/abs/2205.01972, Eq. 1 to 9; Hochreiter and Schmidhuber, 1997. 
 hidden channels per direction is that of Sequencer2D-S. Weights of the LSTMs start uniform in +-
 1 / sqrt(hidden channels), W Glorot-uniform, as in the authors' code.
 
-A loop over the places of all lines at once, since torch's own LSTM can be neither compiled nor
-exported at any size.
+A loop over the places of all lines at once, which can be compiled and exported at any size; its
+fast form is torch's own LSTM.
 
 Axes: B images, H W map, C channels, D hidden channels, T places of a line.
 """

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, split_heads
-from backbones.layers.scans import states_before, to_chunks
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -190,20 +189,56 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_forget: Tensor) -> Ten
     given = i - total  # token j counts e^(total_t + given_j) at token t
     most = given.detach().cummax(-1).values
     least = (-total - most).exp()  # 1, in the scale of the sums
-    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)  # n is the last column of C
-    # (m, c, B, h, ...) -> (m, B, h, c, ...)
-    q, k, v, given, most = (
-        to_chunks(x.movedim(2, 0), length).movedim(1, 3) for x in (q, k, v, given, most)
-    )
-    ends = most[..., -1:]
-    starts = torch.cat([ends[:1], ends[:-1]])
-
-    def share(exponent: Tensor) -> Tensor:
-        return exponent.clamp(max=0).exp()  # above 0 for the zeros after the last token only
-
-    updates = (share(given - ends).unsqueeze(-1) * k).mT @ v
-    memory = states_before(share(starts - ends).unsqueeze(-1), updates)
+    v = F.pad(v, (0, 1), value=1.0)  # n is the last column of C
+    q, k, v, given, most = (cut(x, length) for x in (q, k, v, given, most))  # (B, h, m, c, ...)
+    ends = most[..., -1]
+    updates = (share(given - ends.unsqueeze(-1)).unsqueeze(-1) * k).mT @ v
+    memory = memories(ends, updates.flatten(3)).view_as(updates)
     within = share(given.unsqueeze(-2) - most.unsqueeze(-1)).tril() * (q @ k.mT)
-    sums = within @ v + share(starts - most).unsqueeze(-1) * (q @ memory)
-    sums = sums.movedim(0, 2).flatten(2, 3)[:, :, :count]
+    sums = within @ v + share(before(ends).unsqueeze(-1) - most).unsqueeze(-1) * (q @ memory)
+    sums = sums.flatten(2, 3)[:, :, :count]
     return sums[..., :-1] / torch.maximum(sums[..., -1].abs(), least).unsqueeze(-1)
+
+
+def memories(ends: Tensor, updates: Tensor) -> Tensor:
+    """Return the memory that each chunk begins with, in the scale of the chunk before it.
+
+    Memories of a group of chunks are sums of what the group's earlier chunks add, and of what the
+    group begins with, which groups of groups give.
+
+    Args:
+        ends: Logarithms of the scales that chunks end with, never falling, (B, h, m).
+        updates: What each chunk adds in the scale of its end, (B, h, m, D).
+
+    Returns:
+        (B, h, m, D).
+    """
+    count, starts = ends.shape[2], before(ends)
+    length = min(CHUNK, count)
+    ends, starts, updates = (cut(x, length) for x in (ends, starts, updates))
+    earlier = share(ends.unsqueeze(-2) - starts.unsqueeze(-1)).tril(-1)
+    memory = earlier @ updates  # (B, h, groups, chunks of a group, D)
+    if count > length:
+        last = ends[..., -1]
+        added = share(ends - last.unsqueeze(-1)).unsqueeze(-2) @ updates
+        kept = share(before(last).unsqueeze(-1) - starts).unsqueeze(-1)
+        memory = memory + kept * memories(last, added.squeeze(3)).unsqueeze(3)
+    return memory.flatten(2, 3)[:, :, :count]
+
+
+def share(exponent: Tensor) -> Tensor:
+    """Return e^x; exponents are above 0 for what is masked and for zeros after the last token."""
+    return exponent.clamp(max=0).exp()
+
+
+def before(ends: Tensor) -> Tensor:
+    """Return the scale that each chunk begins with, the first with its own: (B, h, m) -> same."""
+    return torch.cat([ends[..., :1], ends[..., :-1]], dim=-1)
+
+
+def cut(x: Tensor, length: int) -> Tensor:
+    """Cut the third axis into pieces, the last filled with zeros: (B, h, n, ...) -> 1 axis more."""
+    lacking = -x.shape[2] % length
+    if lacking:
+        x = F.pad(x, (0, 0) * (x.ndim - 3) + (0, lacking))
+    return x.unflatten(2, (-1, length))

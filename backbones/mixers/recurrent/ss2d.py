@@ -21,6 +21,7 @@ Axes: B images, L = H W tokens, K = 4 directions, E inner channels, n states, r 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from backbones.base import Mixer, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
-from backbones.layers.scans import scan
+from backbones.layers.scans import Scan, scan
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -132,12 +133,23 @@ class SelectiveScan2d(Mixer):
 class SelectiveScan(nn.Module):
     """``selective_scan`` as a part, which hooks, profilers and pictures name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = Scan()
+
     def forward(self, u: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Return what is read after each token: inputs (L, ..., E) -> (L, ..., E)."""
-        return selective_scan(u, step, a, b, c)
+        return selective_scan(u, step, a, b, c, self.states)
 
 
-def selective_scan(u: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def selective_scan(
+    u: Tensor,
+    step: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    scan: Callable[[Tensor, Tensor], Tensor] = scan,
+) -> Tensor:
     """Return C_t h_t with h_t = exp(Delta_t A) * h_{t-1} + Delta_t B_t u_t.
 
     Args:
@@ -146,6 +158,7 @@ def selective_scan(u: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor) -> 
         a: A, (..., E, n).
         b: (L, ..., n).
         c: (L, ..., n).
+        scan: A form of ``layers.scans.scan``.
     """
     states = scan(a * step.unsqueeze(-1), (step * u).unsqueeze(-1) * b.unsqueeze(-2))
     return (states * c.unsqueeze(-2)).sum(-1)

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.axes import to_nhwc
+from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.registry import register_mixer
@@ -65,7 +67,7 @@ class TestTimeTraining(Mixer):
             raise ValueError(f"rope needs channels in fours, got {dim}; type rope=false")
         d = dim // heads
         self.num_heads, self.rate, self.rope = heads, rate, rope
-        self.widths = (dim, dim, dim, d, d, d)
+        self.widths = (dim, dim, dim, 3 * d)
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         self.w1, self.w2 = (nn.Parameter(torch.empty(heads, d, d)) for _ in range(2))
         self.w3 = nn.Parameter(torch.empty(d, 9))
@@ -76,46 +78,43 @@ class TestTimeTraining(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Fit both networks to the map and read them: (B, H, W, C) -> (B, H, W, C)."""
-        q, k, v, *around = self.qkv(x).split(self.widths, dim=-1)
+        q, k, v, around = self.qkv(x).split(self.widths, dim=-1)
         if self.rope:
             q, k = rotate_by_places(q), rotate_by_places(k)
         q, k, v = (split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, v))
-        w1, w2 = self.fitted_gates(k, v)
-        of_heads = merge_heads((q @ w1) * F.silu(q @ w2)).unflatten(1, x.shape[1:3])
-        return self.proj(torch.cat([of_heads, self.convolved(*around)], dim=-1))
+        a, b = (q @ self.fitted_gates(k, v)).chunk(2, dim=-1)
+        of_heads = merge_heads(a * F.silu(b)).unflatten(1, x.shape[1:3])
+        return self.proj(torch.cat([of_heads, self.convolved(around)], dim=-1))
 
-    def fitted_gates(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return w1 and w2 after a step on L: (B, h, N, d) -> two of (B, h, d, d)."""
-        z1, z2 = k @ self.w1, k @ self.w2
-        gate = z2.sigmoid()
-        error = -SCALE / k.shape[2] * v
-        slope = gate * (1 + z2 * (1 - gate))
-        gradients = k.mT @ (error * z2 * gate), k.mT @ (error * z1 * slope)
-        first, second = (g / (g.norm(dim=-2, keepdim=True) + 1) for g in gradients)
-        return self.w1 - self.rate * first, self.w2 - self.rate * second
+    def fitted_gates(self, k: Tensor, v: Tensor) -> Tensor:
+        """Return [w1, w2] after a step on L: (B, h, N, d) -> (B, h, d, 2 d)."""
+        weights = torch.cat([self.w1, self.w2], dim=-1)
+        z1, z2 = (k @ weights).chunk(2, dim=-1)
+        gate, gated = z2.sigmoid(), F.silu(z2)
+        slope = torch.addcmul(gated, gate, 1 - gated)
+        errors = (-SCALE / k.shape[2] * v).unsqueeze(3) * torch.stack([gated, z1 * slope], dim=3)
+        return self.descend(weights, k.mT @ errors.flatten(3), dim=-2)
 
-    def convolved(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Fit the convolution to k and v and apply it to q: (B, H, W, d) -> (B, H, W, d)."""
-        error = -SCALE / (v.shape[1] * v.shape[2]) * v
-        gradient = torch.einsum("bhwct,bhwc->bct", neighbourhoods(k), error)
-        gradient = gradient / (gradient.norm(dim=-1, keepdim=True) + 1)
-        kernel = self.w3 - self.rate * gradient
-        return torch.einsum("bhwct,bct->bhwc", neighbourhoods(q), kernel)
+    def convolved(self, x: Tensor) -> Tensor:
+        """Fit the convolution to k and v and apply it to q: (B, H, W, 3 d) -> (B, H, W, d)."""
+        batch, height, width, _ = x.shape
+        # Each channel of each image is a map of its own, with a kernel of its own.
+        q, k, v = x.permute(0, 3, 1, 2).unflatten(1, (3, -1)).transpose(0, 1).flatten(1, 2)
+        error = -SCALE / (height * width) * v.flatten(1)
+        near = F.unfold(k.unsqueeze(1), 3, padding=1)  # (B d, t, N)
+        gradient = (near @ error.unsqueeze(-1)).view(batch, *self.w3.shape)
+        kernel = self.descend(self.w3, gradient, dim=-1).flatten(0, 1)
+        if is_any_size(x.shape[:1]):  # a number of groups would freeze a graph's batch
+            y = kernel.unsqueeze(1) @ F.unfold(q.unsqueeze(1), 3, padding=1)
+        else:
+            groups = len(kernel)
+            y = F.conv2d(q.unsqueeze(0), kernel.view(-1, 1, 3, 3), padding=1, groups=groups)
+        return to_nhwc(y.view(batch, -1, height, width))
 
-
-def neighbourhoods(x: Tensor) -> Tensor:
-    """Return the 3 x 3 neighbours of each token, zero outside of the map.
-
-    Shape: (B, H, W, d) -> (B, H, W, d, 9).
-    """
-    height, width = x.shape[1:3]
-    padded = F.pad(x, (0, 0, 1, 1, 1, 1))
-    shifts = [
-        padded.narrow(1, row, height).narrow(2, column, width)
-        for row in range(3)
-        for column in range(3)
-    ]
-    return torch.stack(shifts, dim=-1)
+    def descend(self, weight: Tensor, gradient: Tensor, dim: int) -> Tensor:
+        """Return weight - rate * gradient / (its length along an axis + 1)."""
+        lengths = gradient.norm(dim=dim, keepdim=True)
+        return torch.addcdiv(weight, gradient, lengths + 1, value=-self.rate)
 
 
 def rotate_by_places(x: Tensor) -> Tensor:

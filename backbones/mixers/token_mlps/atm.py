@@ -17,6 +17,7 @@ Axes: B images, H W map, C channels.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
@@ -81,10 +82,11 @@ def read_at(x: Tensor, offsets: Tensor, axis: int) -> Tensor:
     places = torch.arange(length, device=x.device, dtype=precise)
     at = offsets.to(precise) + places.view([-1 if n == axis else 1 for n in range(4)])
     low = at.detach().floor()
-    share = (at - low).to(x.dtype)
+    # One token of zeros at either end stands for all beyond.
+    ends = (0, 0, 1, 1) if axis == COLUMNS else (0, 0, 0, 0, 1, 1)
+    padded = F.pad(x, ends)
 
     def read(place: Tensor) -> Tensor:
-        is_inside = (place >= 0) & (place < length)
-        return x.gather(axis, place.clamp(0, length - 1).long()) * is_inside.to(x.dtype)
+        return padded.gather(axis, (place + 1).clamp(0, length + 1).long())
 
-    return (1 - share) * read(low) + share * read(low + 1)
+    return torch.lerp(read(low), read(low + 1), (at - low).to(x.dtype))

@@ -53,4 +53,6 @@ def macs(mixer, c, h, w):
     per_token = 3 * c * inner + mixer.conv.kernel_size[0] ** 2 * inner
     per_token += 3 * inner * width + 2 * 3 * inner * heads
     products = chunk * chunk * (2 * d + 1) + 2 * chunk * d * (d + 1)
-    return n * per_token + heads * -(-n // chunk) * products
+    chunks = -(-n // chunk)
+    # Each chunk's memory is a sum of what at most 64 chunks added.
+    return n * per_token + heads * chunks * (products + chunks * d * (d + 1))

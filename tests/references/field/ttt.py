@@ -29,7 +29,7 @@ def gated(x, w1, w2):
 
 
 def reference(mixer, x):
-    q, k, v, *around = pointwise(mixer.qkv, x).split(mixer.widths, -1)
+    q, k, v, around = pointwise(mixer.qkv, x).split(mixer.widths, -1)
     if mixer.rope:
         q, k = turned(q), turned(k)
     c, heads, images = x.shape[-1], mixer.num_heads, []
@@ -41,7 +41,7 @@ def reference(mixer, x):
             weights = [mixer.w1[head], mixer.w2[head]]
             loss = -(gated(k[own], *weights) * v[own]).sum(-1).mean() / 3
             parts.append(gated(q[own], *stepped(mixer, loss, weights, 0)))
-        query, key, value = (part[image].permute(2, 0, 1)[None] for part in around)
+        query, key, value = around[image].permute(2, 0, 1)[None].chunk(3, dim=1)
         kernel = mixer.w3.reshape(d, 1, 3, 3)
         found = F.conv2d(key, kernel, padding=1, groups=d)
         loss = -(found * value).mean((0, 2, 3)).sum() / 3
