@@ -371,7 +371,7 @@ class BaseDataModule(LightningDataModule):
         resident = isinstance(dataset, ResidentDataset)
         num_workers = 0 if resident else self.num_workers
         if num_workers:
-            check_shared_memory("data.num_workers=0")
+            check_shared_memory("data.num_workers=0 (num_workers=0 in Python)")
         trainer: Any = self.trainer
         collate = _unchanged if resident else self.collate()
         if isinstance(dataset, TolerantDataset):

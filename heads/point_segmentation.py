@@ -20,9 +20,12 @@ from heads.global_mean import global_mean
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
-SCALES = (1.0, 0.95, 1.05)
-QUARTERS = 4
-VOTES = QUARTERS * len(SCALES) + 1  # rotations by scales, and one mirrored view
+# Scale and quarter turns of the views in evaluation, by their number. A half turn mirrors both
+# horizontal axes, as Pointcept's flip with p = 1.
+VIEWS = {
+    10: [(scale, turns) for turns in (0, 2) for scale in (0.9, 0.95, 1.0, 1.05, 1.1)],
+    13: [*((scale, turns) for scale in (1.0, 0.95, 1.05) for turns in range(4)), (1.0, 2)],
+}
 
 
 class PointSegmenter(Remembering, nn.Module):
@@ -35,15 +38,16 @@ class PointSegmenter(Remembering, nn.Module):
         features: Names of the points' features, three columns each.
         ce_weight: Weight of the cross entropy.
         lovasz_weight: Weight of the Lovasz-softmax; 0 omits it.
-        votes: Views in evaluation: 1 takes one point per voxel, 13 averages four rotations at three
-            scales and one mirrored view, each over all points.
+        votes: Views in tests and prediction: 1 takes one point per voxel, 10 averages five scales,
+            each also mirrored, 13 four rotations at three scales and one mirrored view, over all
+            points.
 
     Shape: points (B, N, 3 + F) in metres -> logits (B, N, K).
 
     Raises:
         ValueError: Another backbone, or another number of votes.
 
-    Source: FFNet, App. F.3; Pointcept's test of 13 views.
+    Source: FFNet, App. F.3; Pointcept's tests of 10 views (S3DIS) and 13 (ScanNet).
     """
 
     def __init__(
@@ -63,8 +67,8 @@ class PointSegmenter(Remembering, nn.Module):
                 f"{backbone.name or type(backbone).__name__} takes no point clouds; pass a host "
                 "such as ffnet_3d_tiny"
             )
-        if votes not in (1, VOTES):
-            raise ValueError(f"head.votes must be 1 or {VOTES}, got {votes}")
+        if votes != 1 and votes not in VIEWS:
+            raise ValueError(f"head.votes must be 1, {' or '.join(map(str, VIEWS))}, got {votes}")
         for name, value in (("ce_weight", ce_weight), ("lovasz_weight", lovasz_weight)):
             if value < 0:
                 raise ValueError(f"head.{name} must be at least 0, got {value}")
@@ -95,15 +99,20 @@ class PointSegmenter(Remembering, nn.Module):
             losses["loss_lovasz"] = self.lovasz_weight * global_mean(lovasz, count.clamp(max=1))
         return losses
 
-    def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return log-probabilities of all points: (B, N, K); padding has those of no evidence."""
-        points = batch["points"]
-        return torch.stack([self._predict_cloud(cloud) for cloud in points])
+    def predict(self, batch: Mapping[str, Tensor], *, one_view: bool = False) -> Tensor:
+        """Return log-probabilities of all points: (B, N, K); padding has those of no evidence.
 
-    def _predict_cloud(self, points: Tensor) -> Tensor:
+        Args:
+            batch: ``points`` (B, N, 3 + F).
+            one_view: Leave out the votes.
+        """
+        vote = self.votes != 1 and not one_view
+        return torch.stack([self._predict_cloud(cloud, vote) for cloud in batch["points"]])
+
+    def _predict_cloud(self, points: Tensor, vote: bool) -> Tensor:
         found = present(points[None])[0]
         cloud = points[found]
-        if self.votes == 1:
+        if not vote:
             first, inverse = first_points(cloud, self.grid_size)
             own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:
@@ -118,13 +127,11 @@ class PointSegmenter(Remembering, nn.Module):
 
     def views(self, cloud: Tensor) -> Iterator[Tensor]:
         """Yield the rotated, scaled and mirrored views of a cloud: (N, 3 + F) each."""
-        for scale in SCALES:
-            for quarter in range(QUARTERS):
-                angle = quarter * math.pi / 2
-                cos, sin = round(math.cos(angle)), round(math.sin(angle))
-                turn = cloud.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
-                yield self._transformed(cloud, turn, scale)
-        yield self._transformed(cloud, torch.diag(cloud.new_tensor([-1, -1, 1])), 1.0)
+        for scale, turns in VIEWS[self.votes]:
+            angle = turns * math.pi / 2
+            cos, sin = round(math.cos(angle)), round(math.sin(angle))
+            turn = cloud.new_tensor([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
+            yield self._transformed(cloud, turn, scale)
 
     def _transformed(self, cloud: Tensor, matrix: Tensor, scale: float) -> Tensor:
         parts = [scale * cloud[:, :3] @ matrix.T]

@@ -11,13 +11,14 @@ HEADERS = {
     "MNLI": "index\tpromptID\tsentence1\tsentence2\tlabel1\tgold_label",
     "QNLI": "index\tquestion\tsentence\tlabel",
     "RTE": "index\tsentence1\tsentence2\tlabel",
+    "WNLI": "index\tsentence1\tsentence2\tlabel",
 }
 TESTS = {
     "CoLA": "index\tsentence", "SST-2": "index\tsentence",
     "MRPC": "index\t#1 ID\t#2 ID\t#1 String\t#2 String",
     "STS-B": "index\tgenre\tsentence1\tsentence2", "QQP": "id\tquestion1\tquestion2",
     "MNLI": "index\tpromptID\tsentence1\tsentence2", "QNLI": "index\tquestion\tsentence",
-    "RTE": "index\tsentence1\tsentence2",
+    "RTE": "index\tsentence1\tsentence2", "WNLI": "index\tsentence1\tsentence2",
 }  # fmt: skip
 WORDS = ("dog", "cat", "runs", "sees", "the", "a", 'the "big', "one,")
 
@@ -53,6 +54,6 @@ def write_sets(folder, count=2, names=tuple(SETS)):
         for name in ("train", *kind.dev):
             (inner / f"{name}.tsv").write_text(text)
         lines = [line(kind.folder, tests, i, "") for i in range(3)]
-        for name in kind.dev:
+        for name in (*kind.dev, *(("diagnostic",) if kind.folder == "MNLI" else ())):
             file = inner / f"{name.replace('dev', 'test')}.tsv"
             file.write_text("\n".join([tests, *lines]) + "\n")

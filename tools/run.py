@@ -144,6 +144,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         return
     with run_folder.explaining_removal(folder):
         facts = parts.facts | collect_facts(config, parts.engine, parts.datamodule)
+        facts |= parts.task.summary_facts()
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
         published = compare_with_row(config, facts) if config["mode"] != "predict" else None
         facts |= {"paper": published} if published else {}

@@ -6,8 +6,10 @@ import codecs
 import csv
 import io
 import json
+import math
 import os
 import unicodedata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,18 @@ def _encoding_of(raw: bytes) -> str:
     return "utf-8"
 
 
+def read_plain_lines(path: Path) -> list[str]:
+    """Return the lines of a text file as they are; a newline at its end begins no line.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not a text file.
+    """
+    # str.splitlines would also break lines at characters that they may contain, such as U+2028.
+    lines = read_text(path).rstrip("\x1a").removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
+
+
 def read_lines(path: Path) -> list[str]:
     """Return the names in a list, one per line, stripped and in NFC; trailing empty lines drop.
 
@@ -107,9 +121,23 @@ def read_lines(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: The file is not a text file.
     """
-    # str.splitlines would also break lines at characters that names may contain, such as U+2028.
-    text = read_text(path).replace("\r\n", "\n").replace("\r", "\n").rstrip("\x1a")
-    return [nfc(line.strip()) for line in text.rstrip().split("\n")] if text.strip() else []
+    # Old Macs end lines with "\r" alone.
+    lines = [nfc(name.strip()) for line in read_plain_lines(path) for name in line.split("\r")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def finite_number(text: str) -> float:
+    """Return a finite number, written in digits.
+
+    Raises:
+        ValueError: The text is none; Python reads 1_000 as well.
+    """
+    value = float(text)
+    if "_" in text or not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a finite number in digits")
+    return value
 
 
 def read_json(path: Path) -> Any:
@@ -150,38 +178,71 @@ def parse_json(raw: bytes, name: object) -> Any:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a csv file by column name, stripped and in NFC.
 
-    The separator is the most frequent of comma, semicolon and tab in the first line.
-
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file is empty, or a row's length differs from the first row's.
+        ValueError: The file is empty, a column lacks a name of its own, or a row's length differs
+            from the first row's.
     """
-    text = read_text(path).rstrip("\x1a")
-    first = text.lstrip().partition("\n")[0]
-    delimiter = max(DELIMITERS, key=first.count)
-    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except csv.Error as error:
-        raise ValueError(f"{path} is not a csv file: {error}") from error
-    finally:
-        csv.field_size_limit(usual)
-    lines = [(number, row) for number, row in enumerate(rows, 1) if any(map(str.strip, row))]
-    if not lines:
-        raise ValueError(f"{path} is empty; its first line must name the columns")
-    columns = [nfc(name.strip()) for name in lines[0][1]]
-    if len(set(columns)) < len(columns):
-        raise ValueError(f"{path}: the first row must name different columns, got {columns}")
-    for number, row in lines[1:]:
-        if len(row) != len(columns):
+    columns: list[str] = []
+    rows = []
+    for number, row in csv_rows(read_text(path), path):
+        if not columns:
+            columns = column_names(row, path)
+        elif len(row) != len(columns):
             raise ValueError(
                 f"{path}: row {number} has {len(row)} fields, but the first row names "
                 f"{len(columns)} columns"
             )
-    return [
-        dict(zip(columns, (nfc(field.strip()) for field in row), strict=True))
-        for _, row in lines[1:]
-    ]
+        else:
+            fields = (nfc(field.strip()) for field in row)
+            rows.append(dict(zip(columns, fields, strict=True)))
+    if not columns:
+        raise ValueError(f"{path} is empty; its first line must name the columns")
+    return rows
+
+
+def csv_rows(text: str, name: object) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a csv file that are not blank, each with its last line's number.
+
+    The separator is the most frequent of comma, semicolon and tab in the first line.
+
+    Args:
+        text: Content of the file.
+        name: Name of the file in messages.
+
+    Raises:
+        ValueError: The text is not csv.
+    """
+    text = text.rstrip("\x1a")
+    first = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=first.count)
+    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        for row in reader:
+            if any(map(str.strip, row)):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"{name} is not a csv file: {error}") from error
+    finally:
+        csv.field_size_limit(usual)
+
+
+def column_names(row: Sequence[str], name: object) -> list[str]:
+    """Return the names of columns, stripped and in NFC, from the first row of a csv file.
+
+    Raises:
+        ValueError: A column has no name, or another one's; ``name`` is the file's.
+    """
+    columns = [nfc(column.strip()) for column in row]
+    if not all(columns):
+        raise ValueError(
+            f"{name} has a column without a name, number {columns.index('') + 1} of "
+            f"{len(columns)}; name it in the first row, or drop it (pandas' index: index=False)"
+        )
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"{name}: the first row must name different columns, got {columns}")
+    return columns
 
 
 def nfc(name: str) -> str:

@@ -107,10 +107,6 @@ def read_label_table(
             f"{path} has the columns {first_few(rows[0])}; it needs the image, then a column of "
             "labels or a column of 0 and 1 per class"
         )
-    if not all(columns):
-        raise ValueError(
-            f"{path} has a column without a name; name it in the first row, or drop it"
-        )
     if len(columns) == 1 and _has_lists(columns[0], [row[columns[0]] for row in rows]):
         found, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:

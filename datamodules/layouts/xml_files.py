@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from xml.etree import ElementTree
 
 from datamodules.files.integers import format_value
-from datamodules.files.text_files import read_text
+from datamodules.files.text_files import finite_number, read_text
 
 Element = ElementTree.Element
 
@@ -60,9 +59,6 @@ def parse_number(text: str, where: str) -> float:
         ValueError: The text is not a finite number.
     """
     try:
-        value = float(text)
+        return finite_number(text)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{where} must be a finite number, got {format_value(text)}")
-    return value
+        raise ValueError(f"{where} must be a finite number, got {format_value(text)}") from None

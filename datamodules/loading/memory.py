@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing
+import os
+import shutil
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,8 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 FLOAT = 4  # bytes
+SHARED = Path("/dev/shm")
+LEAST_SHARED = 2**20  # bytes; less than a batch of images takes
 
 
 @functools.cache
@@ -74,7 +79,7 @@ def format_bytes(size: float) -> str:
 
 
 def check_shared_memory(option: str) -> None:
-    """Raise an error where /dev/shm is missing, full or read-only.
+    """Raise an error where /dev/shm is missing, full, too small or read-only.
 
     Args:
         option: Option that runs the program without workers.
@@ -84,8 +89,10 @@ def check_shared_memory(option: str) -> None:
     """
     try:
         multiprocessing.Lock()  # creates a file there, as batches of workers do
+        if SHARED.is_dir() and shutil.disk_usage(SHARED).free < LEAST_SHARED:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise ValueError(
-            f"worker processes need /dev/shm, which is missing, full or read-only "
-            f"({error.strerror}); mount it (docker run --shm-size=1g), or pass {option}"
+            f"worker processes need /dev/shm, which is missing, full, too small or read-only "
+            f"({error.strerror}); mount or enlarge it (docker run --shm-size=1g), or pass {option}"
         ) from error

@@ -7,16 +7,17 @@ Pointcept (github.com/Pointcept/Pointcept).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import RegularGridInterpolator
-from scipy.ndimage import convolve
 
 from datamodules.points.clouds import Cloud
 
 Numbers = NDArray[np.float64]
+Integers = NDArray[np.int64]
 SCALE = (0.9, 1.1)
 TILT = 1 / 64  # of pi, about the horizontal axes
 JITTER, JITTER_LIMIT = 0.005, 0.02  # metres
@@ -25,9 +26,12 @@ ELASTIC_SHARE = 0.95
 
 
 def centred(cloud: Cloud, *, floor: bool = True) -> Cloud:
-    """Return a cloud with the middle of its box at x = y = 0, and its lowest point at z = 0."""
+    """Return a cloud with the middle of its box at x = y = 0, and its lowest point at z = 0.
+
+    The offset, which may be that of a national grid, is subtracted in double precision.
+    """
     low, high = cloud.coord.min(0), cloud.coord.max(0)
-    shift = np.append((low + high)[:2] / 2, low[2] if floor else 0)
+    shift = np.append((low + high)[:2].astype(np.float64) / 2, low[2] if floor else 0)
     return dataclasses.replace(cloud, coord=(cloud.coord - shift).astype(np.float32))
 
 
@@ -69,7 +73,7 @@ def rotated(cloud: Cloud, axis: int, angle: float) -> Cloud:
     matrix[one, one] = matrix[other, other] = cos
     matrix[one, other], matrix[other, one] = -sin, sin
 
-    def turn(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def turn(rows: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         return (rows @ matrix.T).astype(np.float32)
 
     normal = None if cloud.normal is None else turn(cloud.normal)
@@ -85,7 +89,7 @@ def flipped(cloud: Cloud, axis: int) -> Cloud:
 
 
 def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float) -> Numbers:
-    """Shift points by smooth noise.
+    """Shift points by smooth noise; memory is in proportion to the points.
 
     Args:
         coord: (N, 3).
@@ -94,18 +98,53 @@ def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float)
     """
     low = coord.min(0)
     counts = ((coord - low).max(0) // granularity).astype(int) + 3
-    noise = np.random.normal(size=(*counts, 3))
-    for _ in range(2):
-        for axis in range(3):
-            shape = [1, 1, 1, 1]
-            shape[axis] = 3
-            noise = convolve(noise, np.full(shape, 1 / 3), mode="constant")
-    nodes = [
-        np.linspace(start - granularity, start + granularity * (count - 2), count)
-        for start, count in zip(low, counts, strict=True)
-    ]
-    shift = RegularGridInterpolator(nodes, noise, bounds_error=False, fill_value=0)
-    return coord + shift(coord) * magnitude
+    # The first node of each axis lies one step before the points.
+    position = (coord - low) / granularity + 1
+    cells = np.floor(position).astype(np.int64)
+    keys, index = np.unique(_keys(cells, counts), return_index=True)
+    wanted, noise = _smooth_noise(cells[index], counts)
+    cell, fraction = np.searchsorted(keys, _keys(cells, counts)), position - cells
+    shift = np.zeros(coord.shape)
+    for corner in itertools.product((0, 1), repeat=3):
+        node = np.searchsorted(wanted, keys + _keys(np.array(corner), counts))
+        weight = np.where(corner, fraction, 1 - fraction).prod(1, keepdims=True)
+        shift += weight * noise[node][cell]
+    return coord + shift * magnitude
+
+
+def _smooth_noise(cells: Integers, counts: Integers) -> tuple[Integers, Numbers]:
+    """Return sorted keys of the corners of cells, and noise averaged twice along each axis.
+
+    Noise is drawn for the nodes that take part, of a grid with zeros around it.
+    """
+    corners: Integers = np.array(list(itertools.product((0, 1), repeat=3)))
+    steps: list[Integers] = [np.outer((-1, 0, 1), axis) for axis in (*np.eye(3, dtype=int),) * 2]
+    levels = [_nodes(cells, corners, counts)]
+    for along in steps:
+        levels.append(_nodes(levels[-1], along, counts))
+    noise = np.random.normal(size=(len(levels[-1]), 3))
+    for along in reversed(steps):
+        keys, padded = _keys(levels.pop(), counts), np.vstack([noise, np.zeros(3)])
+        noise = np.zeros((len(levels[-1]), 3))
+        for step in along:
+            at = levels[-1] + step
+            inside = ((at >= 0) & (at < counts)).all(1)
+            place = np.where(inside, np.searchsorted(keys, _keys(at, counts)), len(keys))
+            noise += padded[place] / len(along)
+    return _keys(levels[0], counts), noise
+
+
+def _nodes(nodes: Integers, steps: Integers, counts: Integers) -> Integers:
+    """Return all nodes within the grid that are one of some steps away, in the order of keys."""
+    near: Integers = (nodes[:, None] + steps).reshape(-1, 3)
+    near = near[((near >= 0) & (near < counts)).all(1)]
+    return near[np.unique(_keys(near, counts), return_index=True)[1]]
+
+
+def _keys(nodes: Integers, counts: Integers) -> Integers:
+    """Return the numbers of nodes in a grid: (..., 3) -> (...)."""
+    keys: Integers = (nodes[..., 0] * counts[1] + nodes[..., 1]) * counts[2] + nodes[..., 2]
+    return keys
 
 
 def _recoloured(color: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -143,11 +182,11 @@ class Crop:
 
 
 def grid_sample(cloud: Cloud, grid_size: float) -> Cloud:
-    """Return one random point of each occupied voxel."""
+    """Return one random point of each occupied voxel, with the voxels' numbers."""
     voxels = np.floor(cloud.coord / grid_size).astype(np.int64)
     voxels -= voxels.min(0)
     sides = voxels.max(0) + 1
     keys = (voxels[:, 0] * sides[1] + voxels[:, 1]) * sides[2] + voxels[:, 2]
     order = np.random.permutation(len(cloud))
     _, first = np.unique(keys[order], return_index=True)
-    return cloud.take(order[first])
+    return dataclasses.replace(cloud, voxels=voxels).take(order[first])

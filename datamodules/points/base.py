@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,26 +18,29 @@ from torch.nn.utils.rnn import pad_sequence
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.points.augmentation import Crop, augment, centred, grid_sample
-from datamodules.points.clouds import IGNORED, Cloud, is_cloud, read_cloud
+from datamodules.points.clouds import IGNORED, PROPERTIES, Cloud, is_cloud, read_cloud
 
 logger = logging.getLogger(__name__)
 
 Feature = Literal["color", "normal", "coord"]
 OTHER_IGNORED = 255  # label of ignored points in some files
 KEPT = 64  # clouds kept in memory by default
+COARSE = 0.01  # steps of coordinates, in voxels, from which on they are logged
 
 
 class PointDataModule(BaseDataModule):
     """Point clouds with a class per point.
 
     Training clouds are augmented, one point per voxel is kept, and large ones are cropped to the
-    nearest points of a random one. Evaluation uses whole clouds, and every point counts.
+    nearest points of a random one. Points then lie in the middle of their voxels, so that the
+    network reads the sampled voxels. Evaluation uses whole clouds, and every point counts.
 
     Args:
         root: Folder of the dataset.
         grid_size: Side of a voxel in metres.
         features: What a point has besides its place: "color", "normal", "coord".
-        crop_points: Most points of a training cloud.
+        crop_share: Share of a training cloud's points that a first crop keeps.
+        crop_points: Most points of a training cloud, by a second crop.
         repeats: How often each training cloud occurs in an epoch.
         elastic: Distort training clouds smoothly.
         drop_points: Share of points that are left out of every fifth training cloud.
@@ -62,6 +67,7 @@ class PointDataModule(BaseDataModule):
         *,
         grid_size: float = 0.02,
         features: Sequence[Feature] = ("color", "normal"),
+        crop_share: float = 1.0,
         crop_points: int = 102_400,
         repeats: int = 1,
         elastic: bool = True,
@@ -73,6 +79,8 @@ class PointDataModule(BaseDataModule):
         super().__init__(root, batch_size=batch_size, **options)
         if grid_size <= 0:
             raise ValueError(f"data.grid_size must be above 0 metres, got {grid_size}")
+        if not 0 < crop_share <= 1:
+            raise ValueError(f"data.crop_share must be above 0 and up to 1, got {crop_share}")
         if not 0 <= drop_points < 1:
             raise ValueError(f"data.drop_points must be from 0 to below 1, got {drop_points}")
         unknown = [name for name in features if name not in get_args(Feature)]
@@ -82,6 +90,7 @@ class PointDataModule(BaseDataModule):
                 f"{list(features)}"
             )
         self.grid_size, self.features = grid_size, tuple(features)
+        self.crop_share = crop_share
         self.crop_points = check_minimum("crop_points", crop_points, 2)
         self.repeats = check_minimum("repeats", repeats, 1)
         self.elastic, self.drop_points, self.cached = elastic, drop_points, cached
@@ -184,6 +193,7 @@ class Clouds:
     ) -> None:
         self.data, self.files, self.training, self.labelled = data, files, training, labelled
         self._kept: dict[Path, Cloud] = {}
+        self._logged: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -197,6 +207,7 @@ class Clouds:
         file = self.files[index]
         if file not in self._kept:
             cloud = read_cloud(file, self.data.label)
+            self._log_once(file, cloud)
             if self.labelled:
                 cloud = self._labelled(file, cloud)
             if len(self._kept) >= self.data.cached:
@@ -204,10 +215,33 @@ class Clouds:
             self._kept[file] = cloud
         return self._kept[file]
 
+    def _log_once(self, file: Path, cloud: Cloud) -> None:
+        """Log the remark on a file, and coarse coordinates, unless another file had the same."""
+        step, remarks = cloud.step(), [cloud.remark]
+        if step > COARSE * self.data.grid_size:
+            remarks.append(
+                f"its coordinates have steps of {step:g} m, as 32-bit floats at this distance from "
+                f"their origin, and voxels have {self.data.grid_size:g} m; save doubles, or "
+                "subtract an origin before saving"
+            )
+        for remark in remarks:
+            if remark and remark not in self._logged:
+                self._logged.add(remark)
+                logger.warning(f"{file}: {remark}")
+
     def check_first(self) -> None:
-        """Check that the first cloud has what the network reads; warn if normals are missing."""
+        """Check that the first cloud has what the network reads, and that any cloud has a label.
+
+        Further clouds are read only while all before them lack labelled points.
+        """
         cloud = self.cloud(0)
         self._tensor(cloud, 0)
+        clouds = itertools.chain([cloud], map(self.cloud, range(1, len(self))))
+        if all((np.asarray(one.labels) == IGNORED).all() for one in clouds):
+            raise ValueError(
+                f"{self.name(0)} and all other clouds of its split have ignored labels alone "
+                f"(-1 or 255); pass labels from 0 to {len(self.data.class_names) - 1}"
+            )
         if self.training and cloud.normal is None and "normal" in self.data.features:
             kept = ",".join(one for one in self.data.features if one != "normal") or "coord"
             logger.warning(
@@ -217,7 +251,11 @@ class Clouds:
 
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:
         if cloud.labels is None:
-            raise ValueError(f"{file} lacks labels ({self.data.label}), which training needs")
+            names = ", ".join(name for (name,) in PROPERTIES["labels"])
+            raise ValueError(
+                f"{file} lacks labels ({self.data.label}), which training needs; in ply files "
+                f"they are named {names}"
+            )
         count = len(self.data.class_names)
         highest = int(cloud.labels[cloud.labels != OTHER_IGNORED].max(initial=IGNORED))
         if highest >= count:
@@ -234,14 +272,19 @@ class Clouds:
         if self.training:
             cloud = augment(cloud, elastic=self.data.elastic, drop=self.data.drop_points)
             cloud = grid_sample(cloud, self.data.grid_size)
-            cloud = centred(Crop(self.data.crop_points)(cloud), floor=False)
+            for most in (math.ceil(self.data.crop_share * len(cloud)), self.data.crop_points):
+                cloud = Crop(most)(cloud)
+            cloud = centred(cloud, floor=False)
         sample: dict[str, Any] = {"points": self._tensor(cloud, index)}
         if cloud.labels is not None and self.labelled:
             sample["labels"] = torch.from_numpy(cloud.labels)
         return sample | {"sample_id": torch.tensor(index)}
 
     def _tensor(self, cloud: Cloud, index: int) -> Tensor:
-        parts = [cloud.coord]
+        # The shift behind a crop moves the feature "coord", but no point into another voxel.
+        parts: list[Any] = [cloud.coord]
+        if cloud.voxels is not None:
+            parts = [(cloud.voxels + 0.5) * self.data.grid_size]
         for name in self.data.features:
             values = getattr(cloud, name)
             if values is None and name == "normal":

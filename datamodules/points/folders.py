@@ -7,6 +7,7 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files.folders import VALIDATION
+from datamodules.files.text_files import read_lines
 from datamodules.points.base import PointDataModule
 from datamodules.points.clouds import is_cloud
 from datamodules.points.scannet200 import NAMES as SCANNET200
@@ -121,8 +122,7 @@ class CloudFolderDataModule(PointDataModule):
         file = self.folder / CLASSES
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; write one class name per line")
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        self.class_names = tuple(filter(None, lines))
+        self.class_names = tuple(filter(None, read_lines(file)))
 
     def find_clouds(self, split: Split) -> list[Path]:
         """Return the clouds of a split."""

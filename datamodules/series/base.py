@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.files.console import log
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.series.gaps import Gaps, check_policy, close_gaps
 from datamodules.series.table import Table, read_table
@@ -71,6 +72,7 @@ class SeriesDataModule(BaseDataModule):
         self.covariates = tuple(covariates)
         self._table: Table | None = None
         self._closed: Table | None = None
+        self._usual: tuple[str, str] = ("", "")  # format and step of the training's stamps
         self.target_names: tuple[str, ...] = ()
         self.scaling: Scaling | None = None
         self.annotations_digest = ""
@@ -111,6 +113,7 @@ class SeriesDataModule(BaseDataModule):
         if self._table is None:
             self.prepare_data()
             self._table = read_table(self.path, self.time_column, self.time_format, self._choose)
+            self._usual = (self._table.stamps.form, self._table.stamps.step_name)
         return self._table
 
     def _choose(self, columns: Sequence[str]) -> tuple[str, ...]:
@@ -158,7 +161,7 @@ class SeriesDataModule(BaseDataModule):
         counts = split_rows(len(table), self.split)
         self.annotations_digest = hashlib.sha256(table.values.tobytes()).hexdigest()[:12]
         self.scaling = fit_scaling(table.rows(slice(0, counts[0])), self.constant)
-        values = self.scaling.apply(table.values).astype(np.float32)
+        values = self.scaling.inputs(table)
         ends = np.cumsum(counts).tolist()
         begins = [0, ends[0] - self.lookback, ends[1] - self.lookback]
         splits: tuple[Split, ...] = ("train", "val", "test")
@@ -181,11 +184,12 @@ class SeriesDataModule(BaseDataModule):
 
     def predict_only(
         self, names: Sequence[str], targets: int, mean: Sequence[float], std: Sequence[float],
-        **known: Any,
+        time_format: str = "", step: str = "", **known: Any,
     ) -> None:  # fmt: skip
         """Serve prediction alone, with the variables and the scaling of a checkpoint."""
         self.target_names, self.covariates = tuple(names[:targets]), tuple(names[targets:])
         self.scaling = Scaling(np.array(mean), np.array(std))
+        self._usual = (time_format, step)
         super().predict_only()
 
     def facts(self) -> dict[str, Any]:
@@ -196,37 +200,56 @@ class SeriesDataModule(BaseDataModule):
             "targets": len(self.target_names),
             "mean": self.scaling.mean.tolist(),
             "std": self.scaling.std.tolist(),
+            "time_format": self._usual[0],
+            "step": self._usual[1],
         }
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
-        """Return the last look-back of a csv file, or of each one in a folder.
+        """Return the last look-back of a csv file or table, or of each file in a folder.
+
+        Args:
+            inputs: One or a list of paths and pandas' DataFrames.
 
         Raises:
             ValueError: A file lacks a variable or rows, or its last rows have gaps.
         """
         given = inputs if isinstance(inputs, list | tuple) else [inputs]
-        files: list[Path] = []
-        for one in given:
-            if not isinstance(one, str | Path):
+        sources: list[Path | tuple[str, str]] = []
+        for number, one in enumerate(given, 1):
+            if hasattr(one, "columns") and hasattr(one, "to_csv"):
+                keeps = one.index.dtype.kind == "M" or one.index.name == self.time_column
+                text = one.to_csv(index=keeps, index_label=self.time_column)
+                sources.append((f"table {number}", text))
+            elif isinstance(one, str | Path):
+                path = Path(one)
+                sources += sorted(path.glob("*.csv")) if path.is_dir() else [path]
+            else:
                 raise ValueError(
-                    f"{type(one).__name__} cannot be forecast; pass the path of a csv file, or of "
-                    "a folder of them"
+                    f"{type(one).__name__} cannot be forecast; pass the path of a csv file or of a "
+                    "folder of them, or a DataFrame"
                 )
-            path = Path(one)
-            files += sorted(path.glob("*.csv")) if path.is_dir() else [path]
-        if not files:
+        if not sources:
             raise ValueError(f"{inputs} holds no csv files to predict")
         assert self.scaling is not None
-        tables = [self._last_rows(file) for file in files]
+        tables = [self._last_rows(source) for source in sources]
         windows = LastWindows(tables, self.scaling, self.lookback)
         return TolerantDataset(windows, [table.source for table in tables].__getitem__)
 
-    def _last_rows(self, file: Path) -> Table:
-        table = read_table(file, self.time_column, self.time_format, lambda _: self.names)
-        if len(table) < self.lookback:
+    def _last_rows(self, source: Path | tuple[str, str]) -> Table:
+        form, step = self._usual
+        table = read_table(
+            source, self.time_column, self.time_format, lambda _: self.names, usual_format=form
+        )
+        file, least = table.source, max(2, self.lookback)
+        if len(table) < least:
             raise ValueError(
                 f"{file} has {len(table)} rows, but the network looks back {self.lookback}; pass a "
                 "longer table"
+            )
+        if step and table.stamps.step_name != step:
+            log(
+                f"{file} has steps of {table.stamps.step_name}, but the network was trained on "
+                f"steps of {step}"
             )
         # Earlier gaps do not matter, but "fill" may need the rows before the look-back.
         last = table if self.gaps == "fill" else table.rows(slice(-self.lookback, None))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.files.console import log
+from datamodules.series.stamps import DAY
 from datamodules.series.table import SHOWN, Table
 
 Gaps = Literal["error", "split", "fill", "ignore"]
@@ -15,6 +17,9 @@ REMEDY = (
     "pass data.gaps=split to leave out windows with gaps, or data.gaps=fill to carry the last "
     "value on"
 )
+AS_STEPS = "data.gaps=ignore to take rows as steps, such as business days"
+MOST_ADDED = 100  # rows for each row of the file
+NIGHT = 4  # hours of a Sunday in which clocks change
 
 
 def check_policy(gaps: str) -> None:
@@ -55,17 +60,24 @@ def _check_order(table: Table) -> None:
     steps = np.diff(table.times)
     zero = np.zeros(1, dtype=steps.dtype)[0]
     doubled = np.flatnonzero(steps == zero)
+    alike = np.median(np.unique(table.times, return_counts=True)[1])
+    if alike > 1:
+        raise ValueError(
+            f"{table.source} has {alike:g} rows for most time stamps; write a column per series if "
+            "several stand below each other, and date and time of day into one column"
+        )
     if len(doubled):
         shown = ", ".join(table.row_name(int(row)) for row in doubled[:SHOWN])
         raise ValueError(
-            f"{table.source} has {len(doubled)} duplicate time stamps ({shown}); keep one row each"
+            f"{table.source} has {len(doubled)} duplicate time stamps ({shown}); keep one row "
+            f"each{_clock_change(table, int(doubled[0]))}"
         )
     backwards = np.flatnonzero(steps < zero)
     if len(backwards):
         row = int(backwards[0])
         raise ValueError(
             f"{table.source} is not sorted by time: {table.row_name(row + 1)} follows "
-            f"{table.row_name(row)}; sort its rows"
+            f"{table.row_name(row)}; sort its rows{_clock_change(table, row)}"
         )
 
 
@@ -73,7 +85,7 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
     """Return the table with a row for each step, NaN where the file lacks one."""
     if len(table) < 2:
         return table
-    step, steps = table.step(), np.diff(table.times)
+    step, steps = table.stamps.step, np.diff(table.times)
     wide = np.flatnonzero(steps != step)
     if not len(wide):
         return table
@@ -90,14 +102,30 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
     )
     count = int(sum(steps[row] // step - 1 for row in wide))
     found = f"{table.source} lacks {count} rows in {len(wide)} gaps ({shown})"
+    if count > MOST_ADDED * len(table):
+        raise ValueError(f"{found}; correct the time stamps there")
     if gaps == "error":
-        raise ValueError(f"{found}; {REMEDY}")
+        change = _clock_change(table, int(wide[0]))
+        raise ValueError(f"{found}; {REMEDY}, or {AS_STEPS}{change}")
     log(f"{found}; data.gaps={gaps}")
     places = ((table.times - table.times[0]) // step).astype(np.int64)
     times = table.times[0] + np.arange(places[-1] + 1) * step
     values = np.full((len(times), len(table.names)), np.nan)
     values[places] = table.values
-    return Table(table.source, times, table.names, values)
+    stamps = replace(table.stamps, weekdays=False)
+    return Table(table.source, times, table.names, values, stamps)
+
+
+def _clock_change(table: Table, row: int) -> str:
+    """Return a hint if time jumps behind a row in a Sunday's night, and if not, nothing."""
+    stamps = table.stamps
+    if not stamps.form or stamps.rest is not None or stamps.step >= DAY:
+        return ""
+    day = table.times[row].astype("datetime64[D]")
+    is_sunday = (day.astype(int) + 3) % 7 == 6
+    if not is_sunday or table.times[row] - day >= np.timedelta64(NIGHT, "h"):
+        return ""
+    return "; clocks may have changed that night: write times in UTC, or with their offset"
 
 
 def _refuse_missing(table: Table) -> None:
@@ -121,4 +149,4 @@ def _carried_on(table: Table) -> Table:
             "has none to carry on; remove the first rows"
         )
     values = np.take_along_axis(table.values, latest, axis=0)
-    return Table(table.source, table.times, table.names, values)
+    return replace(table, values=values)

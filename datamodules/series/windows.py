@@ -25,6 +25,21 @@ class Scaling:
         """Return values in units of standard deviations."""
         return (values - self.mean) / self.std
 
+    def inputs(self, table: Table) -> NDArray[np.float32]:
+        """Return a table's scaled values as a network reads them.
+
+        Raises:
+            ValueError: One is beyond float32.
+        """
+        with np.errstate(over="ignore"):
+            scaled = self.apply(table.values).astype(np.float32)
+        for row, column in np.argwhere(np.isinf(scaled))[:1]:
+            raise ValueError(
+                f"{table.source}: column {table.names[column]} at {table.row_name(int(row))} is "
+                f"{table.values[row, column]:g}, too far from the training rows; correct it"
+            )
+        return scaled
+
     def undo(self, values: NDArray[Any], count: int) -> NDArray[Any]:
         """Return scaled values (..., count) of the first variables in the file's units."""
         return values * self.std[:count] + self.mean[:count]
@@ -99,10 +114,7 @@ class LastWindows:
 
     def __init__(self, tables: Sequence[Table], scaling: Scaling, lookback: int) -> None:
         self.tables = [table.rows(slice(len(table) - lookback, None)) for table in tables]
-        self.values = [
-            torch.from_numpy(scaling.apply(table.values).astype(np.float32))
-            for table in self.tables
-        ]
+        self.values = [torch.from_numpy(scaling.inputs(table)) for table in self.tables]
 
     def __len__(self) -> int:
         """Return the number of tables."""

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from datamodules.files.text_files import read_json, read_plain_lines
 from datamodules.text.wordpiece import split_words
 
 NUMBERS, MERGES = "vocab.json", "merges.txt"
@@ -35,9 +36,12 @@ class BytePairs:
     """
 
     mask = None  # GPT predicts the next token instead
+    lower = True
 
     def __init__(self, numbers: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
-        if sorted(numbers.values()) != list(range(len(numbers))) or UNKNOWN not in numbers:
+        places = sorted(numbers.values())
+        is_whole = {type(place) for place in places} == {int}
+        if not is_whole or places != list(range(len(places))) or UNKNOWN not in numbers:
             raise ValueError(
                 f"{NUMBERS} must number its pieces from 0 without gaps and hold {UNKNOWN}"
             )
@@ -51,17 +55,14 @@ class BytePairs:
     @classmethod
     def from_folder(cls, folder: Path) -> BytePairs:
         """Read vocab.json and merges.txt, with a pair per line after the first."""
-        lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
+        lines = read_plain_lines(folder / MERGES)
         if lines[0].startswith("#version"):
             lines = lines[1:]
         pairs = [line.split() for line in lines if line.strip()]
-        numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
         wrong = next((pair for pair in pairs if len(pair) != 2), None)
-        if wrong is not None or not isinstance(numbers, dict):
-            raise ValueError(
-                f"{folder / (MERGES if wrong else NUMBERS)} is malformed; expected GPT-1's files"
-            )
-        return cls(numbers, [(one, other) for one, other in pairs])
+        if wrong is not None:
+            raise ValueError(f"{folder / MERGES} must hold two pieces per line, not {wrong}")
+        return cls(read_json(folder / NUMBERS), [(one, other) for one, other in pairs])
 
     def write(self, folder: Path) -> list[Path]:
         """Write vocab.json and merges.txt to a folder and return them."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum, check_probability
+from datamodules.files.text_files import read_plain_lines
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.text.glue import MOST_TOKENS, Example, named_file, read_lines
 from datamodules.text.tokenizers import (
@@ -30,14 +31,15 @@ MASKED, OTHER = 0.8, 0.1  # shares of the chosen tokens that become [MASK], or a
 
 
 class CorpusDataModule(BaseDataModule):
-    """Plain text in UTF-8, a sentence or paragraph per line, with empty lines between documents.
+    """Plain text, a sentence or paragraph per line, with empty lines between documents.
 
     Masks are drawn anew in each epoch, and once for validation.
 
     Args:
         root: A text file, or a folder with train.txt and maybe dev.txt.
         tokenizer: Folder with BERT's vocab.txt, or GPT-1's vocab.json and merges.txt.
-        lower: Lower the case and drop accents, as BERT's uncased models do; GPT-1's always do.
+        lower: Lower the case and drop accents, as BERT's uncased models do; GPT-1's always do. None
+            for ``do_lower_case`` of the tokenizer's folder, or else True.
         max_tokens: Most tokens of a row.
         pack: Fill rows with consecutive lines of a document; else a line is a row. Longer lines are
             cut into several rows.
@@ -59,7 +61,7 @@ class CorpusDataModule(BaseDataModule):
         root: str | Path | None = None,
         *,
         tokenizer: str | Path | None = None,
-        lower: bool = True,
+        lower: bool | None = None,
         max_tokens: int = 128,
         pack: bool = True,
         mask_share: float = 0.15,
@@ -159,19 +161,11 @@ class CorpusDataModule(BaseDataModule):
         return built
 
     def _rows(self, file: Path) -> list[list[int]]:
-        try:
-            with file.open(encoding="utf-8-sig") as lines:
-                rows = list(cut_rows(self._encoded(lines), self.max_tokens - 2, self.pack))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not text in UTF-8 ({error.reason})") from error
+        lines = map(self.tokenizer().encode, read_plain_lines(file))
+        rows = list(cut_rows(lines, self.max_tokens - 2, self.pack))
         if not rows:
             raise ValueError(f"{file} holds no text")
         return rows
-
-    def _encoded(self, lines: Iterator[str]) -> Iterator[list[int]]:
-        tokenizer = self.tokenizer()
-        for line in lines:
-            yield tokenizer.encode(line)
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
         """Return texts: of a file, one per line, or given as text; BERT fills [MASK] in.

@@ -14,16 +14,24 @@ from datamodules.text.wordpiece import MASK, VOCABULARY, WordPiece
 Tokenizer = WordPiece | BytePairs
 
 
-def read_tokenizer(folder: Path, lower: bool = True) -> Tokenizer:
+def read_tokenizer(folder: Path, lower: bool | None = None) -> Tokenizer:
     """Read BERT's tokenizer (vocab.txt), or GPT-1's (vocab.json and merges.txt).
+
+    Args:
+        folder: Folder of the files.
+        lower: Lower the case and drop accents; None for the folder's ``do_lower_case``.
 
     Raises:
         FileNotFoundError: The folder holds neither.
+        ValueError: A file is malformed.
     """
     is_gpt = (folder / NUMBERS).is_file() and (folder / MERGES).is_file()
-    if is_gpt and not (folder / VOCABULARY).is_file():
-        return BytePairs.from_folder(folder)
-    return WordPiece.from_folder(folder, lower)
+    try:
+        if is_gpt and not (folder / VOCABULARY).is_file():
+            return BytePairs.from_folder(folder)
+        return WordPiece.from_folder(folder, lower)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder} holds no tokenizer of BERT or GPT-1: {error}") from error
 
 
 def join_texts(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -48,10 +56,14 @@ def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
-    """Cut the ends of texts, the longer one first, until both have ``most`` tokens together."""
+    """Cut the ends of texts, the longer one first, until both have ``most`` tokens together.
+
+    Of two that are equally long the second is cut, as by BERT's authors and by the tokenizers in
+    Python of transformers; those in Rust cut the first one.
+    """
     parts = [list(part) for part in parts]
     while sum(map(len, parts)) > most:
-        max(parts, key=len).pop()
+        max(reversed(parts), key=len).pop()
     return parts
 
 

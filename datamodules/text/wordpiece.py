@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from datamodules.files.text_files import read_json, read_plain_lines
+
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLASS, SEPARATOR, MASK)
 LONGEST = 100  # letters of a word; longer ones are unknown
-VOCABULARY = "vocab.txt"
+VOCABULARY, CONFIG = "vocab.txt", "tokenizer_config.json"
 # Chinese, Japanese and Korean ideographs, each a word of its own.
 IDEOGRAPHS = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -23,10 +25,17 @@ IDEOGRAPHS = (
 )  # fmt: skip
 
 
-def split_words(text: str, lower: bool = True) -> list[str]:
-    """Return words, punctuation marks and ideographs; accents are dropped with ``lower``."""
-    if lower:
-        decomposed = unicodedata.normalize("NFD", text.lower())
+def split_words(text: str, lower: bool = True, strip_accents: bool | None = None) -> list[str]:
+    """Return words, punctuation marks and ideographs.
+
+    Args:
+        text: The text.
+        lower: Lower the case.
+        strip_accents: Drop accents; None for the value of ``lower``.
+    """
+    text = text.lower() if lower else text
+    if lower if strip_accents is None else strip_accents:
+        decomposed = unicodedata.normalize("NFD", text)
         text = "".join(letter for letter in decomposed if unicodedata.category(letter) != "Mn")
     spaced = []
     for letter in text:
@@ -53,30 +62,38 @@ class WordPiece:
 
     Args:
         pieces: The vocabulary in order.
-        lower: Lower the case and drop accents.
+        lower: Lower the case.
+        strip_accents: Drop accents; None for the value of ``lower``.
 
     Raises:
         ValueError: A special token is missing.
     """
 
-    def __init__(self, pieces: Iterable[str], lower: bool = True) -> None:
+    def __init__(
+        self, pieces: Iterable[str], lower: bool = True, strip_accents: bool | None = None
+    ) -> None:
         self.pieces = tuple(pieces)
         self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
-        self.lower = lower
+        self.lower, self.strip_accents = lower, strip_accents
         missing = [token for token in SPECIAL if token not in self.numbers]
         if missing:
-            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+            raise ValueError(f"the vocabulary of {len(self)} pieces lacks {', '.join(missing)}")
         self.start, self.separator, self.end, self.mask = (
             self.numbers[token] for token in (CLASS, SEPARATOR, SEPARATOR, MASK)
         )
         self._cut = functools.lru_cache(maxsize=100_000)(self._cut_word)
 
     @classmethod
-    def from_folder(cls, folder: Path, lower: bool = True) -> WordPiece:
-        """Read vocab.txt, with a piece per line.
+    def from_folder(cls, folder: Path, lower: bool | None = None) -> WordPiece:
+        """Read vocab.txt, with a piece per line, and the case of tokenizer_config.json.
+
+        Args:
+            folder: The folder.
+            lower: Overrides the folder's case and accents; without either, the case is lowered.
 
         Raises:
             FileNotFoundError: The file does not exist.
+            ValueError: A file is malformed.
         """
         file = folder / VOCABULARY
         if not file.is_file():
@@ -84,7 +101,13 @@ class WordPiece:
                 f"{file} is missing; pass data.tokenizer=<folder with BERT's {VOCABULARY}, or "
                 "GPT's vocab.json and merges.txt>"
             )
-        return cls(file.read_text(encoding="utf-8").splitlines(), lower)
+        config = folder / CONFIG
+        options = read_json(config) if lower is None and config.is_file() else {}
+        case = options.get("do_lower_case", True) if lower is None else lower
+        accents = options.get("strip_accents")
+        if not {case, accents} <= {True, False, None}:
+            raise ValueError(f"{config}: do_lower_case and strip_accents must be true or false")
+        return cls(read_plain_lines(file), case, accents)
 
     def write(self, folder: Path) -> list[Path]:
         """Write vocab.txt to a folder and return it."""
@@ -97,7 +120,8 @@ class WordPiece:
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of a text's pieces, without special tokens."""
-        return [number for word in split_words(text, self.lower) for number in self._cut(word)]
+        words = split_words(text, self.lower, self.strip_accents)
+        return [number for word in words for number in self._cut(word)]
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Return pieces as text, in lower case if the tokenizer lowers it."""

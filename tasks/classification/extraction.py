@@ -48,7 +48,8 @@ class FeatureExtraction(LightningModule):
         """Collect the features, labels and sample ids of a batch."""
         values = self.model(batch["image"]).float()
         tensors = (values, batch["label"], batch["sample_id"])
-        self._collected.append(tuple(one.detach().cpu() for one in tensors))  # type: ignore[arg-type]
+        # Copies, as each tensor of a worker keeps a file open.
+        self._collected.append(tuple(one.detach().cpu().clone() for one in tensors))  # type: ignore[arg-type]
 
     def features(self, count: int) -> Features:
         """Return the rows of all processes, each image once, in order.

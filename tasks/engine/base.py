@@ -153,6 +153,10 @@ class BaseTask(Remembering, LightningModule):
         """Return the rows of ``class_figures`` that a run prints; after a training none."""
         return [] if mode == "fit" else self.class_figures
 
+    def summary_facts(self) -> dict[str, Any]:
+        """Return what summary.json keeps of the last evaluation besides its metrics."""
+        return {}
+
     def check_training(self, strategy: Any, batch: int) -> None:
         """Refuse conflicting options of task and trainer; see ``optimizing.check_training``."""
         check_training(self, strategy, batch)

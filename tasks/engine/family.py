@@ -129,6 +129,8 @@ class Family:
         published: Published results; None without any.
         averaged: Option whose values papers average, such as data.horizon; a sweep over it prints
             the average.
+        pooled: Dotted name of a function of the averaged runs' ``counts`` in summary.json, a list
+            per value, that returns further figures of such a sweep; empty for none.
         averaged_values: The values that the published rows average; empty if rows are single runs.
         channels_first: True if an input without its batch begins with its channels.
     """
@@ -158,6 +160,7 @@ class Family:
     parts_evaluation: str = ""
     published: Published | None = None
     averaged: str = ""
+    pooled: str = ""
     averaged_values: tuple[int, ...] = ()
     channels_first: bool = True
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,14 @@ from tasks.engine.whole_files import make_folder, write_whole
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+LEAST_SPACE = 2**16  # bytes; logs of other programs are written in blocks of up to 32 KiB
 __all__ = ["CsvLog", "Row", "RunLog", "TensorBoardLog", "read_rows"]
+
+
+def check_free(folder: Path) -> None:
+    """Raise an ``OSError`` if a disk is full, for programs that write in the background."""
+    if shutil.disk_usage(folder).free < LEAST_SPACE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 class RunLog(Logger):
@@ -69,7 +78,8 @@ class CsvLog(RunLog):
         self.flush_every = flush_every
         self._columns: list[str] = []
         self._pending: list[Row] = []
-        self._last_step: float | None = None  # of the last row that was written
+        self._last: Row = {}  # the last row that was written,
+        self._last_start = self._size = 0  # where it begins, and where the file ends
 
     @rank_zero_only
     def resume_at(self, step: int, *, validates: bool = False) -> None:
@@ -94,37 +104,67 @@ class CsvLog(RunLog):
 
     @rank_zero_only
     def save(self) -> None:
-        """Append the new rows; for a new column or more of the last step the file is rewritten."""
+        """Append the new rows; more of the last step replaces its row.
+
+        For a new column, or if another program changed the file, it is rewritten.
+        """
         if not self._pending:
             return
-        first = self._pending[0]
-        is_new = any(key not in self._columns for row in self._pending for key in row)
         try:
-            if is_new or first["step"] == self._last_step:
-                written = read_rows(self.path)
-                if written and written[-1]["step"] == first["step"]:
-                    self._pending[0] = {**written.pop(), **first}
-                self._write_all([*written, *self._pending])
+            size = self.path.stat().st_size if self.path.exists() else -1
+            is_new = any(key not in self._columns for row in self._pending for key in row)
+            if size == self._size and not is_new:
+                start = self._size
+                if self._pending[0]["step"] == self._last.get("step"):
+                    self._pending[0], start = {**self._last, **self._pending[0]}, self._last_start
+                self._write_from(start, [_line(row, self._columns) for row in self._pending])
             else:
-                with open(self.path, "a", newline="", opener=_without_links) as file:
-                    csv.DictWriter(file, self._columns).writerows(self._pending)
+                written = read_rows(self.path)
+                if written and written[-1]["step"] == self._pending[0]["step"]:
+                    self._pending[0] = {**written.pop(), **self._pending[0]}
+                self._write_all([*written, *self._pending])
+            self._last = self._pending[-1]
         except OSError as error:
             # A full disk must not end a training whose checkpoints may lie elsewhere.
             reason = error.strerror or error
             logger.warning("%s cannot be written (%s); rows are lost", self.path, reason)
-        self._last_step = self._pending[-1]["step"]
         self._pending = []
 
-    def _write_all(self, rows: Iterable[Row]) -> None:
-        rows = list(rows)
+    def _write_from(self, start: int, lines: Sequence[bytes]) -> None:
+        """Replace what follows ``start``; if that fails, what was there stays."""
+        text = b"".join(lines)
+        with open(self.path, "r+b", buffering=0, opener=_without_links) as file:
+            file.seek(start)
+            before = file.read()
+            try:
+                _put(file, start, text)  # by one system call: a kill leaves one of both rows
+            except OSError:
+                _put(file, start, before)
+                raise
+        self._size = start + len(text)
+        self._last_start = self._size - len(lines[-1])
+
+    def _write_all(self, rows: Sequence[Row]) -> None:
         columns = ["step", *sorted({key for row in rows for key in row} - {"step"})]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_whole(self.path, text.getvalue())
-        self._columns = columns
-        self._last_step = rows[-1]["step"] if rows else None
+        lines = [_line(row, columns) for row in ({name: name for name in columns}, *rows)]
+        write_whole(self.path, b"".join(lines))
+        self._columns, self._last = columns, rows[-1] if rows else {}
+        self._size = sum(map(len, lines))
+        self._last_start = self._size - len(lines[-1])
+
+
+def _line(row: Row, columns: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, columns).writerow(row)
+    return text.getvalue().encode()
+
+
+def _put(file: io.FileIO, start: int, text: bytes) -> None:
+    """Let a file end with ``text`` from ``start`` on."""
+    file.seek(start)
+    while text:
+        text = text[file.write(text) :]
+    file.truncate()
 
 
 class TensorBoardLog(RunLog):
@@ -151,6 +191,7 @@ class TensorBoardLog(RunLog):
         if self._failed or not self.folder.parent.is_dir():
             return  # a run folder that was removed does not come back
         with self._giving_up():
+            check_free(self.folder.parent)
             if self._writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -178,4 +219,4 @@ class TensorBoardLog(RunLog):
 
 def _without_links(path: str, flags: int) -> int:
     """Open a file, unless it is a link."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW)

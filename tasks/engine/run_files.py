@@ -151,6 +151,7 @@ class RunSummary(OpenPart):
     macs_at: Sides = ABSENT
     network: Options | None = None
     data: DataFacts | None = None
+    counts: dict[str, list[Amount]] = ABSENT
     paper: PaperFacts = ABSENT
     ended_by_time: TimeFacts = ABSENT
     overrides: list[str] = ABSENT

@@ -22,7 +22,7 @@ class Forecast:
 
     Attributes:
         name: Name of the series.
-        past: Table of the look-back, with ``times``, ``names``, ``values`` (L, M) and ``step()``.
+        past: Table of the look-back, with ``times``, ``names``, ``values`` (L, M), ``stamps``.
         names: Names of the predicted variables.
         values: (T, V).
         truth: (T, V), if known.
@@ -39,12 +39,14 @@ class Forecast:
     @property
     def times(self) -> NDArray[Any]:
         """Time stamps of the forecast (T,)."""
-        return self.past.times[-1] + np.arange(1, len(self.values) + 1) * self.past.step()
+        times: NDArray[Any] = self.past.stamps.after(self.past.times[-1], len(self.values))
+        return times
 
     def plain(self) -> dict[str, Any]:
-        """Return time stamps and values as lists."""
+        """Return time stamps, as the file writes them, and values as lists."""
         found: dict[str, Any] = {
-            "times": [str(time).replace("T", " ") for time in self.times],
+            "time_column": self.past.stamps.column,
+            "times": self.past.stamps.texts(self.times),
             "forecast": _by_name(self.names, self.values),
         }
         if self.quantiles:
@@ -83,7 +85,7 @@ def draw(forecast: Forecast) -> Image.Image:
     for axis, index in zip(axes[:, 0], shown, strict=True):
         name = forecast.names[index]
         past = forecast.past.values[:, forecast.past.names.index(name)]
-        axis.plot(forecast.past.times, past, color="0.45", label="past", linewidth=1)
+        axis.plot(forecast.past.dates(), past, color="0.45", label="past", linewidth=1)
         if forecast.truth is not None:
             axis.plot(times, forecast.truth[:, index], color="black", label="truth", linewidth=1)
         axis.plot(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from tasks.forecasting.errors import ForecastErrors, point_forecast
 from tasks.forecasting.family import FAMILY
 from tasks.forecasting.pictures import Forecast, draw
 
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 ONECYCLE_RATE, ONECYCLE_BETAS = 1 / 25, (0.95, 0.999)  # torch's OneCycleLR before its first step
 WHOLE = "forecaster."  # the layer to the horizon in files of a whole network
 FACTS = "series"  # entry of a checkpoint: variables, scaling, horizon
@@ -79,11 +82,17 @@ class ForecastingTask(BaseTask):
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the means over all elements; those of each step become ``class_figures``."""
         means = self.errors.compute()
+        figures = {name: value.mean().float() for name, value in means.items()}
+        if self.errors.count and not all(figure.isfinite() for figure in figures.values()):
+            raise ValueError(
+                "errors of the forecasts are not finite: a value of the data is too large for the "
+                "network, or its training diverged"
+            )
         self.class_figures = [
             {"step": str(step + 1), **{name: float(value[step]) for name, value in means.items()}}
             for step in range(self.model.horizon)
         ]
-        return {name: value.mean().float() for name, value in means.items()}
+        return figures
 
     def shown_figures(self, mode: str) -> list[Row]:
         """Return the metrics of parts of the horizon."""
@@ -141,6 +150,10 @@ class ForecastingTask(BaseTask):
                 f"{self.model.targets}; pass data.targets=[...]"
             )
 
+        step, other = facts.get("step"), self.series_facts.get("step")
+        if step and other and step != other:
+            log_info(f"{checkpoint.path} was trained on steps of {step}; the data's are {other}")
+
     def load_weights(self, checkpoint: Checkpoint | str | Path, *, converted: bool = False) -> None:
         """Load as ``BaseTask`` does, and files of FFNet's authors that hold the whole network."""
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
@@ -156,8 +169,8 @@ class ForecastingTask(BaseTask):
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return per series ``image``, its name, ``times``, and ``forecast`` by variable.
 
-        Values are in the file's units. With quantiles there are also ``quantiles``, by variable
-        and level.
+        Times are in the file's format, values in its units; ``time_column`` names the times. With
+        quantiles there are also ``quantiles``, by variable and level.
         """
         return [{"image": one.name, **one.plain()} for one in self._forecasts(batch, datamodule)]
 
@@ -207,7 +220,8 @@ class ForecastingTask(BaseTask):
 
 def to_csv(row: Row) -> str:
     """Return a forecast as csv: a column of time stamps and one per variable and quantile."""
-    columns: dict[str, Sequence[Any]] = {"date": row["times"], **row["forecast"]}
+    columns: dict[str, Sequence[Any]] = {row["time_column"]: row["times"]}
+    columns |= row["forecast"]
     for name, levels in row.get("quantiles", {}).items():
         columns |= {f"{name}_q{level}": values for level, values in levels.items()}
     text = io.StringIO()

@@ -26,8 +26,9 @@ class Answers(Metric):
     def update(self, guesses: Tensor, labels: Tensor, groups: Tensor) -> None:
         """Add a batch: three of (B,)."""
         self.guesses.append(guesses)
-        self.labels.append(labels)
-        self.groups.append(groups)
+        # Copies, as each tensor of a worker keeps a file open.
+        self.labels.append(labels.clone())
+        self.groups.append(groups.clone())
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return guesses, labels and groups (N,)."""

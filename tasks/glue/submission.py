@@ -10,11 +10,18 @@ from tasks.engine.batches import Row
 MOST_SCORE = 5.0  # of STS-B
 
 
-def submission_name(folder: str, *, mismatched: bool) -> str:
-    """Return the file name of a set, by its folder in GLUE's archive."""
-    if folder == "MNLI":
-        return "MNLI-mm.tsv" if mismatched else "MNLI-m.tsv"
-    return f"{folder}.tsv"
+def submission_name(folder: str, source: str) -> str:
+    """Return the file name of a set.
+
+    Args:
+        folder: The set's folder in GLUE's archive.
+        source: Name of the file with the texts; networks of MNLI also answer AX's diagnostic.tsv.
+    """
+    if folder != "MNLI":
+        return f"{folder}.tsv"
+    if source.startswith(("diagnostic", "AX")):
+        return "AX.tsv"
+    return "MNLI-mm.tsv" if "mismatched" in source else "MNLI-m.tsv"
 
 
 def write_submission(file: Path, rows: Iterable[Row]) -> None:

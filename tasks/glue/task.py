@@ -144,7 +144,7 @@ class GlueTask(BaseTask):
         if isinstance(self.model, LanguageModel) or not rows:
             return
         first = rows[0]["image"].partition(" ")[0]
-        name = submission_name(self.data.kind.folder, mismatched="mismatched" in first)
+        name = submission_name(self.data.kind.folder, first)
         write_submission(folder / name, rows)
 
     @torch.no_grad()

@@ -146,7 +146,9 @@ class MultiLabelTask(ClassificationTask):
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Update the metrics with the probabilities of a batch."""
         self._check_batch(batch)
-        self.accuracy.update(predictions.float().sigmoid(), batch["label"].int())
+        # The labels are kept: a copy, as each tensor of a worker keeps a file open.
+        labels = batch["label"].to(torch.int32, copy=True)
+        self.accuracy.update(predictions.float().sigmoid(), labels)
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return the metrics in percent, and those of each class as ``class_figures``."""

@@ -27,6 +27,7 @@ FAMILY = Family(
     analyses={"report": "", "mappings": ""},
     channels_first=False,
     averaged="data.val_area",  # folds of S3DIS
+    pooled="tasks.point_segmentation.scores.pooled",
     published=Published(
         "datamodules.points.folders.ScanNetDataModule",
         312,

@@ -16,7 +16,7 @@ def write_ply(
     labels: NDArray[Any],
     comments: Sequence[str],
 ) -> None:
-    """Write points with colours from 0 to 255 and labels as a binary ply file.
+    """Write points in doubles with colours from 0 to 255 and labels as a binary ply file.
 
     Args:
         file: Open for writing.
@@ -26,7 +26,7 @@ def write_ply(
         comments: Lines for the header, such as the names of classes.
     """
     fields = [
-        *((axis, "<f4") for axis in "xyz"),
+        *((axis, "<f8") for axis in "xyz"),
         *((name, "u1") for name in ("red", "green", "blue")),
         ("label", "<i4"),
     ]
@@ -36,7 +36,7 @@ def write_ply(
     for index, name in enumerate(("red", "green", "blue")):
         vertices[name] = np.clip(np.round(color[:, index]), 0, 255)
     vertices["label"] = labels
-    kinds = {"<f4": "float", "u1": "uchar", "<i4": "int"}
+    kinds = {"<f8": "double", "u1": "uchar", "<i4": "int"}
     lines = [
         "ply", "format binary_little_endian 1.0",
         *(f"comment {line}" for line in comments),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -21,6 +24,9 @@ from tasks.engine.whole_files import whole_file
 from tasks.point_segmentation.family import FAMILY
 from tasks.point_segmentation.pictures import UNKNOWN, draw_cloud, palette
 from tasks.point_segmentation.ply import write_ply
+from tasks.point_segmentation.scores import Absent, scores
+
+log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 CLOUDS = "clouds"  # folder of labelled clouds
 MOST = 8  # classes of a cloud listed in a line
@@ -29,13 +35,14 @@ MOST = 8  # classes of a cloud listed in a line
 class PointSegmentationTask(ClassesTask):
     """Classes of points; mean IoU, mean class accuracy and accuracy of points in percent.
 
-    Counts are summed over all points of the set before dividing. The means skip classes that
-    neither occur nor are predicted.
+    Counts are summed over all points of the set before dividing.
 
     Args:
         model: See ``BaseTask``.
         class_names: Names of the classes, in label order.
         mix: Share of training batches whose clouds are merged in pairs.
+        absent: The means skip classes that neither occur nor are predicted ("skip"), or count them
+            as 0 ("zero"), as Pointcept and the papers that use it.
         **options: Options of ``BaseTask``.
 
     Source of ``mix``: Nekrasov et al., "Mix3D", 3DV 2021, https://arxiv.org/abs/2110.02210.
@@ -52,6 +59,7 @@ class PointSegmentationTask(ClassesTask):
         class_names: Sequence[str],
         *,
         mix: float = 0.0,
+        absent: Absent = "skip",
         optimizer: Mapping[str, Any] | None = None,
         schedule: Mapping[str, Any] | None = None,
         ema: Mapping[str, Any] | None = None,
@@ -60,7 +68,10 @@ class PointSegmentationTask(ClassesTask):
         check_several(self.class_names, "a class of the other points")
         if not 0 <= mix <= 1:
             raise ValueError(f"task.mix must be from 0 to 1, got {mix}")
-        self.mix = mix
+        if absent not in get_args(Absent):
+            raise ValueError(f"task.absent must be {' or '.join(get_args(Absent))}, got {absent!r}")
+        self.mix, self.absent = mix, absent
+        self.counts: dict[str, list[int]] = {}
         self.confusion = MulticlassConfusionMatrix(len(self.class_names), ignore_index=IGNORED)
 
     @property
@@ -75,27 +86,49 @@ class PointSegmentationTask(ClassesTask):
         return {**batch, "points": paired(batch["points"], float("nan")),
                 "labels": paired(batch["labels"], IGNORED)}  # fmt: skip
 
+    def predict_for_metrics(self, batch: Batch) -> Tensor:
+        """Return the predictions; validation during training takes one view, as the authors'."""
+        return self.model.predict(batch, one_view=self._fits())
+
+    def _fits(self) -> bool:
+        return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+
     def update_metrics(self, batch: Batch, predictions: Tensor) -> None:
         """Count points by label (rows) and prediction (columns)."""
         self.confusion.update(predictions.argmax(-1).flatten(), batch["labels"].flatten())
 
     def compute_metrics(self) -> dict[str, Tensor]:
         """Return mIoU, mAcc and allAcc in percent."""
-        counts = self.confusion.compute().double()
+        counts = self.confusion.compute()
         hits, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
         union = truth + predicted - hits
+        self.counts = {
+            "intersection": hits.tolist(), "union": union.tolist(), "target": truth.tolist(),
+        }  # fmt: skip
         self.class_figures = [
-            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "points": int(own)}
-            for name, hit, joint, own in zip(
-                self.class_names, hits.tolist(), union.tolist(), truth.tolist(), strict=True
-            )
+            {"class": name, "IoU": _share(hit, joint), "Acc": _share(hit, own), "points": own}
+            for name, hit, joint, own in zip(self.class_names, *self.counts.values(), strict=True)
         ]
-        figures = {
-            "mIoU": (hits / union)[union > 0].mean(),
-            "mAcc": (hits / truth)[truth > 0].mean(),
-            "allAcc": hits.sum() / truth.sum(),
-        }
-        return {name: (100 * value).float() for name, value in figures.items()}
+        figures = scores(self.counts, self.absent)
+        if not self._fits():
+            self._name_absent(figures)
+        return {name: torch.tensor(value, device=counts.device) for name, value in figures.items()}
+
+    def _name_absent(self, figures: Mapping[str, float]) -> None:
+        """Log what the other rule gives, if a class is absent."""
+        absent = [row["class"] for row in self.class_figures if row["IoU"] is None]
+        if absent:
+            skipped, zero = (scores(self.counts, rule)["mIoU"] for rule in get_args(Absent))
+            log_info(
+                f"{len(absent)} of {len(self.class_names)} classes neither occur nor are predicted "
+                f"({', '.join(absent[:MOST])}{', ...' * (len(absent) > MOST)}). mIoU is "
+                f"{figures['mIoU']:.2f} by task.absent={self.absent}: {zero:.2f} counts them as 0, "
+                f"as Pointcept and the papers do; {skipped:.2f} skips them"
+            )
+
+    def summary_facts(self) -> dict[str, Any]:
+        """Return the points per class: predicted right, labelled or predicted, and labelled."""
+        return {"counts": self.counts} if self.counts else {}
 
     def reset_metrics(self) -> None:
         """Reset the counts."""

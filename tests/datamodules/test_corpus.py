@@ -40,7 +40,7 @@ def test_byte_pairs_are_merged_in_their_order(tmp_path):
         range(len(pieces), len(pieces) + 3)
     )
     (tmp_path / "merges.txt").write_text("a b c\n")
-    with pytest.raises(ValueError, match=r"merges\.txt is malformed"):
+    with pytest.raises(ValueError, match=r"merges\.txt must hold two pieces per line, not "):
         read_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="from 0 without gaps"):
         BytePairs({"<unk>": 0, "a": 2}, [])
@@ -125,7 +125,7 @@ def test_text_files_are_read_and_shared(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
-    [(b"", {}, "holds no text"), (b"\xff\xfe\x00", {}, "is not text in UTF-8"),
+    [(b"", {}, "holds no text"), (b"\xff\xfe\x00", {}, "is not a text file: byte 2 of 3"),
      (b"a\n", {}, "too few to validate with"), (b"a\n", {"tokenizer": None}, "needs a tokenizer")],
     ids=["empty", "bytes", "short", "tokenizer"],
 )  # fmt: skip

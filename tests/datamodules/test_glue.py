@@ -1,12 +1,15 @@
 """GLUE's files, the tokenizer, and the generated grammar."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from datamodules.text import glue
 from datamodules.text.glue import SETS, GlueDataModule, named_file, read_examples, read_lines
 from datamodules.text.sample import SampleGlue, make_sentence
-from datamodules.text.tokenizers import cut_to
+from datamodules.text.tokenizers import cut_to, read_tokenizer
 from datamodules.text.wordpiece import SPECIAL, WordPiece, split_words, train_vocabulary
 from tests.glue_sets import write_sets
 
@@ -41,6 +44,71 @@ def test_the_tokenizer_equals_that_of_transformers(tmp_path):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), text
 
 
+@pytest.mark.parametrize(
+    ("encode", "end"), [("utf-8", "\n"), ("utf-8-sig", "\n"), ("utf-16", "\n"), ("utf-8", "\r\n")]
+)
+def test_pieces_keep_their_numbers(encode, end, tmp_path):
+    """As in bert-base-chinese, U+2028 is a piece; every encoding gives the same numbers."""
+    pieces = [*SPECIAL, "\u2028", "\x85", "the", "", "dog"]
+    (tmp_path / "vocab.txt").write_bytes((end.join(pieces) + end).encode(encode))
+    assert read_tokenizer(tmp_path).pieces == tuple(pieces)
+
+
+CASES = [
+    ({}, None, ["cafe", "dog"]),
+    ({"do_lower_case": True}, None, ["cafe", "dog"]),
+    ({"do_lower_case": False}, None, ["Café", "Dog"]),
+    ({"do_lower_case": True, "strip_accents": False}, None, ["café", "dog"]),
+    ({"do_lower_case": False, "strip_accents": True}, None, ["Cafe", "Dog"]),
+    ({"do_lower_case": False}, True, ["cafe", "dog"]),
+    ({"do_lower_case": True}, False, ["Café", "Dog"]),
+]
+
+
+@pytest.mark.parametrize(("config", "lower", "words"), CASES)
+def test_the_folder_decides_the_case(config, lower, words, tmp_path):
+    pieces = [*SPECIAL, "cafe", "Cafe", "café", "Café", "dog", "Dog"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = GlueDataModule(tmp_path, tokenizer=tmp_path, lower=lower, **OWN).tokenizer()
+    assert [pieces[number] for number in tokenizer.encode("Café Dog")] == words
+
+
+def test_the_case_is_that_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pieces = [*SPECIAL, "cafe", "Cafe", "café", "Café", "dog", "Dog"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    for config, lower, words in CASES:
+        if lower is None:
+            theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), **config)
+            assert theirs.tokenize("Café Dog") == words
+
+
+MERGES = "#version: 0.2\na b\n"
+TOKENIZERS = [
+    ({"vocab.json": '{"<unk>": 0, "a": 1', "merges.txt": MERGES}, "vocab.json is not valid JSON"),
+    ({"vocab.json": '{"<unk>": 0, "a": "1"}', "merges.txt": MERGES}, "not supported between"),
+    ({"vocab.json": '{"<unk>": 0, "a": 1.0}', "merges.txt": MERGES}, "number its pieces from 0"),
+    ({"vocab.json": '{"model": {"<unk>": 0}}', "merges.txt": MERGES}, "number its pieces from 0"),
+    ({"vocab.json": '["<unk>"]', "merges.txt": MERGES}, "'list' object"),
+    ({"vocab.json": "[" * 100_000, "merges.txt": MERGES}, "nested too deeply|not valid JSON"),
+    ({"vocab.json": '{"<unk>": 0}', "merges.txt": "a b c\n"}, "two pieces per line, not "),
+    ({"vocab.txt": "a\nb\n"}, r"vocabulary of 2 pieces lacks \[PAD\]"),
+    ({"vocab.txt": "\0\0\0"}, "is not a text file"),
+    ({"vocab.txt": "\n".join(SPECIAL), "tokenizer_config.json": "[1]"}, "'list' object"),
+    ({"vocab.txt": "\n".join(SPECIAL), "tokenizer_config.json": '{"do_lower_case": "false"}'},
+     "do_lower_case and strip_accents must be true or false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "said"), TOKENIZERS)
+def test_a_tokenizer_fails_where_it_is_opened(files, said, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"^{tmp_path} holds no tokenizer .*({said})"):
+        read_tokenizer(tmp_path)
+
+
 def test_a_trained_vocabulary_writes_every_word():
     texts = ["the dogs run.", "the dog runs."]
     tokenizer = WordPiece(train_vocabulary(texts, 40))
@@ -70,7 +138,7 @@ def test_every_set_is_read_in_its_columns(name, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [("a\t1\n", "lacks the column sentence; it has a, 1"),
-     ("sentence\tlabel\nx\t7\n", "line 2: label '7' must be 0, 1"),
+     ("sentence\tlabel\n\n\nx\u2028y\t7\n", "line 4: label '7' must be 0, 1"),
      ("sentence\tlabel\nx\n", "line 2 has 1 columns"), ("sentence\tlabel\n", "holds no examples")],
     ids=["column", "label", "short", "empty"],
 )  # fmt: skip
@@ -82,11 +150,29 @@ def test_wrong_files_are_named(content, message, tmp_path):
         read_examples(tmp_path / "dev.tsv", SETS["sst2"])
 
 
+@pytest.mark.parametrize("score", ["nan", "inf", "1_000", ""])
+def test_scores_are_numbers(score, tmp_path):
+    (tmp_path / "a.tsv").write_text(f"sentence1\tsentence2\tscore\na\tb\t{score}\n")
+    with pytest.raises(ValueError, match=f"line 2: label '{score}' must be a number"):
+        read_examples(tmp_path / "a.tsv", SETS["stsb"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
+def test_lines_with_too_few_columns_are_counted(encoding, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(glue, "log", said.append)
+    text = "question1\tquestion2\tis_duplicate\ncaf\xe9?\tb?\t1\n\n2\tx\na?\tb?\t0\n3\n"
+    (tmp_path / "a.tsv").write_bytes(text.encode(encoding))
+    first, second = read_examples(tmp_path / "a.tsv", SETS["qqp"])
+    assert (first.texts, second.label) == (("caf\xe9?", "b?"), 0)
+    assert said == [f"{tmp_path / 'a.tsv'}: 2 lines have too few columns and are left out, as 4"]
+
+
 def test_inputs_are_texts_or_files(tmp_path):
     file = tmp_path / "a.txt"
-    file.write_text("One.\n\nTwo.\n")
+    file.write_text("One\u2028more.\n\nTwo.\n")
     assert named_file(file) == file
-    assert read_lines(file) == ["One.", "Two."]
+    assert read_lines(file) == ["One\u2028more.", "Two."]
     for text in ("Of a few words.", "word", "many words / " * 100):
         assert named_file(text) is None
     for wrong in ("nosuch.txt", str(tmp_path / "nosuch")):
@@ -96,6 +182,8 @@ def test_inputs_are_texts_or_files(tmp_path):
 
 def test_pairs_are_cut_at_the_longer_text():
     assert cut_to([[1, 2, 3, 4, 5], [6, 7]], 5) == [[1, 2, 3], [6, 7]]
+    assert cut_to([[1, 2, 3], [4, 5, 6]], 5) == [[1, 2, 3], [4, 5]]
+    assert cut_to([[1, 2, 3], [4, 5, 6]], 3) == [[1, 2], [4]]
 
 
 def test_the_grammar(tmp_path):
@@ -110,7 +198,7 @@ def test_the_grammar(tmp_path):
         words = make_sentence(random, right=True).lower().rstrip(".").split()
         assert words[0] == "the"
     with pytest.raises(ValueError, match=r"data\.set must be one of cola"):
-        GlueDataModule(tmp_path, set="wnli")
+        GlueDataModule(tmp_path, set="ax")
     data.set_predict_inputs(["The dog sees the cat."])
     assert data.predicted_texts(0).texts == ("The dog sees the cat.",)
     with pytest.raises(ValueError, match="text 1 has 2 parts between tabs, but CoLA takes 1"):

@@ -1,8 +1,14 @@
 """Point clouds on disk, their augmentation, and the generated rooms."""
 
+import dataclasses
+import math
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
+from scipy.interpolate import RegularGridInterpolator
+from scipy.ndimage import uniform_filter1d
 
 from datamodules.points.augmentation import (
     Crop,
@@ -84,34 +90,128 @@ def test_arrays_and_pth_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [("a.ply", b"plx\n", "is not a ply file"),
+    [("a.ply", b"plx\n", "its first line differs from 'ply'"),
      ("b.ply", b"ply\nformat ascii 1.0\n", "ends without end_header"),
      ("c.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 3\nproperty float x\n"
       b"property float y\nproperty float z\nend_header\n1234", "ends after 0 of 3 vertices"),
      ("g.ply", b"ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\n"
-      b"property float z\nend_header\n", "has no vertices"),
+      b"property float z\nend_header\n", r"must be \(N, 3\) with points, got \(0, 3\)"),
      ("h.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
       b"property float z\nend_header\n1 2 3\n4\n", "vertex 1 has fewer than 3 numbers"),
-     ("d.npy", b"no array", "is not a readable npy array"),
-     ("e.pth", b"no file", r"is not a \.pth file of arrays"),
+     ("i.ply", b"ply\nformat ascii 1.0\nelement vertex 1000000000000\nproperty float x\n"
+      b"property float y\nproperty float z\nend_header\n1 2 3\n", "ends after 1 of 1000000000000"),
+     ("j.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 1000000000000\nproperty float"
+      b" x\nproperty float y\nproperty float z\nend_header\n0123456789ab", "ends after 1 of 1000"),
+     ("k.ply", b"ply\nformat binary 1.0\n", "KeyError 'binary'"),
+     ("l.ply", b"ply\nformat ascii 1.0\nelement vertex\n", "IndexError"),
+     ("m.ply", b"ply\nformat ascii 1.0\nelement camera 1\n", "must be vertex, got camera"),
+     ("n.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nproperty quad x\n", "KeyError 'quad'"),
+     ("o.ply", b"ply\nformat ascii 1.0\nelement vertex x\n", "invalid literal"),
+     ("p.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nend_header\n", "ends after"),
+     ("d.npy", b"no array", "is not a readable cloud"),
+     ("e.pth", b"no file", "is not a readable cloud"),
      ("f.xyz", b"", r"must be a \.ply, \.npy or \.pth file")],
 )  # fmt: skip
 def test_broken_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"{name} .*{message}.*"):
         read_cloud(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [3, [1], {}, {"coord": "abc"}, {"coord": torch.eye(3).to_sparse()},
+     {"coord": torch.eye(3).bfloat16()}, {"coord": torch.eye(3, requires_grad=True)},
+     {"coord": torch.eye(3), "color": np.float64(1)}, np.array(["a", "b", "c"])[None],
+     np.zeros(3, dtype=[("x", "f4")])],
+    ids=lambda content: str(type(content).__name__),
+)  # fmt: skip
+def test_foreign_content_is_named(content, tmp_path):
+    path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.pth")
+    np.save(path, content) if path.suffix == ".npy" else torch.save(content, path)
+    with pytest.raises(ValueError, match=rf"^[^\n]*{path.name} is not a readable cloud[^\n]*$"):
+        read_cloud(path)
+
+
+def test_properties_of_other_tools_are_read(tmp_path):
+    for fields in (("x", "y", "z", "r", "g", "b", "classification"),
+                   ("X", "Y", "Z", "Red", "Green", "Blue", "scalar_Classification")):  # fmt: skip
+        write_text_ply(tmp_path / "a.ply", [[1, 2, 3, 10, 20, 30, 4]], fields)
+        read = read_cloud(tmp_path / "a.ply")
+        assert (read.coord.tolist(), read.color.tolist()) == ([[1, 2, 3]], [[10, 20, 30]])
+        assert read.labels.tolist() == [4]
+    write_text_ply(tmp_path / "a.ply", [[1, 2, 3]], ("x", "y", "height"))
+    with pytest.raises(ValueError, match=r"a\.ply .* lacks coordinates \(x, y, z"):
+        read_cloud(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [("labels", 0.7, "labels must be whole numbers, got 0.7; in an array of 4, 7 or 10 columns"),
+     ("labels", np.nan, "labels must be whole numbers, got nan"),
+     ("labels", np.inf, "labels must be whole numbers, got inf"),
+     ("color", -1, "colours must be from 0 to 255, to 1 or to 65535, got -1 to 255"),
+     ("color", 300.5, "colours must be from 0 to 255, to 1 or to 65535, got 0 to 300.5"),
+     ("normal", np.nan, "normal is not finite"), ("color", np.inf, "color is not finite")],
+)  # fmt: skip
+def test_numbers_that_are_no_labels_colours_or_normals_are_refused(part, value, message, tmp_path):
+    parts = {name: getattr(cloud(), name).astype(float)
+             for name in ("coord", "color", "normal", "labels")}  # fmt: skip
+    parts[part][7] = value
+    np.save(tmp_path / "a.npy", np.column_stack(list(parts.values())))
+    with pytest.raises(ValueError, match=rf"a\.npy is not a readable cloud: {message}"):
+        read_cloud(tmp_path / "a.npy")
 
 
 def test_columns_and_coordinates_are_checked(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 5)))
-    with pytest.raises(ValueError, match=r"is \(4, 5\); an array of points has 3, 4, 6"):
+    with pytest.raises(ValueError, match=r"its shape is \(4, 5\); an array of points has 3, 4, 6"):
         read_cloud(tmp_path / "a.npy")
     np.save(tmp_path / "b.npy", np.full((4, 3), np.nan))
-    with pytest.raises(ValueError, match="coordinates that are not finite"):
+    with pytest.raises(ValueError, match=r"b\.npy .*coord is not finite at some points"):
         read_cloud(tmp_path / "b.npy")
-    far = np.arange(12).reshape(4, 3) + 5e6 + 0.25
-    np.save(tmp_path / "c.npy", far)
-    np.testing.assert_allclose(np.diff(read_cloud(tmp_path / "c.npy").coord, axis=0), 3)
+
+
+@pytest.mark.parametrize("offset", [0, 9_999, 99_000, 5_000_000])
+def test_far_origins_change_neither_voxels_nor_the_file(offset, tmp_path, caplog):
+    near = cloud(5000).coord.astype(np.float64)
+    far = near + np.array([offset, -offset, offset / 10])
+    np.save(tmp_path / "a.npy", far)
+    read = read_cloud(tmp_path / "a.npy")
+    moved, still = (np.floor(centred(one).coord / 0.02) for one in (read, Cloud(near)))
+    np.testing.assert_array_equal(moved, still)
+    with (tmp_path / "a.ply").open("wb") as file:
+        write_ply(file, read.coord, np.zeros((5000, 3)), np.zeros(5000), [])
+    np.testing.assert_array_equal(read_cloud(tmp_path / "a.ply").coord, far)
+    # Only a file of 32-bit floats is coarse.
+    assert read.step() < 1e-5
+    np.save(tmp_path / "a.npy", far.astype(np.float32))
+    data = CloudFolderDataModule(tmp_path, features=["coord"], **SMALL | {"grid_size": 0.02})
+    data.predict_only(["a", "b"])
+    data.set_predict_inputs(tmp_path / "a.npy")
+    next(iter(data.predict_dataloader()))
+    step = {0: "", 9_999: "0.000976562", 99_000: "0.0078125", 5_000_000: "0.5"}[offset]
+    assert (f"a.npy: its coordinates have steps of {step} m" in caplog.text) == bool(step)
+
+
+@pytest.mark.parametrize(
+    ("scale", "remark"),
+    [(1, ""), (1 / 255, "are from 0 to 1 and are multiplied by 255"), (257, "count as 16 bits")],
+)
+def test_colours_of_other_ranges_are_taken_right(scale, remark, tmp_path, caplog):
+    one = cloud()
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        for name in "ab":
+            columns = (one.coord, one.color * (scale if split == "val" else 1), one.labels)
+            np.save(tmp_path / split / f"{name}.npy", np.column_stack(columns))
+    data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
+    data.setup()
+    points = [data.dataset("val")[0, index]["points"][:, 3:] for index in range(2)]
+    wanted = torch.from_numpy(one.color / 127.5 - 1)
+    torch.testing.assert_close(torch.stack(points), torch.stack([wanted] * 2))
+    assert [remark in line for line in caplog.messages] == [True] * bool(remark)
 
 
 def test_scannet_and_s3dis_folders(tmp_path):
@@ -157,14 +257,39 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     (tmp_path / "classes.txt").write_text("wall\nfloor\n")
     with pytest.raises(ValueError, match=r"has the label 2, but there are 2 classes"):
         data.setup()
-    (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n")
+    (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n", encoding="utf-8-sig")
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
     assert data.backbone_arguments == {"channels": 3}
     data.setup()
     batch = next(iter(data.train_dataloader()))
     assert batch["points"].shape[2] == 6
+    assert data.class_names == ("wall", "floor", "chair")
     with pytest.raises(ValueError, match=r"data\.features must name some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_without_a_labelled_point_is_refused(split, tmp_path):
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    for name in ("train", "val"):
+        write_folder(
+            tmp_path / name / "0", one=dataclasses.replace(cloud(), labels=-1 + 0 * cloud().labels)
+        )
+        write_folder(tmp_path / name / "1")
+    CloudFolderDataModule(tmp_path, **SMALL).setup()  # one labelled cloud will do
+    np.save(tmp_path / split / "1" / "segment.npy", np.full(200, 255))
+    with pytest.raises(
+        ValueError, match=rf"{split}/0 and all other clouds .* ignored labels alone"
+    ):
+        CloudFolderDataModule(tmp_path, **SMALL).setup()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_class_lists_of_any_encoding(encoding, tmp_path):
+    (tmp_path / "classes.txt").write_text("Fußboden\n\nTür\n", encoding=encoding)
+    data = CloudFolderDataModule(tmp_path, **SMALL)
+    assert data.backbone_arguments
+    assert data.class_names == ("Fußboden", "Tür")
 
 
 def test_missing_colours_and_normals_are_named(tmp_path, caplog):
@@ -202,6 +327,26 @@ def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path):
     assert not torch.equal(one[:50], data.dataset("train")[4, 1]["points"][:50])
 
 
+def test_training_clouds_keep_the_voxels_of_the_grid_sample(tmp_path):
+    data = SamplePoints(
+        tmp_path, num_train=1, num_val=1, density=60, crop_points=300,
+        features=["color", "coord"], **SMALL,
+    )  # fmt: skip
+    data.setup()
+    points = data.dataset("train")[0, 0]["points"]
+    assert len(points) == 300
+    assert len((points[:, :3] / data.grid_size).floor().unique(dim=0)) == 300
+    # The feature keeps the coordinates, which differ by one shift and by the place in the voxel.
+    away = points[:, 6:] - points[:, :3]
+    assert (away - away.mean(0)).abs().max() < data.grid_size
+    data.crop_points, data.crop_share = 10**6, 1.0
+    whole = len(data.dataset("train")[0, 0]["points"])
+    data.crop_share = 0.6
+    assert len(data.dataset("train")[0, 0]["points"]) == math.ceil(0.6 * whole)
+    middle = points[:, 6:8].amin(0) + points[:, 6:8].amax(0)
+    torch.testing.assert_close(middle, torch.zeros(2), rtol=0, atol=1e-5)
+
+
 def test_augmentation_keeps_the_form():
     one = centred(cloud())
     turned = rotated(one, 2, np.pi / 2)
@@ -221,6 +366,37 @@ def test_augmentation_keeps_the_form():
     assert len(np.unique(voxels, axis=0)) == len(sampled)
     assert len(np.unique(np.floor(one.coord / 0.5), axis=0)) == len(sampled)
     assert len(Crop(50)(one)) == 50
+
+
+def dense_distortion(coord, granularity, magnitude):
+    """Noise on the whole box, smoothed and interpolated by scipy."""
+    low = coord.min(0)
+    counts = ((coord - low).max(0) // granularity).astype(int) + 3
+    noise = np.random.normal(size=(*counts, 3))
+    for axis in (0, 1, 2) * 2:
+        noise = uniform_filter1d(noise, 3, axis=axis, mode="constant")
+    nodes = [low[axis] + granularity * np.arange(-1, counts[axis] - 1) for axis in range(3)]
+    shift = RegularGridInterpolator(nodes, noise, bounds_error=False, fill_value=0)
+    return coord + shift(coord) * magnitude
+
+
+def test_distortion_equals_that_of_the_whole_box():
+    coord = np.random.default_rng(0).uniform(0, 2, (4000, 3))  # fills the box
+    np.random.seed(0)
+    wanted = dense_distortion(coord, 0.5, 1.6)
+    np.random.seed(0)
+    np.testing.assert_allclose(distorted(coord, 0.5, 1.6), wanted, rtol=0, atol=1e-12)
+
+
+def test_distortion_of_a_large_box_costs_what_its_points_cost():
+    random = np.random.default_rng(0)
+    corners = random.uniform(0, 1, (2, 400, 3)) + np.array([[[0, 0, 0]], [[9e4, 9e4, 9e3]]])
+    tracemalloc.start()
+    moved = distorted(corners.reshape(-1, 3), 0.2, 0.4) - corners.reshape(-1, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
+    assert np.abs(moved).reshape(2, -1).max(1).min() > 0.01
 
 
 def test_a_room_has_its_kinds_of_points():

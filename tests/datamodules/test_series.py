@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.series import base
 from datamodules.series.base import SeriesDataModule
 from datamodules.series.benchmarks import (
     ECLDataModule,
@@ -20,19 +21,25 @@ from datamodules.series.benchmarks import (
 from datamodules.series.sample import NAMES, SampleForecasting, make_series
 from datamodules.series.table import read_table
 from datamodules.series.windows import Windows, split_rows
+from tasks.forecasting.pictures import Forecast
 
 HOURS = np.datetime64("2024-01-01T00") + np.arange(60) * np.timedelta64(1, "h")
+# Local hours around both changes of clocks.
+SPRING = np.delete(np.datetime64("2024-03-30T00") + np.arange(61) * np.timedelta64(1, "h"), 26)
+AUTUMN = np.datetime64("2024-10-26T00") + np.sort([*range(59), 26]) * np.timedelta64(1, "h")
 
 
-def write(path, rows=60, columns=("a", "b", "c"), times=HOURS, change=None, date="date"):
+def write(
+    path, rows=60, columns=("a", "b", "c"), times=HOURS, change=None, date="date", separator=","
+):
     """A table of sums of row and column number; ``change`` maps (row, column) to a cell."""
-    lines = [",".join((date, *columns))]
+    lines = [separator.join((date, *columns))]
     for row in range(rows):
         cells = [str(row + 100 * column + row % 3) for column in range(len(columns))]
         for (where, column), cell in (change or {}).items():
             if where == row:
                 cells[column] = cell
-        lines.append(",".join((str(times[row]).replace("T", " "), *cells)))
+        lines.append(separator.join((str(times[row]).replace("T", " "), *cells)))
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -177,7 +184,29 @@ PROBLEMS = [
     ({}, {"targets": ["date"]}, "lacks the column date; its columns are a, b, c"),
     ({"times": HOURS[:59].astype("datetime64[m]") + np.arange(59) // 40, "rows": 59}, {},
      "uneven time stamps: 2024-01-02 16:01:00 follows 2024-01-02 15:00:00"),
-    ({"columns": ("a", "a")}, {}, "has several columns named a"),
+    ({"columns": ("a", "a")}, {}, "must name different columns, got ['date', 'a', 'a']"),
+    ({"columns": ("a", "")}, {}, "has a column without a name, number 3 of 3"),
+    ({"change": {(7, 1): "1_000"}}, {}, "column b: '1_000' is not a number"),
+    ({"change": {(59, 1): "1e300"}}, {}, "'1e300' is not a number; leave the column out by data."
+     "targets=[...], or choose a unit in which float32 holds it"),
+    ({"change": {(row, 1): f"0.00{row % 7}" for row in range(59)} | {(59, 1): "1e38"}}, {},
+     "column b at 2024-01-03 11:00:00 is 1e+38, too far from the training rows"),
+    ({"change": {(7, 1): "?"}}, {}, "1 missing or infinite values, the first in column b at"),
+    ({"change": {(7, 1): "0:00:00"}}, {}, "write date and time of day into one column"),
+    ({"change": {(7, 1): "north"}}, {}, "or correct the cell; several series need a column each"),
+    ({"change": {(7, 1): "12,345.6"}, "separator": ";"}, {}, "or write thousands without commas"),
+    ({"change": {(7, 1): "1,5"}, "separator": ";"}, {}, "or write decimals with a point"),
+    ({"times": HOURS.repeat(2)}, {}, "has 2 rows for most time stamps; write a column per series"),
+    ({"times": np.tile(HOURS[:30], 2)}, {}, "has 2 rows for most time stamps"),
+    ({"times": ["--5", *HOURS]}, {}, "row 2: '--5' is not a time stamp"),
+    ({"times": [*HOURS[:59], "9999-01-01 00"]}, {"gaps": "split"},
+     "(69907357 after 2024-01-03 10:00:00); correct the time stamps there"),
+    ({"times": [f"{day:02}/{day:02}/2023" for day in range(1, 13)], "rows": 12}, {},
+     "'01/01/2023' may begin with the day or the month; pass data.time_format='%d/%m/%Y'"),
+    ({"times": SPRING}, {}, "or data.gaps=ignore to take rows as steps, such as business days; "
+     "clocks may have changed that night: write times in UTC"),
+    ({"times": AUTUMN}, {}, "1 duplicate time stamps (2024-10-27 02:00:00); keep one row each; "
+     "clocks may have changed that night"),
     ({}, {"horizon": 13}, "the val split has 16 rows with its look-back, but a window takes 4"),
     ({}, {"split": (40, 12, 12)}, "needs 64 rows, but the table has 60"),
     ({}, {"split": (0.5, 0.2, 0.2)}, "must be shares that add up to 1"),
@@ -235,7 +264,104 @@ def test_forms_of_time_stamps(tmp_path, stamps, second):
     path.write_text("t,a\n" + "".join(f"{stamp},1\n" for stamp in stamps))
     table = read_table(path, "t")
     assert table.row_name(1) == second
-    assert table.step() == table.times[1] - table.times[0]
+    assert table.stamps.step == table.times[1] - table.times[0]
+    again = tmp_path / "again.csv"
+    again.write_text("t,a\n" + "".join(f"{one},1\n" for one in table.stamps.texts(table.dates())))
+    assert (read_table(again, "t").times == table.times).all()
+
+
+def dates(first, count, step):
+    return np.datetime64(first) + np.arange(count) * np.timedelta64(1, step)
+
+
+BUSINESS = np.busday_offset("2024-01-01", np.arange(60))
+NEXT = {
+    "months": (dates("2019-11", 60, "M").astype("datetime64[D]"), "1 month",
+               ["2024-11-01", "2024-12-01"]),
+    "ends": (dates("2019-04", 60, "M").astype("datetime64[D]") - 1, "1 month",
+             ["2024-03-31", "2024-04-30"]),
+    "quarters": (dates("2010-01", 180, "M")[::3], "3 months", ["2025-01", "2025-04"]),
+    "minutes": ([f"20240101{n // 60:02}{n % 60:02}" for n in range(60)], "1 minute",
+                ["202401010100", "202401010101"]),
+    "compact": ([str(day).replace("-", "") for day in dates("2024-01-01", 60, "D")], "1 day",
+                ["20240301", "20240302"]),
+    "days": ([f"{day.item():%d/%m/%Y}" for day in dates("2024-01-01", 60, "D")], "1 day",
+             ["01/03/2024", "02/03/2024"]),
+    "seconds": ([f"{1700000000 + 3600 * n}.0" for n in range(60)], "3600",
+                ["1700216000", "1700219600"]),
+    "business": (BUSINESS, "1 day", ["2024-03-25", "2024-03-26"]),
+    "iso": ([f"{hour}:00Z" for hour in HOURS], "1 hour",
+            ["2024-01-03T12:00Z", "2024-01-03T13:00Z"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NEXT)
+def test_steps_of_the_calendar_go_on_in_the_form_of_the_file(kind, tmp_path):
+    times, step, later = NEXT[kind]
+    options = {"time_column": "ds", "gaps": "ignore" if kind == "business" else "error"}
+    path = tmp_path / "t.csv"
+    lines = [f"{time},{row % 7}\n" for row, time in enumerate(times)]
+    path.write_text("".join(["ds,a\n", *lines]))
+    data = opened(path, **options)
+    assert data.facts()["step"] == step
+    stamps, last = data.table().stamps, data.table().times[-1]
+    assert stamps.texts(stamps.after(last, 2)) == later
+    forecast = Forecast("t", data.predicted_table(0), ("a",), np.zeros((2, 1)))
+    assert forecast.plain()["time_column"] == "ds"
+    path.write_text("".join(["ds,a\n", *lines, *(f"{time},0\n" for time in later)]))
+    longer = opened(path, **options).table()
+    assert (longer.dates()[-2:] == stamps.after(last, 2)).all()
+    assert longer.stamps == stamps
+
+
+def test_a_month_without_a_row_is_a_gap(tmp_path):
+    times = np.delete(dates("2019-01", 61, "M"), 20)
+    path = write(tmp_path / "t.csv", times=times)
+    with pytest.raises(ValueError, match=r"lacks 1 rows in 1 gaps \(1 after 2020-08-01 00:00:00\)"):
+        opened(path)
+    filled = opened(path, gaps="fill", split=(30, 12, 13))
+    assert filled.table().names == ("a", "b", "c")
+    assert len(filled.dataset("train")) == 25
+
+
+def test_another_step_than_the_training_has_is_said(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(base, "log", said.append)
+    alone = module(None)
+    alone.predict_only(**opened(write(tmp_path / "t.csv")).facts())
+    alone.set_predict_inputs(tmp_path / "t.csv")
+    assert said == []
+    alone.set_predict_inputs(write(tmp_path / "daily.csv", times=dates("2024-01-01", 60, "D")))
+    (line,) = said
+    assert line.endswith("has steps of 1 day, but the network was trained on steps of 1 hour")
+    facts = opened(tmp_path / "t.csv").facts()
+    alone.predict_only(**{name: facts[name] for name in ("names", "targets", "mean", "std")})
+    alone.set_predict_inputs(tmp_path / "daily.csv")  # of an earlier checkpoint
+    assert len(said) == 1
+
+
+def test_the_order_of_day_and_month_is_that_of_the_training(tmp_path):
+    def table(name, count):
+        times = [f"{day.item():%d/%m/%Y}" for day in dates("2024-01-01", count, "D")]
+        return write(tmp_path / name, rows=count, times=times)
+
+    alone = module(None)
+    alone.predict_only(**opened(table("t.csv", 60)).facts())
+    alone.set_predict_inputs(table("short.csv", 8))
+    assert alone.predicted_table(0).row_name(3) == "2024-01-08 00:00:00"
+
+
+def test_tables_in_memory_are_predicted(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    data = opened(write(tmp_path / "t.csv"))
+    alone = module(None)
+    alone.predict_only(**data.facts())
+    frame = pandas.read_csv(tmp_path / "t.csv", parse_dates=["date"])
+    for one in (tmp_path / "t.csv", frame, frame.set_index("date")):
+        alone.set_predict_inputs(one)
+        table = alone.predicted_table(0)
+        assert table.values.tolist() == data.table().values[-4:].tolist()
+        assert table.row_name(3) == "2024-01-03 11:00:00"
 
 
 def test_columns_that_are_left_out_may_hold_anything(tmp_path):

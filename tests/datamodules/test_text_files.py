@@ -65,6 +65,7 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
         (read_csv, b"\n\n", "is empty"),
         (read_csv, b"a,b\n1,2\n1\n", "row 3 has 1 fields, but the first row names 2 columns"),
         (read_csv, b"a,a\n1,2\n", "different columns"),
+        (read_csv, b",a\n0,1\n", "a column without a name, number 1 of 2"),
         (describe_yaml, b"names: &a [*a]", YAML),
         (describe_yaml, b"a: &a [x]\nb: [*a, *a]", YAML),
         (describe_yaml, b"names: " + b"[" * 10**4, YAML),

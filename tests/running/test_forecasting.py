@@ -81,6 +81,10 @@ def test_it_forecasts_beyond_the_end_of_a_csv(trained, tmp_path, capsys):
     assert float(rows[3]["OT"]) == row["forecast"]["OT"][3]
     (same,) = tasks.load(trained.folder()).predict(tmp_path / "later.csv")
     np.testing.assert_allclose(same["forecast"]["OT"], row["forecast"]["OT"], rtol=1e-4)
+    pandas = pytest.importorskip("pandas")
+    (same,) = tasks.load(trained.folder()).predict(pandas.read_csv(tmp_path / "later.csv"))
+    assert same["image"] == "table 1"
+    np.testing.assert_allclose(same["forecast"]["OT"], row["forecast"]["OT"], rtol=1e-4)
 
 
 def test_the_published_recipe_depends_on_data_and_horizon():

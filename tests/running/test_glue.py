@@ -39,7 +39,7 @@ def sets(tmp_path_factory):
 FIGURES = {
     "cola": {"matthews"}, "sst2": {"accuracy"}, "mrpc": {"accuracy", "f1"},
     "stsb": {"pearson", "spearman"}, "qqp": {"accuracy", "f1"}, "qnli": {"accuracy"},
-    "mnli": {"accuracy", "mismatched"}, "rte": {"accuracy"},
+    "mnli": {"accuracy", "mismatched"}, "rte": {"accuracy"}, "wnli": {"accuracy"},
 }  # fmt: skip
 
 
@@ -56,14 +56,15 @@ def test_every_set_is_trained_tested_and_predicted(name, sets, tmp_path, capsys)
     found = summary(tested.folder())["metrics"]
     assert ("mismatched" in found) == (name == "mnli")
     kind = SETS[name]
-    for dev in kind.dev:
+    for dev in (*kind.dev, *(("diagnostic",) if name == "mnli" else ())):
         tests = sets / kind.folder / f"{dev.replace('dev', 'test')}.tsv"
         typed = ["mode=predict", f"ckpt={folder}", f"input={tests}"]
         ended = run_here([*typed, f"output_dir={tmp_path / dev}"], capsys)
         assert ended.status == 0, ended.err
         (file,) = ended.folder().glob("*.tsv")
         ending = {"dev_matched": "-m", "dev_mismatched": "-mm"}.get(dev, "")
-        assert file.name == f"{kind.folder}{ending}.tsv"
+        wanted = "AX.tsv" if dev == "diagnostic" else f"{kind.folder}{ending}.tsv"
+        assert file.name == wanted
         lines = [line.split("\t") for line in file.read_text().splitlines()]
         assert [line[0] for line in lines] == ["index", "0", "1", "2"]
         answers = {line[1] for line in lines[1:]}

@@ -172,7 +172,7 @@ def test_a_run_stopped_by_a_signal_has_an_unfinished_summary(tmp_path, monkeypat
     assert (summary["metrics"], summary["validation"]) == ({}, {"top1": 0.5})
     assert (tmp_path / "curves.png").is_file()
     assert (tmp_path / "preview" / "00.png").is_file()
-    assert not report.log_finished(tmp_path)
+    assert not report.log_finished(tmp_path, {})
     assert read_run(tmp_path).status == "unfinished"
 
 
@@ -182,6 +182,14 @@ def test_workers_without_shared_memory_are_refused(number, monkeypatch):
     refuse = mock.Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr("datamodules.loading.memory.multiprocessing.Lock", refuse)
     with pytest.raises(ValueError, match=r"need /dev/shm, .* or pass data\.num_workers=0"):
+        check_shared_memory("data.num_workers=0")
+
+
+def test_workers_with_little_shared_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        "datamodules.loading.memory.shutil.disk_usage", lambda _: SimpleNamespace(free=2**20 - 1)
+    )
+    with pytest.raises(ValueError, match=r"too small .*enlarge it .*data\.num_workers=0"):
         check_shared_memory("data.num_workers=0")
 
 
@@ -204,7 +212,7 @@ def test_links_in_a_run_folder_are_rejected(name, tmp_path):
     if name == "config.yaml":
         with pytest.raises(ValueError, match="is a link, which is not followed"):
             read_config(folder / name)
-    assert not report.log_finished(folder)
+    assert not report.log_finished(folder, {})
 
 
 @pytest.mark.parametrize("what", ["file", "link", "pipe"])

@@ -1,4 +1,4 @@
-"""Garbage collection of a run excludes its imports; a run keeps freed memory."""
+"""A run's memory: garbage collection excludes imports, freed memory is kept, batches are not."""
 
 import contextlib
 import gc
@@ -6,12 +6,16 @@ import platform
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
+from datamodules.loading.workers import Loader
 from tasks.engine import loading
-from tests.runs import arguments, completed
+from tasks.engine.family import families
+from tests.runs import SCENES, TINY, arguments, completed
 from tools import run
 from tools.runs import components, garbage
 
@@ -98,3 +102,77 @@ def test_an_option_decides_if_a_run_keeps_freed_memory(keep, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run.run({"keep_memory": keep})
     assert asked.called == keep
+
+
+# Runs of each family with eight batches of validation or more.
+IMAGES = ("backbone=resnet18", "data.eval_batch_size=2")
+SHORT = {
+    "classification": (*IMAGES, *TINY["classification"]),
+    "detection": (*IMAGES, *TINY["detection"], *SCENES[1:], "data.num_val=16"),
+    "forecasting": ("backbone=ffnet_1d", "backbone.dim=8", "backbone.expansion=2", "data.hours=600",
+                    "data.lookback=24", "data.horizon=12", "data.batch_size=64",
+                    "data.eval_batch_size=4"),
+    "generation": ("backbone=dit_tiny", "head.steps=2", "task.num_samples=4",
+                   "data.eval_batch_size=2"),
+    "glue": ("backbone=bert_tiny_afbo", "data.num_train=16", "data.num_val=16",
+             "data.batch_size=8", "data.eval_batch_size=2"),
+    "multi_label": (*IMAGES, "data.num_train=8", "data.num_val=16", "data.batch_size=8"),
+    "point_segmentation": ("backbone=ffnet_3d_tiny", "data.num_train=2", "data.num_val=8",
+                           "data.density=30", "data.grid_size=0.15", "data.crop_points=1500",
+                           "data.eval_batch_size=1"),
+    "segmentation": (*IMAGES, *TINY["segmentation"], "data.num_val=16"),
+    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8",
+                         "data.patches_per_image=1", "data.batch_size=4",
+                         "data.eval_batch_size=1"),
+    "transfer": (*IMAGES, "protocol=knn", "backbone.pretrained=false", "data.train_per_class=2",
+                 "data.val_per_class=1"),
+}  # fmt: skip
+
+
+def move_to_shared_memory(part, done):
+    """Move the tensors of a batch to where those of worker processes are."""
+    if id(part) in done:
+        return
+    done.add(id(part))
+    if isinstance(part, torch.Tensor):
+        part.share_memory_()
+    elif isinstance(part, dict | list | tuple):
+        for value in part.values() if isinstance(part, dict) else part:
+            move_to_shared_memory(value, done)
+    elif hasattr(part, "__dict__"):  # a sample of a toolkit
+        move_to_shared_memory(vars(part), done)
+
+
+def shared_tensors():
+    """Return the number of files that tensors in shared memory keep open."""
+    files = Path("/proc/self/fd").iterdir()
+    return sum("torch_" in str(file.readlink()) for file in files if file.is_symlink())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families())
+@pytest.mark.usefixtures("sample_cache")
+def test_batches_are_not_kept_after_their_step(family, tmp_path, capsys, monkeypatch):
+    """Each tensor of a worker keeps a file open, and 1,024 are the usual limit."""
+    make, loaders = Loader.__iter__, []
+
+    def shared_batches(loader):
+        loaders.append([])
+        for batch in make(loader):
+            move_to_shared_memory(batch, set())
+            loaders[-1].append(shared_tensors())
+            yield batch
+            del batch
+
+    monkeypatch.setattr(Loader, "__iter__", shared_batches)
+    few = ("trainer=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=2",
+           "trainer.limit_val_batches=8", "schedule.warmup=0", "logger=csv")  # fmt: skip
+    typed = [f"task={family}", *SHORT[family], *few, f"output_dir={tmp_path}"]
+    if family == "transfer":  # needs the features of all images
+        typed = [word for word in typed if "limit" not in word]
+    folder = completed(typed, capsys).folder()
+    if family not in ("generation", "transfer"):  # draws; solves from features
+        completed(["mode=predict", f"ckpt={folder}", f"output_dir={tmp_path}"], capsys)
+    assert sum(len(counts) >= 8 for counts in loaders) >= 2
+    for counts in loaders:
+        assert max(counts[2:], default=0) <= max(counts[:3])

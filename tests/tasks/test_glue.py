@@ -10,6 +10,8 @@ from torchmetrics.functional import f1_score, matthews_corrcoef
 import tasks
 from backbones import create_backbone
 from heads.text import TextClassifier
+from tasks.glue.answers import Answers
+from tasks.glue.submission import submission_name
 from tasks.glue.task import GlueTask, measure
 from tests.runs import composed, run_here, run_shared
 
@@ -19,6 +21,15 @@ TINY = ("data.num_train=64", "data.num_val=20", "trainer.max_epochs=1", "schedul
 def model(classes=2):
     torch.manual_seed(0)
     return TextClassifier(create_backbone("bert_tiny", img_size=16, vocabulary=30), classes)
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "name"),
+    [("WNLI", "test.tsv", "WNLI.tsv"), ("MNLI", "test_matched.tsv", "MNLI-m.tsv"),
+     ("MNLI", "test_mismatched.tsv", "MNLI-mm.tsv"), ("MNLI", "diagnostic.tsv", "AX.tsv")],
+)  # fmt: skip
+def test_files_of_a_submission(folder, source, name):
+    assert submission_name(folder, source) == name
 
 
 def test_metrics_equal_those_of_libraries():
@@ -33,6 +44,14 @@ def test_metrics_equal_those_of_libraries():
     assert measure("pearson", one, other) == pytest.approx(pearsonr(one, other)[0])
     assert measure("spearman", one, other) == pytest.approx(spearmanr(one, other)[0])
     assert measure("matthews", labels * 0, labels) == 0
+
+
+def test_answers_keep_copies_of_a_batch():
+    """Each tensor of a worker keeps a file open."""
+    answers = Answers()
+    answers.update(torch.zeros(2), *(torch.tensor([1, 0]).share_memory_() for _ in range(2)))
+    assert not any(part.is_shared() for part in (*answers.labels, *answers.groups))
+    assert [part.tolist() for part in answers.compute()] == [[0, 0], [1, 0], [1, 0]]
 
 
 def test_mismatched_texts_are_reported_apart():

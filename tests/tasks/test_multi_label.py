@@ -53,6 +53,13 @@ def test_metrics_equal_scikit_learns():
     assert set(one.metric_names) == set(expected)
 
 
+def test_metrics_keep_copies_of_the_labels():
+    """Each tensor of a worker keeps a file open."""
+    one, labels = task(), torch.ones(2, 4, dtype=torch.int32).share_memory_()
+    one.update_metrics({"image": torch.zeros(2, 3), "label": labels}, torch.zeros(2, 4))
+    assert not any(part.is_shared() for part in one.accuracy["mAP"].target)
+
+
 def test_labels_of_another_form_are_refused():
     batch = {"image": torch.zeros(2, 3, 8, 8), "label": torch.tensor([1, 2])}
     with pytest.raises(

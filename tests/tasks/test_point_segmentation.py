@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tasks
 from backbones import create_backbone
 from datamodules.points.clouds import read_cloud
 from heads.point_segmentation import (
-    VOTES,
+    VIEWS,
     PointSegmenter,
     first_points,
     fragments,
@@ -64,16 +65,22 @@ def test_fragments_hold_every_point_and_one_per_voxel():
     assert torch.equal(voxels[first][inverse], voxels)
 
 
-def test_votes_average_views_of_all_points():
-    model = segmenter(votes=VOTES)
+@pytest.mark.parametrize("votes", VIEWS)
+def test_votes_average_views_of_all_points(votes):
+    model = segmenter(votes=votes)
     points = cloud(40)
     points[:, :2] *= 0.3  # several points per voxel
     views = list(model.views(points))
-    assert len(views) == VOTES
-    quarter = views[1]
-    torch.testing.assert_close(quarter[:, 0], -points[:, 1])
-    assert torch.equal(quarter[:, 3:6], points[:, 3:6])  # colours stay
-    torch.testing.assert_close(quarter[:, 6], -points[:, 7])  # normals turn
+    assert len(views) == votes
+    turned = views[1 if votes == 13 else 7]  # a quarter, or the mirrored view of scale 1
+    x, y, sign = (1, 0, 1) if votes == 13 else (0, 1, -1)
+    torch.testing.assert_close(turned[:, 0], -points[:, x])
+    torch.testing.assert_close(turned[:, 1], sign * points[:, y])
+    assert torch.equal(turned[:, 2:6], points[:, 2:6])  # height and colours stay
+    torch.testing.assert_close(turned[:, 6], -points[:, 6 + x])  # normals turn
+    scales = [(view[:, 2] / points[:, 2]).mean().item() for view in views]
+    wanted = {10: [0.9, 0.95, 1, 1.05, 1.1] * 2, 13: [*[1] * 4, *[0.95] * 4, *[1.05] * 4, 1]}
+    assert scales == pytest.approx(wanted[votes])
     padded = torch.full((2, 50, 9), NAN)
     padded[:, :40] = points
     with torch.no_grad():
@@ -86,7 +93,14 @@ def test_votes_average_views_of_all_points():
             for part in fragments(view, 0.1)
         )
     torch.testing.assert_close(found[0, :40].exp(), total / total.sum(-1, keepdim=True))
-    with pytest.raises(ValueError, match=r"head\.votes must be 1 or 13, got 4"):
+    # Validation during training takes one view.
+    task, batch = PointSegmentationTask(model, ["a", "b", "c"]), {"points": points[None]}
+    with torch.no_grad():
+        torch.testing.assert_close(task.predict_for_metrics(batch), found[:1, :40])
+        task._trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+        alone = task.predict_for_metrics(batch)
+        torch.testing.assert_close(alone, segmenter().predict(batch))
+    with pytest.raises(ValueError, match=r"head\.votes must be 1, 10 or 13, got 4"):
         segmenter(votes=4)
 
 
@@ -108,6 +122,20 @@ def test_losses_and_metrics_leave_unlabelled_points_out():
         "mIoU": 100, "mAcc": 100, "allAcc": 100,
     }  # fmt: skip
     assert sum(row["points"] for row in task.class_figures) == 60
+    assert task.summary_facts()["counts"]["target"] == labels[0, 60:].bincount().tolist()
+
+
+# a: 1 of 2, b: 2 of 3 points of the union; 1 of 2 and 2 of 2 labelled points.
+@pytest.mark.parametrize(("absent", "wanted"), [("skip", (700 / 12, 75)), ("zero", (700 / 18, 50))])
+def test_the_rule_of_absent_classes(absent, wanted, caplog):
+    task = PointSegmentationTask(segmenter(), ["a", "b", "sofa"], absent=absent)
+    predictions = torch.nn.functional.one_hot(torch.tensor([[0, 1, 1, 1]]), 3).float()
+    task.update_metrics({"labels": torch.tensor([[0, 0, 1, 1]])}, predictions)
+    caplog.set_level("INFO")
+    figures = task.compute_metrics()
+    assert (figures["mIoU"].item(), figures["mAcc"].item()) == pytest.approx(wanted)
+    assert "1 of 3 classes neither occur nor are predicted (sofa)" in caplog.text
+    assert "38.89 counts them as 0, as Pointcept and the papers do; 58.33 skips" in caplog.text
 
 
 def test_pairs_of_clouds_are_merged():
@@ -138,9 +166,13 @@ def test_the_published_recipe():
     config = composed("experiment=ffnet_t5_ffnet_3d_s3dis_act_relu", "data.root=/d")
     assert config["trainer"]["max_epochs"] == 3000
     assert config["backbone"]["act"] == "relu"
-    assert (config["head"]["votes"], config["task"]["mix"]) == (13, 0.8)
+    assert (config["head"]["votes"], config["task"]["mix"]) == (10, 0.8)
+    keys = ("elastic", "crop_share", "crop_points")
+    assert [config["data"][key] for key in keys] == [False, 0.6, 204_800]
     config = composed("experiment=ffnet_t5_ffnet_3d_scannet200", "data.root=/d")
     assert (config["trainer"]["max_epochs"], config["schedule"]["warmup"]) == (800, 40)
+    assert [config["data"][key] for key in keys] == [True, 1.0, 102_400]
+    assert config["head"]["votes"] == 13
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +190,7 @@ def test_a_run_ends_with_figures_and_pictures(trained):
     found = json.loads((folder / "summary.json").read_text())
     assert {"mIoU", "mAcc", "allAcc", "loss"} == found["metrics"].keys()
     assert found["data"]["classes"] == 20
+    assert {len(values) for values in found["counts"].values()} == {20}
     written = sorted(file.name for file in (folder / "preview").iterdir())
     assert written == ["00.ply", "00.png", "01.ply", "01.png"]
     cloud = read_cloud(folder / "preview" / "01.ply")

@@ -1,5 +1,6 @@
 """Messages for errors that the machine or another process causes."""
 
+import errno
 import os
 
 import pytest
@@ -14,7 +15,11 @@ from tools.comparing.run_records import read_run
 from tools.runs.folder import differences
 from tools.runs.outcome import read_failure, recording_failure
 
+SHARED_MEMORY = "enlarge it (docker run --shm-size=1g), lower data.batch_size, or pass data.num_"
 SAID = {
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. ": SHARED_MEMORY,
+    "unable to allocate shared memory(shm) for file </torch_7_0>: No space": SHARED_MEMORY,
     "DataLoader worker (pid 7) is killed by signal: Killed. ": "lower data.num_workers",
     "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "lower data.num_workers",
     "The server socket has failed to bind. EADDRINUSE": "the port through which",
@@ -27,6 +32,14 @@ def test_errors_of_libraries_become_one_sentence(text, capsys):
     with pytest.raises(SystemExit), one_line_errors():
         raise RuntimeError(text)
     assert SAID[text] in capsys.readouterr().err
+
+
+def test_open_files_of_workers_have_a_remedy(capsys):
+    error = RuntimeError("Too many open files. Communication with the workers is not possible")
+    error.__context__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # as torch's loader does
+    with pytest.raises(SystemExit), one_line_errors():
+        raise error
+    assert "(ulimit -n), or pass data.num_workers=0" in capsys.readouterr().err
 
 
 def test_workers_and_disks_that_fail_are_reported(tmp_path, capsys):

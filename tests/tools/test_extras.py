@@ -1,17 +1,22 @@
 """Callbacks, loggers and profilers of a config."""
 
+import errno
 import logging
+import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import yaml
 
-from tasks.engine.loggers import read_rows
+from tasks.engine.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.monitors import GradientNorm
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
-from tests.runs import arguments, composed, run_here, summary
+from tests.runs import arguments, command, composed, refused, run_here, start, summary, wait_for
+from tools.runs import components
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
@@ -128,13 +133,51 @@ def test_torch_profile_shows_operators_of_training(tmp_path, capsys, caplog):
     assert (folder / "trace.json").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("name", loggers.MAKERS)
+def test_a_read_only_store_is_refused_before_data_are_read(name, tmp_path, capsys, monkeypatch):
+    refuse = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    monkeypatch.setattr(loggers.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(loggers, "_require", lambda *_: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(components, "_datamodule", lambda *_: pytest.fail("data are read"))
+    said = refused(arguments("classification", tmp_path, f"logger={name}"), tmp_path, capsys)
+    assert re.match(
+        rf"error: logger={name} cannot write .*{os.strerror(errno.EROFS)}.*logger=csv", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [("sqlite:////a/b.db", "/a/b.db"), ("sqlite:///b.db", "b.db"), ("sqlite:///:memory:", None),
+     ("/a/mlruns", "/a/mlruns"), ("mlruns", "mlruns"), ("file:///a/mlruns", "/a/mlruns"),
+     ("http://a:5000", None), ("postgresql://a/b", None), ("databricks://a", None)],
+)  # fmt: skip
+def test_stores_of_mlflow_on_this_machine(address, path):
+    assert loggers._local_path(address) == (path and Path(path))
+
+
+def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
+    free = SimpleNamespace(free=LEAST_SPACE - 1)
+    monkeypatch.setattr("tasks.engine.loggers.shutil.disk_usage", lambda _: free)
+    remote = loggers.RemoteLog("wandb", lambda: pytest.fail("it is full"), tmp_path)
+    caplog.set_level(logging.INFO)
+    for log in (remote, TensorBoardLog(tmp_path / "tensorboard")):
+        caplog.clear()
+        for step in range(3):
+            log.log_metrics({"x": 1.0}, step)
+        log.finalize("success")
+        assert caplog.text.count("No space left on device") == 1
+        assert "training continues" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failing_log_is_dropped_and_training_continues(caplog):
     caplog.set_level(logging.INFO)
 
     def no_server():
         raise ConnectionError("no answer")
 
-    log = loggers.RemoteLog("wandb", no_server, {})
+    log = loggers.RemoteLog("wandb", no_server)
     for step in range(3):
         log.log_metrics({"x": 1.0}, step)
     log.close("success")
@@ -166,9 +209,12 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mlflow_offline(tmp_path):
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "file store", "sqlite:///{}/some.db"])
+def test_mlflow_offline(address, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
-    log_twice(tmp_path, "mlflow", tracking_uri="http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = address.format(tmp_path).replace("file store", f"{tmp_path}/runs")
+    log_twice(tmp_path, "mlflow", tracking_uri=address)
     from mlflow import MlflowClient
 
     store, run = (tmp_path / "mlflow_run.txt").read_text().split()
@@ -176,6 +222,116 @@ def test_mlflow_offline(tmp_path):
     assert {point.step for point in client.get_metric_history(run, "train/loss")} == {0, 1, 2}
     assert client.get_run(run).data.params["backbone.name"] == "deit_t"
     assert client.get_run(run).info.status == "FINISHED"
+
+
+def tensorboard_points(folder):
+    """Return the values of each metric by step, as TensorBoard shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def mlflow_points(folder):
+    """Return them as MLflow's store has them, of a run that ended and has its first config."""
+    from mlflow import MlflowClient
+
+    store, name = (folder / "mlflow_run.txt").read_text().split()
+    client = MlflowClient(store)
+    run = client.get_run(name)
+    assert len(client.search_runs([run.info.experiment_id])) == 1
+    assert run.info.status == "FINISHED"
+    assert (run.data.params["resume"], run.data.tags["resume"]) == ("False", "True")
+    return {
+        name: [
+            (point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)
+        ]
+        for name in run.data.metrics
+        if name != "epoch"
+    }
+
+
+def wandb_points(folder):
+    """Return them as the files of an offline run have them, whose axis is the step."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    points, runs = {}, sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(runs) == 2
+    for file in runs:
+        axes = {}
+        for content in wandb_records(file.read_bytes()):
+            record = Record.FromString(content)
+            if record.HasField("run"):
+                assert record.run.run_id == (folder / "wandb_run.txt").read_text().strip()
+            if record.HasField("metric"):
+                axes[record.metric.glob_name or record.metric.name] = record.metric.step_metric
+            items = {
+                (item.key or item.nested_key[0]): item.value_json for item in record.history.item
+            }
+            for name in items.keys() - {"epoch", "trainer/global_step"}:
+                if not name.startswith("_"):
+                    step = int(items["trainer/global_step"])
+                    points.setdefault(name, []).append((step, float(items[name])))
+        assert axes["*"] == "trainer/global_step"
+    return points
+
+
+def wandb_records(content):
+    """Yield the records of a file of LevelDB's log format: blocks of 32 KiB, parts of a record."""
+    place, whole = 7, b""  # after the file's header
+    while place + 7 <= len(content):
+        if 2**15 - place % 2**15 < 7:
+            place += -place % 2**15
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        whole += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+def test_each_log_continues_after_a_kill(sample_cache, tmp_path, monkeypatch):
+    """The stores of all loggers are read back after training, a kill, resuming and a test."""
+    for package in ("wandb", "mlflow"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of other tests in this process
+    typed = arguments("classification", tmp_path, "logger=[tensorboard,wandb,mlflow]",
+                      "trainer.log_every_n_steps=1", backbone="resnet18", epochs=400)  # fmt: skip
+    process = start(typed)
+    rows = []
+
+    def has_validated():
+        nonlocal rows
+        rows = [row for file in tmp_path.rglob("metrics.csv") for row in read_rows(file)]
+        return len(rows) > 12
+
+    wait_for(process, has_validated)
+    process.kill()
+    process.communicate()
+    (folder,) = (path.parent for path in tmp_path.rglob("metrics.csv"))
+    epochs = 3 + max(row["epoch"] for row in rows)
+    more = ["resume=true", f"ckpt={folder}", f"trainer.max_epochs={epochs}"]
+    for words in (
+        [*typed, *more],
+        ["mode=test", f"ckpt={folder}", f"output_dir={tmp_path / 'test'}"],
+    ):
+        ended = command(words)
+        assert (ended.status, "stopped" in ended.out) == (0, False), ended
+    expected = {}
+    for row in read_rows(folder / "metrics.csv"):
+        for name in row.keys() - {"step", "epoch"}:
+            expected.setdefault(name, {})[row["step"]] = pytest.approx(row[name], rel=1e-6)
+    assert len(expected["train/loss"]) == 5 * epochs
+    for points in (tensorboard_points, mlflow_points, wandb_points):
+        found = points(folder)
+        assert found.keys() == expected.keys(), points
+        for name, values in found.items():
+            assert dict(values) == expected[name], (points, name)
 
 
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):

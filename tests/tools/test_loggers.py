@@ -1,7 +1,13 @@
 """metrics.csv has one row per step, also after resuming; logs of other programs too."""
 
+import os
+import resource
+import signal
+import time
+
 import pytest
 
+from tasks.engine import loggers
 from tasks.engine.loggers import CsvLog, read_rows
 from tools.runs.logger_setup import RemoteLog, mlflow, wandb
 
@@ -62,8 +68,87 @@ def test_resumed_log_keeps_the_rows_before(tmp_path):
     assert read_rows(tmp_path / "absent.csv") == []
 
 
+def train(log, steps, start=0):
+    """Log steps with a validation after each, as a training saves it."""
+    for step in range(start, start + steps):
+        log.log_metrics({"train/loss": step + 0.25}, step)
+        if step % 3:  # else the validation's figures come before the row is written
+            log.save()
+        log.log_metrics({"val/top1": step + 0.5}, step)
+        log.save()
+    return [
+        {"step": step, "train/loss": step + 0.25, "val/top1": step + 0.5}
+        for step in range(start + steps)
+    ]
+
+
+def test_only_a_new_column_or_a_changed_file_is_written_whole(tmp_path, monkeypatch):
+    path, whole = tmp_path / "metrics.csv", []
+    log = CsvLog(path)
+    write, read = loggers.write_whole, loggers.read_rows
+    monkeypatch.setattr(loggers, "write_whole", lambda *a: whole.append("written") or write(*a))
+    monkeypatch.setattr(loggers, "read_rows", lambda *a: whole.append("read") or read(*a))
+    rows = train(log, 30)
+    log.log_metrics({"new": 1.0}, 29)
+    log.save()
+    assert whole == ["read", "written"] * 2
+    assert read(path) == [*rows[:-1], rows[-1] | {"new": 1.0}]
+    log = CsvLog(path)
+    log.resume_at(20)
+    whole.clear()
+    assert train(log, 20, start=20)[:30] == rows
+    assert whole == []
+    with path.open("a") as file:
+        file.write("40,1.0")  # by another program
+    rows = train(log, 1, start=40)
+    assert whole == ["read", "written"]
+    assert read(path) == rows
+
+
+@pytest.mark.parametrize("more", [-1, 3])  # bytes; all of the new row, or its end, is refused
+def test_a_full_disk_leaves_the_rows_that_are_written(more, tmp_path, caplog):
+    path = tmp_path / "metrics.csv"
+    log = CsvLog(path)
+    rows = train(log, 3)
+    before = path.read_bytes()
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + more, most))
+        for step in (2, 3):  # in the place of the last row, and behind it
+            log.log_metrics({"val/top1": 12345678.125}, step)
+            log.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert caplog.text.count("cannot be written (File too large); rows are lost") == 2
+    assert train(log, 1, start=3)[:3] == rows == read_rows(path)[:3]
+
+
+def test_a_kill_leaves_a_readable_file(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for round_number in range(4):
+        path.write_text("step,train/loss,val/top1\n")
+        child = os.fork()
+        if child == 0:
+            log = CsvLog(path)
+            log.resume_at(0)
+            train(log, 10**9)
+        while path.stat().st_size < 500 + 9 * round_number:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+            time.sleep(0.001)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        rows = read_rows(path)
+        complete = [
+            {"step": n, "train/loss": n + 0.25, "val/top1": n + 0.5} for n in range(len(rows))
+        ]
+        assert rows[:-1] == complete[:-1]
+        assert rows == complete or rows[-1] == {k: complete[-1][k] for k in ("step", "train/loss")}
+    assert len(rows) > 5
+
+
 def test_a_log_of_another_program_is_resumed_as_the_trainer_asks_for_it():
-    log = RemoteLog("wandb", lambda: pytest.fail("nothing is logged yet"), {})
+    log = RemoteLog("wandb", lambda: pytest.fail("nothing is logged yet"))
     log.resume_at(3, validates=True)
 
 

@@ -172,11 +172,16 @@ def test_folds_are_averaged_after_their_seeds(capsys):
     runs = [
         RunRecord(
             Path(str(area)), "finished", config={**settings, "data.val_area": area, "seed": seed},
+            summary={"counts": {"intersection": hits, "union": [20, 60], "target": [10, 50]}},
             metrics={"mIoU": miou, "mAcc": 80.0},
         )
-        for area, seed, miou in ((1, 0, 60.0), (1, 1, 70.0), (5, 0, 75.0))
+        for area, seed, miou, hits in (
+            (1, 0, 60.0, [10, 10]), (1, 1, 70.0, [0, 20]), (5, 0, 75.0, [5, 45])
+        )
     ]  # fmt: skip
     show_averages(runs, ["data.val_area", "seed"])
     heads, figures = (line.split() for line in capsys.readouterr().out.split("\n") if line)
-    assert heads == ["data", "backbone", "data.val_area", "mIoU", "mAcc"]  # of area 5 is the row
-    assert figures == ["s3dis", "ffnet_3d", "1,", "5", "70", "80"]
+    names = ["mIoU", "mAcc", "pooled", "mIoU", "pooled", "mAcc"]
+    assert heads == ["data", "backbone", "data.val_area", *names]  # of area 5 is the row
+    # Area 1 has 5 and 15 hits on average: 10 of 40 and 60 of 120 points of the unions.
+    assert figures == ["s3dis", "ffnet_3d", "1,", "5", "70", "80", "37.5", "55"]

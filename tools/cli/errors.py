@@ -38,7 +38,7 @@ REMEDIES = {
     errno.ENOTEMPTY: REMOVE,
     errno.ELOOP: "remove the link",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower data.num_workers",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or pass data.num_workers=0",
     errno.ENFILE: "close other programs",
     errno.EIO: "check the disk",
     errno.ESTALE: "mount the folder again",
@@ -108,6 +108,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _worker_message(error: BaseException) -> str | None:
     """Return the message for a data loader's worker that ended, else None."""
     text = str(error)
+    if "shared memory(shm)" in text or "out of shared memory" in text:
+        return (
+            "/dev/shm is too small for the batches of worker processes; enlarge it (docker run "
+            "--shm-size=1g), lower data.batch_size, or pass data.num_workers=0"
+        )
     if text.startswith("DataLoader worker") and ("killed by signal" in text or "exited" in text):
         gone = text.partition(". ")[0]
     elif isinstance(error, ConnectionError | EOFError | FileNotFoundError) and any(

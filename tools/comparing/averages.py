@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from tasks.engine.family import Family, families
+from tasks.engine.family import Family, families, imported
 from tools.cli.tables import Columns, Record, write
 from tools.comparing.evaluations import data_name
 from tools.comparing.run_records import RunRecord
@@ -68,15 +68,18 @@ def _facts(runs: Sequence[RunRecord], family: Family) -> Record:
 
 
 def _average(runs: Sequence[RunRecord], family: Family) -> dict[str, float]:
-    """Return the mean over the option's values, each of them the mean of its runs."""
+    """Return the mean over the option's values, each of them the mean of its runs, and pooled."""
     values = sorted({run.config[family.averaged] for run in runs})
-    return {
-        name: fmean(
-            fmean(run.metrics[name] for run in runs if run.config[family.averaged] == value)
-            for value in values
-        )
+    parts = [[run for run in runs if run.config[family.averaged] == value] for value in values]
+    figures = {
+        name: fmean(fmean(run.metrics[name] for run in part) for part in parts)
         for name in _metrics(family)
     }
+    if family.pooled and all("counts" in run.summary for run in runs):
+        counts = [[run.summary["counts"] for run in part] for part in parts]
+        pooled = imported(family.pooled)(counts)
+        figures |= {f"pooled {name}": pooled[name] for name in _metrics(family)}
+    return figures
 
 
 def _claims(runs: Sequence[RunRecord], records: Sequence[Record]) -> list[Record]:

@@ -90,7 +90,7 @@ def _open(request: ExportRequest) -> tuple[nn.Module, dict[str, Any], list[Path]
         "classes": list(task.class_names),
         "max_tokens": task.data.max_tokens,
         "vocabulary": len(tokenizer),
-        "lower": task.data.lower,
+        "lower": tokenizer.lower,
     }
     return network, facts, tokenizer.write(request.folder)
 

@@ -26,6 +26,7 @@ from tools.config.training_length import OVERFIT
 from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
+from tools.runs.logger_setup import make_loggers
 from tools.runs.source import Source, keep_source, read_source
 from tools.runs.untrained import evaluate_once, trains
 
@@ -62,6 +63,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     seed_everything(config["seed"], workers=True, verbose=False)
     code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
+    loggers = make_loggers(config["logger"], folder, config) if training else []
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     start_from = resume.without_start if resumed else dict
     datamodule, without_data = _datamodule(config, checkpoint)
@@ -91,7 +93,8 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         training=training,
         checkpoint_every=config["checkpoint_every"],
         fixed_size=datamodule.fixed_size,
-        **(trainer.extras(config, folder, task) if training else {}),
+        callbacks=trainer.optional_callbacks(config["callbacks"], folder, task) if training else (),
+        loggers=loggers,
     )
     if training and not solves(task.model) and trains(task):
         trainer.check_fit(engine, task, datamodule)

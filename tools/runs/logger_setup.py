@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
-from tasks.engine.loggers import RunLog, TensorBoardLog
+from tasks.engine.loggers import LEAST_SPACE, RunLog, TensorBoardLog, check_free
 from tasks.engine.whole_files import is_own_file, refuse_link, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
@@ -26,6 +27,7 @@ log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 Opener = Callable[[], Logger]
 PATIENCE = 20.0  # seconds that a server has to answer in
+LONGEST_PARAMETER = 250  # characters that Lightning's logger passes on to MLflow
 
 
 class RemoteLog(RunLog):
@@ -33,28 +35,30 @@ class RemoteLog(RunLog):
 
     Args:
         name: For messages.
-        opener: Makes Lightning's logger.
-        settings: The run's config, by dotted names, to be shown there.
+        opener: Makes Lightning's logger, with the run's settings.
+        folder: Folder on this machine that the program writes to, if there is one.
     """
 
-    def __init__(self, name: str, opener: Opener, settings: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, opener: Opener, folder: Path | None = None) -> None:
         super().__init__()
-        self._what, self._opener, self._settings = name, opener, settings
+        self._what, self._opener, self._folder = name, opener, folder
         self._log: Logger | None = None
         self._failed = False
 
     def resume_at(self, step: int, *, validates: bool = False) -> None:
-        """Do nothing: the service continues its run and keeps the later value of a step."""
+        """Do nothing: the service continues its run and shows the later value of a step."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Hand on the metrics of a step, until that fails for the first time."""
+        if self._failed:
+            return
         with self._giving_up():
-            if self._log is None and not self._failed:
+            if self._folder is not None:  # Weights & Biases does not tell of a full disk
+                check_free(self._folder)
+            if self._log is None:
                 self._log = self._opener()
-                self._log.log_hyperparams(dict(self._settings))
-            if self._log is not None:
-                self._log.log_metrics(dict(metrics), step)
+            self._log.log_metrics(dict(metrics), step)
 
     @rank_zero_only
     def close(self, status: str) -> None:
@@ -87,10 +91,11 @@ def make_loggers(
     Args:
         loggers: Options by name.
         folder: Run folder.
-        config: All settings of the run.
+        config: All settings of the run, which the logs read at their first metric.
 
     Raises:
-        ValueError: An unknown logger or option, or a package that is not installed.
+        ValueError: An unknown logger or option, a package that is not installed, or a store on this
+            machine that cannot be written.
     """
     made: list[RunLog] = []
     for name, options in loggers.items():
@@ -103,6 +108,7 @@ def make_loggers(
 
 def tensorboard(folder: Path, config: Mapping[str, Any]) -> RunLog:
     """TensorBoard's events in the run folder."""
+    _check_store(folder / "tensorboard", "tensorboard")
     return TensorBoardLog(folder / "tensorboard")
 
 
@@ -119,6 +125,8 @@ def wandb(
 ) -> RunLog:
     """Weights & Biases; a resumed run continues there as the same run."""
     _require("wandb", "wandb", "pip install -c constraints.txt -e '.[wandb]'")
+    if mode != "disabled":
+        _check_store(folder / "wandb", "wandb")
 
     def start() -> Logger:
         import wandb as package
@@ -147,9 +155,14 @@ def wandb(
             log_info(f"logger wandb: {_first(error)}; the run is written to {folder}/wandb")
             package.teardown()  # it holds the run's name
             run = package.init(mode="offline", settings=settings, **own)
-        return WandbLogger(experiment=run, save_dir=str(folder))
+        # Lightning does this for runs that it opens; the axis would count calls otherwise.
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        log = WandbLogger(experiment=run, save_dir=str(folder))
+        log.log_hyperparams(flatten(config))
+        return log
 
-    return RemoteLog("wandb", start, flatten(config))
+    return RemoteLog("wandb", start, folder)
 
 
 def mlflow(
@@ -161,8 +174,16 @@ def mlflow(
     name: str | None = None,
     tags: Mapping[str, Any] | None = None,
 ) -> RunLog:
-    """MLflow; a resumed run continues there as the same run."""
+    """MLflow; a resumed run continues there as the same run.
+
+    A parameter keeps its first value there. What a resumed run changes becomes a tag of its name.
+    """
     _require("mlflow", "mlflow-skinny", "pip install -e '.[mlflow]'")
+    local = f"sqlite:///{folder / 'mlflow.db'}"
+    address = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
+    store = _local_path(address)
+    if store is not None:
+        _check_store(store, "mlflow")
 
     def start() -> Logger:
         importlib.import_module("mlflow.tracking")  # sets its logs' levels, which change here
@@ -171,8 +192,7 @@ def mlflow(
         for noisy in ("mlflow", "alembic", MLFlowLogger.__module__):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         refuse_link(folder / "mlflow.db")
-        local = f"sqlite:///{folder / 'mlflow.db'}"
-        wanted = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or local
+        wanted = address
         if not _answers(wanted):
             log_info(
                 f"logger mlflow: {wanted} does not answer; the run is written to {local} instead"
@@ -188,9 +208,15 @@ def mlflow(
             run_id=known if store == wanted else None,
         )  # fmt: skip
         write_whole(note, f"{wanted}\n{log.run_id}\n")
+        shown, settings = log.experiment.get_run(log.run_id).data.params, flatten(config)
+        log.log_hyperparams({key: settings[key] for key in settings.keys() - shown.keys()})
+        for key in settings.keys() & shown.keys():
+            if str(settings[key])[:LONGEST_PARAMETER] != shown[key]:
+                log.experiment.set_tag(log.run_id, key, str(settings[key]))
+        log.experiment.update_run(log.run_id, status="RUNNING")
         return log
 
-    return RemoteLog("mlflow", start, flatten(config))
+    return RemoteLog("mlflow", start, store and _nearest_folder(store))
 
 
 MAKERS: dict[str, Callable[..., RunLog]] = {
@@ -216,6 +242,35 @@ def closing_loggers(loggers: Sequence[Logger]) -> Iterator[None]:
 def _require(module: str, package: str, remedy: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"logger={module} needs the package {package}: {remedy}")
+
+
+@rank_zero_only
+def _check_store(path: Path, logger: str) -> None:
+    """Refuse a file or folder that a log cannot write; links are left to the log."""
+    try:
+        if path.is_file() and not path.is_symlink():
+            path.open("r+b").close()
+        if not path.is_symlink():
+            with tempfile.TemporaryFile(dir=_nearest_folder(path), buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, LEAST_SPACE)
+    except OSError as error:
+        raise ValueError(
+            f"logger={logger} cannot write {path} ({error.strerror}); free space there, check its "
+            "permissions, or pass logger=csv"
+        ) from error
+
+
+def _nearest_folder(path: Path) -> Path:
+    """Return a folder, or the nearest existing one above a path."""
+    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+
+
+def _local_path(address: str) -> Path | None:
+    """Return the file or folder of MLflow's store on this machine, or None."""
+    parts = urlsplit(address)
+    if parts.scheme == "sqlite":
+        return Path(parts.path[1:]) if parts.path not in ("", "/:memory:") else None
+    return Path(parts.path) if parts.scheme in ("", "file") else None
 
 
 def _title(folder: Path, config: Mapping[str, Any]) -> str:

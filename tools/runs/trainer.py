@@ -33,7 +33,6 @@ from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
 from tools.config.training_length import OVERFIT
-from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks, make_profiler
 from tools.runs.resume import Start
 
@@ -160,19 +159,15 @@ def set_tf32(enabled: bool | None) -> None:
     torch.backends.cudnn.allow_tf32 = enabled is not False
 
 
-def extras(config: Mapping[str, Any], folder: Path, task: BaseTask) -> dict[str, Any]:
-    """Make the callbacks and loggers of a config, as ``make_trainer`` takes them.
+def optional_callbacks(options: Mapping[str, Any], folder: Path, task: BaseTask) -> list[Callback]:
+    """Make the callbacks of a config's group ``callbacks``.
 
     Raises:
-        ValueError: One that there is not, or an option that it does not have.
+        ValueError: An unknown option or value.
     """
-    options = config["callbacks"]
     check_arguments(make_callbacks, options, "callbacks")
     checkpoints = folder / "checkpoints"
-    return {
-        "callbacks": make_callbacks(checkpoints, task.monitor, task.metric_directions, **options),
-        "loggers": make_loggers(config["logger"], folder, config),
-    }
+    return make_callbacks(checkpoints, task.monitor, task.metric_directions, **options)
 
 
 def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> None:
