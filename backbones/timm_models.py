@@ -49,7 +49,8 @@ class TimmModel(nn.Module):
         name: Our name of the backbone.
         num_classes: Number of classes K; 0 returns the embedding instead of logits.
         in_chans: Channels of the images, 1 to 12.
-        global_pool: None for the host's own; "" (with ``num_classes=0``) returns the last map.
+        global_pool: None for the host's own; "" (with ``num_classes=0``) returns the last map;
+            another text is the host's option of that name.
         drop_rate: Dropout before the classifier.
         backbone: Built backbone; by default it is built from its name and options.
         **options: Options of ``create_backbone``. ``dense=True`` returns maps only.
@@ -76,7 +77,8 @@ class TimmModel(nn.Module):
         if backbone is None:
             if look_up(name)[0].name == "timm":  # earlier exports lack the word
                 options = {"partial": True, **options}
-            backbone = create_backbone(name, in_chans=in_chans, **options)
+            pooling = {"global_pool": global_pool} if global_pool else {}
+            backbone = create_backbone(name, in_chans=in_chans, **pooling, **options)
         self.backbone = backbone
         self.dense, self.in_chans = self.backbone.dense, self.backbone.in_chans
         self.num_features = self.head_hidden_size = self.backbone.num_features
@@ -98,7 +100,8 @@ class TimmModel(nn.Module):
         Raises:
             ValueError: Another pooling than the host's, or classes without pooling.
         """
-        if global_pool not in (None, "") or (global_pool == "" and num_classes):
+        pooling = getattr(self.backbone, "global_pool", None)
+        if global_pool not in (None, "", pooling) or (global_pool == "" and num_classes):
             raise ValueError(
                 f"{self.backbone.name} has its own pooling, got global_pool={global_pool!r} with "
                 f"num_classes={num_classes}; leave global_pool out, or pass global_pool='' with "

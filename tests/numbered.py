@@ -7,6 +7,7 @@ from torch.utils.data import default_collate
 
 from backbones.checkpoints.seal import seal
 from datamodules import ClassFoldersDataModule, LightAugmentation
+from datamodules.loading.pixels import scale_bytes
 from heads.linear import LinearClassifier
 
 CLASSES = 12
@@ -50,7 +51,7 @@ def classifier(root, order):
     )
     data.setup()
     dataset = data.dataset("val")
-    batch = default_collate([dataset[0, index] for index in range(len(dataset))])
+    batch = data.normalise(default_collate([dataset[0, i] for i in range(len(dataset))]))
     embedded = network.backbone.embed(batch["image"])
     wanted = torch.nn.functional.one_hot(batch["label"], CLASSES).float() * 10
     centred = embedded - embedded.mean(0)
@@ -59,6 +60,12 @@ def classifier(root, order):
     network.classifier.bias.copy_(-embedded.mean(0) @ weight)
     assert network(batch["image"]).argmax(1).equal(batch["label"])
     return network
+
+
+def prepared(image):
+    """Return an image (C, H, W) as the network reads it."""
+    recipe = LightAugmentation()
+    return scale_bytes(recipe.eval(SIZE)(image), 255, recipe.mean, recipe.std)
 
 
 def save_ours(network, file, names):

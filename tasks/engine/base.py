@@ -381,6 +381,8 @@ class BaseTask(Remembering, LightningModule):
         if self.family.exact_inputs:
             plugin: Any = self.trainer.precision_plugin
             plugin.convert_input = lambda batch: batch
+        if self.trainer.precision == "64-true":
+            self.double()  # Lightning does so after float32 has rounded a checkpoint's weights
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "with_predict_inputs"):
             self.data = data

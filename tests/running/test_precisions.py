@@ -5,6 +5,7 @@ import torch
 
 from tasks.engine.family import families
 from tests.runs import SCENES, TINY, run_here, summary, weights
+from tools.export import export
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
 
@@ -86,5 +87,10 @@ def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys):
         assert again.keys() <= metrics.keys()
         assert mode == "validate" or again == metrics
     run("mode=predict", f"ckpt={folder}")
+    family = families()[RUNS[name][0].removeprefix("task=")]
+    targets = [name for name in ("timm", "torch_export") if family.export_of(name)]
+    assert bool(targets) == (family.name != "point_segmentation")  # which has no export
+    for to in targets[:1]:  # outputs are compared with the run's network
+        assert export([f"ckpt={folder}", f"to={to}", f"out={tmp_path / 'export'}"])
     resumed = run(*RUNS[name], *short, "trainer.max_epochs=2", "resume=true", f"ckpt={folder}")
     assert summary(resumed)["metrics"].keys() == metrics.keys()

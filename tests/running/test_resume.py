@@ -126,6 +126,7 @@ WHOLE = {
     "rare validation": {"check_val_every_n_epoch": 2},
     "validation by steps": {"val_check_interval": 0.5, "max_steps": 10},
     "validation within a step": {"accumulate_grad_batches": 4, "val_check_interval": 3},
+    "double precision": {"precision": "64-true", "max_epochs": 2},
 }
 SOME = [
     ("steps", (BATCH, 10)),
@@ -133,6 +134,7 @@ SOME = [
     ("accumulation", (BATCH, 9)),
     ("validation by steps", (WITHIN, 4)),
     ("validation within a step", (BATCH, 9)),
+    ("double precision", (BATCH, 9)),
 ]
 ALL = [
     (name, (hook, number))

@@ -121,22 +121,6 @@ def test_a_papers_recipe_on_class_folders(sample_cache, tmp_path, capsys, one_th
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("task", TASKS)
-def test_bfloat16(task, precision, tmp_path, capsys):
-    """Including pictures, which are drawn outside the trainer."""
-    more = [f"trainer.precision={precision}", "trainer.limit_train_batches=2"]
-    more += ["backbone.pretrained=false"] if task == "transfer" else []
-    ended = completed(arguments(task, tmp_path, *more), capsys)
-    assert summary(ended.folder())["metrics"]
-    assert list((ended.folder() / "preview").glob("*.png"))
-    for mode in ("test", "predict") if precision == "bf16-true" else ():
-        typed = [f"mode={mode}", f"ckpt={ended.folder()}", "trainer=cpu", f"output_dir={tmp_path}"]
-        tested = completed([*typed, f"trainer.precision={precision}"], capsys)
-        assert list((tested.folder() / "preview").glob("*.png"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_trains_in_two_processes_and_is_evaluated_alike(task, tmp_path, capsys):
     more = ["backbone.pretrained=false"] if task == "transfer" else []

@@ -20,11 +20,18 @@ from torch.utils.data import DataLoader
 
 from backbones import create_backbone
 from backbones.registry import look_up
-from datamodules import LightAugmentation
 from datamodules.files import load_rgb
 from heads.linear import LinearClassifier
 from tests.families import HOSTS, SMALLEST, by_turns, drawn, rest_slow, rest_slow_pairs
-from tests.numbered import BACKBONE, NATURAL, TEXT, classifier, save_ours, write_folders
+from tests.numbered import (
+    BACKBONE,
+    NATURAL,
+    TEXT,
+    classifier,
+    prepared,
+    save_ours,
+    write_folders,
+)  # fmt: skip
 from tests.runs import arguments, completed
 from tools import export
 
@@ -681,10 +688,9 @@ def test_numbered_folders_score_in_mmpretrain(order, tmp_path):
     with DefaultScope.overwrite_default_scope("mmpretrain"):
         dataset = DATASETS.build({**config, "data_root": str(root), "pipeline": []})
     assert tuple(dataset.metainfo["classes"]) == names
-    prepare = LightAugmentation().eval(64)
     for index in range(len(dataset)):
         sample = dataset.get_data_info(index)
-        image = prepare(load_rgb(sample["img_path"], upright=False))
+        image = prepared(load_rgb(sample["img_path"], upright=False))
         assert int(network(image[None]).argmax()) == sample["gt_label"]
     assert len(dataset) == len(names)
 

@@ -15,11 +15,18 @@ import tasks
 from backbones import create_backbone, list_backbones, register_mixer
 from backbones.mixers.ffn import FFN
 from backbones.registry import look_up
-from backbones.timm_models import TimmModel, timm_name
-from datamodules import LightAugmentation
+from backbones.timm_models import TimmModel, around, timm_name
 from heads.linear import LinearClassifier
 from tests.families import drawn, rest_slow
-from tests.numbered import BACKBONE, TEXT, classifier, save_foreign, save_ours, write_folders
+from tests.numbered import (
+    BACKBONE,
+    TEXT,
+    classifier,
+    prepared,
+    save_foreign,
+    save_ours,
+    write_folders,
+)
 from tools import export
 from tools.exports.class_lists import write_class_map
 
@@ -185,7 +192,7 @@ def test_weights_that_do_not_fit_or_run_code_are_rejected(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_pool": "avg"}, "has its own pooling, got global_pool='avg'"),
+        ({"global_pool": "avg"}, "deit_t keeps its pooling; .*resnet18, resnet50"),
         ({"global_pool": ""}, "pass global_pool='' with num_classes=0"),
         ({"clas_token": False}, "of deit_t called 'clas_token'; did you mean class_token"),
         ({"mixer": {"g9": 1}}, "no option of mixer afbo called 'g9'"),
@@ -200,6 +207,8 @@ def test_impossible_options_are_rejected(options, message):
 def test_unsupported_requests_are_rejected(images):
     with torch.device("meta"):
         model = timm.create_model(SMALL)
+        with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
+            model.reset_classifier(10, "avg")
         dense = timm.create_model(SMALL, dense=True)
     with pytest.raises(ValueError, match="output_fmt must be 'NCHW', got 'NHWC'"):
         model.forward_intermediates(images, output_fmt="NHWC")
@@ -207,6 +216,19 @@ def test_unsupported_requests_are_rejected(images):
         model.forward_intermediates(images, norm=True)
     with pytest.raises(ValueError, match="build it with dense=False"):
         dense.reset_classifier(10)
+
+
+@torch.no_grad()
+def test_a_resnets_pooling_is_exported(images):
+    """A run stores ``global_pool``, which is also an argument of timm's models."""
+    chosen = {"global_pool": "max", "num_classes": 4}
+    model = around(create_backbone("resnet18", global_pool="max"), chosen).eval()
+    again = timm.create_model("mixerlab_resnet18", **chosen).eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(model(images), again(images))
+    assert torch.equal(again.backbone.embed(images), again.backbone(images)[-1].amax((2, 3)))
+    with pytest.raises(ValueError, match="has its own pooling, got global_pool='avg'"):
+        again.reset_classifier(4, "avg")
 
 
 @torch.no_grad()
@@ -283,7 +305,7 @@ def test_numbered_folders_score_in_timm(tmp_path):
 
     def top1(**options):
         data = create_dataset("", str(root), split="validation", **options)
-        data.transform = LightAugmentation().eval(64)
+        data.transform = prepared
         hits = [int(model(image[None]).argmax()) == label for image, label in data]
         return 100 * sum(hits) / len(hits)
 

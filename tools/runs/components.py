@@ -87,6 +87,8 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     if training:
         task.prepare_training(datamodule)
     if checkpoint is not None:
+        if config["trainer"]["precision"] == "64-true":
+            task.double()  # float32 would round the weights
         task.load_weights(checkpoint)
         loaded = {"checkpoint_step": checkpoint.step}
     options, start = config["trainer"], None
