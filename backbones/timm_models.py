@@ -77,8 +77,9 @@ class TimmModel(nn.Module):
         if backbone is None:
             if look_up(name)[0].name == "timm":  # earlier exports lack the word
                 options = {"partial": True, **options}
-            pooling = {"global_pool": global_pool} if global_pool else {}
-            backbone = create_backbone(name, in_chans=in_chans, **pooling, **options)
+            if global_pool:
+                options = {"global_pool": global_pool, **options}
+            backbone = create_backbone(name, in_chans=in_chans, **options)
         self.backbone = backbone
         self.dense, self.in_chans = self.backbone.dense, self.backbone.in_chans
         self.num_features = self.head_hidden_size = self.backbone.num_features

@@ -62,8 +62,8 @@ def measure_device(device: str, dtype: torch.dtype, clock: str) -> Work:
     side, length = SIDES[device], COPIES[device] // dtype.itemsize
     a, b = torch.randn(2, side, side, device=device).to(dtype)
     source, target = torch.zeros(2, length, device=device, dtype=dtype)
-    steps = [lambda: torch.mm(a, b, out=product), lambda: target.copy_(source)]
     product = torch.empty_like(a)
+    steps = [lambda: torch.mm(a, b, out=product), lambda: target.copy_(source)]
     product_seconds, copy_seconds = interleave(steps, ROUNDS, device, clock)
     return Work(side**3 / min(product_seconds), 2 * COPIES[device] / min(copy_seconds))
 

@@ -83,14 +83,9 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     if not without_data:
         _prepare(config, datamodule, backbone)
     task = build_task(start_from(config), datamodule, backbone)
-    loaded: dict[str, Any] = {}
     if training:
         task.prepare_training(datamodule)
-    if checkpoint is not None:
-        if config["trainer"]["precision"] == "64-true":
-            task.double()  # float32 would round the weights
-        task.load_weights(checkpoint)
-        loaded = {"checkpoint_step": checkpoint.step}
+    loaded = {} if checkpoint is None else _load(task, checkpoint, config["trainer"]["precision"])
     options, start = config["trainer"], None
     shape = report.input_shape(config, datamodule)
     if resumed:
@@ -115,6 +110,14 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
+
+
+def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, Any]:
+    """Load the weights of a checkpoint, and return the fact of its step."""
+    if precision == "64-true":
+        task.double()  # float32 would round the weights
+    task.load_weights(checkpoint)
+    return {"checkpoint_step": checkpoint.step}
 
 
 def check_settings(config: dict[str, Any]) -> None:

@@ -98,8 +98,8 @@ class FocusedLinearAttention(Mixer):
         k = k + self.at_size("positional_encoding", size)
         with without_autocast(x.device):
             features = self._focus(torch.stack([q, k])).to(v.dtype)
-            heads = (split_heads(part, self.num_heads) for part in (*features.unbind(0), v))
-            mixed = merge_heads(attend(*heads))
+            q, k = (split_heads(part, self.num_heads) for part in features.unbind(0))
+            mixed = merge_heads(attend(q, k, split_heads(v, self.num_heads)))
         local = convolve_heads(self.dwc, v.unflatten(1, size), self.num_heads)
         return self.proj(mixed.unflatten(1, size) + local)
 
