@@ -38,7 +38,7 @@ FAMILIES = {
         "backbone.img_size=8",
     ),
     "generation": (
-        "backbone=u_ffnet_tiny", "head.steps=2", "task.num_samples=4", "data.eval_batch_size=8",
+        "backbone=u_ffnet_tiny", "head.steps=1", "task.num_samples=4", "data.eval_batch_size=8",
     ),
     "segmentation": ("backbone=resnet18", *TINY["segmentation"]),
     "detection": ("backbone=poolformer_s12", *TINY["detection"]),
