@@ -74,7 +74,7 @@ class ToolkitModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert the parameters; the preprocessor keeps a device beside them."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.model._set_device(next(self.model.parameters()).device)
+        self.model._set_device(next(self.parameters()).device)
         return self
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -132,8 +132,8 @@ def test_thin_images_compute_only_the_crop(size, monkeypatch):
     assert found.size == (20, 28)
     found = transforms.CenterCrop(crop)(found)
     assert abs(np.asarray(found, np.int64) - expected).max() <= 1
-    made = PaperAugmentation(), noise(*size)
-    assert made[0].eval(32)(made[1]).shape == made[0].train(32)(made[1]).shape == (3, 32, 32)
+    made, image = PaperAugmentation(), noise(*size)
+    assert made.eval(32)(image).shape == made.train(32)(image).image.shape == (3, 32, 32)
 
 
 READERS = [decode, read_header, read_pixels, partial(load_bgr, upright=True)]

@@ -359,7 +359,8 @@ def test_the_teacher_counts_in_training(file):
 def test_a_trainer_alone_loads_the_teacher(file):
     options = {"type": "soft", "teacher": SMALL, "checkpoint": file, "alpha": 0.1}
     task = student(distillation=options)
-    task._trainer = SimpleNamespace(datamodule=SimpleNamespace(normalisation=IMAGENET))
+    data = SimpleNamespace(normalisation=IMAGENET)
+    task._trainer = SimpleNamespace(precision="32-true", datamodule=data)
     task.setup("test")
     assert task._teacher is None
     task.setup("fit")

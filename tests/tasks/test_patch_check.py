@@ -357,7 +357,8 @@ def test_sharded_weights_are_checked_before_they_are_sharded(deit):
         LinearClassifier(deit(Dead), 2), ["a", "b"], optimizer=ADAMW, schedule=CONSTANT
     )
     strategy = object.__new__(FSDPStrategy)
-    task._trainer = SimpleNamespace(strategy=strategy, datamodule=SimpleNamespace(image_size=64))
+    data = SimpleNamespace(image_size=64)
+    task._trainer = SimpleNamespace(strategy=strategy, precision="32-true", datamodule=data)
     task.on_fit_start()  # too late for the check
     with pytest.raises(ValueError, match="its class token never sees the image"):
         task.setup("fit")

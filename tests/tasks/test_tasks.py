@@ -202,7 +202,7 @@ def test_a_decay_too_slow_for_the_run_names_a_suitable_one(decay, steps, fitting
 def test_the_data_of_a_plain_trainer_give_the_category_ids():
     task = SegmentationTask(nn.Linear(1, 1), ["a", "b"], **RECIPE)
     data = SimpleNamespace(with_predict_inputs=None, category_ids=(3, 7), other_orders={})
-    task.trainer = SimpleNamespace(datamodule=data)
+    task.trainer = SimpleNamespace(precision="32-true", datamodule=data)
     task.setup("predict")
     assert (task.data, task.category_ids) == (data, (3, 7))
 
