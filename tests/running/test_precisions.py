@@ -55,9 +55,8 @@ OTHERS = {
                 "task.ema={decay: 0.5}"),
 }  # fmt: skip
 RUNS = {name: (f"task={name}", *words) for name, words in SMALLEST.items()} | OTHERS
-QUICK = {("point_segmentation", "bf16-true")}
 CASES = [
-    pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow)
+    pytest.param(name, precision, marks=pytest.mark.slow)
     for name in RUNS
     for precision in PRECISIONS
 ]

@@ -19,6 +19,7 @@ from heads.point_segmentation import (
     lovasz_softmax,
 )  # fmt: skip
 from tasks.point_segmentation.task import PointSegmentationTask, paired
+from tests.families import rest_slow
 from tests.runs import composed, run_here, run_shared
 
 NAN = float("nan")
@@ -65,7 +66,7 @@ def test_fragments_hold_every_point_and_one_per_voxel():
     assert torch.equal(voxels[first][inverse], voxels)
 
 
-@pytest.mark.parametrize("votes", VIEWS)
+@pytest.mark.parametrize("votes", rest_slow(sorted(VIEWS), [10]))
 def test_votes_average_views_of_all_points(votes):
     model = segmenter(votes=votes)
     points = cloud(40)

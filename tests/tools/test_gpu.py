@@ -90,6 +90,7 @@ def test_a_fault_that_breaks_the_device_is_not_the_next_name_s(tmp_path):
     assert verdicts(records) == dict.fromkeys("ab", ("fail", note))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["limit", "interrupt"])
 def test_an_early_end_keeps_what_there_is(why, tmp_path):
     extent = dataclasses.replace(TINY, jobs=1, seconds=2 if why == "limit" else None)
@@ -111,6 +112,7 @@ def test_an_early_end_keeps_what_there_is(why, tmp_path):
     assert all(one.process is None or one.process.poll() is not None for one in workers)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_not_ready_in_time_holds_up_nothing(tmp_path):
     code = "import signal; signal.alarm(1); time.sleep(60)"
     records = run_workers([worker(["a", "b"], code, is_timed=True)], tmp_path, TINY, list)
