@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import psutil
@@ -67,6 +68,14 @@ def collect_garbage(memory_limit):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         memory_limit["bytes"] = max(MUCH, psutil.Process().memory_info().rss + MORE)
+
+
+@pytest.fixture(autouse=True)
+def leave_deterministic_mode():
+    """Switch the mode off that trainers on a CPU leave on: resizing has other operators in it."""
+    yield
+    if (torch := sys.modules.get("torch")) and torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

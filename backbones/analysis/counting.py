@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from backbones.analysis.operators import operator_macs, spectral_macs
 from backbones.base import class_name
+from backbones.layers.pooling import AvgPool2d
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
@@ -326,10 +327,17 @@ class _ElementCounter(_Counter):
         """Add the count of one call."""
         super().count(func, args, kwargs, out)
         operator = getattr(func, "overloadpacket", None)
+        if isinstance(self.last, AvgPool2d):
+            return  # its factors at the border are no operations of the network
         if operator in NORMS and args[NORMS[operator]] is not None:
             self.macs += out[0].numel()
         # Integer products are index arithmetic, which is computed once and cached.
         elif operator in PRODUCTS | MEANS and out.is_floating_point():
+            self.macs += out.numel()
+
+    def _leave_module(self, module: nn.Module, given: object, out: object) -> None:
+        super()._leave_module(module, given, out)
+        if isinstance(module, AvgPool2d) and isinstance(out, Tensor):
             self.macs += out.numel()
 
 

@@ -70,19 +70,21 @@ def rotate_by_axes(x: Tensor, inclusive: bool = False) -> Tensor:
     return _turn(x, angles[:, :, None])
 
 
-def rotate_by_index(x: Tensor) -> Tensor:
+def rotate_by_index(*maps: Tensor) -> list[Tensor]:
     """Turn pairs of channels by the index of their token in row-major order, H W indices in all.
 
     The last of the d / 2 frequencies is 1 / 10000.
 
     Args:
-        x: (B, heads, H, W, d), d even.
+        maps: (B, heads, H, W, d) each, of one size and type, d even.
     """
+    x = maps[0]
     precise = torch.promote_types(x.dtype, torch.float32)
     periods = _periods(x.shape[-1] // 2, True, x.device, precise)
     rows, columns = (torch.arange(side, device=x.device, dtype=precise) for side in x.shape[2:4])
-    index = rows[:, None] * x.shape[3] + columns
-    return _turn(x, index[..., None] / periods)
+    angles = (rows[:, None] * x.shape[3] + columns)[..., None] / periods
+    cosine, sine = angles.cos(), angles.sin()
+    return [_turn_by(x, cosine, sine) for x in maps]
 
 
 def _periods(count: int, inclusive: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -94,8 +96,11 @@ def _periods(count: int, inclusive: bool, device: torch.device, dtype: torch.dty
 
 def _turn(x: Tensor, angles: Tensor) -> Tensor:
     """Turn pairs of channels (..., d) by angles (..., d / 2), in float32 at least."""
-    pairs = x.to(angles.dtype).unflatten(-1, (-1, 2))
-    (real, imaginary), cosine, sine = pairs.unbind(-1), angles.cos(), angles.sin()
+    return _turn_by(x, angles.cos(), angles.sin())
+
+
+def _turn_by(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    real, imaginary = x.to(cosine.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
     return torch.stack(turned, -1).flatten(-2).to(x.dtype)
 

@@ -19,6 +19,7 @@ from torchvision.ops import deform_conv2d
 
 from backbones import create_backbone, list_backbones
 from backbones.analysis.counting import RULES, _Counter, count_macs, count_parameters
+from backbones.layers.pooling import NeighbourMean
 from heads.linear import LinearClassifier
 from tests.families import rest_slow
 from tools import complexity
@@ -68,6 +69,7 @@ OPERATIONS = {
     "product": (Scaled(), 0, 0, 192),
     "global_mean": (nn.AdaptiveAvgPool2d(1), 0, 192, 3),
     "average_pool": (nn.AvgPool2d(2), 0, 0, 48),
+    "neighbour_mean": (NeighbourMean(3), 0, 0, 192),
     "gelu": (nn.GELU(), 0, 0, 0),
     "max_pool": (nn.MaxPool2d(2), 0, 0, 0),
     "attention": (Attention(bias=False), *[2 * 2 * 256 * 4] * 2, 2 * 2 * 256 * 4 + 2 * 256),

@@ -91,8 +91,11 @@ class ReLULinearAttention(Mixer):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return A(q, k, v): three of (B, heads, N, d) -> the same."""
+        dtype = v.dtype
+        if dtype is torch.float16:  # it lacks the products of small weights: 0 / 0, as gradients
+            q, k, v = q.float(), k.float(), v.float()
         with without_autocast(v.device):
             q, k = F.relu(q), F.relu(k)
             # A last channel of ones averages the weights.
             sums = q @ sum_products(k, F.pad(v, (0, 1), value=1.0))
-            return divide(sums, 1, EPS / k.shape[-2])
+            return divide(sums, 1, EPS / k.shape[-2]).to(dtype)

@@ -102,7 +102,7 @@ class ManhattanAttention(Mixer):
         # (B, h, H, W, d) each.
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).movedim(-2, 1) for part in parts)
         if self.form == "released":
-            q, k = rotate_by_index(q), rotate_by_index(k)
+            q, k = rotate_by_index(q, k)
         down, right = (self._log_decay(side, q) for side in x.shape[1:3])
         if self.decomposed:
             mixed = self._attend(q, k, v, right[:, None])
