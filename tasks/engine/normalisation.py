@@ -15,36 +15,37 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from backbones import Backbone
+from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.saved_config import open_saved
 
 IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 DENSE = "data_preprocessor"  # of head.model, in the units of bytes
 HUB = "config.json"  # beside weights of timm
+Weights = str | Path | Checkpoint | bool | None
 
 
-def expected_preprocessing(
-    backbone: Backbone, file: str | Path | bool | None
-) -> tuple[dict[str, Any], str]:
+def expected_preprocessing(backbone: Backbone, weights: Weights) -> tuple[dict[str, Any], str]:
     """Return what weights expect of images, for values from 0 to 1, and its source.
 
     Args:
         backbone: Network of the weights.
-        file: Its checkpoint; True for timm's own weights. Without any, the result is empty.
+        weights: Its checkpoint, opened or as a path; True for timm's own weights. Without any, the
+            result is empty.
     """
-    if not file:
+    if not weights:
         return {}, ""
     name = backbone.made_by.get("model") or backbone.name
     source, values = f"timm's weights of {name}", dict(backbone.pretrained_cfg)
-    if file is not True:
-        recorded = _recorded(Path(str(file)))
-        source = str(file) if recorded is not None else f"timm's weights of {name}"
-        values = values if recorded is None else recorded
+    recorded = None if isinstance(weights, bool) else _recorded(weights)
+    if recorded is not None:
+        source = weights.path if isinstance(weights, Checkpoint) else str(weights)
+        values = recorded
     return values, source
 
 
 def take_preprocessing(
-    config: dict[str, Any], augmentation: Any, backbone: Backbone, file: str | Path | bool | None
+    config: dict[str, Any], augmentation: Any, backbone: Backbone, weights: Weights
 ) -> str | None:
     """Set the open options of a config to what its weights expect; return a line if any changed.
 
@@ -52,12 +53,12 @@ def take_preprocessing(
         config: Config of the run, changed in place.
         augmentation: The data module's augmentation, or None in dense prediction.
         backbone: The run's network.
-        file: Its weights, as for ``expected_preprocessing``.
+        weights: As for ``expected_preprocessing``.
     """
     data, head = config["data"], config["head"]
     if data.get("bands") is not None or not (augmentation or "model" in head):
         return None
-    values, source = expected_preprocessing(backbone, file)
+    values, source = expected_preprocessing(backbone, weights)
     if augmentation is None:
         group, taken = "head.model.data_preprocessor", _take_dense(head, values)
     else:
@@ -99,15 +100,16 @@ def _take_dense(head: dict[str, Any], values: Mapping[str, Any]) -> dict[str, An
     return taken
 
 
-def _recorded(file: Path) -> dict[str, Any] | None:
+def _recorded(weights: str | Path | Checkpoint) -> dict[str, Any] | None:
     """Return the statistics that a run, a checkpoint of ours or a folder of timm's records."""
-    saved = open_saved(file)
+    opened = weights if isinstance(weights, Checkpoint) else None
+    saved = open_saved(weights.path if isinstance(weights, Checkpoint) else weights)
     beside = saved.file.parent / HUB
     if saved.run is not None:
         return _statistics(saved.run.config)
     if beside.is_file():
         return _hub_statistics(beside)
-    checkpoint = saved.checkpoint
+    checkpoint = opened or open_checkpoint(saved.file, values_only=True)
     if checkpoint.format is None:
         return None
     return _statistics(checkpoint.values.get(BUILT) or {})

@@ -69,11 +69,12 @@ def test_a_sweep_composes_each_run_for_the_check_and_for_the_run(
     swept = ["-m", "backbone=swin_t,deit_t", f"output_dir={tmp_path}"]
     assert run_command_line(monkeypatch, *swept) == 0
     assert [run["backbone"]["name"] for run in runs] == ["swin_t", "deit_t"]
-    # Hydra also composes its own options: the folder and launcher of the runs.
-    assert len(compositions) == 2 + 1 + 2 + 3
+    # The settings of the first run are checked. Hydra also composes its own options: the folder and
+    # launcher of the runs.
+    assert len(compositions) == 2 + 1 + 1 + 2 + 3
     compositions.clear()
     assert run_command_line(monkeypatch, "-m", "seed=0,1", f"output_dir={tmp_path}") == 0
-    assert len(compositions) == 1 + 1 + 2 + 3  # one check covers all seeds
+    assert len(compositions) == 1 + 1 + 1 + 2 + 3  # one check covers all seeds
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["-c", "job"], ["--cfg=job", "--resolve"]])

@@ -15,6 +15,7 @@ from PIL import Image
 
 from backbones import create_backbone
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
+from datamodules.loading.pixels import scale_bytes
 from tests.runs import composed
 from tests.small_export import AUGMENTATIONS, run_config, small_request
 from tools import export
@@ -81,7 +82,8 @@ def test_infer_needs_onnxruntime_and_pillow_and_prepares_images_as_the_run(kind,
     options = {k: v for k, v in AUGMENTATIONS[kind].items() if k != "_target_"}
     made = (PaperAugmentation if kind == "paper" else LightAugmentation)(**options)
     image = save_picture(tmp_path / "x.png")
-    means = made.eval(64)(Image.open(image)).mean((1, 2))
+    pixels = scale_bytes(made.eval(64)(Image.open(image)), 255, made.mean, made.std)
+    means = pixels.mean((1, 2))
     shares = (means @ torch.from_numpy(WEIGHT)).softmax(0)
     expected = [f"{shares[k]:.4f}  {classes[k]!r}" for k in shares.argsort(descending=True)]
     assert run_infer(tmp_path, image) == expected

@@ -215,7 +215,9 @@ def classifier_package(request: ExportRequest) -> Package:
             "mmpretrain",
             num_classes=num_classes,
             class_names=metainfo.get("classes", ()),
-            prepared=read_preprocessing(request.run, backbone, request.ckpt, request.image_size[0]),
+            prepared=read_preprocessing(
+                request.run, backbone, request.checkpoint, request.image_size[0]
+            ),
         ),
     )
 

@@ -273,7 +273,8 @@ def training_config(
     wrapper = config["optim_wrapper"]
     if toolkit in LEARNING:
         wrapper["optimizer"] = {"type": "AdamW", "betas": (0.9, 0.999), **LEARNING[toolkit]}
-        config["optimizer"] = wrapper["optimizer"]
+        if "optimizer" in config:  # of MMSegmentation's schedules
+            config["optimizer"] = wrapper["optimizer"]
     wrapper["paramwise_cfg"] = wrapper.get("paramwise_cfg", {}) | paramwise
     config.pop("load_from", None)
     return config

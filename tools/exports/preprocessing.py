@@ -6,14 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from backbones import Backbone
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from tasks.engine.family import ANY, find_family
 from tasks.engine.instantiate import build
-from tasks.engine.normalisation import expected_preprocessing
+from tasks.engine.normalisation import Weights, expected_preprocessing
 
 Size = tuple[int, int]
 Values = dict[str, Any]
@@ -61,7 +60,7 @@ class Preprocessing:
 def read_preprocessing(
     run: Mapping[str, Any] | None,
     backbone: Backbone | None = None,
-    file: Path | None = None,
+    weights: Weights = None,
     size: int = 224,
 ) -> Preprocessing | None:
     """Return the preprocessing of a classifier's run, or what another file's weights expect.
@@ -72,11 +71,11 @@ def read_preprocessing(
     Args:
         run: Config of the run that made the weights, or None.
         backbone: The exported one.
-        file: Its weights outside of run folders.
+        weights: Its weights outside of run folders, opened or as a path.
         size: Side of its images.
     """
-    if run is None and backbone is not None and file is not None:
-        usual, (values, _) = PaperAugmentation(), expected_preprocessing(backbone, file)
+    if run is None and backbone is not None and weights is not None:
+        usual, (values, _) = PaperAugmentation(), expected_preprocessing(backbone, weights)
         if not values:
             return None
         usual = dataclasses.replace(usual, **values)
@@ -116,7 +115,7 @@ def describe_preprocessing(
     size: Size,
     *,
     fixed: bool,
-    file: Path | None = None,
+    weights: Weights = None,
 ) -> Values:
     """Describe the preprocessing of images for an exported graph, as plain values.
 
@@ -125,7 +124,7 @@ def describe_preprocessing(
         backbone: The exported one.
         size: (H, W) at which the graph was recorded.
         fixed: The graph only takes images of this size.
-        file: The weights outside of run folders.
+        weights: Those outside of run folders, opened or as a path.
 
     Returns:
         ``mean`` and ``std`` per channel in the order ``channels``, for values from 0 to 1, or if
@@ -135,7 +134,7 @@ def describe_preprocessing(
         resizing; ``upright``: True if images are rotated by their EXIF data; ``source`` of these
         values.
     """
-    prepared = read_preprocessing(run, backbone, file, size[0])
+    prepared = read_preprocessing(run, backbone, weights, size[0])
     if run is not None and find_family(run["task_name"]).export_of(ANY) != "classifier":
         return _dense_preprocessing(run, backbone, size, fixed=fixed)
     source = FROM_RUN if run is not None else FROM_WEIGHTS if prepared else USUAL

@@ -86,7 +86,7 @@ def export(request: ExportRequest) -> list[Path]:
     if classes:
         model.classifier = cast("LinearClassifier", network).classifier
     prepared = read_preprocessing(
-        request.run, network.backbone, request.ckpt, request.image_size[0]
+        request.run, network.backbone, request.checkpoint, request.image_size[0]
     )
     names = class_names(request, classes)
     labels = {"label_names": list(names)} if names else {}

@@ -157,7 +157,7 @@ def preprocessing(request: ExportRequest, backbone: Backbone, graph: Graph) -> V
     if request.exported_part == "model":
         return {**UNCHANGED, "size": list(request.image_size) if fixed else None}
     return describe_preprocessing(
-        request.run, backbone, request.image_size, fixed=fixed, file=request.ckpt
+        request.run, backbone, request.image_size, fixed=fixed, weights=request.checkpoint
     )
 
 

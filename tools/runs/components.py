@@ -74,7 +74,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     backbone = build_backbone(start_from(config), datamodule)
     foreign = checkpoint is not None and checkpoint.format is None
     if foreign or (training and not resumed):
-        weights = config["ckpt"] if foreign else config["backbone"]["pretrained"]
+        weights = checkpoint if foreign else config["backbone"]["pretrained"]
         augmentation = getattr(datamodule, "augmentation", None)
         line = take_preprocessing(config, augmentation, backbone, weights)
         if line is not None:
