@@ -108,6 +108,9 @@ class Forecaster(Remembering, nn.Module):
         """Forecast series: (B, L, M) -> (B, T, V), or (B, T, V, Q)."""
         shift, scale = self.statistics(series)
         (features,) = self.backbone((series - shift) / scale)
+        weight = next(self.forecaster.parameters(), None)
+        if weight is not None:  # a backbone without weights keeps the type of its input
+            features = features.to(weight.dtype)
         y = self.forecaster(features[:, :, : self.targets]).transpose(1, 2)  # (B, T * Q, V)
         y = y * scale[..., : self.targets] + shift[..., : self.targets]
         if not self.quantiles:

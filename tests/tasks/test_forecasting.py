@@ -230,3 +230,10 @@ def test_mean_of_all_windows_is_not_the_mean_of_batches():
         errors.update(predicted[part], truth[part])
     assert float(errors.compute()["mse"]) == 5.0
     assert math.isclose((0 + 25) / 2, 12.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["dlinear", "nlinear", "last_value", "ffnet_1d"])
+def test_series_of_float32_are_forecast_by_weights_of_other_types(name, dtype):
+    model = Forecaster(create_backbone(name, img_size=96), 12, 7).to(dtype)
+    assert model(torch.randn(2, 96, 7)).isfinite().all()
