@@ -33,7 +33,7 @@ UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 @dataclass(frozen=True)
 class Stamps:
-    """How a file writes its times, and how they go on.
+    """Format of a file's times, and their next steps.
 
     Attributes:
         column: Name of the column.
