@@ -328,7 +328,7 @@ class _ElementCounter(_Counter):
         super().count(func, args, kwargs, out)
         operator = getattr(func, "overloadpacket", None)
         if isinstance(self.last, AvgPool2d):
-            return  # its factors at the border are no operations of the network
+            return  # the factors at the border belong to the form, not to the network
         if operator in NORMS and args[NORMS[operator]] is not None:
             self.macs += out[0].numel()
         # Integer products are index arithmetic, which is computed once and cached.

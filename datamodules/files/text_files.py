@@ -132,7 +132,7 @@ def finite_number(text: str) -> float:
     """Return a finite number, written in digits.
 
     Raises:
-        ValueError: The text is none; Python reads 1_000 as well.
+        ValueError: The text is not a number, such as 1_000, which Python would read.
     """
     value = float(text)
     if "_" in text or not math.isfinite(value):
@@ -232,7 +232,7 @@ def column_names(row: Sequence[str], name: object) -> list[str]:
     """Return the names of columns, stripped and in NFC, from the first row of a csv file.
 
     Raises:
-        ValueError: A column has no name, or another one's; ``name`` is the file's.
+        ValueError: A column lacks a name or repeats one; the message starts with ``name``.
     """
     columns = [nfc(column.strip()) for column in row]
     if not all(columns):

@@ -96,7 +96,7 @@ def read_stamps(
         usual: Format that is preferred where several fit.
 
     Raises:
-        ValueError: A cell is no time stamp, or the order of day and month is open.
+        ValueError: A cell is not a time stamp, or day and month could be exchanged.
     """
     times, form = _read(source, cells, form, usual)
     if len(times) < 2:

@@ -161,7 +161,7 @@ def _label(record: Record) -> str:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    """Write a file of figures; without any there is none."""
+    """Write a file of figures, if there are any."""
     if not content["rows"]:
         file.unlink(missing_ok=True)
         return

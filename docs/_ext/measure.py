@@ -91,7 +91,7 @@ def check_gpu(typed: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps the figures, as Ctrl-C does
     machine = device_name(torch.device(options["device"]))
-    # A trial of the command is no measurement.
+    # A trial of the command stays out of the measurements.
     place = FOLDER if options["device"] == "cuda" else DOCS.parent / "outputs" / "gpu_trial"
     folder = folder_of(machine, place)
     command = " ".join(["python docs/_ext/measure.py gpu", *typed])
