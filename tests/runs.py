@@ -86,7 +86,7 @@ def _status_of(typed) -> int:
     try:
         with one_line_errors():
             given = read_command(typed)
-            run(resolve_config(run_config.job_config(given.overrides, given.config)))
+            run(resolve_config(run_config.job_config(given.words, given.config)))
     except SystemExit as ended:
         return ended.code
     finally:

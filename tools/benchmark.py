@@ -86,10 +86,10 @@ from tools.bench.whole_networks import time_runs
 from tools.cli.arguments import parse_options
 from tools.cli.catalogue import catalogue
 from tools.cli.command import exit_with, run_command
+from tools.cli.grammar import expand
 from tools.cli.tables import FORMATS, write
 from tools.cli.typed_network import (
     Network,
-    expand_values,
     known_options,
     read_network,
     read_networks,
@@ -234,7 +234,7 @@ def select_mixer_runs(options: dict[str, str], words: Sequence[str] = ()) -> lis
         for mixer in asked & set(pairs):
             backbone_schema(pairs[mixer])  # raises for a pair that does not fit, with the reason
         fitting = [name for name in pairs.values() if name in list_backbones()]
-        for chosen in expand_values(words):
+        for chosen in expand(words):
             names = (host, host, *fitting)
             runs.append([(one, read_options(chosen, one, known_options(one))) for one in names])
     return runs

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # imports are written from the root
 
-from tools.cli.processes import check_trainer, is_first_process, prepare_process  # noqa: E402
+from tools.cli.processes import is_first_process, prepare_process  # noqa: E402
 
 if __name__ == "__main__":
     prepare_process()  # before torch is imported
@@ -30,19 +30,21 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from tasks.engine import signals  # noqa: E402
 from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
+from tools.cli.grammar import key_of  # noqa: E402
 from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
 from tools.cli.printable import escape_logs, escape_undecodable  # noqa: E402
 from tools.config import automatic  # noqa: E402
 from tools.config.config_checks import resolve_config  # noqa: E402
 from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
-from tools.config.overrides import read_command, swept_keys, varied_keys  # noqa: E402
-from tools.config.run_config import (  # noqa: E402
-    is_evaluation,
-    job_config,
-    log_differences,
-    restore_removals,
-    strip_forced,
+from tools.config.overrides import (  # noqa: E402
+    JOB,
+    Command,
+    read_command,
+    swept_keys,
+    unlike_jobs,
+    varied_keys,
 )
+from tools.config.run_config import job_config, log_differences  # noqa: E402
 from tools.runs import folder as run_folder  # noqa: E402
 from tools.runs.freed_memory import keep_freed_memory  # noqa: E402
 from tools.runs.garbage import freeze_heap, paused_collection  # noqa: E402
@@ -70,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = OmegaConf.to_yaml(command.config, resolve=command.shown == "resolved")
             print(automatic.comment_auto(text).rstrip())
             return 0
-        sys.argv[1:] = command.arguments  # with which Lightning starts the other processes of a run
-        if command.config is None:
+        if command.hydra:
             check_sweep(command.jobs)
-            return run_by_hydra(command.arguments)
+            return run_by_hydra(command)
+        sys.argv[1:] = command.words  # with which Lightning starts the other processes of a run
         logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout, force=True)
         escape_logs()
-        run(resolve_config(job_config(command.overrides, command.config)))
+        run(resolve_config(job_config(command.words, command.config)))
         return 0
 
 
@@ -89,29 +91,16 @@ def check_sweep(jobs: Sequence[Sequence[str]]) -> None:
     from tools.runs.components import check_settings
 
     mistakes = []
-    for job in jobs:
+    for job in unlike_jobs(jobs):
         try:
             config = resolve_config(job_config(job))
             if config["mode"] == "fit":
-                check_settings(checked(config))
+                check_settings(config)
             return
         except ValueError as error:
             mistakes.append(error)
     if mistakes:
         raise mistakes[0]
-
-
-def checked(config: dict[str, Any]) -> dict[str, Any]:
-    """Check the options of a run, and return its config with solved values."""
-    from backbones.analysis.matching import solve_match
-    from tasks.engine.instantiate import with_whole_numbers
-    from tasks.engine.loading import check_options
-
-    check_options(automatic.apply_fixed_schedule(config))
-    config |= {group: with_whole_numbers(config, group) for group in ("data", "head", "task")}
-    config["backbone"] = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
-    check_trainer(config["trainer"])
-    return config
 
 
 def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
@@ -133,7 +122,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tools.analyses.page import write_page
         from tools.comparing.paper_figures import compare_with_row
         from tools.runs import lock, report
-        from tools.runs.components import build_components, execute
+        from tools.runs.components import build_components, check_config, execute
         from tools.runs.logger_setup import closing_loggers
         from tools.runs.outcome import explaining_full_memory, recording_failure
         from tools.runs.run_facts import collect_facts
@@ -142,7 +131,7 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
     if config["keep_memory"]:
         keep_freed_memory()
     started = time.perf_counter()
-    config = checked(config)
+    config = check_config(config)
     if config["mode"] != "fit":
         log_differences(config)
     resumed = new_length = None
@@ -184,16 +173,17 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
             write_page(folder)
 
 
-def run_by_hydra(arguments: Sequence[str]) -> int:
+def run_by_hydra(command: Command) -> int:
     """Let Hydra answer its own flags or do the runs of a sweep, which ends with its table."""
     from tools.comparing.sweep_table import SweepOutcomes, show_table
 
-    os.environ[SWEPT] = " ".join(varied_keys(arguments))
+    os.environ[SWEPT] = " ".join(varied_keys(command.words))
     SweepOutcomes.latest = []
+    sys.argv[1:] = command.hydra_arguments()
     run_job()
     outcomes = SweepOutcomes.latest
     if outcomes:
-        show_table(outcomes, swept_keys(arguments))
+        show_table(outcomes, swept_keys(command.words))
     failed = [outcome["failed"] for outcome in outcomes if outcome["failed"]]
     if failed:
         print(f"error: of the sweep {len(failed)} failed: {'; '.join(failed)}", file=sys.stderr)
@@ -202,33 +192,31 @@ def run_by_hydra(arguments: Sequence[str]) -> int:
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="run")
 def run_job(config: DictConfig) -> dict[str, str | None]:
-    """Do one run that Hydra composed.
+    """Do one run of a sweep, whose words Hydra passes as one option.
 
     Returns:
         Its folder, if it has one, and the command of one that failed.
     """
-    typed = restore_removals(HydraConfig.get().overrides.task)
+    words = shlex.split(config[JOB])
     sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     swept = None
+    # With this command Lightning starts the other processes of this one run, also where a launcher
+    # has the run in a process of its own.
+    sys.argv[:] = [str(ROOT / "tools" / "run.py"), *words]
     if sweep:
         varied = os.environ.get(SWEPT, "").split()
-        given = strip_forced(typed)
-        swept = [item for item in given if item.partition("=")[0].lstrip("+~") in varied]
-        # With this command Lightning starts the other processes of this one run, also where a
-        # launcher has the run in a process of its own.
-        sys.argv[:] = [str(ROOT / "tools" / "run.py"), *typed]
+        swept = [word for word in words if key_of(word) in varied]
         sys.modules["__main__"].__spec__ = None
         os.environ.pop(run_folder.ENVIRONMENT, None)  # the folder of the run before
     failed = None
     try:
         with one_line_errors():
-            ours = is_evaluation(typed) or any(one.startswith("~") for one in typed)
-            run(resolve_config(job_config(typed, None if ours else config)), swept)
+            run(resolve_config(job_config(words)), swept)
     except SystemExit as ended:
         # A sweep continues after a mistake, as Hydra does after a fault; a signal ends it.
         if not sweep or ended.code != 2:
             raise
-        failed = shlex.join(strip_forced(typed))
+        failed = shlex.join(words)
     folder = os.environ.get(run_folder.ENVIRONMENT)
     return {"folder": folder if folder and Path(folder).is_dir() else None, "failed": failed}
 

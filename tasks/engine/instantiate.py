@@ -56,21 +56,32 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Return ``config[group]`` with 10.0 as 10 where its target takes whole numbers only.
+def check_group(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Check names and types of a group's options against the signature of its target.
+
+    Args:
+        config: The whole config, as plain values.
+        group: Which part to check, with the targets inside it.
+
+    Returns:
+        The options, with 10.0 as 10 where the target takes whole numbers only.
 
     Raises:
-        ValueError: A target that is not allowed.
+        ValueError: A target that is not allowed, an unknown option, or a value of another type.
     """
-    return _with_whole_numbers(config[group], group)
+    return _checked(config[group], group)
 
 
-def _with_whole_numbers(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+def _checked(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    factory = _factory(config, group)
     nested = {
-        key: _with_whole_numbers(value, f"{group}.{key}") if _is_target(value) else value
+        key: _checked(value, f"{group}.{key}") if _is_target(value) else value
         for key, value in config.items()
     }
-    return whole_arguments(_factory(config, group), nested)
+    target = {"_target_": nested.pop("_target_")}
+    nested = whole_arguments(factory, nested)
+    check_arguments(factory, nested, group)
+    return target | nested
 
 
 def check_target(config: Mapping[str, Any], group: str) -> str:
@@ -103,9 +114,7 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
     if arguments.keys() & given.keys():
         name = min(arguments.keys() & given.keys())
         raise ValueError(f"{group}.{name} is set by the run itself; leave it out")
-    arguments = whole_arguments(factory, arguments)
     check_complete(factory, {**arguments, **given}, group)
-    check_arguments(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
 
 

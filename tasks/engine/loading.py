@@ -12,12 +12,12 @@ import torch
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.opening import Checkpoint
 from backbones.lora import weights_follow
-from backbones.options import check_arguments, check_complete, check_value
+from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.family import family_of_task, imported
-from tasks.engine.instantiate import build, check_target
+from tasks.engine.instantiate import build, check_group, check_target
 from tasks.engine.old_names import with_current_targets, with_earlier_options
 from tasks.engine.optim import build_optimizer, learning_rate_factor
 from tasks.engine.run_files import BuiltNetwork
@@ -28,20 +28,19 @@ logger = logging.getLogger(__name__)
 EXPORT = "tools.export.export"  # a command, above the tasks; only an export imports it
 
 
-def check_options(config: Mapping[str, Any]) -> None:
-    """Refuse unknown options of a task, before anything is built.
+def check_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of a task, before anything is built; a backbone checks its own.
+
+    Returns:
+        The config, with 10.0 as 10 where whole numbers are taken.
 
     Raises:
         ValueError: Names the option and the nearest valid one.
     """
-    for group, call in (
-        ("backbone", create_backbone),
-        ("optimizer", build_optimizer),
-        ("schedule", learning_rate_factor),
-    ):
-        check_value(group, config.get(group), Mapping[str, Any])
+    for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
         check_complete(call, config[group], group)
         check_arguments(call, config[group], group)
+    return {**config, **{group: check_group(config, group) for group in ("data", "head", "task")}}
 
 
 def build_backbone(config: Mapping[str, Any], data: Any = None) -> Backbone:
@@ -120,7 +119,7 @@ def open_task(path: str | Path) -> BaseTask:
     config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}
     # For a few images, starting worker processes costs more than it saves.
     config["data"] = {**saved["data"], "num_workers": 0}
-    check_options(config)
+    config = check_options(config)
     data = build(config, "data", seed=0)
     data.predict_only(**targets)
     task = build_task(config, data)

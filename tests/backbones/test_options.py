@@ -12,8 +12,11 @@ from backbones.mixers.scheme import Scheme
 from backbones.options import check_arguments, keywords, listed, shortened, unknown, variant_of
 from tests.errors import refuses
 from tools.config import help as topics
+from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import compose_checked
+from tools.config.run_config import job_config
+from tools.runs.components import check_config
 
 MIXERS = [
     ("afob", {}, "no mixer called 'afob'; did you mean .*afbo"),
@@ -255,7 +258,8 @@ def test_long_lists_are_shortened_and_counted():
 
 def configure(word):
     register_groups()
-    return lambda: compose_checked(["task=classification", word])
+    words = ["task=classification", word]
+    return lambda: check_config(resolve_config(job_config(words, compose_checked(words))))
 
 
 @pytest.mark.parametrize(

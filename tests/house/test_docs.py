@@ -49,14 +49,14 @@ def _backbones():
 def test_commands_compose(command):
     parts = shlex.split(command, comments=True)
     if "-m" in parts:
-        assert overrides.swept_keys(overrides.process_arguments(parts))
+        assert overrides.swept_keys(overrides.read_command(parts).words)
         return
     typed = [part for part in parts if not part.startswith("-")]
     if "ckpt=" in command:  # the rest of the config comes from the run
         assert run_config.compose_config(typed)["task_name"]
     else:
         given = overrides.read_command(typed)
-        assert run_config.job_config(given.overrides, given.config)["task_name"]
+        assert run_config.job_config(given.words, given.config)["task_name"]
 
 
 def test_pages_show_commands():

@@ -15,13 +15,13 @@ from backbones.checkpoints.opening import open_checkpoint
 from datamodules.dense.coco import CocoDataModule
 from datamodules.files import load_rgb
 from datamodules.images.cifar100 import CIFAR100DataModule
-from tasks.engine.loading import check_options
 from tasks.engine.saved_config import read_config
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
 from tools.config import overrides
 from tools.config import run_config as run_config
 from tools.config.config_checks import resolve_config
+from tools.runs.components import check_config
 
 SEED = 7
 COUNT = [pytest.param(60, id="some"), pytest.param(400, id="many", marks=pytest.mark.slow)]
@@ -72,8 +72,8 @@ def test_words(count, capsys):
 
         def read(words=words):
             given = overrides.read_command(words)
-            config = resolve_config(run_config.job_config(given.overrides, given.config))
-            check_options(config)
+            config = resolve_config(run_config.job_config(given.words, given.config))
+            check_config(config)
 
         seen += refused(read, capsys, words)
     assert seen > count / 2

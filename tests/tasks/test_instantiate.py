@@ -9,7 +9,7 @@ import yaml
 
 from backbones.options import check_arguments, whole_arguments
 from tasks.engine.family import imported
-from tasks.engine.instantiate import allowed_targets, build, with_whole_numbers
+from tasks.engine.instantiate import allowed_targets, build, check_group
 from tests.runs import CONFIGS
 
 GROUPS = ("data", "data.augmentation", "head", "task")
@@ -79,13 +79,13 @@ class TestBuild:
     def test_wrong_options(self, given, message):
         nested = {"_target_": self.LINEAR, **given}
         with pytest.raises(ValueError, match=message):
-            build({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
+            check_group({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
 
     def test_options_passed_on_to_parent_classes_are_known(self):
         target = "datamodules.sample.datamodules.SampleDetection"
         build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
-            build({"data": {"_target_": target, "flipp": 0.5}}, "data")
+            check_group({"data": {"_target_": target, "flipp": 0.5}}, "data")
 
     def test_integers_may_be_given_as_floats(self):
         """For parameters of integer type; 1.0 stays a float where 1 has another meaning."""
@@ -116,8 +116,8 @@ class TestBuild:
             "_target_": target, "root": "/x", "values": [10.0, 20.0], "ignored": [0.0],
             "batch_size": 2.0, "scale": [64.0, 32.0], "crop_size": 32.0,
         }}  # fmt: skip
-        data = build(config, "data")
-        whole = with_whole_numbers(config, "data")
+        whole = check_group(config, "data")
+        data = build({"data": whole}, "data")
         assert repr((data.values, data.ignored, data.batch_size)) == "((10, 20), (0,), 2)"
         assert repr((data.scale, data.crop_size)) == "((64, 32), (32, 32))"
         assert repr((whole["values"], whole["batch_size"])) == "([10, 20], 2)"

@@ -40,7 +40,7 @@ def test_the_bare_loop_trains_the_network_as_the_run_does(tmp_path, monkeypatch)
         f"trainer.max_epochs={loop.ENDLESS}", *SMALL,
     ]  # fmt: skip
     command = read_command(typed)
-    config = resolve_config(job_config(command.overrides, command.config))
+    config = resolve_config(job_config(command.words, command.config))
     parts = build_components(config, tmp_path, resumed=False)
     turns = loop.PlainSteps(copy.deepcopy(parts.task), 3, CLOCKS["process"])
     parts.engine.callbacks.append(turns)

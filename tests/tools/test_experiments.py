@@ -57,7 +57,7 @@ def test_rows_are_read_only_where_an_experiment_is_typed(monkeypatch):
     experiments.cache_clear()
     for typed in (["task=detection"], ["recipe=deit", "data=imagenet", "data.root=/data"]):
         command = overrides.read_command(typed)
-        resolve_config(job_config(command.overrides, command.config))
+        resolve_config(job_config(command.words, command.config))
     assert not read
     overrides.read_command(["experiment=afbo_t2_deit_t_afbo", "data.root=/data"])
     assert len(read) == len(list_papers())
@@ -270,7 +270,7 @@ DRAW = (
 def prepare_config(name, *typed):
     """Compose and check a command's config, as a run does before it builds anything."""
     given = overrides.read_command([f"experiment={name}", *typed])
-    config = resolve_config(job_config(given.overrides, given.config))
+    config = resolve_config(job_config(given.words, given.config))
     check_options(config)
     return config
 
@@ -322,7 +322,7 @@ def test_a_row_that_lacks_a_setting_runs_with_it(name, change):
 
 def expand_pattern(pattern, *typed):
     given = ["-m", f"experiment={pattern}", *typed, "data.root=/data"]
-    return overrides.process_arguments(given)[1].partition("=")[2].split(",")
+    return overrides.read_command(given).words[0].partition("=")[2].split(",")
 
 
 def test_a_pattern_skips_rows_that_cannot_run():

@@ -14,6 +14,7 @@ from tools.cli.errors import one_line_errors
 from tools.config import overrides
 from tools.config import run_config as run_config
 from tools.config.config_checks import resolve_config
+from tools.runs.components import check_config
 
 
 @functools.cache
@@ -176,8 +177,13 @@ def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplo
 
 def error_text(capsys, folder, *typed, mode="test"):
     given = [f"mode={mode}", f"ckpt={folder}", *typed]
+
+    def read():
+        command = overrides.read_command(given)
+        check_config(resolve_config(run_config.job_config(command.words, command.config)))
+
     with pytest.raises(SystemExit), one_line_errors():
-        resolve_config(run_config.job_config(overrides.process_arguments(given)))
+        read()
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert len(text.splitlines()) == 1
@@ -187,7 +193,7 @@ def error_text(capsys, folder, *typed, mode="test"):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("head.anchor_scal=4", "unknown option 'anchor_scal' of head; did you mean anchor_scale"),
+        ("head.anchor_scal=4", "no option head.anchor_scal; did you mean anchor_scale"),
         ("data.batchsize=4", "did you mean batch_size"),
         ("heads.anchor_scale=4", "did you mean head"),
         ("head=mask_rcn", "did you mean mask_rcnn"),
@@ -198,7 +204,7 @@ def error_text(capsys, folder, *typed, mode="test"):
         ("trainer.device=1", "did you mean devices"),
         ("resume=true", "for mode=test pass ckpt=<run folder> alone"),
         ("input=x", "pass mode=predict"),
-        ("~head.options", "~head.options cannot be combined with a run folder"),
+        ("~head.option", "no option to remove of head called 'option'; did you mean options"),
     ],
 )
 def test_mistakes_are_found_in_the_runs_config(typed, message, run_folder, capsys):
@@ -254,29 +260,22 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     assert "is not a run folder with a checkpoint" in error_text(capsys, folder)
 
 
-def test_hydra_can_compose_the_command_from_the_files(run_folder):
-    """Hydra's own composition starts with the default task, whose head has no anchors."""
-    folder = run_folder(*RUNS["detection"])
-    typed = ["mode=test", f"ckpt={folder}", "head.anchor_scale=8", "head=retinanet", "trainer=cpu"]
-    given = overrides.process_arguments(typed)
-    assert given == ["++mode=test", f"++ckpt={folder}", "++head.anchor_scale=8", "head=retinanet",
-                     "trainer=cpu", "task=detection"]  # fmt: skip
-    # Processes of a run start with the result again.
-    assert overrides.process_arguments(given) == given
-    assert run_config.compose_config(given).head.name == "retinanet"
-    assert run_config.job_config(given)["overrides"][:3] == typed[:3]
-    for plain in (["backbone=swin_t"], ["-m", "seed=0,1"]):
-        assert overrides.process_arguments(plain) == plain
-
-
 def test_each_job_of_a_sweep_has_the_config_of_its_folder(run_folder):
     first, second = run_folder("backbone=swin_t"), run_folder(*RUNS["detection"], name="other")
     typed = ["-m", "mode=test", f"ckpt={first},{second}", "data.num_workers=0,1"]
-    given = overrides.process_arguments(typed)
-    assert given == ["-m", "++mode=test", f"++ckpt={first},{second}", "++data.num_workers=0,1"]
-    jobs = [run_config.job_config(job) for job in overrides._expand_jobs(given[1:])]
+    jobs = [run_config.job_config(job) for job in overrides.read_command(typed).jobs]
     names = [(job["backbone"]["name"], job["data"]["num_workers"]) for job in jobs]
     assert names == [("swin_t", 0), ("swin_t", 1), ("swin_t_afbo", 0), ("swin_t_afbo", 1)]
+
+
+def test_a_run_stores_its_choices_and_an_older_one_is_guessed(run_folder):
+    folder = run_folder(*RUNS["detection"])
+    config = saved(folder)
+    assert config["choices"]["head"] == "retinanet"
+    del config["choices"]
+    save(folder, config)
+    assert differences_from_run(folder) == {}
+    assert evaluated(folder)["choices"]["head"] == "retinanet"
 
 
 @pytest.mark.slow  # test_run compares the metrics of all tasks

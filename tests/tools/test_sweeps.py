@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools import run
+from tools.cli.grammar import parse
 from tools.comparing.averages import show_averages
 from tools.comparing.run_records import RunRecord
 from tools.comparing.sweep_table import SweepOutcomes
@@ -23,24 +25,23 @@ pytestmark = pytest.mark.usefixtures("sample_cache")
 
 @pytest.mark.slow
 def test_a_pattern_stands_for_the_names_that_it_matches():
-    prepared = overrides.process_arguments(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
-    assert prepared[0] == "-m"
-    names = prepared[1].removeprefix("backbone=").split(",")
+    command = overrides.read_command(["-m", "backbone=swin_t*,deit_t", "seed=range(5)"])
+    names = command.words[0].removeprefix("backbone=").split(",")
     assert names == [*list_backbones("swin_t*"), "deit_t"]
-    assert overrides.swept_keys(prepared) == ["backbone", "seed"]
-    assert len(overrides._expand_jobs(prepared[1:])) == 5 * len(names)
+    assert overrides.swept_keys(command.words) == ["backbone", "seed"]
+    assert len(command.jobs) == 5 * len(names)
 
 
 def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
-    heads = overrides.process_arguments(["-m", "task=detection", "head=*"])[2]
+    heads = overrides.read_command(["-m", "task=detection", "head=*"]).words[1]
     assert heads == "head=cascade_mask_rcnn,cascade_mask_rcnn_4conv,dino,mask_rcnn,retinanet"
-    data = overrides.process_arguments(["-m", "task=detection", "data=sample_*"])[2]
+    data = overrides.read_command(["-m", "task=detection", "data=sample_*"]).words[1]
     assert data == "data=sample_detection"
     typed = ["backbone=deit_t", "-m", "seed=1,2"]
-    assert overrides.process_arguments(typed) == ["-m", "backbone=deit_t", "seed=1,2"]
+    assert overrides.read_command(typed).jobs == [["backbone=deit_t", f"seed={n}"] for n in (1, 2)]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"hydra-joblib-launcher: pip install .*'\.\[sweep\]'"):
-        overrides.process_arguments(["hydra/launcher=joblib"])
+        overrides.read_command(["hydra/launcher=joblib"])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_patterns_flags_and_launchers_of_a_sweep(monkeypatch):
 )
 def test_mistakes_are_one_sentence(typed, message):
     with pytest.raises(ValueError, match=message):
-        overrides.process_arguments(typed)
+        overrides.read_command(typed)
 
 
 def test_outcomes_come_from_the_processes_of_the_runs(tmp_path):
@@ -125,34 +126,21 @@ OVER_GROUPS = [
 
 @pytest.mark.parametrize("typed", rest_slow(OVER_GROUPS, OVER_GROUPS[:1]), ids=" ".join)
 def test_sweeps_over_groups_take_the_options_of_a_single_command(typed):
-    """Hydra first composes the command without its swept options, then each run."""
-    given = overrides.process_arguments(["-m", *typed])[1:]
-    fixed = [one for one in given if one not in _swept(given)]
-    assert run_config._compose("run", fixed) is not None
-    jobs = overrides._expand_jobs(given)
-    for job in (jobs[0], jobs[-1]):
-        words = run_config.restore_removals(job)
-        alone = run_config.strip_forced(words)
-        config = run_config.compose_command(words)
-        assert config.backbone.name
-        assert not any(run_config.REMOVED in word for word in alone)
-        run_config._compose("run", job)
-
-
-def _swept(arguments):
-    keys = {f"{key}=" for key in overrides.swept_keys(arguments)}
-    return [one for one in arguments if one.lstrip("+").startswith(tuple(keys))]
+    """Each run is composed from its own words, whatever the first one's groups hold."""
+    command = overrides.read_command(["-m", *typed])
+    for job in (command.jobs[0], command.jobs[-1]):
+        assert run_config.job_config(job)["backbone"]["name"]
+    assert command.hydra_arguments()[0] == "-m"
+    (words,) = [word for word in command.hydra_arguments() if word.startswith("+job=")]
+    assert [shlex.split(text) for text in parse(words).sweep_string_iterator()] or words
 
 
 def test_removals_of_a_sweep_are_removed_from_each_run():
     typed = ["-m", "experiment=afbo_t7_*", "~schedule.min_lr", "seed=0,1"]
-    given = overrides.process_arguments(typed)
-    jobs = overrides._expand_jobs(given[1:])
+    jobs = overrides.read_command(typed).jobs
     assert len(jobs) == 10
     for job in (jobs[0], jobs[-1]):
-        words = run_config.restore_removals(job)
-        assert "~schedule.min_lr" in words
-        assert "min_lr" not in run_config.job_config(words)["schedule"]
+        assert "min_lr" not in run_config.job_config(job)["schedule"]
 
 
 @pytest.mark.slow
@@ -209,3 +197,31 @@ def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypat
     right = {"optimizer.lr": "0.1", "data.batch_size": "2", "backbone.mixer.act": "relu"}[key]
     assert run.main([*typed, f"{key}={value},{right}"]) == 0  # one run is right
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["seed=range(0,inf)"], r"seed=range\(0,inf\) makes more than 10,000 comb"),
+        (["seed=range(100000000)"], "makes more than 10,000 combinations"),
+        (["seed=shuffle(range(100000000))"], "makes more than 10,000 combinations"),
+        (["optimizer.lr=range(0.0,1.0,1e-9)"], "makes more than 10,000 combinations"),
+        (["optimizer.lr=range(0.0,1.0,0.0)"], "has no end or no step"),
+        (["seed=range(200)", "optimizer.lr=range(1,100)"], "makes more than 10,000 combinations"),
+        (["seed=range(1e308,-1e308,-1e-300)"], "makes more than 10,000 combinations"),
+        (["seed=interval(0,1)"], r"seed=interval\(0,1\) has no end"),
+        ([f"seed={','.join(['1234'] * 10_001)}"], r"^.{,120} makes more than 10,000"),
+        (["seed=range(5,0)"], r"seed=range\(5,0\) makes 0 comb"),
+        (["data=glob(nothing*)"], "makes 0 combinations"),
+        (["seed=range(200)", "backbone=glob(*)"], "combinations of values; pass 1 to 10,000"),
+    ],
+)
+def test_sweeps_are_counted_before_they_are_made(typed, message):
+    with pytest.raises(ValueError, match=message):
+        overrides.read_command(["-m", *typed])
+
+
+def test_a_sweep_prints_its_number_of_runs(capsys):
+    overrides.read_command(["-m", "seed=range(0,100)", "optimizer.lr=1e-3,1e-4"])
+    overrides.read_command(["-m", "backbone=deit_t"])
+    assert capsys.readouterr().out == "Sweep of 200 runs\nSweep of 1 run\n"

@@ -6,23 +6,21 @@ Values follow Hydra's grammar, as in run.py.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from backbones.options import matches_of, unknown
 from tasks.engine.family import Family
 from tools.cli.arguments import select_backbones
 from tools.cli.catalogue import catalogue
+from tools.cli.grammar import apply, expand, format_value, key_of, parse
 from tools.cli.nested_config import deep_merge
 from tools.cli.quoting import quote_arguments
-from tools.cli.ranges import check_ranges, count_jobs
 
 PREFIX = "backbone."
 TOKEN_MIXER = "backbone.token_mixer"
@@ -34,7 +32,7 @@ Network = tuple[str, dict[str, Any]]  # name and options, for create_backbone
 
 def split_backbone_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into options of the backbone and all others."""
-    words = [one for one in arguments if one.lstrip("+").startswith(PREFIX)]
+    words = [one for one in arguments if key_of(one).startswith(PREFIX)]
     return words, [one for one in arguments if one not in words]
 
 
@@ -55,11 +53,11 @@ def read_networks(
             has another modality than the family.
     """
     networks = []
-    text, words = _join_channel_mixer(text, join_match(words))
+    text, words = _join_channel_mixer(text, quote_arguments(words, sweep=True))
     for item in split_outside_brackets(text, ","):
         typed, *own = split_outside_brackets(item, " ") if item.strip() else [""]
         for name in select_backbones(typed, family):
-            for chosen in expand_values([*words, *filter(None, own)]):
+            for chosen in expand([*words, *quote_arguments([*filter(None, own)])]):
                 options = read_options(chosen, name, known_options(name))
                 networks.append((name, _with_solved_widths(name, options)))
     return networks
@@ -131,7 +129,7 @@ def known_options(name: str) -> list[str]:
 
 
 def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[str, Any]:
-    """Parse options into a dict, nested where their names have dots.
+    """Return options as a dict, nested where their names have dots.
 
     Args:
         words: Options with one value each.
@@ -141,27 +139,20 @@ def read_options(words: Sequence[str], of: str, known: Collection[str]) -> dict[
     Raises:
         ValueError: An option is unknown, or a value cannot be parsed.
     """
-    options: dict[str, Any] = {}
     for word in words:
-        key, equals, _ = word.lstrip("+").partition("=")
+        key = key_of(word)
         if key == f"{PREFIX}name":
             raise ValueError(f"{word} is not an option; pass backbone=NAME instead")
-        if not equals or not (key in known or _is_free(key, known)):
-            meant = [one for one in known if one.endswith(f".{key}")]  # typed without its prefix
-            raise ValueError(unknown(f"option of {of}", key, meant or known))
-        value = _parse(word).value()
-        if key == TOKEN_MIXER and isinstance(value, str):
-            value = {"name": value}
-        for part in reversed(key.removeprefix(PREFIX).split(".")):
-            value = {part: value}
-        options = merge_options(options, value)
-    check_ranges({"backbone": options})
+        # Another library checks its options itself.
+        if key not in known and not (key.startswith(f"{FREE}.") and FREE in known):
+            prefixed = [name for name in known if name.endswith(f".{key}")]
+            raise ValueError(unknown(f"option of {of}", key, prefixed or known))
+    config = OmegaConf.create({"backbone": {}})
+    apply(config, quote_arguments(words))
+    options: dict[str, Any] = OmegaConf.to_container(config)["backbone"]  # type: ignore[call-overload, index, assignment]
+    if isinstance(options.get("token_mixer"), str):  # typed options may add to it
+        options["token_mixer"] = {"name": options["token_mixer"]}
     return options
-
-
-def _is_free(key: str, known: Collection[str]) -> bool:
-    """Return True for an option of another library, which checks it itself."""
-    return key.startswith(f"{FREE}.") and FREE in known
 
 
 def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,99 +163,6 @@ def merge_options(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[s
         names = {one["name"] for one in (old, new) if "name" in one}
         both["token_mixer"] = both["token_mixer"] if len(names) < 2 else new
     return both
-
-
-def expand_values(words: Sequence[str]) -> list[list[str]]:
-    """Expand options with several values into every combination of one value each.
-
-    Raises:
-        ValueError: A value cannot be parsed, or a range has infinitely many values.
-    """
-    choices = []
-    count_jobs(map(_parse, words))
-    for word in words:
-        parsed = _parse(word)
-        if not parsed.is_sweep_override():
-            choices.append([word])
-        elif parsed.is_discrete_sweep():
-            key = parsed.get_key_element()
-            choices.append([f"{key}={value}" for value in parsed.sweep_string_iterator()])
-        else:
-            raise ValueError(f"{word} is an endless range; list the values, as in KEY=1,2,3")
-    return [list(chosen) for chosen in itertools.product(*choices)]
-
-
-def _parse(word: str) -> Any:
-    """Parse one option with Hydra's grammar."""
-    if "=" not in word:
-        raise ValueError(f"cannot use {word!r}; options of a backbone are typed backbone.KEY=VALUE")
-    try:
-        return OverridesParser.create().parse_override(quote_arguments([word], sweep=True)[0])
-    except HydraException as error:
-        raise ValueError(
-            f"cannot read {word}; a value is a number, true, false, null, a word, a list such "
-            "as [1,2] or a dict such as {name: sbm, rank: 32}"
-        ) from error
-
-
-def join_match(arguments: Sequence[str]) -> list[str]:
-    """Rewrite a list of mixers with ``backbone.mixer.match=params`` as a list with ``match``.
-
-    Entries of null keep the host's own.
-
-    Raises:
-        ValueError: Another option is typed beside a list, which has its options in its entries.
-    """
-    words = list(arguments)
-    for group in (MIXER, TOKEN_MIXER):
-        lists = [one for one in words if re.match(rf"\+*{group}(\.name)?=\[", one)]
-        beside = [one for one in words if one.lstrip("+").startswith(f"{group}.")]
-        beside = [one for one in beside if one not in lists]
-        if not lists or not beside:
-            continue
-        options = [one.lstrip("+").removeprefix(f"{group}.") for one in beside]
-        if wrong := [one for one in options if not re.match(r"match=[^,]*$", one)]:
-            key, _, value = wrong[0].partition("=")
-            raise ValueError(
-                f"{group} is a list, so {group}.{key} has no mixer to belong to; write it into "
-                f"entries, as in {{name: glu, {key}: {value}}}"
-            )
-        match = _parse(f"{group}.match={options[-1].partition('=')[2]}").value()
-        marked = [_mark_entries(one, group, match) for one in lists]
-        words = [one for one in words if one not in (*lists, *beside)] + marked
-    return words
-
-
-def _mark_entries(word: str, group: str, match: str | None) -> str:
-    """Add ``match`` to the entries of a list of mixers, or of each of several lists."""
-    parsed = _parse(word)
-    typed = list(parsed.sweep_iterator()) if parsed.is_sweep_override() else [parsed.value()]
-    marked = [
-        [one and {**({"name": one} if isinstance(one, str) else one), "match": match} for one in li]
-        for li in typed
-    ]
-    return f"{group}={','.join(map(_format_value, marked))}"
-
-
-def join_token_mixer(arguments: Sequence[str]) -> list[str]:
-    """Rewrite a run.py command's token mixer so that Hydra accepts its name and options together.
-
-    Hydra's config lacks the token mixer, so its keys are added (``++``), and its name becomes the
-    key ``name``. Options that the mixer lacks are rejected when it is built.
-    """
-    keys = [argument.partition("=")[0].lstrip("+") for argument in arguments]
-    several = any(key.startswith(f"{TOKEN_MIXER}.") for key in keys)
-    found = []
-    for key, argument in zip(keys, arguments, strict=True):
-        value = argument.partition("=")[2]
-        if several and key == TOKEN_MIXER and not value.startswith("{"):
-            argument = f"++{TOKEN_MIXER}.name={value}"
-        elif key in MATCH or (
-            key.startswith((f"{TOKEN_MIXER}.", f"{FREE}.")) and not argument.startswith("~")
-        ):
-            argument = f"++{argument.lstrip('+')}"
-        found.append(argument)
-    return found
 
 
 def join_channel_mixer(arguments: Sequence[str]) -> list[str]:
@@ -309,7 +207,7 @@ def _split_named_mixer(word: str) -> list[str]:
     """Split ``backbone.mixer={name: glu, act: mish}`` into its name and its other options."""
     if not re.match(rf"\+*{MIXER}={{", word):
         return [word]
-    parsed = _parse(word)
+    parsed = parse(word)
     value = None if parsed.is_sweep_override() else parsed.value()
     if not isinstance(value, Mapping) or "name" not in value:
         return [word]
@@ -324,19 +222,9 @@ def format_options(options: Mapping[str, Any], prefix: str = PREFIX) -> list[str
         flat += (
             format_options(value, f"{prefix}{key}.")
             if nested
-            else [f"{prefix}{key}={_format_value(value)}"]
+            else [f"{prefix}{key}={format_value(value)}"]
         )
     return flat
-
-
-def _format_value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_format_value, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_format_value(v)}' for key, v in value.items())}}}"
-    return str(value)
 
 
 def network_label(network: Network, prefix: str = PREFIX) -> str:

@@ -14,7 +14,6 @@ from tasks.engine.saved_config import SOLVED, checkpoint_file
 from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
-from tools.cli.ranges import check_ranges
 from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
@@ -40,7 +39,8 @@ TOP_LEVEL = {
 }
 # Other keys at the top level.
 OTHER_KEYS = (
-    CHOSEN, "callbacks", "logger", "overrides", "paper", "protocol", "recipe", "task_name"
+    CHOSEN, "callbacks", "choices", "logger", "overrides", "paper", "protocol", "recipe",
+    "task_name",
 )  # fmt: skip
 COLOURS = 3  # channels of images without data.bands
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
@@ -63,7 +63,6 @@ def resolve_config(config: Any) -> dict[str, Any]:
         check_value(option, config.get(option), hint)
     for group in (*GROUPS, "callbacks", "logger"):
         check_value(group, config.get(group), Mapping[str, Any])
-    check_ranges({key: config.get(key) for key in (*TOP_LEVEL, *GROUPS, "callbacks", "logger")})
     if not 0 <= config["seed"] < 2**32:
         raise ValueError(f"seed={config['seed']} must be between 0 and 4294967295")
     _check_report(config)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
 from omegaconf import DictConfig
 
 from tasks.engine.family import families
 from tools.cli.catalogue import catalogue
+from tools.cli.grammar import expand, key_of, parse
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
-from tools.cli.quoting import quote_arguments
-from tools.cli.ranges import count_jobs
-from tools.cli.typed_network import join_channel_mixer, join_match, join_token_mixer
+from tools.cli.quoting import quote, quote_arguments
+from tools.cli.typed_network import join_channel_mixer
 from tools.cli.usual_family import usual_task
 from tools.config.config_checks import read_tasks
 from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import check_names, compose_checked
 from tools.config.recipes import replace_null_recipe
-from tools.config.run_config import force_overrides, option_groups, typed_text
 from tools.config.sweeps import expand_patterns
+
+JOB = "job"  # option of Hydra's config with the words of a run
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,28 @@ class Command:
     """A checked command.
 
     Attributes:
-        arguments: For Hydra, and for Lightning when it starts the run's other processes; patterns
-            are replaced by the names they match.
-        overrides: The run's overrides.
-        config: The composed config of a single run. None if Hydra composes: for a sweep, and if
-            one of Hydra's own options is typed.
+        words: The words of the run, which also start its other processes; those of a sweep have
+            several values.
+        config: The composed config of a single run. None for a sweep, and for a command that Hydra
+            answers.
         shown: For ``--cfg job``, which prints the config only: the form to print.
-        jobs: Overrides of each run of a sweep, seeds alone apart.
+        jobs: Words of each run of a sweep.
+        hydra: The flags and options of Hydra itself; a run with them starts in a job of Hydra's.
     """
 
-    arguments: list[str]
-    overrides: list[str]
+    words: list[str]
     config: DictConfig | None = None
     shown: Literal["", "composed", "resolved"] = ""
-    jobs: Sequence[Sequence[str]] = ()
+    jobs: Sequence[list[str]] = ()
+    hydra: Sequence[str] = ()
+
+    def hydra_arguments(self) -> list[str]:
+        """Return the arguments with which Hydra does the runs of this command."""
+        texts = ",".join(quote(shlex.join(job)) for job in self.jobs)
+        folder = (
+            [word for word in self.jobs[0] if key_of(word) == "output_dir"] if self.jobs else []
+        )
+        return [*self.hydra, *folder, f"+{JOB}={texts}"] if self.jobs else list(self.hydra)
 
 
 def read_command(typed: Sequence[str]) -> Command:
@@ -66,38 +72,31 @@ def read_command(typed: Sequence[str]) -> Command:
             )
     check_hydra(typed)
     arguments, shown = _split_cfg(typed)
-    flags = [argument for argument in arguments if argument.startswith("-")]
+    hydra = [one for one in arguments if one.startswith("-") or is_hydra_option(one)]
+    words = [one for one in arguments if one not in hydra]
+    flags = [one for one in hydra if one.startswith("-")]
+    sweep = bool(flags)
     if any(flag not in SWEEP for flag in flags) or (shown and flags):
-        check_names([one for one in _run_options(typed) if "=" in one])
-        return Command(list(typed), [])  # Hydra handles --info and the like itself
-    arguments = quote_arguments(arguments, sweep=bool(flags))
-    arguments = join_token_mixer(join_channel_mixer(join_match(arguments)))
-    arguments = [one for argument in arguments for one in _expand_dict(argument, arguments)]
-    arguments = expand_patterns(arguments, sweep=bool(flags), fits=_task_filter(arguments))
-    arguments = replace_null_recipe(arguments)
-    overrides = _run_options(arguments)
-    if not flags:
-        config = compose_checked(overrides)
-        alone = shown or arguments == overrides
-        arguments = force_overrides(arguments, [overrides])
-        return Command(arguments, overrides, config if alone else None, shown)
-    count = count_jobs(OverridesParser.create().parse_overrides(overrides), _group_options)
+        check_names([word for word in words if "=" in word])
+        return Command([], hydra=typed)  # Hydra handles --info and the like itself
+    words = join_channel_mixer(quote_arguments(words, sweep=sweep))
+    words = expand_patterns(words, sweep=sweep, fits=_task_filter(words))
+    words = replace_null_recipe(words)
+    if not sweep:
+        config = compose_checked(words)
+        jobs = [words] if hydra and not shown else []
+        return Command(words, config, shown, jobs, hydra)
+    jobs = expand(words, _group_options)
     if is_first_process():
-        print(f"Sweep of {count:,} run{'s' * (count != 1)}", flush=True)
-    jobs = _expand_jobs(overrides)
-    # All seeds compose the same config.
-    unlike = list(dict.fromkeys(tuple(o for o in j if not o.startswith("seed=")) for j in jobs))
-    for job in unlike:
+        print(f"Sweep of {len(jobs):,} run{'s' * (len(jobs) != 1)}", flush=True)
+    for job in unlike_jobs(jobs):
         compose_checked(job)
-    varied = not option_groups().isdisjoint(swept_keys(arguments))
-    # Hydra rejects a flag between two overrides.
-    arguments = sorted(arguments, key=lambda argument: argument not in SWEEP)
-    return Command(force_overrides(arguments, jobs, varied=varied), overrides, jobs=unlike)
+    return Command(words, jobs=jobs, hydra=hydra)
 
 
-def process_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments after ``read_command``, for another process of the same run."""
-    return read_command(arguments).arguments
+def unlike_jobs(jobs: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the jobs of a sweep without their seeds, each once; all seeds compose one config."""
+    return list(dict.fromkeys(tuple(w for w in job if key_of(w) != "seed") for job in jobs))
 
 
 def _split_cfg(typed: Sequence[str]) -> tuple[list[str], Literal["", "composed", "resolved"]]:
@@ -112,32 +111,9 @@ def _split_cfg(typed: Sequence[str]) -> tuple[list[str], Literal["", "composed",
     return list(typed), ""
 
 
-def _run_options(arguments: Sequence[str]) -> list[str]:
-    """Drop flags and options of Hydra itself."""
-    return [a for a in arguments if not (a.startswith("-") or is_hydra_option(a))]
-
-
-def _expand_dict(argument: str, arguments: Sequence[str]) -> list[str]:
-    """Rewrite ``head.options={...}`` so that Hydra adds keys that are missing in the config.
-
-    The part that receives unknown keys rejects them. A dict with ``_target_`` replaces all previous
-    options.
-    """
-    key, _, value = argument.partition("=")
-    if key == "backbone.mixer" and value.startswith("["):  # without options of the host's own FFN
-        return [f"~{key}", f"+{argument}"]
-    if "." not in key or not re.match(r"[A-Za-z_]", key) or not value.startswith("{"):
-        return [argument]
-    training = not any(a.lstrip("+").startswith("mode=") for a in arguments)
-    if "_target_" in value and training:
-        return [f"~{key}", f"+{argument}"]
-    return [f"++{argument}"]
-
-
-def swept_keys(arguments: Sequence[str]) -> list[str]:
+def swept_keys(words: Sequence[str]) -> list[str]:
     """Return the keys with several values in a sweep's command."""
-    parsed = OverridesParser.create().parse_overrides(_run_options(arguments))
-    return [one.get_key_element().lstrip("+~") for one in parsed if one.is_sweep_override()]
+    return [key_of(word) for word in words if parse(word).is_sweep_override()]
 
 
 def _group_options(group: str) -> list[str]:
@@ -164,20 +140,6 @@ def _task_filter(arguments: Sequence[str]) -> Callable[[str, str], bool]:
     return fits
 
 
-def varied_keys(arguments: Sequence[str]) -> list[str]:
-    """Return the swept keys that the names of run folders do not show; empty without a sweep."""
-    if not any(argument in SWEEP for argument in arguments):
-        return []
-    return [key for key in swept_keys(arguments) if key not in ("task", "backbone", "ckpt")]
-
-
-def _expand_jobs(overrides: Sequence[str]) -> list[list[str]]:
-    """Expand a sweep into the overrides of each run, without globs, whose names all exist."""
-    parts: list[list[str]] = []
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if not override.is_sweep_override():
-            parts.append([typed_text(override)])
-        elif not isinstance(override.value(), Glob):
-            key = override.get_key_element()
-            parts.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-    return [list(job) for job in itertools.product(*parts)]
+def varied_keys(words: Sequence[str]) -> list[str]:
+    """Return the swept keys that the names of run folders do not show."""
+    return [key for key in swept_keys(words) if key not in ("task", "backbone", "ckpt")]

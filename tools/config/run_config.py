@@ -1,123 +1,83 @@
-"""Compose a command's config; evaluations start from the run folder's config."""
+"""Compose a command's config: groups from files or from a run folder, then the typed values."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, open_saved
+from tools.cli.grammar import apply, key_of, parse
 from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 
-REMOVED = "removed"  # config key for the options that a sweep's command removes
-EVALUATION = "evaluation"  # name under which Hydra finds a run folder's config
 MODES = ("validate", "test", "predict")
 # Taken from the run, so that its task can be built; unused in an evaluation.
 RECIPE = ("optimizer", "schedule")
 # Groups that a typed group also chooses.
 CHOOSES = {"experiment": {"task", "backbone", "head", "data", "protocol"}, "protocol": {"head"}}
+# Groups that an evaluation takes from its run.
+CHOICES = ("task", "backbone", "head", "data", "protocol")
 # Also taken from the run when evaluating other data: the order in which folders become labels.
 CLASS_ORDER = "class_order"
 # Only used by a training; the checkpoint has all weights.
 TRAINING_ONLY = "backbone.pretrained"
 
 
-def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """Compose the config of a run from the config files and a command's overrides."""
-    return _compose("run", replace_null_recipe(overrides))
+def compose_config(words: Sequence[str]) -> DictConfig:
+    """Compose the config of a run from the config files and typed words."""
+    config = _compose_groups([word for word in words if is_choice(word)])
+    apply(config, [word for word in words if not is_choice(word)])
+    return config
 
 
-def compose_command(overrides: Sequence[str]) -> DictConfig:
+def compose_command(words: Sequence[str]) -> DictConfig:
     """Compose a command's config; with ``mode`` and ``ckpt``, from the run folder's config.
 
     Raises:
         ValueError: The folder is not a run folder, or its run has another task.
     """
-    typed = OverridesParser.create().parse_overrides(list(overrides))
-    run = _find_run(typed)
-    return compose_config(overrides) if run is None else _compose_evaluation(run, typed)
+    run = _find_run([word for word in words if not is_choice(word)])
+    if run is None:
+        return compose_config(words)
+    config = OmegaConf.create(_compose_evaluation(run, [w for w in words if is_choice(w)]))
+    apply(config, [word for word in words if not is_choice(word)])
+    config.backbone.pretrained = None
+    return config
 
 
-def typed_text(override: Override) -> str:
-    """Return an override as it was typed."""
-    return str(override.input_line)
-
-
-def is_evaluation(overrides: Sequence[str]) -> bool:
-    """Return True if a mode is typed, so that the config may come from a run folder."""
-    return any(override.lstrip("+").startswith("mode=") for override in overrides)
-
-
-def job_config(overrides: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
-    """Return the config of a job as plain values, with the typed options as ``overrides``."""
-    config = compose_command(overrides) if composed is None else composed
+def job_config(words: Sequence[str], composed: DictConfig | None = None) -> dict[str, Any]:
+    """Return the config of a job as plain values, with the typed words as ``overrides``."""
+    config = compose_command(words) if composed is None else composed
     content: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    return content | {"overrides": strip_forced(overrides)}
+    return content | {"overrides": list(words)}
 
 
-def strip_forced(overrides: Sequence[str]) -> list[str]:
-    """Remove the ``++`` of ``force_overrides``."""
-    return [override.removeprefix("++") for override in overrides]
+def is_choice(word: str) -> bool:
+    """Return True for a word that chooses an option of a group."""
+    return key_of(word) in option_groups()
 
 
-def restore_removals(overrides: Sequence[str]) -> list[str]:
-    """Restore the removals that ``force_overrides`` has turned into values."""
-    mark = f"++{REMOVED}."
-    return [
-        f"~{one.removeprefix(mark).partition('=')[0]}" if one.startswith(mark) else one
-        for one in overrides
-    ]
+@functools.cache
+def option_groups() -> set[str]:
+    """Return the names of Hydra's groups: config folders, and groups without files."""
+    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published"}
+    return folders | {"backbone", "experiment"}
 
 
-def force_overrides(
-    arguments: Sequence[str], jobs: Sequence[Sequence[str]], *, varied: bool = False
-) -> list[str]:
-    """Rewrite arguments so that Hydra composes them with any initial groups.
-
-    Hydra composes a command before our code runs, from the files alone. The options of a run
-    folder's head, or of a swept experiment, may be missing there. So values get ``++``, which adds
-    missing keys, and removals become values of ``REMOVED``. ``compose_checked`` has already checked
-    that all keys exist in each job's config.
-
-    Args:
-        arguments: The command's arguments.
-        jobs: The overrides of each run.
-        varied: The sweep varies a group, such as experiments.
-
-    Raises:
-        ValueError: The command removes an option from a run folder's config.
-    """
-    parser = OverridesParser.create()
-    runs = [_find_run(parser.parse_overrides(list(job))) for job in jobs]
-    if not any(runs) and not varied:
-        return list(arguments)
-    taken = [argument for argument in arguments if argument.startswith("~")]
-    if taken and any(runs):
-        raise ValueError(f"{taken[0]} cannot be combined with a run folder; pass a value instead")
-    tasks = {run.config["task_name"] for run in runs if run is not None}
-    task = [] if len(tasks) > 1 or any(a.startswith("task=") for a in arguments) else tasks
-    forced = [a if _is_choice(a) else _force(a) for a in arguments]
-    return [*forced, *(f"task={name}" for name in task)]
-
-
-def _force(argument: str) -> str:
-    if argument.startswith("~"):
-        return f"++{REMOVED}.{argument.removeprefix('~').partition('=')[0]}=true"
-    return f"++{argument.lstrip('+')}"
+def is_evaluation(words: Sequence[str]) -> bool:
+    """Return True if a mode is typed, so that the config may come from a run folder."""
+    return any(key_of(word) == "mode" for word in words)
 
 
 def log_differences(config: Mapping[str, Any]) -> None:
@@ -151,47 +111,47 @@ def _format_value(values: Mapping[str, Any], key: str) -> str:
     return "null" if value is None else str(value)
 
 
-def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    # This runs inside a job of Hydra's, but Hydra composes one config at a time.
+def _compose_groups(choices: Sequence[str]) -> DictConfig:
+    """Compose the config of chosen groups, and record all choices in it."""
+    # This may run inside a job of Hydra's, but Hydra composes one config at a time.
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
-            return compose(name, overrides=list(overrides))
+            words = [word.lstrip("+") for word in choices]
+            config = compose("run", overrides=words, return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = outer
+    made = OmegaConf.to_container(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+        config["choices"] = {
+            group: made[group] for group in sorted(option_groups() & set(made)) if made[group]
+        }
+    return config
 
 
-def _find_run(typed: Sequence[Override]) -> SavedRun | None:
+def _find_run(values: Sequence[str]) -> SavedRun | None:
     """Return the run folder that an evaluation names, or None."""
-    values = {override.key_or_group: override.value() for override in typed}
-    ckpt = values.get("ckpt")
+    typed = {key_of(word): parse(word).value() for word in values if not word.startswith("~")}
+    ckpt = typed.get("ckpt")
     # The check of all commands rejects these combinations.
-    if values.get("mode") not in MODES or values.get("resume") or not isinstance(ckpt, str):
+    if typed.get("mode") not in MODES or typed.get("resume") or not isinstance(ckpt, str):
         return None
     return open_saved(ckpt).run
 
 
-def _is_choice(argument: str) -> bool:
-    """Return True for flags, options of Hydra itself, and choices of a group."""
-    key = argument.partition("=")[0].lstrip("+~")
-    return key.startswith(("-", "hydra.", "hydra/")) or key in option_groups()
-
-
-def option_groups() -> set[str]:
-    """Return the names of Hydra's groups: config folders, and groups without files."""
-    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()} - {"published"}
-    return folders | {"backbone", "experiment"}
-
-
-def _compose_evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
-    """Compose the run's config with the typed groups and values."""
-    groups = option_groups()
-    chosen = {o.key_or_group: typed_text(o) for o in typed if o.key_or_group in groups}
-    values = [override for override in typed if override.key_or_group not in groups]
-    given = {name for group in chosen for name in {group} | CHOOSES.get(group, set())}
-    own = [f"{group}={name}" for group, name in _group_choices(run) if group not in given]
-    now = _to_dict(compose_config([*own, *chosen.values()]))
+def _compose_evaluation(run: SavedRun, choices: Sequence[str]) -> dict[str, Any]:
+    """Return the run's config with the typed groups."""
+    typed = {key_of(word): word for word in choices}
+    overridden = {name for group in typed for name in {group} | CHOOSES.get(group, set())}
+    stored = run.config.get("choices") or dict(_earlier_choices(run))
+    own = [
+        f"{group}={stored[group]}"
+        for group in CHOICES
+        if group in stored and group not in overridden
+    ]
+    now = _to_dict(_compose_groups([*own, *typed.values()]))
     task = run.config["task_name"]
     if now["task_name"] != task:
         raise ValueError(
@@ -211,24 +171,19 @@ def _compose_evaluation(run: SavedRun, typed: Sequence[Override]) -> DictConfig:
     if merged["data"] is now["data"]:
         followed = {key: own_data[key] for key in taken if key in own_data}
         merged["data"] = {**merged["data"], **followed}
-    new = {name for name in ("recipe", "experiment") if name in chosen}
-    new -= {name for name in new if chosen[name] in run.config.get("overrides", ())}
+    new = {name for name in ("recipe", "experiment") if name in typed}
+    new -= {name for name in new if typed[name] in run.config.get("overrides", ())}
     if new:
-        others = [line for group, line in chosen.items() if group not in new]
-        usual = [f"{group}={name}" for group, name in _group_choices(run) if group not in chosen]
-        _add_changes(merged, _to_dict(compose_config([*usual, *others])), now)
-    return _apply_values(merged, now, values)
+        usual = [f"{group}={stored[group]}" for group in CHOICES if stored.get(group)]
+        others = [word for group, word in typed.items() if group not in new]
+        usual = [word for word in usual if key_of(word) not in typed]
+        _add_changes(merged, _to_dict(_compose_groups([*usual, *others])), now)
+    return merged
 
 
-def _group_choices(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """Yield the group choices that lead to a run's config, where config files have them."""
+def _earlier_choices(run: SavedRun) -> Iterator[tuple[str, str]]:
+    """Yield the choices of a run of an older release, which did not store them."""
     config = run.config
-    tasks = sorted(path.stem for path in (CONFIGS / "task").glob("*.yaml"))
-    if config["task_name"] not in tasks:
-        raise ValueError(
-            f"{run.folder / CONFIG} has the unknown task {config['task_name']!r}; known: "
-            f"{', '.join(tasks)}"
-        )
     yield "task", config["task_name"]
     yield "backbone", config["backbone"]["name"]
     for group in ("head", "data"):
@@ -273,33 +228,6 @@ def _add_changes(merged: dict[str, Any], before: Mapping[str, Any], now: Mapping
             if old.get(key) != value:
                 OmegaConf.update(config, key, value, force_add=True)
         merged[group] = _to_dict(config)
-
-
-def _apply_values(
-    merged: dict[str, Any], now: Mapping[str, Any], values: Sequence[Override]
-) -> DictConfig:
-    """Apply the typed values, by Hydra's rules, to a config that is in no file."""
-    merged["backbone"] = {**merged["backbone"], "pretrained": None}
-    known = OmegaConf.create(merged)
-    lines = []
-    for override in values:
-        key, line = override.key_or_group, typed_text(override)
-        # Options that are newer than the run may be typed, and options that the run had added.
-        added = override.is_add() or (_has_key(now, key) and not _has_key(merged, key))
-        lines.append(f"++{line.lstrip('+')}" if added else line)
-    name = f"{EVALUATION}.yaml"
-    ConfigStore.instance().repo[name] = ConfigNode(name, known, None, None, None)
-    config = _compose(EVALUATION, lines)
-    config.backbone.pretrained = None
-    return config
-
-
-def _has_key(config: Mapping[str, Any], key: str) -> bool:
-    *parents, last = key.split(".")
-    node: Any = config
-    for parent in parents:
-        node = node.get(parent) if isinstance(node, Mapping) else None
-    return isinstance(node, Mapping) and last in node
 
 
 def _to_dict(config: Any) -> dict[str, Any]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import nn
 
+from backbones.analysis.matching import solve_match
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
 from tasks.engine.compilation import check_compiler, compile_blocks
-from tasks.engine.family import imported
+from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
-from tasks.engine.loading import build_backbone, build_task
+from tasks.engine.loading import build_backbone, build_task, check_options
 from tasks.engine.normalisation import take_preprocessing
 from tasks.engine.optim import check_optimizer
 from tasks.engine.signals import RunStopped
-from tools.cli.processes import is_first_process
+from tools.cli.processes import check_trainer, is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
@@ -30,6 +32,7 @@ from tools.runs import frozen_fit, predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
+from tools.runs.optional_callbacks import make_callbacks
 from tools.runs.source import Source, keep_source, read_source
 from tools.runs.untrained import evaluate_once, trains
 
@@ -99,7 +102,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         training=training,
         checkpoint_every=config["checkpoint_every"],
         fixed_size=datamodule.fixed_size,
-        callbacks=trainer.optional_callbacks(config["callbacks"], folder, task) if training else (),
+        callbacks=_callbacks(config, folder, task) if training else (),
         loggers=loggers,
     )
     if training and not solves(task.model) and trains(task):
@@ -120,19 +123,51 @@ def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, A
     return {"checkpoint_step": checkpoint.step}
 
 
+def check_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Check names and types of all options of a run, once, and solve the widths of mixers.
+
+    Raises:
+        ValueError: Names the option and what it may be.
+    """
+    known = check_options(automatic.apply_fixed_schedule(config))
+    if config["mode"] == "fit":
+        chosen = {key: v for key, v in config["optimizer"].items() if v != automatic.AUTO}
+        check_optimizer({"lr": 1.0, **chosen})
+    automatic_batch = {k: v for k, v in config["data"].items() if v == automatic.AUTO}
+    backbone = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
+    trainer.check_trainer_options(known["trainer"])
+    check_trainer(config["trainer"])
+    if config["mode"] == "fit":
+        family = find_family(config["task_name"])
+        metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
+        make_callbacks(Path(), f"val/{family.monitor}", metrics, **config["callbacks"])
+    return {
+        **config,
+        "backbone": backbone,
+        "data": known["data"] | automatic_batch,
+        "head": known["head"],
+        "task": known["task"],
+    }
+
+
 def check_settings(config: dict[str, Any]) -> None:
     """Refuse a training's settings that are wrong for any data, without reading or drawing values.
 
     Raises:
         ValueError: A wrong setting.
     """
-    chosen = {key: value for key, value in config["optimizer"].items() if value != "auto"}
-    check_optimizer({"lr": 1.0, **chosen})
+    config = check_config(config)
     datamodule, _ = _datamodule(config, None)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         build_backbone(
             {**config, "backbone": {**config["backbone"], "pretrained": None}}, datamodule
         )
+
+
+def _callbacks(config: Mapping[str, Any], folder: Path, task: BaseTask) -> list[Callback]:
+    """Make the callbacks of a config's group ``callbacks``."""
+    checkpoints = folder / "checkpoints"
+    return make_callbacks(checkpoints, task.monitor, task.metric_directions, **config["callbacks"])
 
 
 def _datamodule(config: dict[str, Any], checkpoint: Checkpoint | None) -> tuple[Any, bool]:

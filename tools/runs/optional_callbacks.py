@@ -11,8 +11,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 
-from backbones.options import check_arguments, unknown
-from tasks.engine.family import Direction
+from backbones.options import check_arguments, keywords, unknown
+from tasks.engine.family import Direction, imported
 from tasks.engine.monitors import GradientNorm, StopEarly, TopCheckpoints
 from tasks.engine.profiling import ShowProfile, TorchProfile
 
@@ -21,12 +21,14 @@ def make_callbacks(
     checkpoints: Path,
     monitor: str,
     metrics: Mapping[str, Direction],
+    /,
     *,
     early_stopping: Mapping[str, Any],
     top_k: int = 0,
     learning_rate: bool = False,
     device: bool = False,
     gradient_norm: int = 0,
+    **others: Mapping[str, Any],
 ) -> list[Callback]:
     """Make the callbacks of a config's group ``callbacks``.
 
@@ -39,9 +41,11 @@ def make_callbacks(
         learning_rate: Log the rate of each group of parameters.
         device: Log the use of processor, memory and GPU.
         gradient_norm: Steps between two entries of the norm of the gradients; 0: none.
+        **others: Callbacks of the user: each a ``_target_``, the dotted name of a class that can be
+            imported, with its arguments. Only typed words and config files name them.
 
     Raises:
-        ValueError: An unknown metric, or a number out of range.
+        ValueError: An unknown metric, a number out of range, or a target that is not a callback.
     """
     for name, value in (("top_k", top_k), ("gradient_norm", gradient_norm)):
         if value < 0:
@@ -61,7 +65,26 @@ def make_callbacks(
         made.append(DeviceStatsMonitor(cpu_stats=True))
     if gradient_norm:
         made.append(GradientNorm(gradient_norm))
-    return made
+    return [*made, *(_users_callback(name, options) for name, options in others.items())]
+
+
+def _users_callback(name: str, options: Mapping[str, Any]) -> Callback:
+    """Build a callback of the user."""
+    if not isinstance(options, Mapping) or "_target_" not in options:
+        known = [key for key in keywords(make_callbacks) if key != "others"]
+        problem = unknown("option of callbacks", name, known)
+        raise ValueError(f"{problem}; a callback of your own is callbacks.NAME._target_=<class>")
+    place, arguments = f"callbacks.{name}", {k: v for k, v in options.items() if k != "_target_"}
+    try:
+        target = imported(str(options["_target_"]))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{place}._target_={options['_target_']}: {error}") from error
+    if not (isinstance(target, type) and issubclass(target, Callback)):
+        raise ValueError(f"{place}._target_={options['_target_']} is not a Callback of Lightning")
+    try:
+        return target(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def stop_early(

@@ -33,7 +33,7 @@ from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
 from tools.cli.processes import resolve_devices
 from tools.config.training_length import OVERFIT
-from tools.runs.optional_callbacks import make_callbacks, make_profiler
+from tools.runs.optional_callbacks import make_profiler
 from tools.runs.resume import Start
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -81,13 +81,10 @@ def make_trainer(
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     options = {name: value for name, value in options.items() if name not in EXTRA}
-    channels_last = options.pop("channels_last", False)
-    check_value("trainer.channels_last", channels_last, bool)
-    layout = [ChannelsLast()] if channels_last else []
+    layout = [ChannelsLast()] if options.pop("channels_last", False) else []
     set_tf32(options.pop("tf32", None))
     if options.get("benchmark") is None:
         options["benchmark"] = fixed_size and not options.get("deterministic")
-    _check(options)
     shows = options.pop("enable_progress_bar", True)
     duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
@@ -154,20 +151,8 @@ def set_tf32(enabled: bool | None) -> None:
     Args:
         enabled: For matrix products and convolutions; None is torch's default, convolutions only.
     """
-    check_value("trainer.tf32", enabled, bool | None)
     torch.set_float32_matmul_precision("high" if enabled else "highest")
     torch.backends.cudnn.allow_tf32 = enabled is not False
-
-
-def optional_callbacks(options: Mapping[str, Any], folder: Path, task: BaseTask) -> list[Callback]:
-    """Make the callbacks of a config's group ``callbacks``.
-
-    Raises:
-        ValueError: An unknown option or value.
-    """
-    check_arguments(make_callbacks, options, "callbacks")
-    checkpoints = folder / "checkpoints"
-    return make_callbacks(checkpoints, task.monitor, task.metric_directions, **options)
 
 
 def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> None:
@@ -212,8 +197,16 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
         )
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    check_arguments(Trainer, options, "trainer")
+def check_trainer_options(options: Mapping[str, Any]) -> None:
+    """Check names, types and lower bounds of a trainer's options.
+
+    Raises:
+        ValueError: An option that Lightning lacks, that the run sets, or that is out of range.
+    """
+    check_value("trainer.channels_last", options.get("channels_last", False), bool)
+    check_value("trainer.tf32", options.get("tf32"), bool | None)
+    extra = {*EXTRA, "channels_last", "tf32"}
+    check_arguments(Trainer, {k: v for k, v in options.items() if k not in extra}, "trainer")
     for name in OURS & options.keys():
         raise ValueError(f"trainer.{name} is set by the run itself; leave it out")
     for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
