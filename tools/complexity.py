@@ -257,7 +257,9 @@ def count_model(
     config = {"head": head_config(task, head or counted.head)}
     # fvcore runs the model, so it needs weights; the other rules only need shapes.
     with torch.device("cpu" if rule == "fvcore" else "meta"):
-        model = build(config, "head", backbone=create_backbone(name, **built), **counted.targets)
+        model = build(
+            config["head"], "head", backbone=create_backbone(name, **built), **counted.targets
+        )
     shape = counted.shape or (built.get("in_chans", 3), *size)
     return count_parameters(model), count_macs(model, rule=rule, shape=shape)
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # imports are written from the root
 
@@ -28,6 +27,7 @@ from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from tasks.engine import signals  # noqa: E402
+from tasks.engine.run_config import RunConfig  # noqa: E402
 from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.grammar import key_of  # noqa: E402
@@ -94,7 +94,7 @@ def check_sweep(jobs: Sequence[Sequence[str]]) -> None:
     for job in unlike_jobs(jobs):
         try:
             config = resolve_config(job_config(job))
-            if config["mode"] == "fit":
+            if config.mode == "fit":
                 check_settings(config)
             return
         except ValueError as error:
@@ -103,7 +103,7 @@ def check_sweep(jobs: Sequence[Sequence[str]]) -> None:
         raise mistakes[0]
 
 
-def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
+def run(config: RunConfig, swept: Sequence[str] | None = None) -> None:
     """Train, evaluate or predict: build the parts in the order of the data flow, then work.
 
     Args:
@@ -116,7 +116,7 @@ def run(config: dict[str, Any], swept: Sequence[str] | None = None) -> None:
         _run(config, swept)
 
 
-def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
+def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
         import tasks.engine.loading  # noqa: F401 - imported here, where collection is paused
         from tools.analyses.page import write_page
@@ -128,14 +128,14 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         from tools.runs.run_facts import collect_facts
 
         freeze_heap()
-    if config["keep_memory"]:
+    if config.keep_memory:
         keep_freed_memory()
     started = time.perf_counter()
     config = check_config(config)
-    if config["mode"] != "fit":
+    if config.mode != "fit":
         log_differences(config)
     resumed = new_length = None
-    if config["resume"]:
+    if config.resume:
         if NODES.rank == 0:
             resumed = run_folder.find_run_to_resume(config, sweep=swept is not None)
         resumed = NODES.share("resumed", resumed)
@@ -145,14 +145,14 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         new_length = run_folder.describe_new_length(resumed, config)
         run_folder.log_rounding(resumed, config)
     with run_folder.open_run_folder(config, resumed, swept or ()) as folder:
-        if resumed and not new_length and report.log_finished(folder, config["trainer"]):
+        if resumed and not new_length and report.log_finished(folder, config.trainer):
             return
         parts = build_components(config, folder, resumed=resumed is not None)
         if not resumed:
-            run_folder.update_config(folder, config)
+            run_folder.update_config(folder, config, resumed=False)
     with (
         run_folder.explaining_removal(folder),
-        lock.acquire(folder, config["mode"]),
+        lock.acquire(folder, config.mode),
         recording_failure(folder),
         processes(parts.engine),
         closing_loggers(parts.engine.loggers),
@@ -165,11 +165,11 @@ def _run(config: dict[str, Any], swept: Sequence[str] | None) -> None:
         facts = parts.facts | collect_facts(config, parts.engine, parts.datamodule)
         facts |= parts.task.summary_facts()
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
-        published = compare_with_row(config, facts) if config["mode"] != "predict" else None
+        published = compare_with_row(config, facts) if config.mode != "predict" else None
         facts |= {"paper": published} if published else {}
         task = parts.task.to(parts.engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
-        if config["report"]:
+        if config.report:
             write_page(folder)
 
 

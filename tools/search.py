@@ -105,7 +105,7 @@ def _open_folder(
 
     read_command([*fixed, *(space.last for space in spaces)])
     command = read_command([*fixed, *(space.first for space in spaces)])
-    config = job_config(command.overrides, command.config)
+    config = job_config(command.words, command.config)
     task, backbone = config["task_name"], config_network_name(config["backbone"])
     family = find_family(task)
     metric = options["metric"] or family.table_metric

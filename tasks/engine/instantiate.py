@@ -26,42 +26,42 @@ from tasks.engine.old_names import current_target
 DATA, HEADS, TRANSFORMS = "datamodules", "heads", "datamodules.images"
 
 
-def build(config: Mapping[str, Any], group: str, **given: Any) -> Any:
-    """Call ``config[group]["_target_"]`` with the group's other entries and ``given``.
+def build(options: Mapping[str, Any], group: str, **given: Any) -> Any:
+    """Call the ``_target_`` of a group with the group's other options and ``given``.
 
     Nested targets are built first.
 
     Args:
-        config: The whole config, as plain values (no OmegaConf containers).
-        group: Which part to build; error messages call its options ``group.option``.
+        options: Options of the group, as plain values (no OmegaConf containers).
+        group: Its name; error messages call its options ``group.option``.
         **given: Objects that no config can hold, such as the backbone.
 
     Raises:
         ValueError: A target that is not allowed, or an argument it does not take.
     """
-    return _build(config[group], group, given)
+    return _build(options, group, given)
 
 
-def has_default(config: Mapping[str, Any], group: str, name: str) -> bool:
+def has_default(options: Mapping[str, Any], group: str, name: str) -> bool:
     """Return True if an option has the value that its target has without it.
 
     Raises:
         ValueError: A target that is not allowed.
     """
-    known = defaults(_factory(config[group], group))
-    return name in known and _plain(known[name]) == _plain(config[group][name])
+    known = defaults(_factory(options, group))
+    return name in known and _plain(known[name]) == _plain(options[name])
 
 
 def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def check_group(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+def check_group(options: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Check names and types of a group's options against the signature of its target.
 
     Args:
-        config: The whole config, as plain values.
-        group: Which part to check, with the targets inside it.
+        options: Options of the group, as plain values, with the targets inside it.
+        group: Its name.
 
     Returns:
         The options, with 10.0 as 10 where the target takes whole numbers only.
@@ -69,7 +69,7 @@ def check_group(config: Mapping[str, Any], group: str) -> dict[str, Any]:
     Raises:
         ValueError: A target that is not allowed, an unknown option, or a value of another type.
     """
-    return _checked(config[group], group)
+    return _checked(options, group)
 
 
 def _checked(config: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
     if arguments.keys() & given.keys():
         name = min(arguments.keys() & given.keys())
         raise ValueError(f"{group}.{name} is set by the run itself; leave it out")
+    arguments = whole_arguments(factory, arguments)  # runs of older releases
     check_complete(factory, {**arguments, **given}, group)
     return factory(**arguments, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,15 +21,17 @@ from tasks.engine.family import family_of_task, imported
 from tasks.engine.instantiate import build, check_group, check_target
 from tasks.engine.old_names import with_current_targets, with_earlier_options
 from tasks.engine.optim import build_optimizer, learning_rate_factor
+from tasks.engine.run_config import RunConfig
 from tasks.engine.run_files import BuiltNetwork
 from tasks.engine.saved_config import open_saved
 
 logger = logging.getLogger(__name__)
 
+GROUPS = ("backbone", "head", "task", "optimizer", "schedule", "data")
 EXPORT = "tools.export.export"  # a command, above the tasks; only an export imports it
 
 
-def check_options(config: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(config: RunConfig) -> RunConfig:
     """Check the options of a task, before anything is built; a backbone checks its own.
 
     Returns:
@@ -38,12 +41,15 @@ def check_options(config: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: Names the option and the nearest valid one.
     """
     for group, call in (("optimizer", build_optimizer), ("schedule", learning_rate_factor)):
-        check_complete(call, config[group], group)
-        check_arguments(call, config[group], group)
-    return {**config, **{group: check_group(config, group) for group in ("data", "head", "task")}}
+        check_complete(call, getattr(config, group), group)
+        check_arguments(call, getattr(config, group), group)
+    groups = ("data", "head", "task")
+    return config.model_copy(
+        update={group: check_group(getattr(config, group), group) for group in groups}
+    )
 
 
-def build_backbone(config: Mapping[str, Any], data: Any = None) -> Backbone:
+def build_backbone(config: RunConfig, data: Any = None) -> Backbone:
     """Build the network of a config with its pretrained weights.
 
     With ``keep_classifier`` the network stays untrained until ``build_task`` loads all weights.
@@ -52,15 +58,15 @@ def build_backbone(config: Mapping[str, Any], data: Any = None) -> Backbone:
         config: Complete config as plain values.
         data: Datamodule, which sets the options that the backbone has and the data decide.
     """
-    options = dict(config["backbone"])
+    options = dict(config.backbone)
     decided = getattr(data, "backbone_arguments", {}) if data is not None else {}
     options |= {key: value for key, value in decided.items() if key in options}
-    kept = config.get("keep_classifier") and options.get("pretrained")
+    kept = config.keep_classifier and options.get("pretrained")
     with weights_follow():  # run.py refuses adapters of random weights
         return create_backbone(**{**options, **({"pretrained": None} if kept else {})})
 
 
-def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None = None) -> BaseTask:
+def build_task(config: RunConfig, data: Any, backbone: Backbone | None = None) -> BaseTask:
     """Build the task of a config around its network.
 
     Args:
@@ -68,15 +74,15 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
         data: Datamodule with the targets.
         backbone: From ``build_backbone``; by default it is built here.
     """
-    keeps = bool(config.get("keep_classifier"))
+    keeps = bool(config.keep_classifier)
     if keeps:
         _check_kept(config)
     backbone = build_backbone(config, data) if backbone is None else backbone
-    model = build(config, "head", backbone=backbone, **data.head_arguments)
-    recipe = {"optimizer": config["optimizer"], "schedule": config["schedule"]}
-    task: BaseTask = build(config, "task", model=model, **data.task_arguments, **recipe)
+    model = build(config.head, "head", backbone=backbone, **data.head_arguments)
+    recipe = {"optimizer": config.optimizer, "schedule": config.schedule}
+    task: BaseTask = build(config.task, "task", model=model, **data.task_arguments, **recipe)
     task.take_targets(data)
-    file = config["backbone"].get("pretrained")
+    file = config.backbone.get("pretrained")
     if keeps and not getattr(model, "keeps_classifier", False):
         raise ValueError("keep_classifier=true needs head=linear; leave it out")
     if keeps and file:
@@ -84,17 +90,24 @@ def build_task(config: Mapping[str, Any], data: Any, backbone: Backbone | None =
     return task
 
 
-def _check_kept(config: Mapping[str, Any]) -> None:
+def _check_kept(config: RunConfig) -> None:
     """Refuse to keep a classifier that timm's weights lack.
 
     Raises:
         ValueError: ``backbone.pretrained=true``.
     """
-    if config["backbone"].get("pretrained") is True:
+    if config.backbone.get("pretrained") is True:
         raise ValueError(
             "keep_classifier=true, but backbone.pretrained=true fetches timm's weights without "
             "their classifier; pass backbone.pretrained=<run folder or file that has it>"
         )
+
+
+def typed_config(saved: Mapping[str, Any]) -> RunConfig:
+    """Return the config of a run of any release; options of its command stay out."""
+    groups = ("task_name", "keep_classifier", *GROUPS)
+    options = {name: copy.deepcopy(saved[name]) for name in groups if name in saved}
+    return RunConfig(**{"task_name": "", **options})
 
 
 def load_run(path: str | Path, device: str | torch.device = "cpu") -> BaseTask:
@@ -111,16 +124,17 @@ def open_task(path: str | Path) -> BaseTask:
     found = open_saved(path)
     checkpoint = found.checkpoint
     saved = _config_in(checkpoint) if found.run is None else found.run.config
-    targets = read_targets(saved, checkpoint)
+    targets = read_targets(saved["task"], checkpoint)
     if targets is None:
         raise ValueError(
             f"{checkpoint.path} lacks class names, which all our runs save; pass one of our runs"
         )
-    config = {**saved, "backbone": {**saved["backbone"], "pretrained": None}}
+    config = typed_config(saved)
+    config.backbone["pretrained"] = None
     # For a few images, starting worker processes costs more than it saves.
-    config["data"] = {**saved["data"], "num_workers": 0}
+    config.data["num_workers"] = 0
     config = check_options(config)
-    data = build(config, "data", seed=0)
+    data = build(config.data, "data", seed=0)
     data.predict_only(**targets)
     task = build_task(config, data)
     task.load_weights(checkpoint)
@@ -199,22 +213,22 @@ def usual_datamodule(task: BaseTask) -> Any:
     """Build a datamodule for a task that was trained without one."""
     size = getattr(getattr(task.model, "backbone", None), "img_size", None)
     names = [f"{one.__module__}.{one.__qualname__}" for one in type(task).__mro__]
-    data = build({"data": usual_data(names, size)}, "data", seed=0)
+    data = build(usual_data(names, size), "data", seed=0)
     data.predict_only(**task.target_arguments())
     return data
 
 
-def read_targets(config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
+def read_targets(task: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the targets of a checkpoint as arguments of a datamodule's ``predict_only``.
 
     Args:
-        config: Config of its run.
+        task: The group ``task`` of its run's config.
         checkpoint: Checkpoint with or without targets.
 
     Returns:
         None if the file lacks them, like those of timm and of papers' authors.
     """
-    kind: type[BaseTask] = imported(check_target(config["task"], "task"))
+    kind: type[BaseTask] = imported(check_target(task, "task"))
     return kind.targets_of(checkpoint)
 
 

@@ -17,6 +17,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from backbones import Backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from tasks.engine.checkpoint_entries import BUILT
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import open_saved
 
 IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
@@ -45,7 +46,7 @@ def expected_preprocessing(backbone: Backbone, weights: Weights) -> tuple[dict[s
 
 
 def take_preprocessing(
-    config: dict[str, Any], augmentation: Any, backbone: Backbone, weights: Weights
+    config: RunConfig, augmentation: Any, backbone: Backbone, weights: Weights
 ) -> str | None:
     """Set the open options of a config to what its weights expect; return a line if any changed.
 
@@ -55,7 +56,7 @@ def take_preprocessing(
         backbone: The run's network.
         weights: As for ``expected_preprocessing``.
     """
-    data, head = config["data"], config["head"]
+    data, head = config.data, config.head
     if data.get("bands") is not None or not (augmentation or "model" in head):
         return None
     values, source = expected_preprocessing(backbone, weights)

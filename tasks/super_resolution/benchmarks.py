@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tasks.engine.run_config import RunConfig
 from tasks.super_resolution.family import FIGURES
 
 
 def measure(
-    engine: Any, task: Any, datamodule: Any, config: Mapping[str, Any], folder: Path
+    engine: Any, task: Any, datamodule: Any, config: RunConfig, folder: Path
 ) -> dict[str, float]:
     """Evaluate all sets of a ``BenchmarkDataModule``; print PSNR and SSIM of each.
 
@@ -28,7 +29,7 @@ def measure(
         ``psnr_<set>`` and ``ssim_<set>``.
     """
     del folder
-    run = engine.validate if config["mode"] == "validate" else engine.test
+    run = engine.validate if config.mode == "validate" else engine.test
     found: dict[str, float] = {}
     for name, _ in datamodule.parts:
         datamodule.choose(name)

@@ -23,6 +23,7 @@ from tasks.engine.classes import warn_of_order
 from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_task, read_targets, usual_data
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import Saved, open_saved
 from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
@@ -85,7 +86,7 @@ class Subject:
     task: BaseTask | None = None
     data: Any = None
     folder: Path | None = None
-    config: Mapping[str, Any] | None = None
+    config: RunConfig | None = None
     size: Size | None = None
     count: int = BATCH
     why_no_images: str = ""
@@ -245,13 +246,13 @@ def _open_subject(
     check_applies(family, options["analysis"])
     typed = ["mode=predict", f"ckpt={quote(str(run.checkpoint))}", *_input(options), *words]
     config = _config(typed)
-    config["data"]["num_workers"] = 0
+    config.data["num_workers"] = 0
     square = _image_side(options)
     # Only the data: position tables keep their trained size and are resized in each pass.
-    if square and "image_size" in config["data"]:
-        config["data"]["image_size"] = square
-    data = build(config, "data", seed=config["seed"], predict_path=config["input"])
-    targets = read_targets(config, saved.checkpoint)
+    if square and "image_size" in config.data:
+        config.data["image_size"] = square
+    data = build(config.data, "data", seed=config.seed, predict_path=config.input)
+    targets = read_targets(config.task, saved.checkpoint)
     if targets is None:
         data.prepare_data()
         data.setup()
@@ -265,7 +266,7 @@ def _open_subject(
     model = task.model if getattr(task.model, "keeps_classifier", None) is not None else None
     return _set_size(
         Subject(
-            config_network_name(config["backbone"]),
+            config_network_name(config.backbone),
             backbone, model, family, task, data, run.folder, config,
             count=int(options["images"]),
         ),
@@ -333,15 +334,15 @@ def _build_inputs(
         config = _config(
             [f"task={family.name}", f"data={given}", *_select_words("data.", words), *size]
         )
-        config["data"]["num_workers"] = 0
-        return build(config, "data", seed=0)
+        config.data["num_workers"] = 0
+        return build(config.data, "data", seed=0)
     usual = usual_data([family.task], square or img_size)
-    data = build({"data": {**usual, "num_workers": 0}}, "data", seed=0, predict_path=given)
+    data = build({**usual, "num_workers": 0}, "data", seed=0, predict_path=given)
     data.predict_only(())
     return data
 
 
-def _config(typed: list[str]) -> dict[str, Any]:
+def _config(typed: list[str]) -> RunConfig:
     """Compose the config of a run; mistakes raise one sentence."""
     typed = quote_arguments(typed)
     return apply_fixed_schedule(resolve_config(job_config(typed, compose_checked(typed))))

@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from tasks.engine.base import BaseTask
+from tasks.engine.run_config import RunConfig
 from tools.bench.timing import (
     CLOCKS,
     WARM_UP,
@@ -153,9 +154,9 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
         *words,
     ]
     command = read_command([f"backbone={options['backbone']}", *typed])
-    config = resolve_config(job_config(command.overrides, command.config))
-    name = f"{config['task_name']}, {config['backbone']['name']}"
-    print_status(f"{name}, batch {config['data']['batch_size']}, {rounds} rounds")
+    config = resolve_config(job_config(command.words, command.config))
+    name = f"{config.task_name}, {config.backbone['name']}"
+    print_status(f"{name}, batch {config.data['batch_size']}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         bare, ours = _time_steps(config, Path(folder), rounds, CLOCKS[options["clock"]])
     records = []
@@ -163,10 +164,10 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
         added = [one - base for one, base in zip(seconds, bare, strict=True)]
         records.append(
             {
-                "task": config["task_name"],
-                "backbone": config["backbone"]["name"],
+                "task": config.task_name,
+                "backbone": config.backbone["name"],
                 "loop": kind,
-                "batch": config["data"]["batch_size"],
+                "batch": config.data["batch_size"],
                 "ms": statistics.median(seconds) * 1e3,
                 "added_ms": statistics.median(added) * 1e3,
                 **summarise_ratios(seconds, bare),
@@ -176,7 +177,7 @@ def time_loop(options: Mapping[str, str], words: Sequence[str]) -> list[Record]:
 
 
 def _time_steps(
-    config: dict[str, Any], folder: Path, rounds: int, clock: Clock
+    config: RunConfig, folder: Path, rounds: int, clock: Clock
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of the plain steps, and of the run's."""
     parts = build_components(config, folder, resumed=False)

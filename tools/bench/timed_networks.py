@@ -121,7 +121,7 @@ def build_network(network: Network, options: Mapping[str, str]) -> Any:
     counted = family.counted
     assert counted is not None
     config = {"head": head_config(family.name, counted.head)}
-    model = build(config, "head", backbone=create_backbone(name, **own), **counted.targets)
+    model = build(config["head"], "head", backbone=create_backbone(name, **own), **counted.targets)
     return to_device(model, options)
 
 

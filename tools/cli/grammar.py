@@ -133,7 +133,7 @@ def _join_mixer(config: DictConfig, mixer: str, key: str, value: Any) -> tuple[s
     node = OmegaConf.select(config, mixer)
     option = key.removeprefix(mixer).removeprefix(".")
     if isinstance(node, ListConfig) and option == "match":
-        return mixer, [_with_match(entry, value) for entry in OmegaConf.to_container(node)]
+        return mixer, [_with_match(entry, value) for entry in list(node)]
     if isinstance(node, ListConfig) and option:
         raise ValueError(
             f"{mixer} is a list, so {key} has no mixer to belong to; write it into entries, as in "

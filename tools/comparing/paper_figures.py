@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engine.family import Published, families, find_family
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import IDENTITY, open_saved
 from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
@@ -82,9 +83,7 @@ def published_figures(run: RunRecord, notes: list[str]) -> Figures | None:
     return Figures(row, _metrics(row, run))
 
 
-def compare_with_row(
-    config: Mapping[str, Any], summary: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def compare_with_row(config: RunConfig, summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Compare a run or evaluation that ends now with the paper's row that it claims to reproduce.
 
     On robustness sets a network needs no claim: the first row that reports it is used.
@@ -98,22 +97,22 @@ def compare_with_row(
         None without a claim, else ``row``, ``experiment`` and ``metrics`` by our names: for each
         ``paper``, ``ours`` and, if they are comparable, ``difference``; otherwise ``why_not``.
     """
-    evaluates = config["mode"] != "fit"
-    on_sets = evaluates and _is_suite(config["task_name"], config["data"]["_target_"])
-    if not (config.get("paper") or {}).get("name") and not on_sets:
+    evaluates = config.mode != "fit"
+    on_sets = evaluates and _is_suite(config.task_name, config.data["_target_"])
+    if not (config.paper or {}).get("name") and not on_sets:
         return None
-    trained = open_saved(config["ckpt"]).run if evaluates else None
-    settings = dict(config) if trained is None else {**trained.config, "paper": config["paper"]}
-    settings |= {group: config[group] for group in IDENTITY} | {"mode": config["mode"]}
+    trained = open_saved(config.checkpoint).run if evaluates else None
+    settings = config.plain() if trained is None else {**trained.config, "paper": config.paper}
+    settings |= {group: getattr(config, group) for group in IDENTITY} | {"mode": config.mode}
     if trained is not None:
         start = trained.config["backbone"].get("pretrained")
-        settings["backbone"] = {**config["backbone"], "pretrained": start}
+        settings["backbone"] = {**config.backbone, "pretrained": start}
     groups = tuple(IDENTITY) if evaluates and trained is None else None
     if on_sets:
         data = trained.config["data"] if trained is not None else {}
         settings["data"] = {
             **data,
-            **{key: config["data"][key] for key in ON_SETS if key in config["data"]},
+            **{key: config.data[key] for key in ON_SETS if key in config.data},
         }
     run = RunRecord(Path(), "finished", "", flatten(settings), summary, summary["metrics"])
     row = _claimed(run)

@@ -8,7 +8,6 @@ their reasons. With a recipe or an experiment ``auto`` means the published sched
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.engine.family import find_family
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import CONFIG, read_config
 from tasks.engine.schedule_rule import (
     BATCH,
@@ -69,18 +69,18 @@ def find_rule(task: str) -> ScheduleRule:
     return rule
 
 
-def auto_keys(config: Mapping[str, Any]) -> list[str]:
+def auto_keys(config: RunConfig) -> list[str]:
     """Return the options, by dotted name, whose value is ``auto``."""
     return [key for key in KEYS if _get(config, key) == AUTO]
 
 
-def check_auto(config: Mapping[str, Any]) -> None:
+def check_auto(config: RunConfig) -> None:
     """Check that no other option contradicts an automatic learning rate.
 
     Raises:
         ValueError: The optimiser is not AdamW, or the rate would be scaled a second time.
     """
-    optimizer = config["optimizer"]
+    optimizer = config.optimizer
     if optimizer.get("lr") != AUTO:
         return
     name, reference = optimizer.get("name"), optimizer.get("reference_batch")
@@ -96,12 +96,12 @@ def check_auto(config: Mapping[str, Any]) -> None:
         )
 
 
-def apply_fixed_schedule(config: dict[str, Any]) -> dict[str, Any]:
+def apply_fixed_schedule(config: RunConfig) -> RunConfig:
     """Return a copy of a config in which the published schedule replaces ``auto``."""
     keys = auto_keys(config)
     if not keys:
         return config
-    config, values = copy.deepcopy(config), find_rule(config["task_name"]).fixed
+    config, values = config.model_copy(deep=True), find_rule(config.task_name).fixed
     for key in keys:
         _set(config, key, values[key])
     if RATE in keys:
@@ -121,38 +121,41 @@ def is_automatic(saved: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def reuse_choices(config: dict[str, Any], folder: Path) -> None:
+def reuse_choices(config: RunConfig, folder: Path) -> None:
     """Replace ``auto`` and measured options by the values of the run that is resumed.
 
     With another length, warm-up and milestones stay ``auto``: they are chosen for the new one.
     """
     keys, before = auto_keys(config), read_config(folder / CONFIG)
-    config["data"] = with_measured(config["data"], before)
+    config.data = with_measured(config.data, before)
     for key in TAKEN:
-        _reuse(config, before, key.split("."))
+        group, *path = key.split(".")
+        options = dict(getattr(config, group))
+        _reuse(options, before.get(group) or {}, path)
+        setattr(config, group, options)
     reasons = before.get(CHOSEN) or {}
     lengths = [key for key in (EPOCHS, STEPS) if key not in keys]
-    if any(_get(config, key) != _get(before, key) for key in lengths):
+    if any(_get(config, key) != _stored(before, key) for key in lengths):
         keys = [key for key in keys if key not in reasons or key not in (WARMUP, MILESTONES)]
     for key in keys:
-        _set(config, key, _get(before, key))
+        _set(config, key, _stored(before, key))
     if RATE in keys:
-        _set(config, REFERENCE, _get(before, REFERENCE))
+        _set(config, REFERENCE, _stored(before, REFERENCE))
     if keys:
-        config[CHOSEN] = {key: reasons[key] for key in keys if key in reasons}
+        config.automatic = {key: reasons[key] for key in keys if key in reasons}
 
 
-def _reuse(config: dict[str, Any], before: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Copy an option of a run that the config leaves open."""
+def _reuse(options: dict[str, Any], before: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Copy an option of a run that a group leaves open."""
     name, *rest = path
     value = before.get(name)
     if rest and isinstance(value, Mapping):
-        inner = dict(config.get(name) or {})
+        inner = dict(options.get(name) or {})
         _reuse(inner, value, rest)
         if inner:
-            config[name] = inner
-    elif not rest and value is not None and config.get(name) is None:
-        config[name] = value
+            options[name] = inner
+    elif not rest and value is not None and options.get(name) is None:
+        options[name] = value
 
 
 def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def with_measured(data: Mapping[str, Any], saved: Any) -> dict[str, Any]:
     return {**data, **(taken if data.get("bands") is not None else {})}
 
 
-def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
+def choose_values(config: RunConfig, datamodule: Any, backbone: nn.Module) -> None:
     """Replace ``auto`` in the config of a training, and set the data module's batch size.
 
     Args:
@@ -174,22 +177,22 @@ def choose_values(config: dict[str, Any], datamodule: Any, backbone: nn.Module) 
     keys = auto_keys(config)
     if not keys:
         return
-    rule, trainer = find_rule(config["task_name"]), config["trainer"]
+    rule, trainer = find_rule(config.task_name), config.trainer
     devices = count_devices(trainer) * int(trainer["num_nodes"])
     images, val_images = (len(datamodule.dataset(split)) for split in ("train", "val"))
     chosen = {BATCH: (_choose_batch(rule, images, devices), f"{images} training images")}
     if BATCH in keys:
         _set(config, BATCH, chosen[BATCH][0])
-        datamodule.set_batch_size(config["data"]["batch_size"], config["data"]["eval_batch_size"])
+        datamodule.set_batch_size(config.data["batch_size"], config.data["eval_batch_size"])
     batches = datamodule.batches("train", devices)
     total = datamodule.training_batch(devices) * devices * batches_per_step(trainer, batches)
-    start = PRETRAINED if config["backbone"]["pretrained"] else _find_random_start(backbone)
+    start = PRETRAINED if config.backbone["pretrained"] else _find_random_start(backbone)
     chosen[RATE] = _choose_rate(rule, images, total, start)
     per_epoch = steps_per_epoch(trainer, batches)
     chosen |= _choose_schedule(rule, trainer, images, val_images, per_epoch)
     for key in keys:
         _set(config, key, chosen[key][0])
-    config[CHOSEN] = {**(config.get(CHOSEN) or {}), **{key: chosen[key][1] for key in keys}}
+    config.automatic = {**(config.automatic or {}), **{key: chosen[key][1] for key in keys}}
 
 
 def steps_per_epoch(trainer: Mapping[str, Any], batches: int) -> int:
@@ -207,18 +210,18 @@ def _count_taken(trainer: Mapping[str, Any], batches: int) -> int:
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
-def describe_choice(config: Mapping[str, Any], images: int, per_epoch: int) -> str | None:
+def describe_choice(config: RunConfig, images: int, per_epoch: int) -> str | None:
     """Return a line with the chosen values, or None if none were chosen."""
-    keys, unit = config.get(CHOSEN), find_family(config["task_name"]).unit
+    keys, unit = config.automatic, find_family(config.task_name).unit
     if not keys:
         return None
     chosen = ", ".join(f"{key}={_format_value(_get(config, key))}" for key in keys)
-    epochs = config["trainer"]["max_epochs"]
+    epochs = config.trainer["max_epochs"]
     length = f" ({epochs * per_epoch:,} steps)" if EPOCHS in keys and epochs > 0 else ""
     return f"Chosen for {images:,} training {unit}: {chosen}{length}"
 
 
-def describe_rate(config: Mapping[str, Any], batch: int, devices: int, accumulated: int) -> str:
+def describe_rate(config: RunConfig, batch: int, devices: int, accumulated: int) -> str:
     """Return a line with the learning rate of a training and its derivation.
 
     Args:
@@ -227,13 +230,13 @@ def describe_rate(config: Mapping[str, Any], batch: int, devices: int, accumulat
         devices: Number of devices.
         accumulated: Batches per step and device.
     """
-    optimizer = config["optimizer"]
+    optimizer = config.optimizer
     lr, reference = optimizer["lr"], optimizer.get("reference_batch")
     total = batch * accumulated * devices
     batches = f"batch {batch}"
     batches += f" x {accumulated} accumulated" if accumulated > 1 else ""
     batches += f" on {devices} device{'s' * (devices != 1)}"
-    derivation = (config.get(CHOSEN) or {}).get(RATE)
+    derivation = (config.automatic or {}).get(RATE)
     if derivation is not None:
         line = f"learning rate {lr:.3g} = {derivation} ({batches})"
     elif reference is None:
@@ -322,11 +325,16 @@ def _format_value(value: Any) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def _get(config: Mapping[str, Any], key: str) -> Any:
+def _get(config: RunConfig, key: str) -> Any:
     group, _, name = key.partition(".")
-    return config[group].get(name)
+    return getattr(config, group).get(name)
 
 
-def _set(config: dict[str, Any], key: str, value: Any) -> None:
+def _stored(saved: Mapping[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
-    config[group] = {**config[group], name: value}
+    return saved[group].get(name)
+
+
+def _set(config: RunConfig, key: str, value: Any) -> None:
+    group, _, name = key.partition(".")
+    setattr(config, group, {**getattr(config, group), name: value})

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from tasks.engine.run_config import RunConfig
+from tasks.engine.schedule_rule import EPOCHS
+from tools.cli.grammar import key_of
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import count_devices, is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import apply_fixed_schedule
+from tools.config.automatic import AUTO, find_rule
 from tools.config.recipes import REQUIRED
 from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
@@ -30,7 +31,7 @@ DEVICES = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm") 
 END_RATES = ("warmup_lr", "min_lr")  # absolute rates of a schedule, which the batch leaves unscaled
 
 
-def adapt_row(config: dict[str, Any], like: str | None) -> None:
+def adapt_row(config: RunConfig, like: str | None) -> None:
     """Adapt a row to the run's data and length, and log each change.
 
     Any other run only gets its warm-up and cool-down shortened.
@@ -39,18 +40,18 @@ def adapt_row(config: dict[str, Any], like: str | None) -> None:
         config: The run's config; changed in place.
         like: The dataset whose recipes also fit the run's data.
     """
-    paper = config.get("paper")
+    paper = config.paper
     name = paper.get("experiment") if isinstance(paper, Mapping) else None
-    if config["mode"] != "fit":
+    if config.mode != "fit":
         return
     row = experiments().get(str(name)) if name else None
-    typed = config.get("overrides", ())
+    typed = config.overrides
     if row is None:
         _log_lines("", shorten_phases(config, typed))
         return
     wanted = read_yaml(CONFIGS / "data" / f"{row.train.data}.yaml")["data"]["_target_"]
     lines: list[str] = []
-    if config["data"]["_target_"] != wanted and like != row.train.data:
+    if config.data["_target_"] != wanted and like != row.train.data:
         lines = [*_fit_data(config, row, typed), *_use_one_device(config, row, typed)]
     lines += [*shorten_phases(config, typed), *lower_ends(config, typed)]
     _log_lines(f"experiment={row.name}: ", lines)
@@ -67,9 +68,9 @@ def option_keys(typed: Sequence[str]) -> set[str]:
     return {word.partition("=")[0].lstrip("+~") for word in typed}
 
 
-def shorten_phases(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
+def shorten_phases(config: RunConfig, typed: Sequence[str]) -> list[str]:
     """Shorten warm-up and cool-down in proportion if they exceed the typed length."""
-    schedule, length = config["schedule"], config["trainer"]["max_epochs"]
+    schedule, length = config.schedule, config.trainer["max_epochs"]
     parts = {name: schedule.get(name) or 0 for name in PHASES}
     own = [name for name in PHASES if f"schedule.{name}" not in option_keys(typed) and parts[name]]
     numbers = all(isinstance(value, int | float) for value in (length, *parts.values()))
@@ -80,62 +81,57 @@ def shorten_phases(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
         or not 0 < length <= sum(parts.values())
     ):
         return []
-    rest = [word for word in typed if not word.lstrip("+").startswith("trainer.max_epochs=")]
-    composed = compose_config([word for word in rest if not word.startswith("~")])
-    usual: Any = OmegaConf.to_container(composed, resolve=True)
-    epochs = apply_fixed_schedule(usual)["trainer"]["max_epochs"] or 0
+    rest = [word for word in typed if key_of(word) != "trainer.max_epochs"]
+    usual = compose_config([word for word in rest if not word.startswith("~")]).trainer.max_epochs
+    epochs = find_rule(config.task_name).fixed[EPOCHS] if usual == AUTO else usual or 0
     if epochs <= length:
         return []
     share = length / epochs
     shorter = {name: round(parts[name] * share, 4) for name in own}
-    config["schedule"] = schedule | shorter
+    config.schedule = schedule | shorter
     named = " and ".join(f"schedule.{name}={value}" for name, value in shorter.items())
     return [f"{named}, in proportion to trainer.max_epochs={length}"]
 
 
-def lower_ends(config: dict[str, Any], typed: Sequence[str]) -> list[str]:
+def lower_ends(config: RunConfig, typed: Sequence[str]) -> list[str]:
     """Lower the first and last rate in proportion if a small batch puts the peak below them."""
-    optimizer, schedule, trainer = (config[name] for name in ("optimizer", "schedule", "trainer"))
+    optimizer, schedule, trainer = config.optimizer, config.schedule, config.trainer
     reference = optimizer.get("reference_batch")
     if not reference or not any(schedule.get(name) for name in END_RATES):
         return []
     devices = count_devices(trainer) * int(trainer["num_nodes"])
-    share = config["data"]["batch_size"] * devices * trainer["accumulate_grad_batches"] / reference
+    share = config.data["batch_size"] * devices * trainer["accumulate_grad_batches"] / reference
     top = optimizer["lr"] * share
     lower = {
         name: schedule[name] * share
         for name in END_RATES
         if (schedule.get(name) or 0) > top and f"schedule.{name}" not in option_keys(typed)
     }
-    config["schedule"] = schedule | lower
+    config.schedule = schedule | lower
     return [
         f"schedule.{name}={value:g}, in proportion to the rate for this batch"
         for name, value in lower.items()
     ]
 
 
-def _fit_data(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
+def _fit_data(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
     """Drop settings of the row's own data that do not apply to the run's data."""
     lines: list[str] = []
-    data = config["data"]
+    data = config.data
     file = _data_file(data)
     known = file.get("data", {})
     extra = [key for key in data if key not in known and f"data.{key}" not in option_keys(typed)]
     for key in extra if known else ():
         lines.append(f"data.{key}={data.pop(key)} is left out: it belongs to data={row.train.data}")
     usual = file.get("schedule", {})
-    config["schedule"] = _drop_default_rates(config["schedule"], usual, typed)
+    config.schedule = _drop_default_rates(config.schedule, usual, typed)
     if "augmentation" in data:
         data["augmentation"] = _fit_augmentation(data["augmentation"], typed)
     if data.get("token_labels") == REQUIRED:
         data["token_labels"] = None
         lines.append("data.token_labels=null, because the label maps belong to the row's images")
-    if (
-        row.train.start
-        and config["backbone"]["pretrained"] is None
-        and config["require_pretrained"]
-    ):
-        config["backbone"]["pretrained"] = False
+    if row.train.start and config.backbone["pretrained"] is None and config.require_pretrained:
+        config.backbone["pretrained"] = False
         lines.append(
             "starts from random weights, because the data differs from the row's; for trained "
             "weights pass backbone.pretrained=<run folder>"
@@ -158,15 +154,15 @@ def _fit_augmentation(augmentation: Mapping[str, Any], typed: Sequence[str]) -> 
     }
 
 
-def _use_one_device(config: dict[str, Any], row: Row, typed: Sequence[str]) -> list[str]:
+def _use_one_device(config: RunConfig, row: Row, typed: Sequence[str]) -> list[str]:
     """Use the default trainer with one device instead of the row's, which takes all GPUs."""
     if "trainer" in option_keys(typed):
         return []
     usual = read_yaml(CONFIGS / "trainer" / "auto.yaml")
     own = {name: usual[name] for name in DEVICES if f"trainer.{name}" not in option_keys(typed)}
-    if all(config["trainer"][name] == value for name, value in own.items()):
+    if all(config.trainer[name] == value for name, value in own.items()):
         return []
-    config["trainer"] = config["trainer"] | own
+    config.trainer = config.trainer | own
     return [f"trainer=auto instead of {row.train.trainer}, so one device"]
 
 

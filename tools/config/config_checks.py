@@ -3,110 +3,82 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from backbones.options import check_value, unknown
+from backbones.options.schemas import validate
 from tasks.engine.family import find_family
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import SOLVED, checkpoint_file
 from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import CHOSEN, apply_fixed_schedule, check_auto
+from tools.config.automatic import apply_fixed_schedule, check_auto
 from tools.config.changed_rows import adapt_row
 from tools.config.recipes import REQUIRED, check_data, typed_choice
 from tools.config.training_length import fill_lengths
 from tools.papers.experiments import find_experiment
 
-# Options at the top level with their types; options of groups are checked by what they build.
-TOP_LEVEL = {
-    "mode": Literal["fit", "validate", "test", "predict"],
-    "ckpt": str | None,
-    "resume": bool,
-    "input": str | None,
-    "seed": int,
-    "output_dir": str,
-    "checkpoints": Literal["all", "best", "last"],
-    "checkpoint_every": float | None,
-    "require_pretrained": bool,
-    "keep_classifier": bool | None,  # of tasks with a classifier
-    "keep_memory": bool,
-    "report": bool,
-}
-# Other keys at the top level.
-OTHER_KEYS = (
-    CHOSEN, "callbacks", "choices", "logger", "overrides", "paper", "protocol", "recipe",
-    "task_name",
-)  # fmt: skip
 COLOURS = 3  # channels of images without data.bands
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0
 # Groups of every run.
 GROUPS = ("backbone", "head", "data", "task", "trainer", "optimizer", "schedule")
 
 
-def resolve_config(config: Any) -> dict[str, Any]:
-    """Check a config, and replace run folders by the checkpoint files they stand for.
+def resolve_config(content: Mapping[str, Any]) -> RunConfig:
+    """Check a composed config, and replace run folders by the checkpoint files they stand for.
 
     Raises:
         ValueError: Options contradict each other; the message shows a command that works.
     """
-    config = dict(config)
-    known = [*TOP_LEVEL, *GROUPS, *OTHER_KEYS]
-    for option in config:
-        if option not in known:
-            raise ValueError(unknown("option", option, known))
-    for option, hint in TOP_LEVEL.items():
-        check_value(option, config.get(option), hint)
-    for group in (*GROUPS, "callbacks", "logger"):
-        check_value(group, config.get(group), Mapping[str, Any])
-    if not 0 <= config["seed"] < 2**32:
-        raise ValueError(f"seed={config['seed']} must be between 0 and 4294967295")
+    content = dict(content)
+    recipe = content.pop("recipe", {})
+    for option in content.keys() - RunConfig.model_fields.keys():
+        raise ValueError(unknown("option", option, RunConfig.model_fields))
+    config = validate(RunConfig, content)
     _check_report(config)
-    minutes = config["checkpoint_every"] or 0
-    if not 0 <= minutes < math.inf:
-        raise ValueError(f"checkpoint_every={minutes} must be a number of minutes; 0 is never")
-    config["trainer"] = fill_lengths(config["trainer"], training=config["mode"] == "fit")
+    config.trainer = fill_lengths(config.trainer, training=config.mode == "fit")
     _check_host(config)
     _follow_bands(config)
-    recipe, like = _check_compatible(config)
-    if config["mode"] != "fit" or _is_published(config, recipe):
+    like = _check_compatible(config, recipe)
+    if config.mode != "fit" or _is_published(config, recipe):
         config = apply_fixed_schedule(config)
     _check_mode(config)
     adapt_row(config, like)
     _check_solved(config)
-    _check_length(config["trainer"], config["mode"])
+    _check_length(config.trainer, config.mode)
     _check_compilation(config)
-    if config["mode"] == "fit":
+    if config.mode == "fit":
         check_auto(config)
-        _check_precision(config["trainer"], config["optimizer"])
-        check_warmup(config["schedule"], config["trainer"])
+        _check_precision(config.trainer, config.optimizer)
+        check_warmup(config.schedule, config.trainer)
         _check_adapters(config)
         _check_pretrained(config)
     _resolve_paths(config)
     return config
 
 
-def _check_host(config: Mapping[str, Any]) -> None:
+def _check_host(config: RunConfig) -> None:
     """Check that the backbone has the modality of the task."""
-    family, name, known = find_family(config["task_name"]), config["backbone"]["name"], catalogue()
+    family, name, known = find_family(config.task_name), config.backbone["name"], catalogue()
     family.check_host(name, known.modality(name), known.hosts_for(family.modality))
-    model = config["backbone"].get("model")
+    model = config.backbone.get("model")
     if model is not None:
         check_value("backbone.model", model, str)
         check_timm_name(model)
 
 
-def _follow_bands(config: Mapping[str, Any]) -> None:
+def _follow_bands(config: RunConfig) -> None:
     """Set the channels of the network to the number of ``data.bands``, if it is given.
 
     Raises:
         ValueError: Another number of channels was typed.
     """
-    bands, backbone = config["data"].get("bands"), config["backbone"]
+    bands, backbone = config.data.get("bands"), config.backbone
     if "in_chans" not in backbone:
         return
     seen = COLOURS
@@ -120,25 +92,24 @@ def _follow_bands(config: Mapping[str, Any]) -> None:
     backbone["in_chans"] = seen
 
 
-def _check_compatible(config: dict[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+def _check_compatible(config: RunConfig, recipe: Mapping[str, Any]) -> str | None:
     """Check that head, data and recipe fit the task and each other, and remove their marks.
 
     Returns:
-        The recipe, and the dataset whose recipes also fit the run's data.
+        The dataset whose recipes also fit the run's data.
     """
-    for group in ("head", "data"):
-        _check_task(group, config[group].pop("_tasks_", None), config["task_name"])
-    config["data"].pop("_as_run_", None)
-    recipe: Mapping[str, Any] = config.pop("recipe", {})
-    _check_task("recipe", recipe.get("_tasks_"), config["task_name"])
-    like: str | None = config["data"].pop("_like_", None)
-    check_data(recipe, config["data"]["_target_"], like, config.get("overrides", ()))
-    return recipe, like
+    for group, options in (("head", config.head), ("data", config.data)):
+        _check_task(group, options.pop("_tasks_", None), config.task_name)
+    config.data.pop("_as_run_", None)
+    _check_task("recipe", recipe.get("_tasks_"), config.task_name)
+    like: str | None = config.data.pop("_like_", None)
+    check_data(recipe, config.data["_target_"], like, config.overrides)
+    return like
 
 
-def _resolve_paths(config: dict[str, Any]) -> None:
+def _resolve_paths(config: RunConfig) -> None:
     """Make paths absolute, as they are meant in the current folder."""
-    data, backbone = config["data"], config["backbone"]
+    data, backbone = config.data, config.backbone
     if isinstance(data.get("root"), str):
         # Evaluations of this run may start in another folder.
         data["root"] = str(Path(data["root"]).expanduser().absolute())
@@ -146,22 +117,22 @@ def _resolve_paths(config: dict[str, Any]) -> None:
         data["token_labels"] = str(Path(data["token_labels"]).expanduser().absolute())
     if isinstance(backbone["pretrained"], str):
         # A resumed run no longer needs its pretrained weights.
-        with contextlib.suppress(ValueError) if config["resume"] else contextlib.nullcontext():
+        with contextlib.suppress(ValueError) if config.resume else contextlib.nullcontext():
             backbone["pretrained"] = str(checkpoint_file(backbone["pretrained"]))
-    taught = config["task"].get("distillation") or {}
-    if config["mode"] == "fit" and isinstance(taught.get("checkpoint"), str):
+    taught = config.task.get("distillation") or {}
+    if config.mode == "fit" and isinstance(taught.get("checkpoint"), str):
         teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
-        config["task"] = config["task"] | {"distillation": taught | {"checkpoint": teacher}}
-    if config["mode"] != "fit":
+        config.task = config.task | {"distillation": taught | {"checkpoint": teacher}}
+    if config.mode != "fit":
         # "latest" may point to another run later.
-        config["ckpt"] = str(checkpoint_file(config["ckpt"]).resolve())
+        config.ckpt = str(checkpoint_file(config.checkpoint).resolve())
 
 
-def _check_report(config: Mapping[str, Any]) -> None:
+def _check_report(config: RunConfig) -> None:
     """Check that a report is only requested for a training."""
-    if config["report"] and config["mode"] != "fit":
+    if config.report and config.mode != "fit":
         raise ValueError(
-            f"report=true needs mode=fit; for mode={config['mode']} type python tools/analyse.py "
+            f"report=true needs mode=fit; for mode={config.mode} type python tools/analyse.py "
             "report ckpt=<run folder>"
         )
 
@@ -188,38 +159,38 @@ def read_tasks(path: Path, group: str) -> Sequence[str]:
     return [task for name in parents for task in read_tasks(path.parent / f"{name}.yaml", group)]
 
 
-def _check_mode(config: Mapping[str, Any]) -> None:
-    mode = config["mode"]
-    if mode != "fit" and config["ckpt"] is None:
+def _check_mode(config: RunConfig) -> None:
+    mode = config.mode
+    if mode != "fit" and config.ckpt is None:
         raise ValueError(
             f"mode={mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
         )
-    if mode != "fit" and config["resume"]:
+    if mode != "fit" and config.resume:
         raise ValueError(
             f"resume=true continues a training; for mode={mode} pass ckpt=<run folder> alone"
         )
-    if mode == "fit" and config["ckpt"] is not None and not config["resume"]:
+    if mode == "fit" and config.ckpt is not None and not config.resume:
         raise ValueError(
             "ckpt with mode=fit is the run to resume: pass resume=true, or start a new run from "
-            f"its backbone with backbone.pretrained={config['ckpt']}"
+            f"its backbone with backbone.pretrained={config.ckpt}"
         )
-    if mode != "predict" and config["input"] is not None:
+    if mode != "predict" and config.input is not None:
         raise ValueError("input= is for predictions: pass mode=predict")
 
 
-def _check_solved(config: Mapping[str, Any]) -> None:
+def _check_solved(config: RunConfig) -> None:
     """Check that a protocol with solved classifiers, which saves no checkpoint, asks for none."""
-    if not str(config["head"].get("_target_")).startswith(SOLVED):
+    if not str(config.head.get("_target_")).startswith(SOLVED):
         return
-    if config["mode"] != "fit":
+    if config.mode != "fit":
         raise ValueError(
-            f"protocol={config.get('protocol')} solves its classifiers from the backbone's "
-            f"features on each run: leave mode={config['mode']} and ckpt out and pass "
+            f"protocol={config.protocol} solves its classifiers from the backbone's "
+            f"features on each run: leave mode={config.mode} and ckpt out and pass "
             "backbone.pretrained=<run folder or checkpoint file>"
         )
-    if config["resume"]:
+    if config.resume:
         raise ValueError(
-            f"protocol={config.get('protocol')} saves no checkpoint to resume: start it again "
+            f"protocol={config.protocol} saves no checkpoint to resume: start it again "
             "without resume=true"
         )
 
@@ -233,10 +204,10 @@ def _check_length(trainer: Mapping[str, Any], mode: str) -> None:
             )
 
 
-def _check_compilation(config: Mapping[str, Any]) -> None:
+def _check_compilation(config: RunConfig) -> None:
     """Check that a run that is compiled has inputs of few sizes."""
-    family = find_family(config["task_name"])
-    if config["trainer"].get("compile") and not family.compiles:
+    family = find_family(config.task_name)
+    if config.trainer.get("compile") and not family.compiles:
         raise ValueError(
             f"trainer.compile=true compiles the network for each size of its inputs, and each "
             f"{family.modality.replace('_', ' ')} has its own: pass trainer.compile=false"
@@ -256,9 +227,9 @@ def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -
         )
 
 
-def _is_published(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+def _is_published(config: RunConfig, recipe: Mapping[str, Any]) -> bool:
     """Return True for a recipe or an experiment, whose schedule is fixed."""
-    typed, paper = config.get("overrides", ()), config.get("paper")
+    typed, paper = config.overrides, config.paper
     is_row = isinstance(paper, Mapping) and paper.get("experiment")
     return bool(recipe or typed_choice("recipe", typed) or is_row)
 
@@ -281,30 +252,30 @@ def check_warmup(schedule: Mapping[str, Any], trainer: Mapping[str, Any]) -> Non
         )
 
 
-def _check_adapters(config: Mapping[str, Any]) -> None:
+def _check_adapters(config: RunConfig) -> None:
     """Refuse low-rank adapters of random weights.
 
     Raises:
         ValueError: The run starts without trained weights.
     """
-    backbone = config["backbone"]
-    if backbone.get("lora") is not None and not (config["resume"] or backbone["pretrained"]):
+    backbone = config.backbone
+    if backbone.get("lora") is not None and not (config.resume or backbone["pretrained"]):
         raise ValueError(
             "backbone.lora trains adapters of frozen weights, which would be random; pass "
             "backbone.pretrained=<run folder or file>, or true for timm's weights"
         )
 
 
-def _check_pretrained(config: Mapping[str, Any]) -> None:
-    if not config["require_pretrained"] or config["resume"]:
+def _check_pretrained(config: RunConfig) -> None:
+    if not config.require_pretrained or config.resume:
         return
-    if config["backbone"]["pretrained"] is not None:
+    if config.backbone["pretrained"] is not None:
         return
-    if "backbone.pretrained=null" in config.get("overrides", ()):
+    if "backbone.pretrained=null" in config.overrides:
         return  # typed explicitly, which means false
-    task, name, root = config["task_name"], config["backbone"]["name"], config["output_dir"]
+    task, name, root = config.task_name, config.backbone["name"], config.output_dir
     start = find_family(task).started_by
-    experiment = (config.get("paper") or {}).get("experiment")
+    experiment = (config.paper or {}).get("experiment")
     if experiment is not None:
         raise ValueError(
             f"experiment={experiment} starts from trained weights. Train them:\n"
@@ -317,6 +288,6 @@ def _check_pretrained(config: Mapping[str, Any]) -> None:
         f"  python tools/run.py task={start} backbone={name}\n"
         f"then pass it:\n"
         f"  python tools/run.py task={task} backbone={name} "
-        f"backbone.pretrained={root}/{start}/{config_network_name(config['backbone'])}/latest\n"
+        f"backbone.pretrained={root}/{start}/{config_network_name(config.backbone)}/latest\n"
         "or pass backbone.pretrained=true for timm's weights, false for random ones"
     )

@@ -84,7 +84,7 @@ def _is_target_default(config: Mapping[str, Any], group: str, name: str) -> bool
 
     part = {"_target_": target, name: config[f"{group}.{name}"]}
     try:
-        return has_default({group: part}, group, name)
+        return has_default(part, group, name)
     except ValueError:  # from another checkout
         return False
 

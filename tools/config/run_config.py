@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, open_saved
 from tools.cli.grammar import apply, key_of, parse
 from tools.cli.nested_config import flatten
@@ -80,22 +81,22 @@ def is_evaluation(words: Sequence[str]) -> bool:
     return any(key_of(word) == "mode" for word in words)
 
 
-def log_differences(config: Mapping[str, Any]) -> None:
+def log_differences(config: RunConfig) -> None:
     """Log in one line how an evaluation's config differs from its run's.
 
     A checkpoint outside of run folders lacks a config to compare with, which is logged instead.
     """
     if not is_first_process():
         return
-    run = open_saved(config["ckpt"]).run
+    run = open_saved(config.checkpoint).run
     if run is None:
         logger.info(
-            f"{config['ckpt']} is not in a run folder (no ../{CONFIG}): task, backbone, head and "
+            f"{config.ckpt} is not in a run folder (no ../{CONFIG}): task, backbone, head and "
             "data are the typed ones or the defaults"
         )
         return
     then, now = (
-        flatten({group: part[group] for group in IDENTITY}) for part in (run.config, config)
+        flatten({group: part[group] for group in IDENTITY}) for part in (run.config, config.plain())
     )
     differ = [
         f"{key} {_format_value(now, key)} (run: {_format_value(then, key)})"
@@ -122,12 +123,11 @@ def _compose_groups(choices: Sequence[str]) -> DictConfig:
             config = compose("run", overrides=words, return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = outer
-    made = OmegaConf.to_container(config.hydra.runtime.choices)
+    made = config.hydra.runtime.choices
+    stored = {group: made[group] for group in sorted(option_groups()) if made.get(group)}
     with open_dict(config):
         del config["hydra"]
-        config["choices"] = {
-            group: made[group] for group in sorted(option_groups() & set(made)) if made[group]
-        }
+        config["choices"] = stored
     return config
 
 

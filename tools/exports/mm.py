@@ -150,7 +150,7 @@ def whole_package(request: ExportRequest) -> Package:
 
     assert request.run is not None
     assert request.checkpoint is not None
-    datamodule = build(request.run, "data", seed=request.run["seed"], predict_path=None)
+    datamodule = build(request.run["data"], "data", seed=request.run["seed"], predict_path=None)
     names = request.checkpoint.class_names
     if names:
         datamodule.class_names = names
@@ -159,7 +159,9 @@ def whole_package(request: ExportRequest) -> Package:
         datamodule.setup()
     options = {**request.options, "dense": True}
     backbone = create_backbone(request.backbone, **options)
-    whole = build(request.run, "head", backbone=backbone, num_classes=datamodule.num_classes)
+    whole = build(
+        request.run["head"], "head", backbone=backbone, num_classes=datamodule.num_classes
+    )
     adopt(whole, request.checkpoint)  # prefers the averaged weights, which were validated
     model = dict(whole.config) | {"backbone": _backbone_config(request)}
     neck = model.get("neck") or {}

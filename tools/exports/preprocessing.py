@@ -83,7 +83,7 @@ def read_preprocessing(
         return Preprocessing(size, usual.crop_pct, False, usual.interpolation, mean, std)
     if run is None or find_family(run["task_name"]).export_of(ANY) != "classifier":
         return None
-    datamodule = build(run, "data", seed=run["seed"], predict_path=None)
+    datamodule = build(run["data"], "data", seed=run["seed"], predict_path=None)
     made, size = datamodule.augmentation, datamodule.image_size
     if isinstance(made, PaperAugmentation):
         crop_pct, squash, interpolation = made.crop_pct, False, made.interpolation
@@ -166,10 +166,13 @@ def _dense_preprocessing(
     run: Mapping[str, Any], backbone: Backbone, size: Size, *, fixed: bool
 ) -> Values:
     """Describe how a detector or segmentor preprocesses images before the backbone."""
-    datamodule = build(run, "data", seed=run["seed"], predict_path=None)
+    datamodule = build(run["data"], "data", seed=run["seed"], predict_path=None)
     weights = run["head"].get("class_weights")
     whole = build(
-        run, "head", backbone=copy.deepcopy(backbone), num_classes=len(weights) if weights else 1
+        run["head"],
+        "head",
+        backbone=copy.deepcopy(backbone),
+        num_classes=len(weights) if weights else 1,
     )
     processor, bands = whole.model.data_preprocessor, getattr(datamodule, "bands", None)
     channels: Any = "RGB" if getattr(processor, "_channel_conversion", True) else "BGR"

@@ -94,7 +94,7 @@ def count_dense_parts(
     device = "cpu" if _has_queries(config["head"]) else "meta"
     with torch.device(device):
         backbone = create_backbone(name, dense=True, **json.loads(options))
-        whole = build(config, "head", backbone=backbone, num_classes=classes)
+        whole = build(config["head"], "head", backbone=backbone, num_classes=classes)
     with torch.device(device), torch.no_grad():
         counted = find_family(task).counted
         assert counted is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task, check_options
 from tasks.engine.normalisation import take_preprocessing
 from tasks.engine.optim import check_optimizer
+from tasks.engine.run_config import RunConfig
 from tasks.engine.signals import RunStopped
 from tools.cli.processes import check_trainer, is_first_process
 from tools.config import automatic
@@ -58,7 +58,7 @@ class Components:
     start: resume.Start | None = None
 
 
-def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> Components:
+def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Components:
     """Build the components of a run.
 
     Args:
@@ -66,18 +66,17 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         folder: Run folder.
         resumed: Resume the run in this folder.
     """
-    seed_everything(config["seed"], workers=True, verbose=False)
+    seed_everything(config.seed, workers=True, verbose=False)
     code = read_source() if is_first_process() else Source(None)
-    training = config["mode"] == "fit"
-    loggers = make_loggers(config["logger"], folder, config) if training else []
-    checkpoint = None if training else open_checkpoint(config["ckpt"])
-    start_from = resume.without_start if resumed else dict
+    training = config.mode == "fit"
+    loggers = make_loggers(config.logger, folder, config) if training else []
+    checkpoint = None if training else open_checkpoint(config.checkpoint)
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
-    backbone = build_backbone(start_from(config), datamodule)
+    backbone = build_backbone(_restarted(config, resumed), datamodule)
     foreign = checkpoint is not None and checkpoint.format is None
     if foreign or (training and not resumed):
-        weights = checkpoint if foreign else config["backbone"]["pretrained"]
+        weights = checkpoint if foreign else config.backbone["pretrained"]
         augmentation = getattr(datamodule, "augmentation", None)
         line = take_preprocessing(config, augmentation, backbone, weights)
         if line is not None:
@@ -85,14 +84,14 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
             datamodule, without_data = _datamodule(config, checkpoint)
     if not without_data:
         _prepare(config, datamodule, backbone)
-    task = build_task(start_from(config), datamodule, backbone)
+    task = build_task(_restarted(config, resumed), datamodule, backbone)
     if training:
         task.prepare_training(datamodule)
-    loaded = {} if checkpoint is None else _load(task, checkpoint, config["trainer"]["precision"])
-    options, start = config["trainer"], None
+    loaded = {} if checkpoint is None else _load(task, checkpoint, config.trainer["precision"])
+    options, start = config.trainer, None
     shape = report.input_shape(config, datamodule)
     if resumed:
-        start = resume.find_start(folder, config["ckpt"], task, options)
+        start = resume.find_start(folder, config.ckpt, task, options)
     facts = report.initial_facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
@@ -100,7 +99,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         task.monitor,
         task.mode,
         training=training,
-        checkpoint_every=config["checkpoint_every"],
+        checkpoint_every=config.checkpoint_every,
         fixed_size=datamodule.fixed_size,
         callbacks=_callbacks(config, folder, task) if training else (),
         loggers=loggers,
@@ -108,11 +107,16 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     if training and not solves(task.model) and trains(task):
         trainer.check_fit(engine, task, datamodule)
         if is_first_process():
-            check_space(folder, task, top_k=config["callbacks"]["top_k"])
+            check_space(folder, task, top_k=config.callbacks["top_k"])
     if options.get("compile"):
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
+
+
+def _restarted(config: RunConfig, resumed: bool) -> RunConfig:
+    """Return the config of the network; that of a resumed run has its weights in a checkpoint."""
+    return resume.without_start(config) if resumed else config
 
 
 def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, Any]:
@@ -123,34 +127,30 @@ def _load(task: BaseTask, checkpoint: Checkpoint, precision: str) -> dict[str, A
     return {"checkpoint_step": checkpoint.step}
 
 
-def check_config(config: dict[str, Any]) -> dict[str, Any]:
+def check_config(config: RunConfig) -> RunConfig:
     """Check names and types of all options of a run, once, and solve the widths of mixers.
 
     Raises:
         ValueError: Names the option and what it may be.
     """
     known = check_options(automatic.apply_fixed_schedule(config))
-    if config["mode"] == "fit":
-        chosen = {key: v for key, v in config["optimizer"].items() if v != automatic.AUTO}
+    if config.mode == "fit":
+        chosen = {key: v for key, v in config.optimizer.items() if v != automatic.AUTO}
         check_optimizer({"lr": 1.0, **chosen})
-    automatic_batch = {k: v for k, v in config["data"].items() if v == automatic.AUTO}
-    backbone = {"name": config["backbone"]["name"], **solve_match(**config["backbone"])}
-    trainer.check_trainer_options(known["trainer"])
-    check_trainer(config["trainer"])
-    if config["mode"] == "fit":
-        family = find_family(config["task_name"])
+    automatic_batch = {k: v for k, v in config.data.items() if v == automatic.AUTO}
+    backbone = {"name": config.backbone["name"], **solve_match(**config.backbone)}
+    trainer.check_trainer_options(known.trainer)
+    check_trainer(config.trainer)
+    if config.mode == "fit":
+        family = find_family(config.task_name)
         metrics = {metric.name: metric.direction for metric in family.metrics} | {"loss": "min"}
-        make_callbacks(Path(), f"val/{family.monitor}", metrics, **config["callbacks"])
-    return {
-        **config,
-        "backbone": backbone,
-        "data": known["data"] | automatic_batch,
-        "head": known["head"],
-        "task": known["task"],
-    }
+        make_callbacks(Path(), f"val/{family.monitor}", metrics, **config.callbacks)
+    data = known.data | automatic_batch
+    parts = {"backbone": backbone, "data": data, "head": known.head, "task": known.task}
+    return config.model_copy(update=parts)
 
 
-def check_settings(config: dict[str, Any]) -> None:
+def check_settings(config: RunConfig) -> None:
     """Refuse a training's settings that are wrong for any data, without reading or drawing values.
 
     Raises:
@@ -159,37 +159,35 @@ def check_settings(config: dict[str, Any]) -> None:
     config = check_config(config)
     datamodule, _ = _datamodule(config, None)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        build_backbone(
-            {**config, "backbone": {**config["backbone"], "pretrained": None}}, datamodule
-        )
+        build_backbone(resume.without_start(config), datamodule)
 
 
-def _callbacks(config: Mapping[str, Any], folder: Path, task: BaseTask) -> list[Callback]:
+def _callbacks(config: RunConfig, folder: Path, task: BaseTask) -> list[Callback]:
     """Make the callbacks of a config's group ``callbacks``."""
     checkpoints = folder / "checkpoints"
-    return make_callbacks(checkpoints, task.monitor, task.metric_directions, **config["callbacks"])
+    return make_callbacks(checkpoints, task.monitor, task.metric_directions, **config.callbacks)
 
 
-def _datamodule(config: dict[str, Any], checkpoint: Checkpoint | None) -> tuple[Any, bool]:
+def _datamodule(config: RunConfig, checkpoint: Checkpoint | None) -> tuple[Any, bool]:
     """Build the datamodule; return it, and True if the run needs no data set."""
     known = automatic.apply_fixed_schedule(config)
     if checkpoint is not None:  # evaluated images are normalised as in training
-        data = automatic.with_measured(known["data"], checkpoint.values.get(BUILT))
-        known = {**known, "data": data}
-    datamodule = build(known, "data", seed=config["seed"], predict_path=config["input"])
+        data = automatic.with_measured(known.data, checkpoint.values.get(BUILT))
+        known = known.model_copy(update={"data": data})
+    datamodule = build(known.data, "data", seed=config.seed, predict_path=config.input)
     return datamodule, predict_mode.needs_no_data(config, datamodule, checkpoint)
 
 
-def _prepare(config: dict[str, Any], datamodule: Any, backbone: nn.Module) -> None:
+def _prepare(config: RunConfig, datamodule: Any, backbone: nn.Module) -> None:
     """Read the data set; before a training replace ``auto`` options and check all files."""
-    datamodule.fixed_order = bool(config["trainer"].get(OVERFIT))
+    datamodule.fixed_order = bool(config.trainer.get(OVERFIT))
     datamodule.prepare_data()
     datamodule.setup()
-    if config["mode"] == "fit":
-        config["data"] |= datamodule.measured_options()
+    if config.mode == "fit":
+        config.data |= datamodule.measured_options()
         automatic.choose_values(config, datamodule, backbone)
-        check_warmup(config["schedule"], config["trainer"])
-    if config["mode"] == "fit" and is_first_process():
+        check_warmup(config.schedule, config.trainer)
+    if config.mode == "fit" and is_first_process():
         datamodule.check_files()
 
 
@@ -199,7 +197,7 @@ def solves(model: nn.Module) -> bool:
 
 
 def execute(
-    parts: Components, config: dict[str, Any], folder: Path, new_length: str | None
+    parts: Components, config: RunConfig, folder: Path, new_length: str | None
 ) -> dict[str, float]:
     """Train, evaluate or predict, and return the closing metrics.
 
@@ -210,26 +208,26 @@ def execute(
         new_length: From ``folder.describe_new_length``.
     """
     task, datamodule, engine = parts.task, parts.datamodule, parts.engine
-    if config["mode"] == "predict":
+    if config.mode == "predict":
         return predict_mode.predict(engine, task, datamodule)
-    if config["mode"] != "fit" and datamodule.parts:
+    if config.mode != "fit" and datamodule.parts:
         evaluate_parts = imported(task.family.parts_evaluation)
         return evaluate_parts(engine, task, datamodule, config, folder)
-    if config["mode"] != "fit":
-        return trainer.evaluate(engine, config["mode"], task, datamodule)
+    if config.mode != "fit":
+        return trainer.evaluate(engine, config.mode, task, datamodule)
     mark_latest(folder)
     keep_source(folder, parts.code)
-    report.log_network(task.model.backbone, config["backbone"] | datamodule.backbone_arguments)
+    report.log_network(task.model.backbone, config.backbone | datamodule.backbone_arguments)
     if solves(task.model):
-        return frozen_fit.solve(engine, task, datamodule, config["seed"])
+        return frozen_fit.solve(engine, task, datamodule, config.seed)
     if not trains(task):
         return evaluate_once(engine, task, datamodule)
     report.log_start(parts.facts, config, datamodule, engine.world_size)
     if parts.start:
         resume.log_start(parts.start, new_length)
-        update_config(folder, config)
+        update_config(folder, config, resumed=True)
         report.reopen(folder)
-    keep, started = config["checkpoints"], time.perf_counter()
+    keep, started = config.checkpoints, time.perf_counter()
     try:
         return trainer.fit(engine, task, datamodule, start=parts.start, keep=keep)
     except RunStopped as stop:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import CONFIG, read_config
 from tasks.engine.schedule_rule import RATE, REFERENCE
 from tasks.engine.sources import check_sources
@@ -78,7 +79,7 @@ OF_A_COMMAND = {"ckpt", "input", "output_dir", "overrides", "resume"}
 
 @contextlib.contextmanager
 def open_run_folder(
-    config: Mapping[str, Any], resumed: Path | None = None, swept: Sequence[str] = ()
+    config: RunConfig, resumed: Path | None = None, swept: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Open the run folder of a config: a new one with its config.yaml, or the one to resume.
 
@@ -99,14 +100,14 @@ def open_run_folder(
     if resumed is not None:
         folder = resumed
     elif new:
-        folder = new_run_folder(parent, config["mode"], swept)
+        folder = new_run_folder(parent, config.mode, swept)
     else:
         folder = Path(os.environ.get(ENVIRONMENT, parent))  # only the first process writes
     folder = NODES.share("folder", folder.resolve()) or folder
     os.environ[ENVIRONMENT] = str(folder)
     try:
         if new:
-            write_whole(folder / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+            write_whole(folder / CONFIG, yaml.safe_dump(config.plain(), sort_keys=False))
         yield folder
     except BaseException:
         if new:
@@ -187,7 +188,7 @@ def mark_latest(folder: Path) -> None:
     temporary.replace(latest)
 
 
-def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Path | None:
+def find_run_to_resume(config: RunConfig, *, sweep: bool = False) -> Path | None:
     """Find the run folder to resume: the one of ``ckpt``, or the newest with these settings.
 
     Return None for a job of a sweep that has not started.
@@ -196,15 +197,15 @@ def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Pat
         ValueError: No run fits, its settings differ, or it is being trained now.
     """
     parent = _parent(config)
-    if config["ckpt"] is not None:
-        folder = _find_run_folder(Path(config["ckpt"]).expanduser())
+    if config.ckpt is not None:
+        folder = _find_run_folder(Path(config.ckpt).expanduser())
         check_same_config(folder, config)
         return _check_free(folder)
     if not is_first_process() and os.environ.get(ENVIRONMENT):
         folder = Path(os.environ[ENVIRONMENT])  # chosen by the first process
         return folder if _has_begun(folder) else None
     # Older runs of a token mixer lie in the folder of their backbone.
-    folders = {parent, parent.with_name(str(config["backbone"]["name"]))}
+    folders = {parent, parent.with_name(str(config.backbone["name"]))}
     runs = [path.parent for folder in folders for path in folder.glob(f"*/{CONFIG}")]
     runs = [run for run in runs if run.name != LATEST and _mode(run) == "fit"]
     runs.sort(key=lambda run: run.name, reverse=True)
@@ -229,10 +230,8 @@ def find_run_to_resume(config: Mapping[str, Any], *, sweep: bool = False) -> Pat
     return None
 
 
-def _parent(config: Mapping[str, Any]) -> Path:
-    return (
-        Path(config["output_dir"]) / config["task_name"] / config_network_name(config["backbone"])
-    )
+def _parent(config: RunConfig) -> Path:
+    return Path(config.output_dir) / config.task_name / config_network_name(config.backbone)
 
 
 def _find_run_folder(path: Path) -> Path:
@@ -266,14 +265,14 @@ def _mode(folder: Path) -> str | None:
     return mode if isinstance(mode, str) else None
 
 
-def differences(folder: Path, config: Mapping[str, Any]) -> list[str]:
+def differences(folder: Path, config: RunConfig) -> list[str]:
     """Return the settings that must equal those of the run but differ, with both values.
 
     These count as equal: a value that the run chose itself and the command leaves open, a default
     that only one of them lists, and a file that the run started from and that has moved.
     """
     saved = read_config(folder / CONFIG)
-    before, now = (comparable_config(flatten(one)) for one in (saved, config))
+    before, now = (comparable_config(flatten(one)) for one in (saved, config.plain()))
     return [
         f"{key}: {before.get(key)} then, {now.get(key)} now"
         for key in sorted(before.keys() | now.keys())
@@ -303,7 +302,7 @@ def _has_moved(key: str, before: Any, now: Mapping[str, Any]) -> bool:
     return key in (START, TEACHER) and both and not Path(before).exists()
 
 
-def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
+def check_same_config(folder: Path, config: RunConfig) -> None:
     """Refuse to resume a run with other settings.
 
     Raises:
@@ -317,35 +316,35 @@ def check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def describe_new_length(folder: Path, config: Mapping[str, Any]) -> str | None:
+def describe_new_length(folder: Path, config: RunConfig) -> str | None:
     """Describe the old and new length of a run, if they differ."""
-    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config.plain())
     differ = [key for key in sorted(LENGTH) if before.get(key) != now.get(key)]
     return "; ".join(f"{key}={now.get(key)}, before {before.get(key)}" for key in differ) or None
 
 
-def log_rounding(folder: Path, config: Mapping[str, Any]) -> None:
+def log_rounding(folder: Path, config: RunConfig) -> None:
     """Log options that make a resumed run round differently from its folder's."""
-    before, now = flatten(read_config(folder / CONFIG)), flatten(config)
+    before, now = flatten(read_config(folder / CONFIG)), flatten(config.plain())
     differ = [key for key in ROUNDS if key in before and before[key] != now.get(key)]
     if differ and is_first_process():
         changes = "; ".join(f"{key}={now.get(key)}, before {before[key]}" for key in differ)
         log_info(f"{changes}: the run continues from the same state, with other roundings")
 
 
-def restore_start(config: dict[str, Any], folder: Path) -> None:
+def restore_start(config: RunConfig, folder: Path) -> None:
     """Set ``backbone.pretrained`` of a resumed run to the value that it started with."""
     start = read_config(folder / CONFIG)["backbone"].get("pretrained")
-    config["backbone"] = {**config["backbone"], "pretrained": start}
+    config.backbone = {**config.backbone, "pretrained": start}
 
 
-def update_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the config of a resumed run to its config.yaml."""
+def update_config(folder: Path, config: RunConfig, *, resumed: bool) -> None:
+    """Write the config of a run to its config.yaml; a resumed run keeps its first command."""
     if not is_first_process():
         return
-    before = read_config(folder / CONFIG)
+    before = read_config(folder / CONFIG) if resumed else {}
     kept = {key: before[key] for key in OF_A_COMMAND if key in before}
-    write_whole(folder / CONFIG, yaml.safe_dump({**config, **kept}, sort_keys=False))
+    write_whole(folder / CONFIG, yaml.safe_dump({**config.plain(), **kept}, sort_keys=False))
 
 
 def _is_free(key: str) -> bool:

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
 from tasks.engine.loggers import LEAST_SPACE, RunLog, TensorBoardLog, check_free
+from tasks.engine.run_config import RunConfig
 from tasks.engine.whole_files import is_own_file, refuse_link, write_whole
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
@@ -84,7 +85,7 @@ class RemoteLog(RunLog):
 
 
 def make_loggers(
-    loggers: Mapping[str, Mapping[str, Any]], folder: Path, config: Mapping[str, Any]
+    loggers: Mapping[str, Mapping[str, Any]], folder: Path, config: RunConfig
 ) -> list[RunLog]:
     """Make the logs of a config's group ``logger``.
 
@@ -106,7 +107,7 @@ def make_loggers(
     return made
 
 
-def tensorboard(folder: Path, config: Mapping[str, Any]) -> RunLog:
+def tensorboard(folder: Path, config: RunConfig) -> RunLog:
     """TensorBoard's events in the run folder."""
     _check_store(folder / "tensorboard", "tensorboard")
     return TensorBoardLog(folder / "tensorboard")
@@ -114,7 +115,7 @@ def tensorboard(folder: Path, config: Mapping[str, Any]) -> RunLog:
 
 def wandb(
     folder: Path,
-    config: Mapping[str, Any],
+    config: RunConfig,
     *,
     project: str = "mixerlab",
     entity: str | None = None,
@@ -159,7 +160,7 @@ def wandb(
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         log = WandbLogger(experiment=run, save_dir=str(folder))
-        log.log_hyperparams(flatten(config))
+        log.log_hyperparams(flatten(config.plain()))
         return log
 
     return RemoteLog("wandb", start, folder)
@@ -167,7 +168,7 @@ def wandb(
 
 def mlflow(
     folder: Path,
-    config: Mapping[str, Any],
+    config: RunConfig,
     *,
     tracking_uri: str | None = None,
     experiment: str = "mixerlab",
@@ -208,7 +209,7 @@ def mlflow(
             run_id=known if store == wanted else None,
         )  # fmt: skip
         write_whole(note, f"{wanted}\n{log.run_id}\n")
-        shown, settings = log.experiment.get_run(log.run_id).data.params, flatten(config)
+        shown, settings = log.experiment.get_run(log.run_id).data.params, flatten(config.plain())
         log.log_hyperparams({key: settings[key] for key in settings.keys() - shown.keys()})
         for key in settings.keys() & shown.keys():
             if str(settings[key])[:LONGEST_PARAMETER] != shown[key]:
@@ -273,8 +274,8 @@ def _local_path(address: str) -> Path | None:
     return Path(parts.path) if parts.scheme in ("", "file") else None
 
 
-def _title(folder: Path, config: Mapping[str, Any]) -> str:
-    return f"{config_network_name(config['backbone'])} {folder.name}"
+def _title(folder: Path, config: RunConfig) -> str:
+    return f"{config_network_name(config.backbone)} {folder.name}"
 
 
 def _identifier(folder: Path) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tasks.engine.plain_files import read_text
+from tasks.engine.run_config import RunConfig
 from tools.cli.errors import is_gpu_memory, user_message
 from tools.cli.printable import printable
 
@@ -31,7 +31,7 @@ def recording_failure(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explaining_full_memory(config: Mapping[str, Any], folder: Path) -> Iterator[None]:
+def explaining_full_memory(config: RunConfig, folder: Path) -> Iterator[None]:
     """Replace the error of a full GPU by one that names the batch and a smaller one.
 
     Raises:
@@ -45,11 +45,11 @@ def explaining_full_memory(config: Mapping[str, Any], folder: Path) -> Iterator[
         raise ValueError(_smaller_batch(config, folder)) from error
 
 
-def _smaller_batch(config: Mapping[str, Any], folder: Path) -> str:
+def _smaller_batch(config: RunConfig, folder: Path) -> str:
     from tasks.engine.checkpoint_files import LAST  # imports torch
 
-    data, accumulated = config["data"], config["trainer"]["accumulate_grad_batches"]
-    if config["mode"] != "fit":
+    data, accumulated = config.data, config.trainer["accumulate_grad_batches"]
+    if config.mode != "fit":
         size = data.get("eval_batch_size") or data["batch_size"]
         return (
             f"the GPU's memory is full with data.eval_batch_size={size}; pass a smaller one, or "

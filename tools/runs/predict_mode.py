@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
@@ -17,6 +15,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.batches import UNREADABLE
 from tasks.engine.gather import gather_objects
 from tasks.engine.loading import read_targets
+from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_predictions import saved_rows
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -25,15 +24,15 @@ SHOWN = 20  # inputs whose answers are printed
 
 
 def needs_no_data(
-    config: Mapping[str, Any], datamodule: BaseDataModule, checkpoint: Checkpoint | None
+    config: RunConfig, datamodule: BaseDataModule, checkpoint: Checkpoint | None
 ) -> bool:
     """Return True if a run only predicts the user's inputs and can omit the data set.
 
     The targets then come from the checkpoint; all of ours have them.
     """
-    if checkpoint is None or config["input"] is None:
+    if checkpoint is None or config.input is None:
         return False
-    targets = read_targets(config, checkpoint)
+    targets = read_targets(config.task, checkpoint)
     if targets is not None:
         datamodule.predict_only(**targets)
     return targets is not None

@@ -26,6 +26,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.family import families, find_family
 from tasks.engine.loggers import read_rows
 from tasks.engine.plain_files import DamagedFile
+from tasks.engine.run_config import RunConfig
 from tasks.engine.whole_files import make_folder, whole_file, write_whole
 from tools.cli import tables
 from tools.cli.network_names import config_network_name
@@ -54,33 +55,33 @@ PACKAGES = (
 )
 
 
-def initial_facts(config: Mapping[str, Any], model: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+def initial_facts(config: RunConfig, model: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     """Collect the facts of a run that are known before it starts.
 
     These are its settings, the parameters of model and backbone, the backbone's multiply-adds at
     the training size, and a description of the network.
     """
     return {
-        "task": config["task_name"],
-        "backbone": config_network_name(config["backbone"]),
-        "mode": config["mode"],
-        "checkpoint": config["ckpt"],
-        "seed": config["seed"],
+        "task": config.task_name,
+        "backbone": config_network_name(config.backbone),
+        "mode": config.mode,
+        "checkpoint": config.ckpt,
+        "seed": config.seed,
         "parameters": count_parameters(model),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "pooling": None if model.backbone.dense else model.backbone.pooling,
         "backbone_parameters": count_parameters(model.backbone),
         "backbone_macs": count_macs(model.backbone, shape=shape),
-        "macs_at": list(shape[1:] if find_family(config["task_name"]).channels_first else shape),
+        "macs_at": list(shape[1:] if find_family(config.task_name).channels_first else shape),
         "network": describe_network(model.backbone),
-        "strategy": config["trainer"]["strategy"],
+        "strategy": config.trainer["strategy"],
     }
 
 
-def input_shape(config: Mapping[str, Any], datamodule: BaseDataModule) -> tuple[int, ...]:
+def input_shape(config: RunConfig, datamodule: BaseDataModule) -> tuple[int, ...]:
     """Return the shape of a training input without its batch; images state it in their options."""
     channels = datamodule.backbone_arguments.get("in_chans", 3)
-    return datamodule.input_shape or (channels, *training_size(config["data"]))
+    return datamodule.input_shape or (channels, *training_size(config.data))
 
 
 def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
@@ -93,13 +94,13 @@ def training_size(data: Mapping[str, Any]) -> tuple[int, int]:
 
 def log_start(
     known: Mapping[str, Any],
-    config: Mapping[str, Any],
+    config: RunConfig,
     datamodule: BaseDataModule,
     processes: int = 1,
 ) -> None:
     """Log what is about to be trained, and the learning rate with its derivation."""
-    batch, trainer = datamodule.training_batch(processes), config["trainer"]
-    unit = find_family(config["task_name"]).unit
+    batch, trainer = datamodule.training_batch(processes), config.trainer
+    unit = find_family(config.task_name).unit
     epoch = datamodule.batches("train", processes)
     accumulated = batches_per_step(trainer, epoch)
     batches = f"{batch}"

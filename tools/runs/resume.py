@@ -17,6 +17,7 @@ from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
 from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
 from tasks.engine.position import Position
 from tasks.engine.resume_checks import check_continues
+from tasks.engine.run_config import RunConfig
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -36,10 +37,10 @@ class Start:
         return checkpoint
 
 
-def without_start(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_start(config: RunConfig) -> RunConfig:
     """Return a config whose network is built without the weights that its run began with."""
-    backbone = {**config["backbone"], "pretrained": None}
-    return {**config, "backbone": backbone, "keep_classifier": False}
+    backbone = {**config.backbone, "pretrained": None}
+    return config.model_copy(update={"backbone": backbone, "keep_classifier": False})
 
 
 def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[str, Any]) -> Start:

@@ -25,6 +25,7 @@ from tasks.classification.corruption_error import (
 )
 from tasks.classification.family import ROBUSTNESS
 from tasks.engine.plain_files import read_json
+from tasks.engine.run_config import RunConfig
 from tasks.engine.whole_files import write_whole
 from tools.cli.processes import find_launcher
 from tools.runs import trainer
@@ -52,7 +53,7 @@ def measure(
     engine: Trainer,
     task: Any,
     datamodule: Any,
-    config: Mapping[str, Any],
+    config: RunConfig,
     folder: Path,
 ) -> dict[str, float]:
     """Evaluate the parts that earlier runs with the same weights lack; print the table.
@@ -70,7 +71,7 @@ def measure(
     Raises:
         ValueError: An option limits the batches.
     """
-    check_whole(config["trainer"])
+    check_whole(config.trainer)
     key = result_key(config)
     # Processes of another launcher cannot see each other's folders, but need the same parts.
     done = {} if find_launcher() else find_results(folder.parent, key, datamodule)
@@ -78,7 +79,7 @@ def measure(
         if part.name not in done:
             datamodule.choose(part)
             task.only_classes(part.columns)
-            metrics = trainer.evaluate(engine, config["mode"], task, datamodule)
+            metrics = trainer.evaluate(engine, config.mode, task, datamodule)
             done[part.name] = {
                 "images": len(part.files), "fingerprint": part.fingerprint, "metrics": metrics
             }  # fmt: skip
@@ -107,15 +108,15 @@ def check_whole(options: Mapping[str, Any]) -> None:
         )
 
 
-def result_key(config: Mapping[str, Any]) -> str:
+def result_key(config: RunConfig) -> str:
     """Hash what figures depend on: weights, network, preparation of images, precision."""
     digest = hashlib.sha256()
-    with Path(config["ckpt"]).open("rb") as file:
+    with Path(config.checkpoint).open("rb") as file:
         while block := file.read(1 << 24):
             digest.update(block)
-    data = {name: value for name, value in config["data"].items() if name not in FREE}
-    part = {"data": data, "precision": config["trainer"].get("precision")}
-    part |= {name: config[name] for name in ("backbone", "head", "task")}
+    data = {name: value for name, value in config.data.items() if name not in FREE}
+    part = {"data": data, "precision": config.trainer.get("precision")}
+    part |= {"backbone": config.backbone, "head": config.head, "task": config.task}
     digest.update(json.dumps(part, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,17 @@ from tasks.engine.exact_resume import CHECKPOINTS
 from tasks.engine.monitors import TimeLimit
 from tasks.engine.optim import scaled_lr
 from tasks.engine.pace import Pace
+from tasks.engine.run_config import RunConfig
 from tools.runs.fingerprints import fingerprints
 
 
 def collect_facts(
-    config: Mapping[str, Any], trainer: Trainer, datamodule: BaseDataModule
+    config: RunConfig, trainer: Trainer, datamodule: BaseDataModule
 ) -> dict[str, Any]:
     """Return the facts of a finished run for summary.json."""
     facts: dict[str, Any] = {
         "data": {
-            "name": config["data"]["_target_"],
+            "name": config.data["_target_"],
             "root": None if datamodule.root is None else str(datamodule.root),
             "images": datamodule.sizes(),
             **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
@@ -39,29 +39,29 @@ def collect_facts(
         "precision": str(trainer.precision),
         "device": device_name(trainer.strategy.root_device),
         "processes": trainer.world_size,
-        "overrides": config["overrides"],
+        "overrides": config.overrides,
         "peak_memory_mib": _peak_memory(trainer.strategy.root_device),
     }
-    if config["mode"] != "fit":
+    if config.mode != "fit":
         return facts
-    name = f"{CHECKPOINTS}/{LAST if config['checkpoints'] == 'last' else BEST}"
+    name = f"{CHECKPOINTS}/{LAST if config.checkpoints == 'last' else BEST}"
     evaluated = Path(trainer.default_root_dir) / name
     processes = trainer.world_size
     batch = datamodule.training_batch(processes) * processes * batches_of_step(trainer, 0)
-    optimizer = config["optimizer"]
+    optimizer = config.optimizer
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
     rate, waiting = pace.images_per_second, pace.waiting_share
     for limit in (call for call in _callbacks(trainer) if isinstance(call, TimeLimit)):
         share = limit.trained_share(trainer)
         if share is not None:
-            facts["ended_by_time"] = {"share": share, "max_time": config["trainer"]["max_time"]}
+            facts["ended_by_time"] = {"share": share, "max_time": config.trainer["max_time"]}
     return facts | {
         "global_batch": batch,
         "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
         "images_per_second": None if rate is None else round(rate, 2),
         "waiting_for_data": None if waiting is None else round(waiting, 4),
         "num_workers": datamodule.num_workers,
-        "resident": config["data"].get("resident"),
+        "resident": config.data.get("resident"),
         "checkpoint": name if evaluated.is_file() else None,
         "checkpoint_step": (
             open_checkpoint(evaluated, values_only=True).step if evaluated.is_file() else None

@@ -208,7 +208,9 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
     extra = {*EXTRA, "channels_last", "tf32"}
     check_arguments(Trainer, {k: v for k, v in options.items() if k not in extra}, "trainer")
     for name in OURS & options.keys():
-        raise ValueError(f"trainer.{name} is set by the run itself; leave it out")
+        tested = name == "limit_test_batches"
+        remedy = "pass trainer.limit_val_batches, which holds for both" if tested else "leave it out"
+        raise ValueError(f"trainer.{name} is set by the run itself; {remedy}")
     for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
         if options[name] is not None and options[name] < least:
             raise ValueError(f"trainer.{name}={options[name]} is too low; the lowest is {least}")

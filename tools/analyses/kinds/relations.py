@@ -198,4 +198,4 @@ def _image_size(subject: Subject) -> tuple[int, int] | None:
 
     if subject.size is not None or subject.config is None:
         return subject.size
-    return training_size(subject.config["data"])
+    return training_size(subject.config.data)
