@@ -45,7 +45,7 @@ def model_of(head, backbone, num_classes, **more):
     (task,) = head["_tasks_"]
     pytest.importorskip(TOOLKITS[task])
     config = {key: value for key, value in head.items() if key != "_tasks_"} | more
-    return build({"head": config}, "head", backbone=backbone, num_classes=num_classes)
+    return build(config, "head", backbone=backbone, num_classes=num_classes)
 
 
 def small_model(name, backbone="swin_t", **more):

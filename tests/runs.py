@@ -18,6 +18,7 @@ import torch
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
+from tasks.engine.run_config import RunConfig
 from tools.cli.errors import one_line_errors
 from tools.cli.paths import CONFIGS, ROOT
 from tools.config import run_config as run_config
@@ -179,7 +180,8 @@ def command(typed, timeout=240, **options) -> Ended:
 def write_run(folder, config, content=None):
     """Write a run folder with a config and a checkpoint, which is empty without content."""
     (folder / "checkpoints").mkdir(parents=True)
-    text = config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False)
+    plain = config.plain() if isinstance(config, RunConfig) else config
+    text = config if isinstance(config, str) else yaml.safe_dump(plain, sort_keys=False)
     (folder / "config.yaml").write_text(text)
     best = folder / "checkpoints" / "best.ckpt"
     best.touch() if content is None else torch.save(content, best)

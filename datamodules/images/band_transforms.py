@@ -105,7 +105,7 @@ def check_policy(made: Augmentation) -> None:
     if policy is not None:
         raise ValueError(
             f"data.augmentation.auto_augment={policy} changes colours of 8-bit RGB; with "
-            "data.bands pass ++data.augmentation.auto_augment=null"
+            "data.bands pass data.augmentation.auto_augment=null"
         )
 
 

@@ -72,13 +72,13 @@ class BatchPaper:
         if made.auto_augment is not None:
             raise ValueError(
                 f"data.resident=true augments batches, but auto_augment={made.auto_augment} takes "
-                "single images: pass ++data.augmentation.auto_augment=null, or leave data.resident "
+                "single images: pass data.augmentation.auto_augment=null, or leave data.resident "
                 "out"
             )
         if interpolation not in INTERPOLATIONS:
             raise ValueError(
                 f"data.resident=true resizes by {', '.join(INTERPOLATIONS)}, not by "
-                f"{interpolation}: pass ++data.augmentation.train_interpolation=bicubic, or leave "
+                f"{interpolation}: pass data.augmentation.train_interpolation=bicubic, or leave "
                 "data.resident out"
             )
         self.bicubic = INTERPOLATIONS[interpolation]

@@ -58,7 +58,7 @@ class WeightEMA:
         return (
             f"task.ema.decay={self.decay:g} is slow for {steps} steps: validation and tests see "
             f"the average, {share:.0%} of which is still the initial weights at the end; pass "
-            f"task.ema.decay={fitting:.4g} or ++task.ema.warmup=true"
+            f"task.ema.decay={fitting:.4g} or task.ema.warmup=true"
         )
 
     @torch.no_grad()

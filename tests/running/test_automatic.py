@@ -36,10 +36,10 @@ class Listed(BaseDataModule):
 
 def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=False):
     config = composed(f"task={task}", f"data={OWN[task]}", "trainer=cpu", *typed)
-    config["backbone"]["pretrained"] = pretrained
-    data = Listed(images, val_images, automatic.apply_fixed_schedule(config)["data"]["batch_size"])
+    config.backbone["pretrained"] = pretrained
+    data = Listed(images, val_images, automatic.apply_fixed_schedule(config).data["batch_size"])
     automatic.choose_values(config, data, backbone)
-    assert data.batch_size == config["data"]["batch_size"]
+    assert data.batch_size == config.data["batch_size"]
     return config
 
 
@@ -70,10 +70,10 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
     keys = ("data.batch_size", "optimizer.lr", "trainer.max_epochs", "schedule.warmup")
     assert values(config, *keys) == [batch, rate, epochs, warmup]
     own = keys if OWN[task] == "folder" else keys[1:]
-    assert config["automatic"].keys() >= set(own)
+    assert config.automatic.keys() >= set(own)
     if task == "detection":
         thirds = pytest.approx([epochs * 2 / 3, epochs * 11 / 12], abs=1e-3)
-        assert config["schedule"]["milestones"] == thirds
+        assert config.schedule["milestones"] == thirds
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_values_follow_the_size_of_the_set(task, images, batch, rate, epochs, wa
 def test_typed_values_win_and_others_follow(typed, expected):
     config = chosen("classification", 135, *typed)
     assert values(config, *expected) == [*expected.values()]
-    assert not {line.partition("=")[0].lstrip("+") for line in typed} & config["automatic"].keys()
+    assert not {line.partition("=")[0].lstrip("+") for line in typed} & config.automatic.keys()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_recipes_experiments_and_evaluations_keep_their_values(typed, rate, batc
     config = composed(*typed)
     assert automatic.auto_keys(config) == []
     assert values(config, "optimizer.lr", "data.batch_size") == [rate, batch]
-    assert config["optimizer"]["reference_batch"] == {128: 1024, 2: 16}[batch]
-    assert config["trainer"]["check_val_every_n_epoch"] == 1
+    assert config.optimizer["reference_batch"] == {128: 1024, 2: 16}[batch]
+    assert config.trainer["check_val_every_n_epoch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     assert f"{rate} on 1 device)" in whole.out
     assert "Chosen for 12 training images: data.batch_size=12, optimizer.lr=5.2e-3" in whole.out
     config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
-    assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
-    assert "optimizer.lr" in config["automatic"]
+    assert config.optimizer["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
+    assert "optimizer.lr" in config.automatic
     # Longer, with the same command: rate and batch stay those of the run.
     typed += ["trainer.max_steps=2", "resume=true"]
     longer = run_shared(typed)
@@ -215,7 +215,7 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
         yaml.safe_load((longer.folder() / "config.yaml").read_text())["schedule"]["warmup"] == 0.1
     )
     # Shorter than the warm-up that was chosen, of which the first epoch was trained.
-    config["schedule"]["warmup"] = 5.0
+    config.schedule["warmup"] = 5.0
     (whole.folder() / "config.yaml").write_text(yaml.safe_dump(config))
     shorter = run_shared([*typed[:-2], "trainer.max_epochs=3", "trainer.max_steps=-1", typed[-1]])
     assert shorter.status == 0, shorter.err
@@ -296,7 +296,7 @@ def test_the_default_is_near_the_best_rate(digits, tmp_path, small):
             assert ended.status == 0, ended.err
             folder = ended.folder()
             config = yaml.safe_load((folder / "config.yaml").read_text())
-            default = config["optimizer"]["lr"] if default is None else default
+            default = config.optimizer["lr"] if default is None else default
             found.append(summary(folder)["metrics"]["top1"])
         top1[factor] = statistics.mean(found)
     shown = {f"{default * factor:.2g}": round(score, 1) for factor, score in top1.items()}

@@ -73,10 +73,10 @@ def typed_for(kind, root):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_composes(kind):
     config = composed(*typed_for(kind, "/data"), "data.root=/data")
-    assert config["backbone"]["img_size"] == 32
-    assert config["backbone"]["patch_size"] in (1, 2)
+    assert config.backbone["img_size"] == 32
+    assert config.backbone["patch_size"] in (1, 2)
     if "scratch" in kind:
-        assert config["trainer"]["max_epochs"] == 310
+        assert config.trainer["max_epochs"] == 310
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import torch
 from timm.data import Mixup
 from timm.layers import DropPath
 
-from tasks.engine import gather
+from tasks.engine import devices, gather
 from tasks.engine.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.family import families
 from tasks.engine.loggers import read_rows
@@ -162,8 +162,8 @@ def test_devices_are_counted_as_lightning_does(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for given, count in ((-1, 8), ("auto", 8), ("-1", 8), ("0,1", 2), ([3], 1), (4, 4)):
-        assert processes.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
-    assert processes.count_devices(ONE | {"devices": "auto"}) == 1
+        assert devices.count_devices(ONE | {"accelerator": "gpu", "devices": given}) == count
+    assert devices.count_devices(ONE | {"devices": "auto"}) == 1
 
 
 def test_more_processes_than_training_samples_are_refused():

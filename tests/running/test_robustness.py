@@ -274,11 +274,11 @@ def test_images_are_prepared_as_in_the_run(tmp_path):
         return resolve_config(run_config.job_config([*base, *more]))
 
     config = data()
-    assert config["data"]["image_size"] == config["backbone"]["img_size"] == 160
-    assert config["data"]["augmentation"]["interpolation"] == "bilinear"
-    assert config["data"]["crop_pct"] == 0.875
-    assert "_as_run_" not in config["data"]
-    assert data("data.image_size=192")["backbone"]["img_size"] == 192
+    assert config.data["image_size"] == config.backbone["img_size"] == 160
+    assert config.data["augmentation"]["interpolation"] == "bilinear"
+    assert config.data["crop_pct"] == 0.875
+    assert "_as_run_" not in config.data
+    assert data("data.image_size=192").backbone["img_size"] == 192
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_teachers_from_files_of_timm_and_ours(file, tmp_path):
 def run(tmp_path, sample_cache):
     """Create a finished run folder of the host that builds fastest."""
     config = composed("backbone=lvt_r1", "data.image_size=64", "head.drop=0.1")
-    config["data"]["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    config.data["augmentation"] |= {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     model = LinearClassifier(create_backbone("lvt_r1", img_size=64), 10)
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     content = {"state_dict": tensors, "class_names": NAMES}
@@ -300,8 +300,8 @@ def test_an_evaluation_needs_no_teacher(tmp_path):
     config = composed("mode=test", f"ckpt={weights}", "task.distillation.type=hard",
                       "task.distillation.teacher=test_vit",
                       f"task.distillation.checkpoint={gone}")  # fmt: skip
-    assert config["task"]["distillation"]["checkpoint"] == gone
-    task = student(distillation=config["task"]["distillation"])
+    assert config.task["distillation"]["checkpoint"] == gone
+    task = student(distillation=config.task["distillation"])
     assert task._teacher is None
 
 

@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
 
 def task(path, *typed, data=DATA):
     config = composed("backbone=deit_t", "data.image_size=96", *typed)
-    config["backbone"]["pretrained"] = path
+    config.backbone["pretrained"] = path
     return build_task(config, data)
 
 
@@ -90,7 +90,7 @@ def test_a_classifier_that_cannot_be_kept_is_refused(trained, monkeypatch):
 def test_fine_tuning_requires_a_trained_network():
     typed = ["data=imagenet", "recipe=deit_384", "backbone=deit_b", "data.root=/data"]
     config = composed(*typed)
-    assert config["require_pretrained"] is config["keep_classifier"] is True
-    assert config["backbone"]["img_size"] == 384
+    assert config.require_pretrained is config.keep_classifier is True
+    assert config.backbone["img_size"] == 384
     larger = composed("experiment=ffnet_t1_ffnet_3_384", "data.root=/data")
-    assert larger["keep_classifier"] is True
+    assert larger.keep_classifier is True

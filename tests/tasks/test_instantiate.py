@@ -29,14 +29,14 @@ class TestBuild:
     )  # fmt: skip
     def test_only_listed_targets_of_a_group_are_called(self, target):
         with pytest.raises(ValueError, match=r"data\._target_=.* is refused: it must be one of"):
-            build({"data": {"_target_": target, "name": "antigravity"}}, "data")
+            build({"_target_": target, "name": "antigravity"}, "data")
         nested = {"_target_": FOLDER, "augmentation": {"_target_": target}}
         if target != self.LINEAR:
             with pytest.raises(ValueError, match=r"data\.augmentation\._target_=.* is refused"):
-                build({"data": nested}, "data")
+                build(nested, "data")
         nested = {"_target_": FOLDER, "root": {"_target_": target}}
         with pytest.raises(ValueError, match=r"data\.root\._target_=.* must be left out"):
-            build({"data": nested}, "data")
+            build(nested, "data")
 
     def test_all_targets_of_configs_are_listed(self):
         """The list has exactly the targets of each group, and all of them exist."""
@@ -62,7 +62,7 @@ class TestBuild:
     def test_nested_targets_are_built_first(self):
         nested = {"_target_": self.LINEAR, "flip": 0.25}
         config = {"data": {"_target_": FOLDER, "augmentation": nested}}
-        assert build(config, "data", seed=3).augmentation.flip == 0.25
+        assert build(config["data"], "data", seed=3).augmentation.flip == 0.25
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -79,13 +79,13 @@ class TestBuild:
     def test_wrong_options(self, given, message):
         nested = {"_target_": self.LINEAR, **given}
         with pytest.raises(ValueError, match=message):
-            check_group({"data": {"_target_": FOLDER, "augmentation": nested}}, "data")
+            check_group({"_target_": FOLDER, "augmentation": nested}, "data")
 
     def test_options_passed_on_to_parent_classes_are_known(self):
         target = "datamodules.sample.datamodules.SampleDetection"
-        build({"data": {"_target_": target, "flip": 0.5, "num_train": 3}}, "data")
+        build({"_target_": target, "flip": 0.5, "num_train": 3}, "data")
         with pytest.raises(ValueError, match="did you mean flip"):
-            check_group({"data": {"_target_": target, "flipp": 0.5}}, "data")
+            check_group({"_target_": target, "flipp": 0.5}, "data")
 
     def test_integers_may_be_given_as_floats(self):
         """For parameters of integer type; 1.0 stays a float where 1 has another meaning."""
@@ -116,8 +116,8 @@ class TestBuild:
             "_target_": target, "root": "/x", "values": [10.0, 20.0], "ignored": [0.0],
             "batch_size": 2.0, "scale": [64.0, 32.0], "crop_size": 32.0,
         }}  # fmt: skip
-        whole = check_group(config, "data")
-        data = build({"data": whole}, "data")
+        whole = check_group(config["data"], "data")
+        data = build(whole, "data")
         assert repr((data.values, data.ignored, data.batch_size)) == "((10, 20), (0,), 2)"
         assert repr((data.scale, data.crop_size)) == "((64, 32), (32, 32))"
         assert repr((whole["values"], whole["batch_size"])) == "([10, 20], 2)"

@@ -248,7 +248,7 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
     assert facts["global_batch"] == 48
     assert facts["learning_rate"] == pytest.approx(1e-3 * 48 / 1024)
     assert facts["checkpoint_step"] is None
-    config["optimizer"]["reference_batch"] = None
+    config.optimizer["reference_batch"] = None
     assert run_facts.collect_facts(config, trainer, data)["learning_rate"] == 1e-3
     assert "left_out" not in facts["data"]
     data.left_out = "3 of 9 validation boxes (an option)"

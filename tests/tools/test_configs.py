@@ -43,27 +43,27 @@ def check_config(config):
         "task": ("model", "class_names", "optimizer", "schedule"),
     }
     for group, names in given.items():
-        target = config[group]["_target_"]
+        target = getattr(config, group)["_target_"]
         factory = imported(target)
-        nested = [k for k, v in config[group].items() if isinstance(v, dict)]
+        nested = [k for k, v in getattr(config, group).items() if isinstance(v, dict)]
         left_out = {"_target_", *nested} - {"mixup", "ema"}
-        plain = {k: v for k, v in config[group].items() if k not in left_out}
+        plain = {k: v for k, v in getattr(config, group).items() if k not in left_out}
         check_arguments(factory, plain, group)
         assert not set(plain) & set(names)
         parameters = inspect.signature(factory).parameters.values()
         needed = {p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_KEYWORD}
         needed -= {p.name for p in parameters if p.kind is p.VAR_POSITIONAL}
         assert needed <= {*plain, *names}, f"{target} needs more than the config gives"
-    trainer = dict(config["trainer"])
+    trainer = dict(config.trainer)
     assert not any(trainer.pop(name) for name in ("channels_last", "compile", "tf32"))
     check_arguments(Trainer, trainer, "trainer")
-    check_arguments(build_optimizer, config["optimizer"], "optimizer")
-    check_arguments(learning_rate_factor, config["schedule"], "schedule")
-    check_arguments(create_backbone, config["backbone"], "backbone")
-    learning_rate_factor(10, 10, **config["schedule"])
+    check_arguments(build_optimizer, config.optimizer, "optimizer")
+    check_arguments(learning_rate_factor, config.schedule, "schedule")
+    check_arguments(create_backbone, config.backbone, "backbone")
+    learning_rate_factor(10, 10, **config.schedule)
     # Parameter names are only checked for the recipe's own networks, in test_recipes.
     named = {"layer_decay": None, "layers": None, "groups": None}
-    build_optimizer(torch.nn.Linear(2, 2), **{**config["optimizer"], **named})
+    build_optimizer(torch.nn.Linear(2, 2), **{**config.optimizer, **named})
 
 
 def pairs_of(task):
@@ -104,14 +104,14 @@ TASKS_OF = {"mlm": "glue"}  # of protocols for other tasks than transfer
 def test_every_protocol(protocol):
     config = composed(f"task={TASKS_OF.get(protocol, 'transfer')}", f"protocol={protocol}")
     check_config(config)
-    assert config["protocol"] == protocol
+    assert config.protocol == protocol
 
 
 @pytest.mark.parametrize("data", ["sample_transfer", "imagenet"])
 def test_linear_probing_scales_its_rate_by_the_batch(data):
     config = composed("task=transfer", "protocol=linear_probe", f"data={data}")
-    assert config["head"]["_target_"] == "heads.linear.LinearProbe"
-    optimizer = build_optimizer(torch.nn.Linear(2, 2), None, 64, **config["optimizer"])
+    assert config.head["_target_"] == "heads.linear.LinearProbe"
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), None, 64, **config.optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 64 / 256)
 
 
@@ -119,14 +119,14 @@ def test_the_long_recipe_of_the_sample_data():
     for task in ("detection", "segmentation"):
         longer, plain = composed(f"task={task}", "recipe=sample_long"), composed(f"task={task}")
         check_config(longer)
-        assert longer["trainer"]["max_epochs"] > plain["trainer"]["max_epochs"]
+        assert longer.trainer["max_epochs"] > plain.trainer["max_epochs"]
 
 
 @pytest.mark.parametrize("data", ["folder", "inaturalist2019"])
 def test_recipes_of_imagenet_fit_data_like_it(data):
     config = composed(f"data={data}", "recipe=deit", "backbone=deit_t")
-    assert "_like_" not in config["data"]
-    assert config["data"]["repeated_augmentation"] == 3
+    assert "_like_" not in config.data
+    assert config.data["repeated_augmentation"] == 3
     with pytest.raises(ValueError, match=r"made for data=imagenet: .*, or leave recipe=deit out"):
         composed("data=cifar10", "recipe=deit", "backbone=deit_t")
 
@@ -138,9 +138,9 @@ def test_recipes_of_imagenet_fit_data_like_it(data):
 def test_an_experiment_keeps_its_recipe_on_other_data(experiment, task):
     config = composed(f"experiment={experiment}", f"data=sample_{task}", "trainer=cpu")
     own = composed(f"experiment={experiment}", "data.root=/data", "trainer=cpu")
-    assert config["data"]["_target_"].startswith("datamodules.sample.datamodules.")
+    assert config.data["_target_"].startswith("datamodules.sample.datamodules.")
     for group, key in (("optimizer", "lr"), ("schedule", "name")):
-        assert config[group][key] == own[group][key]
+        assert getattr(config, group)[key] == getattr(own, group)[key]
 
 
 def _is_for_images(recipe):
@@ -176,27 +176,27 @@ def test_every_recipe(recipe):
     config = with_recipe(recipe, name, *own)
     check_config(config)
     assert "recipe" not in config
-    if config["task_name"] == "classification":
-        build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation").train(224)
-        check_arguments(WeightEMA, config["task"]["ema"] or {}, "task.ema")
+    if config.task_name == "classification":
+        build(config.data["augmentation"], "data.augmentation").train(224)
+        check_arguments(WeightEMA, config.task["ema"] or {}, "task.ema")
 
 
 def test_posmlps_recipe_has_dropout():
     """test_recipes compares all else that papers and authors state."""
     config = with_recipe("posmlp", "posmlp_t")
-    assert config["backbone"]["drop"] == config["head"]["drop"] == 0.02333
+    assert config.backbone["drop"] == config.head["drop"] == 0.02333
 
 
 @pytest.mark.parametrize(("head", "rate"), [("retinanet", 1e-4), ("mask_rcnn", 2e-4)])
 def test_a_rate_may_depend_on_the_head(head, rate):
     config = with_recipe("poolformer_coco", "poolformer_s12", f"head={head}")
-    assert config["optimizer"]["lr"] == rate
+    assert config.optimizer["lr"] == rate
 
 
 def test_typed_options_override_a_recipe_and_may_be_needed(capsys):
     config = with_recipe("swin", "deit_t", "backbone.drop_path_rate=0.4", "task.ema={decay: 0.9}")
-    assert config["backbone"]["drop_path_rate"] == 0.4
-    assert config["task"]["ema"] == {"decay": 0.9}
+    assert config.backbone["drop_path_rate"] == 0.4
+    assert config.task["ema"] == {"decay": 0.9}
     with pytest.raises(SystemExit), one_line_errors():
         with_recipe("swin", "deit_t")
     assert capsys.readouterr().err == (
@@ -214,9 +214,9 @@ NAMED = list_backbones(modality="image")[::100]
 @pytest.mark.parametrize("name", rest_slow(NAMED, NAMED[::3]))
 def test_backbones_are_options_of_every_task(name, task):
     config = composed(f"task={task}", f"backbone={name}", "backbone.drop_path_rate=0.1")
-    assert config["backbone"]["name"] == name
-    assert config["backbone"]["dense"] == (task in ("detection", "segmentation"))
-    assert config["backbone"].keys() >= {"pretrained", "img_size", "mixer", "token_mixer"}
+    assert config.backbone["name"] == name
+    assert config.backbone["dense"] == (task in ("detection", "segmentation"))
+    assert config.backbone.keys() >= {"pretrained", "img_size", "mixer", "token_mixer"}
 
 
 def test_backbones_have_entries_and_take_their_mixers_options():
@@ -224,7 +224,7 @@ def test_backbones_have_entries_and_take_their_mixers_options():
         entry = ConfigStore.instance().load(f"backbone/{name}.yaml")
         assert entry.node["name"] == name
     config = composed("backbone=deit_t_afbo", "backbone.mixer.g2=6", "backbone.img_size=64")
-    backbone = create_backbone(**config["backbone"])
+    backbone = create_backbone(**config.backbone)
     plain = create_backbone("deit_t_afbo", img_size=64)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (backbone, plain)]
     assert sizes[0] != sizes[1]

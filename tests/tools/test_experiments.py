@@ -15,9 +15,9 @@ from tasks.classification.family import FAMILY
 from tasks.engine.instantiate import build
 from tasks.engine.loading import check_options
 from tasks.engine.optim import learning_rate_factor, scaled_lr
+from tasks.engine.run_config import RunConfig
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, completed, composed, options, run_here, write_run
-from tools.cli import processes
 from tools.cli.yaml_files import LOADER, read_yaml
 from tools.comparing.paper_figures import compare_with_row, published_test_set
 from tools.config import changed_rows, overrides
@@ -152,15 +152,15 @@ def test_rows_require_the_weights_and_data_they_are_made_for(capsys):
 
 def check_config(name):
     row, config = ROWS[name], composed(f"experiment={name}", "data.root=/data")
-    assert (config["task_name"], config["backbone"]["name"]) == (row.task, row.backbone)
-    assert config["data"]["_target_"] == published_test_set(row)[0]
-    assert config["paper"] == {"name": row.paper, "table": row.table, "experiment": name}
-    assert config["head"].get("name") == row.head
-    assert config["trainer"]["strategy"] == row.train.trainer
+    assert (config.task_name, config.backbone["name"]) == (row.task, row.backbone)
+    assert config.data["_target_"] == published_test_set(row)[0]
+    assert config.paper == {"name": row.paper, "table": row.table, "experiment": name}
+    assert config.head.get("name") == row.head
+    assert config.trainer["strategy"] == row.train.trainer
     if row.task == "classification":
-        assert config["data"]["image_size"] == config["backbone"]["img_size"] == row.image_size
+        assert config.data["image_size"] == config.backbone["img_size"] == row.image_size
     for key, value in row.options.items():
-        own = config["backbone"][key]
+        own = config.backbone[key]
         if key not in group.UNTRAINED:
             assert own | value == own if isinstance(value, dict) else own == value, key
     return config
@@ -182,8 +182,8 @@ def test_every_model_has_the_parameters_of_its_row(name):
     config = check_config(name)
     targets = TARGETS.get(row.task) or {"num_classes": row.classes or CLASSES[row.task]}
     with torch.device("meta"):
-        backbone = create_backbone(**config["backbone"])
-        count = count_parameters(build(config, "head", backbone=backbone, **targets))
+        backbone = create_backbone(**config.backbone)
+        count = count_parameters(build(config.head, "head", backbone=backbone, **targets))
     if row.task == "transfer":  # the row counts ImageNet's 1000 classes
         count += (1000 - 100) * (backbone.num_features + 1)
     assert row.options.get("fused") or count == row.params
@@ -227,9 +227,9 @@ STATED = {
 def test_the_settings_that_papers_state(name):
     config = composed(f"experiment={name}", "data.root=/data")
     for key, value in STATED[name].items():
-        assert functools.reduce(dict.__getitem__, key.split("."), config) == value, key
+        assert functools.reduce(dict.__getitem__, key.split("."), config.plain()) == value, key
     if name == "ffnet_t3_ffnet_seg_ade20k":
-        groups = {group["match"]: group for group in config["optimizer"]["groups"]}
+        groups = {group["match"]: group for group in config.optimizer["groups"]}
         assert groups["decode_head.*"]["lr_scale"] == 10
         assert {group["weight_decay"] for group in groups.values()} == {0.05}
 
@@ -277,14 +277,14 @@ def prepare_config(name, *typed):
 
 def check_built(config):
     """Check that a config's data can be built, and that its schedule gives rates on one device."""
-    build(config, "data", seed=0, predict_path=None)
-    optimizer, trainer = config["optimizer"], config["trainer"]
+    build(config.data, "data", seed=0, predict_path=None)
+    optimizer, trainer = config.optimizer, config.trainer
     if trainer["devices"] == 1:
-        batch = config["data"]["batch_size"]
+        batch = config.data["batch_size"]
         top = scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch)
         epochs = trainer["max_epochs"]
         steps = 4 * epochs if epochs > 0 else trainer["max_steps"]
-        factor = learning_rate_factor(steps, 4, top, **config["schedule"])
+        factor = learning_rate_factor(steps, 4, top, **config.schedule)
         assert all(0 <= factor(step) <= 1.0001 for step in (0, steps // 2, steps - 1))
     return config
 
@@ -299,13 +299,13 @@ def check_built(config):
 )  # fmt: skip
 def test_a_row_with_changes_composes(name, change):
     config = check_built(prepare_config(name, *CHANGES[change](ROWS[name])))
-    assert config["paper"]["experiment"] == name
+    assert config.paper["experiment"] == name
     if "sample" in change:
-        assert config["data"]["_target_"].rpartition(".")[2].startswith("Sample")
-        assert (config["trainer"]["devices"], config["trainer"]["strategy"]) == (1, "auto")
+        assert config.data["_target_"].rpartition(".")[2].startswith("Sample")
+        assert (config.trainer["devices"], config.trainer["strategy"]) == (1, "auto")
     if "sample" in change and name in DRAW:  # the rows of a ResNet start from timm's weights
-        assert config["backbone"]["pretrained"] in (None, False)
-        assert config["data"].get("token_labels") is None
+        assert config.backbone["pretrained"] in (None, False)
+        assert config.data.get("token_labels") is None
 
 
 @pytest.mark.parametrize("change", ["sample", "one epoch", "steps", "few batches"])
@@ -313,9 +313,9 @@ def test_a_row_with_changes_composes(name, change):
 def test_a_row_that_lacks_a_setting_runs_with_it(name, change):
     config = check_built(prepare_config(name, MISSING[name], *CHANGES[change](ROWS[name])))
     assert MISSING[name].partition("=")[0] in ROWS[name].train.needs
-    assert config["data"]["image_size"] == ROWS[name].image_size
+    assert config.data["image_size"] == ROWS[name].image_size
     if name == "posmlp_t2_posmlp_b":
-        assert config["backbone"]["drop_path_rate"] == 0.3
+        assert config.backbone["drop_path_rate"] == 0.3
     with pytest.raises(ValueError, match="cannot run"):
         prepare_config(name, *CHANGES[change](ROWS[name]))
 
@@ -337,14 +337,14 @@ def test_a_shorter_warm_up_is_in_proportion(caplog):
     caplog.set_level("INFO")
     row, short = ("afbo_t2_poolformer_s12", "data.root=/data"), "trainer.max_epochs=3"
     config, own = prepare_config(*row, short), prepare_config(*row)
-    assert (own["schedule"]["warmup"], own["schedule"]["cooldown"]) == (5, 10)
-    share = 3 / own["trainer"]["max_epochs"]
-    assert config["schedule"]["warmup"] == pytest.approx(5 * share, abs=1e-4)
-    assert config["schedule"]["cooldown"] == pytest.approx(10 * share, abs=1e-4)
+    assert (own.schedule["warmup"], own.schedule["cooldown"]) == (5, 10)
+    share = 3 / own.trainer["max_epochs"]
+    assert config.schedule["warmup"] == pytest.approx(5 * share, abs=1e-4)
+    assert config.schedule["cooldown"] == pytest.approx(10 * share, abs=1e-4)
     assert "schedule.warmup=0.0484 and schedule.cooldown=0.0968, in proportion" in caplog.text
-    assert prepare_config(*row, "trainer.max_epochs=30")["schedule"] == own["schedule"]
+    assert prepare_config(*row, "trainer.max_epochs=30").schedule == own.schedule
     typed = prepare_config("afbo_t2_deit_t", short, "schedule.warmup=1", "data.root=/d")
-    assert typed["schedule"]["warmup"] == 1
+    assert typed.schedule["warmup"] == 1
 
 
 @pytest.mark.parametrize(
@@ -358,39 +358,39 @@ def test_the_first_rate_of_a_row_follows_the_number_of_devices(
     """SBM's fine-tuning starts at 1e-6, above the peak rate for one GPU's batch."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(processes, "_has_gpu", lambda options: True)
-    config = {
-        "optimizer": {"lr": 5e-6, "reference_batch": 512},
-        "schedule": {"warmup_lr": 1e-6, "min_lr": 1e-6, "warmup_start": None},
-        "data": {"batch_size": 96},
-        "trainer": {"devices": devices, "num_nodes": nodes, "accumulate_grad_batches": 1},
-    }
+    trainer = {"accelerator": "gpu", "devices": devices, "num_nodes": nodes}
+    config = RunConfig(
+        task_name="classification", backbone={}, head={}, task={}, data={"batch_size": 96},
+        optimizer={"lr": 5e-6, "reference_batch": 512},
+        schedule={"warmup_lr": 1e-6, "min_lr": 1e-6, "warmup_start": None},
+        trainer=trainer | {"accumulate_grad_batches": 1},
+    )  # fmt: skip
     lines = changed_rows.lower_ends(config, [])
-    assert config["schedule"]["warmup_lr"] == pytest.approx(rate)
-    assert config["schedule"]["min_lr"] == pytest.approx(rate)
+    assert config.schedule["warmup_lr"] == pytest.approx(rate)
+    assert config.schedule["min_lr"] == pytest.approx(rate)
     assert len(lines) == (2 if rate < 1e-6 else 0)
     total = 96 * nodes * (gpus if devices in (-1, "auto") else 1)
-    options = {"name": "cosine", "warmup": 5, **config["schedule"]}
+    options = {"name": "cosine", "warmup": 5, **config.schedule}
     learning_rate_factor(1000, 10, lr=scaled_lr(5e-6, 512, total), **options)  # does not raise
 
 
 def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):
     caplog.set_level("INFO")
     half = prepare_config("posmlp_t1_posmlp_t_sgu", "data=cifar100", "data.root=/d", "trainer=cpu")
-    assert "train_share" not in half["data"]
+    assert "train_share" not in half.data
     assert "data.train_share=0.5 is left out: it belongs to data=imagenet" in caplog.text
     labelled = prepare_config("afbo_t2_lvt_r2", "data=sample_classification")
-    assert labelled["data"]["token_labels"] is None
+    assert labelled.data["token_labels"] is None
     assert (
         "data.token_labels=null, because the label maps belong to the row's images" in caplog.text
     )
     own = prepare_config("afbo_t2_lvt_r2", "data.root=/data", "data.token_labels=null")
     # The row's augmentation without options that only the sample data's has.
-    assert labelled["data"]["augmentation"] == own["data"]["augmentation"]
+    assert labelled.data["augmentation"] == own.data["augmentation"]
     dense = prepare_config("iffn_t7_swin_t_iffn", "data=sample_detection")
-    assert dense["backbone"]["pretrained"] is False
+    assert dense.backbone["pretrained"] is False
     assert "starts from random weights, because the data differs from the row's" in caplog.text
-    assert dense["data"]["train_sizes"][0] == [1333, 480]  # the row's value is kept
+    assert dense.data["train_sizes"][0] == [1333, 480]  # the row's value is kept
 
 
 def summary(name, images=50000, **metrics):
@@ -418,7 +418,7 @@ def test_a_run_of_a_row_is_compared_with_the_paper():
     assert "why_not" not in maps
     name = "posmlp_t8_posmlp_t_mask_rcnn"
     config = composed(f"experiment={name}", "data.root=/data", "backbone.pretrained=/w.ckpt")
-    config["backbone"]["pretrained"] = "/w.ckpt"
+    config.backbone["pretrained"] = "/w.ckpt"
     found = compare_with_row(config, summary(name, 5000, AP=0.42, mask_AP=0.38))["metrics"]
     assert found["AP"]["difference"] == pytest.approx(0.42 - 0.416)
     assert found["mask_AP"]["difference"] == pytest.approx(0.38 - 0.384)
@@ -438,14 +438,14 @@ def test_imagenet_compares_in_any_container(name, data):
     if ROWS[name].train.start:
         typed.append("backbone.pretrained=/weights.ckpt")
     config = composed(*typed)
-    config["backbone"]["pretrained"] = "/weights.ckpt" if ROWS[name].train.start else None
-    assert config["data"]["train_share"] == (0.5 if "posmlp_t1" in name else 1)
+    config.backbone["pretrained"] = "/weights.ckpt" if ROWS[name].train.start else None
+    assert config.data["train_share"] == (0.5 if "posmlp_t1" in name else 1)
     found = compare_with_row(config, summary(name, top1=50.0))
     assert "why_not" not in found
     assert found["metrics"]["top1"]["difference"] == 50.0 - found["metrics"]["top1"]["paper"]
     found = compare_with_row(config, summary(name, 200, top1=50.0))
     assert found["why_not"] == "200 test images instead of 50000, so the data differs"
-    config["data"]["train_share"] = 0.7
+    config.data["train_share"] = 0.7
     found = compare_with_row(config, summary(name, top1=50.0))
     assert "data.train_share=0.7 instead of" in found["why_not"]
 

@@ -409,7 +409,7 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
     typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
-    code = {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
+    code = {**config, "head": {**config.head, "options": {"x': 1}\nimport os": 1}}}
     for text, said in (
         (yaml.safe_dump(config), "data._target_=datamodules.dense.voc.require_package is refused"),
         ("x: !!python/object/apply:os.system [echo]", "config.yaml cannot be read"),
@@ -638,13 +638,13 @@ def train_and_export(task, to, tmp_path, capsys, *more):
     run = ended.folder()
     folder = run_export(tmp_path, f"ckpt={run}", f"to={to}", SIZE)
     config = yaml.safe_load((run / "config.yaml").read_text())
-    data = build_part(config, "data", seed=0, predict_path=None)
+    data = build_part(config.data, "data", seed=0, predict_path=None)
     data.prepare_data()
     picture = next(path for path in sorted(Path(data.root).rglob("*.jpg")) if "val" in str(path))
-    data = build_part(config, "data", seed=0, predict_path=str(picture))
+    data = build_part(config.data, "data", seed=0, predict_path=str(picture))
     data.prepare_data()
     data.setup()
-    backbone = create_backbone(**config["backbone"])
+    backbone = create_backbone(**config.backbone)
     model = build_part(config, "head", backbone=backbone, num_classes=data.num_classes)
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     # If there is an average, it was validated.

@@ -32,7 +32,7 @@ def run(request, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8)
     picture = tmp_path / "picture.jpg"
     Image.fromarray(pixels).save(picture)
-    datamodule = build(config, "data")
+    datamodule = build(config["data"], "data")
     pixels = datamodule.augmentation.eval(64)(Image.open(picture))
     return tmp_path, picture, datamodule.normalise({"image": pixels})["image"]
 
@@ -92,7 +92,7 @@ def other(tmp_path_factory):
 
 def taken(task, backbone, file, *typed):
     config = composed(f"task={task}", "backbone=timm", "backbone.model=test_resnet", *typed)
-    augmentation = getattr(build(config, "data", seed=0), "augmentation", None)
+    augmentation = getattr(build(config.data, "data", seed=0), "augmentation", None)
     return config, take_preprocessing(config, augmentation, backbone, file)
 
 
@@ -102,7 +102,7 @@ def test_training_takes_what_the_weights_expect(task, paper, other):
     typed = ("data=folder", "data.root=.", "data.batch_size=8") if paper else ()
     config, line = taken(task, *other, *typed)
     assert "mean=[0.5,0.5,0.5], std=[0.5,0.5,0.5]" in line
-    data = build(config, "data", seed=0)
+    data = build(config.data, "data", seed=0)
     image = data.normalise({"image": torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)})["image"]
     torch.testing.assert_close(image, torch.ones(1, 3, 2, 2))
     shown = (
@@ -119,10 +119,12 @@ def test_dense_heads_take_what_the_weights_expect(task, other):
     pytest.importorskip({"detection": "mmdet", "segmentation": "mmseg"}[task])
     config, _ = taken(task, *other)
     backbone = create_backbone("timm", model="test_resnet", img_size=64, dense=True)
-    processor = build(config, "head", backbone=backbone, num_classes=11).model.data_preprocessor
+    processor = build(
+        config.head, "head", backbone=backbone, num_classes=11
+    ).model.data_preprocessor
     assert processor.mean.flatten().tolist() == processor.std.flatten().tolist() == [127.5] * 3
     typed = "+head.model.data_preprocessor.mean=[1,2,3]"
-    assert taken(task, *other, typed)[0]["head"]["model"]["data_preprocessor"] == {
+    assert taken(task, *other, typed)[0].head["model"]["data_preprocessor"] == {
         "mean": [1, 2, 3], "std": [127.5] * 3
     }  # fmt: skip
 
@@ -130,7 +132,7 @@ def test_dense_heads_take_what_the_weights_expect(task, other):
 def test_typed_values_come_before_the_checkpoints_and_these_before_timms(other, tmp_path):
     backbone, file = other
     typed = "++data.augmentation.mean=[0.1,0.2,0.3]"
-    augmentation = taken("classification", backbone, file, typed)[0]["data"]["augmentation"]
+    augmentation = taken("classification", backbone, file, typed)[0].data["augmentation"]
     assert augmentation["mean"] == [0.1, 0.2, 0.3]
     assert augmentation["std"] == [0.5] * 3
     assert taken("classification", backbone, None)[1] is None  # random weights

@@ -11,11 +11,24 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 
 from tasks.engine.loggers import LEAST_SPACE, TensorBoardLog, read_rows
 from tasks.engine.monitors import GradientNorm
 from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
-from tests.runs import arguments, command, composed, refused, run_here, start, summary, wait_for
+from tests.runs import (
+    arguments,
+    command,
+    composed,
+    refused,
+    run_here,
+    start,
+    summary,
+    wait_for,
+    write_run,
+)  # fmt: skip
+from tools.config.config_checks import resolve_config
+from tools.config.run_config import job_config
 from tools.runs import components
 from tools.runs import logger_setup as loggers
 from tools.runs.folder import check_same_config
@@ -46,11 +59,42 @@ def test_a_plain_run_has_none_and_its_profiler_passes_errors_on(tmp_path):
         ({"early_stopping": {"patience": 2, "metric": "zz"}}, "known: val/top1, val/top5"),
         ({"early_stopping": {"patients": 2}}, "did you mean patience"),
         ({"early_stopping": {"patience": 2, "mode": "up"}}, "one of max, min"),
+        ({"monitor": "x"}, "no option of callbacks called 'monitor'.*callback of your own is"),
+        (
+            {"mine": {"_target_": "os.system"}},
+            r"callbacks\.mine\._target_=os\.system is not a Call",
+        ),
+        ({"mine": {"_target_": "nowhere.Mine"}}, r"_target_=nowhere\.Mine: No module named"),
+        ({"mine": {"_target_": f"{__name__}.Counting", "from": 1}}, "unexpected keyword .*'from'"),
     ],
 )
 def test_wrong_callbacks_are_one_sentence(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         make_callbacks(tmp_path, "val/top1", METRICS, **{**NO_STOP, **options})
+
+
+class Counting(Callback):
+    """A callback of a user."""
+
+    def __init__(self, start=0):
+        self.count = start
+
+    def on_train_batch_end(self, *_):
+        self.count += 1
+
+
+def test_a_callback_of_the_user_is_built_and_a_stored_one_is_not(tmp_path):
+    mine = {"_target_": f"{__name__}.Counting", "start": 3}
+    (made,) = make_callbacks(tmp_path, "val/top1", METRICS, **NO_STOP, mine=mine)
+    assert (type(made), made.count) == (Counting, 3)
+    words = [f"callbacks.mine._target_={__name__}.Counting", "callbacks.mine.start=3"]
+    config = composed(*words)
+    assert config.callbacks["mine"] == mine
+    folder = write_run(tmp_path / "run", config)
+    tested = resolve_config(job_config(["mode=test", f"ckpt={folder}"]))
+    assert "mine" not in tested.callbacks
+    with pytest.raises(ValueError, match=r"callbacks\.mine\._target_: .* then, None now"):
+        check_same_config(folder, composed())
 
 
 def test_wrong_profilers_and_loggers_are_one_sentence(tmp_path, monkeypatch):
@@ -335,7 +379,7 @@ def test_each_log_continues_after_a_kill(sample_cache, tmp_path, monkeypatch):
 
 
 def test_logs_may_differ_on_resume_and_early_stopping_may_not(tmp_path):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t")))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(composed("backbone=deit_t").plain()))
     other = composed("backbone=deit_t", "logger=csv", "callbacks.top_k=3",
                      "callbacks.gradient_norm=1", "trainer.profiler=simple")  # fmt: skip
     check_same_config(tmp_path, other)

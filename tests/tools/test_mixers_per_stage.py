@@ -19,7 +19,7 @@ HYBRID = "backbone.token_mixer=[ffnified,ffnified,ffnified,attention]"
 
 
 def backbone_of(*typed):
-    return composed(*read_command(["data.batch_size=2", *typed]).words)["backbone"]
+    return composed(*read_command(["data.batch_size=2", *typed]).words).backbone
 
 
 def test_run_py_takes_lists():

@@ -84,12 +84,12 @@ QUICK = [f for f in FAMILIES if (USUAL | STATED[f])["script"] != "convnext"] + F
 def test_the_rate_of_every_step_equals_that_of_the_authors_script(family):
     said, config = compose_recipe(family)
     updates = UPDATES[said["script"]]
-    optimizer, schedule = config["optimizer"], config["schedule"]
+    optimizer, schedule = config.optimizer, config.schedule
     top = scaled_lr(optimizer["lr"], optimizer["reference_batch"], said["batch"])
     assert top == pytest.approx(said["rate"])
     twice = scaled_lr(optimizer["lr"], optimizer["reference_batch"], 2 * said["batch"])
     assert twice == pytest.approx(said["rate"] * (1 if said["fixed"] else 2))
-    epochs = config["trainer"]["max_epochs"]
+    epochs = config.trainer["max_epochs"]
     assert epochs == said["epochs"] + said["cooldown"]
     factor = learning_rate_factor(epochs * updates, updates, top, **schedule)
     ours = torch.tensor([top * factor(step) for step in range(epochs * updates)]).double()
@@ -102,17 +102,17 @@ def test_the_rate_of_every_step_equals_that_of_the_authors_script(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clipping_averaging_and_sync_equal_the_authors(family):
     said, config = compose_recipe(family)
-    assert config["trainer"]["gradient_clip_val"] == said["clip"]
-    assert config["trainer"]["sync_batchnorm"] is False
-    assert config["task"]["ema"] == said["average"]
+    assert config.trainer["gradient_clip_val"] == said["clip"]
+    assert config.trainer["sync_batchnorm"] is False
+    assert config.task["ema"] == said["average"]
 
 
 @pytest.mark.parametrize("family", rest_slow(FAMILIES, FAMILIES[::2]))
 def test_weight_decay_equals_the_authors(family):
     said, config = compose_recipe(family)
     with torch.device("meta"):
-        model = LinearClassifier(create_backbone(**config["backbone"]), 1000)
-    optimizer = build_optimizer(model, None, said["batch"], **config["optimizer"])
+        model = LinearClassifier(create_backbone(**config.backbone), 1000)
+    optimizer = build_optimizer(model, None, said["batch"], **config.optimizer)
     assert type(optimizer) is torch.optim.AdamW
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = optimizer.param_groups
@@ -134,14 +134,14 @@ def test_weight_decay_equals_the_authors(family):
 def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
     said, config = compose_recipe(family, host)
     drop_path, crop_pct = said["hosts"][host]
-    assert config["backbone"]["drop_path_rate"] == drop_path
-    data, task = config["data"], config["task"]
-    assert data["image_size"] == config["backbone"]["img_size"] == said["size"]
+    assert config.backbone["drop_path_rate"] == drop_path
+    data, task = config.data, config.task
+    assert data["image_size"] == config.backbone["img_size"] == said["size"]
     assert data["repeated_augmentation"] == said["repeats"]
     after = said["script"] in ("timm", "gcvit") and bool(said["mixup"] or said["cutmix"])
     before = 0.0 if after else said["erasing"]
     assert task["random_erasing"] == (said["erasing"] if after else 0.0)
-    augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
+    augmentation = build(data["augmentation"], "data.augmentation")
     train = create_transform(
         said["size"], is_training=True, scale=tuple(said["scale"]), ratio=tuple(said["ratio"]),
         hflip=0.5, auto_augment=said["policy"], interpolation=said["interpolation"], re_prob=before,
@@ -160,17 +160,17 @@ def test_images_are_prepared_and_mixed_as_the_authors_do(family, host):
         mixed = {"prob": 1.0, "switch_prob": 0.5, "label_smoothing": said["smoothing"]}
         mixed |= {"mixup_alpha": said["mixup"], "cutmix_alpha": said["cutmix"]}
         assert task["mixup"] == mixed
-        assert config["head"]["label_smoothing"] == 0
+        assert config.head["label_smoothing"] == 0
     else:
         assert task["mixup"] is None
-        assert config["head"]["label_smoothing"] == said["smoothing"]
+        assert config.head["label_smoothing"] == said["smoothing"]
 
 
 def test_lvt_learns_from_label_maps_by_its_authors_pipeline():
     """Flip and policy, then the crop, whose rows and columns are swapped in the map."""
-    data = compose_recipe("lvt", "lvt_r2")[1]["data"]
+    data = compose_recipe("lvt", "lvt_r2")[1].data
     assert (data["token_labels"], data["token_boxes"]) == ("required", "released")
-    augmentation = build({"data.augmentation": data["augmentation"]}, "data.augmentation")
+    augmentation = build(data["augmentation"], "data.augmentation")
     made = LabelledTransform(augmentation, 224, "maps", data["token_boxes"])
     assert made.flip == 0.5
     assert [type(part).__name__ for part in made.policy] == ["RandAugment"]
@@ -257,9 +257,9 @@ def test_recipes_give_values_only_for_what_exists(recipe):
 
 def config_rates(config, updates, batch):
     """Return the rate of every update of a config, and its peak rate."""
-    top = scaled_lr(config["optimizer"]["lr"], config["optimizer"]["reference_batch"], batch)
-    steps = updates * config["trainer"]["max_epochs"]
-    factor = learning_rate_factor(steps, updates, top, **config["schedule"])
+    top = scaled_lr(config.optimizer["lr"], config.optimizer["reference_batch"], batch)
+    steps = updates * config.trainer["max_epochs"]
+    factor = learning_rate_factor(steps, updates, top, **config.schedule)
     return [top * factor(step) for step in range(steps)], top
 
 
@@ -269,7 +269,7 @@ def config_rates(config, updates, batch):
 )
 def test_cifar100_is_tuned_at_the_rates_of_deits_script(recipe, top, lowest):
     config = composed("task=transfer", "data=cifar100", f"recipe={recipe}", "backbone=deit_b")
-    assert config["data"]["batch_size"] * 8 == 768
+    assert config.data["batch_size"] * 8 == 768
     rates, ours = config_rates(config, 2, 768)
     assert ours == pytest.approx(top)
 
@@ -296,7 +296,7 @@ def test_cifar100_is_probed_as_mae_probes():
         return top * 0.5 * (1 + math.cos(math.pi * (epoch - 10) / 80))
 
     assert rates == pytest.approx([at(i / updates) for i in range(len(rates))], abs=top / 4000)
-    augmentation = build({"data.augmentation": config["data"]["augmentation"]}, "data.augmentation")
+    augmentation = build(config.data["augmentation"], "data.augmentation")
     crop, flip, jitter, *rest = augmentation.train(224).transforms
     assert (tuple(crop.scale), flip.p) == ((0.08, 1.0), 0.5)
     strengths = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
@@ -318,8 +318,8 @@ def test_dense_recipes_are_what_the_authors_state(recipe, host):
     typed += [f"head={said['head']}"] if "head" in said else []
     config = composed(*typed, "data.root=/data")
     if said["hosts"][host] is not None:
-        assert config["backbone"]["drop_path_rate"] == said["hosts"][host]
-    optimizer, schedule = config["optimizer"], config["schedule"]
+        assert config.backbone["drop_path_rate"] == said["hosts"][host]
+    optimizer, schedule = config.optimizer, config.schedule
     assert (optimizer["lr"], optimizer["reference_batch"]) == (said["rate"], 16)
     assert optimizer["weight_decay"] == said["decay"]
     assert optimizer.get("layer_decay") in (None, 1.0, 0.9, said.get("layer_decay"))
@@ -330,18 +330,18 @@ def test_dense_recipes_are_what_the_authors_state(recipe, host):
     assert max(rates.values(), default=1) == said.get("head_rate", 1)
     if said["warmup"] is not None:
         assert schedule["warmup"] * STEPS[data] == pytest.approx(said["warmup"], rel=0.03)
-    epochs = config["trainer"]["max_epochs"]
+    epochs = config.trainer["max_epochs"]
     if task == "detection":
         assert epochs == said["epochs"]
         assert schedule["milestones"] == ([8, 11] if epochs == 12 else [27, 33])
-        assert config["data"]["train_crops"] == said["crops"]
+        assert config.data["train_crops"] == said["crops"]
         sizes = [(1333, short) for short in range(480, 801, 32)] if said["crops"] else None
-        found = config["data"]["train_sizes"]
+        found = config.data["train_sizes"]
         assert (found and [tuple(size) for size in found]) == sizes
     else:
         assert epochs * STEPS[data] == pytest.approx(said["steps"], abs=STEPS[data])
         assert (schedule["name"], schedule["warmup_within"]) == ("poly", True)
-        assert config["head"]["pad_to"] == config["data"]["crop_size"] == 512
+        assert config.head["pad_to"] == config.data["crop_size"] == 512
 
 
 @pytest.mark.parametrize(
@@ -351,8 +351,8 @@ def test_dense_recipes_are_what_the_authors_state(recipe, host):
 def test_schedules_have_the_stated_steps(typed, per_epoch):
     own = ["task=segmentation", "data=cityscapes", "data.root=/data"]
     config = composed(*own, *typed.split())
-    assert config["trainer"]["max_epochs"] * per_epoch == pytest.approx(160_000, abs=per_epoch)
-    assert config["schedule"]["warmup"] * per_epoch == pytest.approx(1500, abs=5)
+    assert config.trainer["max_epochs"] * per_epoch == pytest.approx(160_000, abs=per_epoch)
+    assert config.schedule["warmup"] * per_epoch == pytest.approx(1500, abs=5)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_images_are_prepared_as_mmsegs_own_configs_do(data, base):
     theirs = Config.fromfile(base_configs("mmseg") / f"datasets/{base}.py")
     steps = {step.pop("type"): step for step in theirs.train_pipeline}
     config = composed("task=segmentation", f"data={data}", "data.root=/data")
-    ours = config["data"]
+    ours = config.data
     assert tuple(ours["scale"]) == steps["RandomResize"]["scale"]
     assert tuple(ours["scale_jitter"]) == steps["RandomResize"]["ratio_range"]
     assert tuple(parse_size("crop_size", ours["crop_size"])) == steps["RandomCrop"]["crop_size"]
@@ -378,6 +378,6 @@ def test_images_are_prepared_as_mmsegs_own_configs_do(data, base):
     (resize,) = (step for step in theirs.test_pipeline if step["type"] == "Resize")
     assert tuple(ours["scale"]) == resize["scale"]
     # Their models pad training images to the crop.
-    assert config["head"]["pad_to"] == ours["crop_size"]
+    assert config.head["pad_to"] == ours["crop_size"]
     larger = composed("task=segmentation", f"data={data}", "data.root=/d", "data.crop_size=640")
-    assert larger["head"]["pad_to"] == 640
+    assert larger.head["pad_to"] == 640

@@ -19,7 +19,7 @@ from tools.runs.components import check_config
 
 @functools.cache
 def config_text(*overrides):
-    return yaml.safe_dump(composed(*overrides), sort_keys=False)
+    return yaml.safe_dump(composed(*overrides).plain(), sort_keys=False)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def save(folder, config):
 def differences_from_run(folder, *typed):
     """Return the differences between an evaluation and its run, by name."""
     before, now = (run_config.flatten({g: config[g] for g in run_config.IDENTITY})
-                   for config in (saved(folder), evaluated(folder, *typed)))  # fmt: skip
+                   for config in (saved(folder), evaluated(folder, *typed).plain()))  # fmt: skip
     return {key: now.get(key) for key in {**before, **now}
             if before.get(key) != now.get(key) and key != "backbone.pretrained"}  # fmt: skip
 
@@ -73,10 +73,10 @@ def test_the_folder_alone_gives_the_config_of_the_run(name, run_folder):
 def test_a_checkpoint_and_latest_find_their_folder(run_folder, tmp_path):
     folder = run_folder(*RUNS["detection"])
     best = folder / "checkpoints" / "best.ckpt"
-    assert evaluated(best)["head"]["anchor_scale"] == 4
+    assert evaluated(best).head["anchor_scale"] == 4
     (tmp_path / "latest").symlink_to(folder.name)
     config = evaluated(tmp_path / "latest")
-    assert (config["head"]["anchor_scale"], config["ckpt"]) == (4, str(best))
+    assert (config.head["anchor_scale"], config.ckpt) == (4, str(best))
 
 
 def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
@@ -92,8 +92,8 @@ def test_the_folder_decides_when_defaults_have_changed_since(run_folder):
 
 def test_the_devices_equal_those_of_the_command(run_folder):
     folder = run_folder("trainer=cpu", "trainer.precision=bf16-mixed", "trainer.max_epochs=7")
-    assert evaluated(folder)["trainer"]["precision"] == "32-true"
-    assert evaluated(folder, "trainer=ddp")["trainer"]["strategy"] == "ddp"
+    assert evaluated(folder).trainer["precision"] == "32-true"
+    assert evaluated(folder, "trainer=ddp").trainer["strategy"] == "ddp"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_initial_weights_are_not_read_again(run_folder):
     config = saved(folder)
     config["backbone"]["pretrained"] = "/gone"
     save(folder, config)
-    assert evaluated(folder)["backbone"]["pretrained"] is None
-    assert evaluated(folder, "backbone.pretrained=/gone")["backbone"]["pretrained"] is None
+    assert evaluated(folder).backbone["pretrained"] is None
+    assert evaluated(folder, "backbone.pretrained=/gone").backbone["pretrained"] is None
 
 
 def logged_text(config, caplog):
@@ -170,8 +170,8 @@ def test_a_checkpoint_outside_of_run_folders_needs_typed_options(tmp_path, caplo
     lone = tmp_path / "weights" / "best.ckpt"
     lone.write_bytes(b"")
     config = evaluated(lone, "backbone=swin_t")
-    assert config["backbone"]["name"] == "swin_t"
-    assert config["data"]["_target_"] == "datamodules.sample.datamodules.SampleClassification"
+    assert config.backbone["name"] == "swin_t"
+    assert config.data["_target_"] == "datamodules.sample.datamodules.SampleClassification"
     assert f"{lone} is not in a run folder" in logged_text(config, caplog)
 
 
@@ -251,7 +251,7 @@ def test_the_folder_of_an_evaluation_has_no_weights(run_folder, tmp_path, capsys
     folder = run_folder()
     evaluation = tmp_path / "evaluation"
     evaluation.mkdir()
-    save(evaluation, evaluated(folder))
+    save(evaluation, evaluated(folder).plain())
     assert not HydraConfig.initialized()  # composing leaves none behind
     text = error_text(capsys, evaluation)
     assert "belongs to an evaluation (mode=test), which saves no weights" in text
@@ -275,7 +275,7 @@ def test_a_run_stores_its_choices_and_an_older_one_is_guessed(run_folder):
     del config["choices"]
     save(folder, config)
     assert differences_from_run(folder) == {}
-    assert evaluated(folder)["choices"]["head"] == "retinanet"
+    assert evaluated(folder).choices["head"] == "retinanet"
 
 
 @pytest.mark.slow  # test_run compares the metrics of all tasks

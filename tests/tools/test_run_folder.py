@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tasks.engine.run_config import RunConfig
 from tools.config import automatic
 from tools.runs import folder as run_folder
 from tools.runs import lock as run_lock
@@ -27,11 +28,16 @@ def test_new_folders_of_runs_and_the_latest(tmp_path):
 
 def folder_config(output_dir):
     return {"output_dir": str(output_dir), "task_name": "t", "backbone": {"name": "b"},
-            "resume": False, "mode": "fit", "ckpt": None}  # fmt: skip
+            "resume": False, "mode": "fit", "ckpt": None, "head": {"_target_": "h"},
+            "task": {"_target_": "t"}, "data": {"_target_": "d"}}  # fmt: skip
+
+
+def open_folder(config):
+    return run_folder.open_run_folder(RunConfig(**config))
 
 
 def fail_in_a_run(config):
-    with pytest.raises(ValueError, match="refused"), run_folder.open_run_folder(config):
+    with pytest.raises(ValueError, match="refused"), open_folder(config):
         raise ValueError("refused")
 
 
@@ -42,7 +48,7 @@ def test_a_rejected_run_leaves_no_new_folder(tmp_path, monkeypatch):
     (tmp_path / "t").mkdir()
     fail_in_a_run(folder_config(tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == ["t"]
-    with run_folder.open_run_folder(folder_config(tmp_path)) as folder:
+    with open_folder(folder_config(tmp_path)) as folder:
         fail_in_a_run(folder_config(tmp_path))
     assert folder.is_dir()
 
@@ -51,7 +57,7 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     config = folder_config(tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv(run_folder.ENVIRONMENT, str(tmp_path / "first_process"))
-    with run_folder.open_run_folder(config) as folder:
+    with open_folder(config) as folder:
         assert folder == tmp_path / "first_process"
     assert not list(tmp_path.iterdir())
 
@@ -64,7 +70,8 @@ def test_folders_of_a_sweep_name_the_swept_values(tmp_path):
     assert parsed[0].value() == str(folder)
 
 
-find = run_folder.find_run_to_resume
+def find(config, **options):
+    return run_folder.find_run_to_resume(RunConfig(**config), **options)
 
 
 def refused(said, config, **change):
@@ -78,14 +85,13 @@ class TestResume:
     @pytest.fixture
     def config(self, tmp_path):
         return {**folder_config(tmp_path), "seed": 0, "trainer": {"max_epochs": 2},
-                "head": {"_target_": "h"}, "task": {"_target_": "t"},
                 "data": {"_target_": "d", "batch_size": 8, "num_workers": 2},
                 "checkpoint_every": 15}  # fmt: skip
 
     @pytest.fixture
     def run(self, config):
         def run(day=1, name="", begun=True, **different):
-            folder = run_folder._parent(config) / f"2026-01-{day:02}_00-00-00{name}"
+            folder = run_folder._parent(RunConfig(**config)) / f"2026-01-{day:02}_00-00-00{name}"
             (folder / "checkpoints").mkdir(parents=True)
             (folder / "config.yaml").write_text(yaml.safe_dump({**config, **different}))
             if begun:
@@ -106,7 +112,7 @@ class TestResume:
         named = {**config, "backbone": {"name": "deit_t", "token_mixer": "sbm"}}
         old = run(backbone=named["backbone"])
         old = old.parent.rename(old.parent.with_name("deit_t")) / old.name
-        assert run_folder._parent(named).name == "deit_t+sbm"
+        assert run_folder._parent(RunConfig(**named)).name == "deit_t+sbm"
         assert find(named) == old
         refused(r"deit_t\+sbm has no run to resume", named, seed=5)
 
@@ -116,9 +122,12 @@ class TestResume:
                "logger": {"name": "csv"},
                "data": {**config["data"], "num_workers": 0, "eval_batch_size": 99}}  # fmt: skip
         assert find(now) == own
-        assert run_folder.describe_new_length(own, now) == "trainer.max_epochs=20, before 2"
-        run_folder.update_config(own, {**now, "resume": True})
-        assert run_folder.describe_new_length(own, now) is None
+        assert (
+            run_folder.describe_new_length(own, RunConfig(**now))
+            == "trainer.max_epochs=20, before 2"
+        )
+        run_folder.update_config(own, RunConfig(**{**now, "resume": True}), resumed=True)
+        assert run_folder.describe_new_length(own, RunConfig(**now)) is None
         kept = yaml.safe_load((own / "config.yaml").read_text())
         assert (kept["trainer"], kept["resume"]) == ({"max_epochs": 20}, False)
 
@@ -132,7 +141,7 @@ class TestResume:
         own = run(callbacks=stops, task_name="classification")
         now = {**config, "task_name": "classification"}
         now["callbacks"] = {"early_stopping": stops["early_stopping"] | {"patience": None}}
-        differ = run_folder.differences(own, now)
+        differ = run_folder.differences(own, RunConfig(**now))
         assert differ == ["callbacks.early_stopping.patience: 3 then, None now"]
 
     def test_a_compiled_run_resumes_uncompiled(self, config, run, caplog):
@@ -140,7 +149,7 @@ class TestResume:
         now = {**config, "trainer": {"compile": False, "accelerator": "cpu"}}
         assert find(now) == own
         caplog.set_level("INFO")
-        run_folder.log_rounding(own, now)
+        run_folder.log_rounding(own, RunConfig(**now))
         assert "trainer.compile=False, before True: the run continues from the" in caplog.text
 
     def test_a_new_option_at_its_default_counts_as_equal(self, config, run):
@@ -159,10 +168,10 @@ class TestResume:
                "data": {**config["data"], "batch_size": "auto"},
                "trainer": {"max_epochs": "auto", "check_val_every_n_epoch": "auto"}}  # fmt: skip
         own = run(**then, overrides=["data=folder", "data.root=/data"])
-        resumed = {**config, **now}
-        assert find(resumed) == own
+        resumed = RunConfig(**{**config, **now})
+        assert find({**config, **now}) == own
         automatic.reuse_choices(resumed, own)
-        assert {key: resumed[key] for key in then} == then
+        assert {key: getattr(resumed, key) for key in then} == then
         assert run_folder.describe_new_length(own, resumed) is None
 
     def test_what_pretrained_weights_decided_stays(self, config, run):
@@ -176,8 +185,9 @@ class TestResume:
         now = {**config, **groups, "data": {**data, "augmentation": dict(kind)}}
         now["head"] = {**config.get("head", {}), "model": {}}
         assert find(now) == own
-        automatic.reuse_choices(now, own)
-        assert (now["data"], now["head"]) == (data, head)
+        resumed = RunConfig(**now)
+        automatic.reuse_choices(resumed, own)
+        assert (resumed.data, resumed.head) == (data, head)
 
     @pytest.mark.parametrize(("epochs", "warmup"), [("auto", 5.0), (100, 5.0), (2, "auto")])
     def test_a_chosen_warm_up_follows_a_new_length(self, config, run, epochs, warmup):
@@ -188,8 +198,9 @@ class TestResume:
         now = {**config, "schedule": {"warmup": "auto"}, "optimizer": {},
                "data": {**config["data"], "batch_size": 8},
                "trainer": {"max_epochs": epochs, "max_steps": -1}}  # fmt: skip
-        automatic.reuse_choices(now, own)
-        assert now["schedule"] == {"warmup": warmup}
+        resumed = RunConfig(**now)
+        automatic.reuse_choices(resumed, own)
+        assert resumed.schedule == {"warmup": warmup}
 
     @pytest.mark.parametrize(
         "typed", ["optimizer.lr=1e-3", "+optimizer={lr: 1e-3}", "recipe=deit", "experiment=x"]
@@ -210,10 +221,10 @@ class TestResume:
         for start in (None, False, True):
             now["backbone"] = {"name": "b", "pretrained": start}
             refused(r"backbone\.pretrained: ", now)
-            named = {**now, "ckpt": str(own)}
-            assert find(named) == own
+            named = RunConfig(**{**now, "ckpt": str(own)})
+            assert run_folder.find_run_to_resume(named) == own
             run_folder.restore_start(named, own)
-            assert named["backbone"] == begun
+            assert named.backbone == begun
         task = {"_target_": "t", "distillation": {"checkpoint": str(there)}}
         own = run(2, task=task)
         now = {**config, "task": {**task, "distillation": {"checkpoint": "other.ckpt"}}}

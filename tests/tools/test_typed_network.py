@@ -56,7 +56,7 @@ def test_a_run_takes_the_same_options(words):
     given = read_command(typed).words
     assert read_command(given).words == given  # processes of a run start with the result again
     name, options = read_network("swin_t_afbo", words)
-    config = composed(*given)["backbone"]
+    config = composed(*given).backbone
     if isinstance(config["token_mixer"], str):
         config["token_mixer"] = {"name": config["token_mixer"]}
     assert config["name"] == name

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backbones.options import check_value
+from tasks.engine.devices import count_devices, has_gpu
 
 PROCESSES_PER_CORE, MANY_PROCESSES = 8, 32  # on a CPU; more processes only fill the memory
 BFLOAT16 = (8, 0)  # compute capability of the first GPUs with it (A100)
@@ -91,12 +92,12 @@ def _find_problem(options: Mapping[str, Any]) -> str | None:
         # Lightning ignores them, but several runs would write into one folder.
         launcher = "a launcher", int(os.environ.get("WORLD_SIZE", 1))
     if launcher is None or launcher[1] == count:
-        return _gpu_problem(options) if _has_gpu(options) else _cpu_problem(options, count)
+        return _gpu_problem(options) if has_gpu(options) else _cpu_problem(options, count)
     name, processes = launcher
     if count == 1:
         share = max(1, processes // _count_nodes())
         kind = "slurm" if name == "srun" else "ddp"
-        kind = kind if _has_gpu(options) else "ddp_cpu"
+        kind = kind if has_gpu(options) else "ddp_cpu"
         return (
             f"{name} started {processes} processes, but this trainer uses one, so each process "
             f"would be a separate run; pass trainer={kind} trainer.devices={share} "
@@ -172,38 +173,9 @@ def _cpu_problem(options: Mapping[str, Any], count: int) -> str | None:
     return None
 
 
-def _has_gpu(options: Mapping[str, Any]) -> bool:
-    import torch
-
-    return options["accelerator"] != "cpu" and torch.cuda.is_available()
-
-
 def _is_number(devices: Any) -> bool:
     if isinstance(devices, list | tuple):
         numbers = [number for number in devices if isinstance(number, int) and number >= 0]
         return 0 < len(set(numbers)) == len(devices)
     text = str(devices)
     return text.isdigit() and int(text) > 0
-
-
-def resolve_devices(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trainer's options; on a CPU a list of devices becomes a number of processes."""
-    devices = options["devices"]
-    if _has_gpu(options) or not isinstance(devices, list | tuple):
-        return dict(options)
-    return {**options, "devices": len(devices)}
-
-
-def count_devices(options: Mapping[str, Any]) -> int:
-    """Return the number of devices per node that ``trainer.devices`` means."""
-    devices = options["devices"]
-    if isinstance(devices, list | tuple):
-        return len(devices)
-    text = str(devices)
-    if "," in text:
-        return len([part for part in text.split(",") if part.strip()])
-    if text in ("-1", "auto"):
-        import torch
-
-        return torch.cuda.device_count() if _has_gpu(options) else 1
-    return int(text) if text.isdigit() else 1

@@ -380,7 +380,8 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
     composed: Any = OmegaConf.to_container(
         compose_config([f"experiment={experiment}", *given]), resolve=True
     )
-    meant = apply_fixed_schedule(composed)
+    composed.pop("recipe", None)
+    meant = apply_fixed_schedule(RunConfig(**composed)).plain()
     free = FREE | ({"backbone.pretrained"} if row.train.start or groups else set())
     target = run.config.get("data._target_")
     if _is_suite(run.task, target) or data_set(target) == published_test_set(row)[0]:

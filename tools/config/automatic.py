@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engine.devices import count_devices
 from tasks.engine.family import find_family
 from tasks.engine.run_config import RunConfig
 from tasks.engine.saved_config import CONFIG, read_config
@@ -32,7 +33,6 @@ from tasks.engine.schedule_rule import (
     WARMUP,
     ScheduleRule,
 )
-from tools.cli.processes import count_devices
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.engine.devices import count_devices
 from tasks.engine.run_config import RunConfig
 from tasks.engine.schedule_rule import EPOCHS
 from tools.cli.grammar import key_of
 from tools.cli.paths import CONFIGS
-from tools.cli.processes import count_devices, is_first_process
+from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
 from tools.config.automatic import AUTO, find_rule
 from tools.config.recipes import REQUIRED

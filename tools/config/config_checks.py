@@ -223,7 +223,7 @@ def _check_precision(trainer: Mapping[str, Any], optimizer: Mapping[str, Any]) -
         raise ValueError(
             f"trainer.precision=16-true trains in float16, where AdamW's eps={eps:g} rounds to 0 "
             "and the first step gives NaN; pass trainer.precision=16-mixed or bf16-true, or "
-            "+optimizer.eps=1e-4"
+            "optimizer.eps=1e-4"
         )
 
 

@@ -22,7 +22,6 @@ from tools.config.config_checks import read_tasks
 from tools.config.hydra_options import SWEEP, check_hydra, is_hydra_option
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import check_names, compose_checked
-from tools.config.recipes import replace_null_recipe
 from tools.config.sweeps import expand_patterns
 
 JOB = "job"  # option of Hydra's config with the words of a run
@@ -81,7 +80,6 @@ def read_command(typed: Sequence[str]) -> Command:
         return Command([], hydra=typed)  # Hydra handles --info and the like itself
     words = join_channel_mixer(quote_arguments(words, sweep=sweep))
     words = expand_patterns(words, sweep=sweep, fits=_task_filter(words))
-    words = replace_null_recipe(words)
     if not sweep:
         config = compose_checked(words)
         jobs = [words] if hydra and not shown else []

@@ -19,6 +19,7 @@ from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
+from tools.config.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _compose_groups(choices: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().hydra = None
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIGS)):
-            words = [word.lstrip("+") for word in choices]
+            words = replace_null_recipe([word.lstrip("+") for word in choices])
             config = compose("run", overrides=words, return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = outer

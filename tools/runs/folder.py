@@ -61,7 +61,7 @@ FREE_ON_RESUME = {
     "trainer.profiler",
 }
 # Groups whose options may all change.
-FREE_GROUPS = ("logger", "paper", CHOSEN)
+FREE_GROUPS = ("logger", "paper", "choices", CHOSEN)
 # Files that a run starts from. If a file has moved, its new path is accepted.
 START = "backbone.pretrained"
 TEACHER = "task.distillation.checkpoint"

@@ -24,6 +24,7 @@ from tasks.engine.base import BaseTask
 from tasks.engine.callbacks import ChannelsLast, ProgressLines
 from tasks.engine.checkpoint_callbacks import KeepLast
 from tasks.engine.checkpoint_files import BEST, LAST, AtomicCheckpointIO, keep_only
+from tasks.engine.devices import resolve_devices
 from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
 from tasks.engine.lightning_private import use_exact_loops, use_own_signals
@@ -31,7 +32,6 @@ from tasks.engine.loggers import CsvLog, RunLog
 from tasks.engine.monitors import BestCheckpoint, TimeLimit
 from tasks.engine.pace import Pace, PaceBar
 from tasks.engine.profiling import Unprofiled
-from tools.cli.processes import resolve_devices
 from tools.config.training_length import OVERFIT
 from tools.runs.optional_callbacks import make_profiler
 from tools.runs.resume import Start
@@ -209,7 +209,7 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
     check_arguments(Trainer, {k: v for k, v in options.items() if k not in extra}, "trainer")
     for name in OURS & options.keys():
         tested = name == "limit_test_batches"
-        remedy = "pass trainer.limit_val_batches, which holds for both" if tested else "leave it out"
+        remedy = "pass trainer.limit_val_batches for both" if tested else "leave it out"
         raise ValueError(f"trainer.{name} is set by the run itself; {remedy}")
     for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
         if options[name] is not None and options[name] < least:
