@@ -380,9 +380,9 @@ def test_a_segmentor_sees_bands_in_their_order(bands, tmp_path):
 
 def test_a_command_sets_the_channels_of_the_network(tmp_path):
     words = ("task=classification", "backbone=deit_t", "data=folder", f"data.root={tmp_path}")
-    assert composed(*words, "data.bands=[0,3]")["backbone"]["in_chans"] == 2
-    assert composed(*words, "data.bands=4", "backbone.in_chans=4")["backbone"]["in_chans"] == 4
-    assert composed(*words)["backbone"]["in_chans"] == 3
+    assert composed(*words, "data.bands=[0,3]").backbone["in_chans"] == 2
+    assert composed(*words, "data.bands=4", "backbone.in_chans=4").backbone["in_chans"] == 4
+    assert composed(*words).backbone["in_chans"] == 3
     refuses("images have 4 channels", composed, *words, "data.bands=4", "backbone.in_chans=5")
     refuses("images have 3 channels", composed, *words, "backbone.in_chans=5")
 

@@ -90,13 +90,13 @@ def test_it_forecasts_beyond_the_end_of_a_csv(trained, tmp_path, capsys):
 def test_the_published_recipe_depends_on_data_and_horizon():
     found = composed("task=forecasting", "recipe=ffnet_1d", "data=etth2", "data.root=/d",
                      "data.horizon=720")  # fmt: skip
-    assert (found["backbone"]["expansion"], found["backbone"]["drop"]) == (8, 0.85)
-    assert (found["head"]["drop"], found["data"]["batch_size"]) == (0.5, 512)
-    assert found["callbacks"]["early_stopping"]["patience"] == 5
-    assert found["task"]["onecycle_side_effect"] is True
+    assert (found.backbone["expansion"], found.backbone["drop"]) == (8, 0.85)
+    assert (found.head["drop"], found.data["batch_size"]) == (0.5, 512)
+    assert found.callbacks["early_stopping"]["patience"] == 5
+    assert found.task["onecycle_side_effect"] is True
     found = composed("task=forecasting", "recipe=ffnet_1d", "data=traffic", "data.root=/d")
-    assert (found["backbone"]["expansion"], found["backbone"]["drop"]) == (12, 0.9)
-    assert (found["optimizer"]["lr"], found["data"]["batch_size"]) == (5e-5, 128)
+    assert (found.backbone["expansion"], found.backbone["drop"]) == (12, 0.9)
+    assert (found.optimizer["lr"], found.data["batch_size"]) == (5e-5, 128)
 
 
 @pytest.mark.slow
@@ -112,6 +112,12 @@ def test_every_baseline_runs_by_the_same_command(backbone, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_baseline_without_weights_is_tested_without_a_checkpoint(tmp_path, capsys):
+    ended = run_here([*words(tmp_path, backbone="last_value"), "mode=test"], capsys)
+    assert ended.status == 0, ended.err
+    assert summary(ended.folder())["metrics"]["mse"] > 0
+
+
 def test_quantiles_are_an_option(tmp_path, capsys):
     ended = run_here(words(tmp_path, "head.quantiles=[0.1,0.5,0.9]"), capsys)
     assert ended.status == 0, ended.err

@@ -24,6 +24,7 @@ MISTAKES = {
     "recipe=sample_lon": "did you mean sample_long",
     "trainer=cpus": "did you mean cpu",
     "optimzer.lr=1": "did you mean optimizer",
+    "data=imagenet_a data.root=/x": "these data are for evaluation only; pass mode=test ckpt=",
     "optimizer.lrr=1": "adamw has no option",
     "data.batchsize=3": "did you mean batch_size",
     "+data.batchsize=3": "no option data.batchsize; did you mean batch_size",

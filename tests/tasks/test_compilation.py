@@ -151,7 +151,7 @@ def test_a_missing_compiler_is_named_and_runs_need_none(monkeypatch):
     monkeypatch.setattr(compilation.torch, "compile", broken)
     with pytest.raises(ValueError, match=r"No working C\+\+ compiler found.*trainer.compile=false"):
         check_compiler(torch.device("cpu"))
-    assert composed()["trainer"]["compile"] is False
+    assert composed().trainer["compile"] is False
 
 
 @pytest.mark.slow

@@ -430,9 +430,9 @@ def test_samples_of_two_models_never_mix(tmp_path):
 def test_the_published_recipe():
     config = composed("task=generation", "recipe=u_dit", "data=image_generation", "data.root=/d",
                       "backbone=u_dit_b")  # fmt: skip
-    assert (config["head"]["steps"], config["head"]["guidance"]) == (250, 1.5)
-    assert config["task"]["num_samples"] == 50_000
-    assert config["task"]["ema"]["decay"] == 0.9999
+    assert (config.head["steps"], config.head["guidance"]) == (250, 1.5)
+    assert config.task["num_samples"] == 50_000
+    assert config.task["ema"]["decay"] == 0.9999
 
 
 def test_a_classifier_counts_the_samples_that_it_recognises(tmp_path, monkeypatch):

@@ -75,10 +75,10 @@ def test_a_score_is_trained_by_squared_error():
 
 def test_the_published_rows():
     config = composed("experiment=afbo_t12_bert_base_afbo_cola", "data.root=/d")
-    assert config["optimizer"]["lr"] == 2e-5
-    assert config["trainer"]["max_epochs"] == 3
+    assert config.optimizer["lr"] == 2e-5
+    assert config.trainer["max_epochs"] == 3
     config = composed("experiment=afbo_t12_gpt1_rte", "data.root=/d")
-    assert config["optimizer"]["lr"] == 6.25e-5
+    assert config.optimizer["lr"] == 6.25e-5
 
 
 @pytest.fixture(scope="module")

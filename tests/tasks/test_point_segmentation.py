@@ -165,15 +165,15 @@ def test_coordinates_form_their_voxels_before_weights_in_bfloat16():
 
 def test_the_published_recipe():
     config = composed("experiment=ffnet_t5_ffnet_3d_s3dis_act_relu", "data.root=/d")
-    assert config["trainer"]["max_epochs"] == 3000
-    assert config["backbone"]["act"] == "relu"
-    assert (config["head"]["votes"], config["task"]["mix"]) == (10, 0.8)
+    assert config.trainer["max_epochs"] == 3000
+    assert config.backbone["act"] == "relu"
+    assert (config.head["votes"], config.task["mix"]) == (10, 0.8)
     keys = ("elastic", "crop_share", "crop_points")
-    assert [config["data"][key] for key in keys] == [False, 0.6, 204_800]
+    assert [config.data[key] for key in keys] == [False, 0.6, 204_800]
     config = composed("experiment=ffnet_t5_ffnet_3d_scannet200", "data.root=/d")
-    assert (config["trainer"]["max_epochs"], config["schedule"]["warmup"]) == (800, 40)
-    assert [config["data"][key] for key in keys] == [True, 1.0, 102_400]
-    assert config["head"]["votes"] == 13
+    assert (config.trainer["max_epochs"], config.schedule["warmup"]) == (800, 40)
+    assert [config.data[key] for key in keys] == [True, 1.0, 102_400]
+    assert config.head["votes"] == 13
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_preprocessing_of_dense_runs_equals_that_of_the_toolkits_model(task, hea
     free = describe_preprocessing(config, backbone, (64, 96), fixed=False)
     assert (free["mean"], free["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     assert (free["channels"], free["upright"], free["size"]) == ("RGB", True, None)
-    scale = config["data"]["scale"]
+    scale = config.data["scale"]
     assert set(free["resize"].values()) == set(scale if isinstance(scale, list) else [scale])
     fixed = describe_preprocessing(config, backbone, (64, 96), fixed=True)
     assert fixed["resize"] == {"height": 64, "width": 96}

@@ -101,7 +101,7 @@ def compare_with_row(config: RunConfig, summary: Mapping[str, Any]) -> dict[str,
     on_sets = evaluates and _is_suite(config.task_name, config.data["_target_"])
     if not (config.paper or {}).get("name") and not on_sets:
         return None
-    trained = open_saved(config.checkpoint).run if evaluates else None
+    trained = open_saved(config.ckpt).run if evaluates and config.ckpt else None
     settings = config.plain() if trained is None else {**trained.config, "paper": config.paper}
     settings |= {group: getattr(config, group) for group in IDENTITY} | {"mode": config.mode}
     if trained is not None:

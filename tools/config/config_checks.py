@@ -101,6 +101,11 @@ def _check_compatible(config: RunConfig, recipe: Mapping[str, Any]) -> str | Non
     for group, options in (("head", config.head), ("data", config.data)):
         _check_task(group, options.pop("_tasks_", None), config.task_name)
     config.data.pop("_as_run_", None)
+    if config.data.pop("_evaluates_only_", False) and config.mode == "fit":
+        raise ValueError(
+            "these data are for evaluation only; pass mode=test ckpt=<run folder or checkpoint "
+            "file>, or leave ckpt= out for a backbone without weights, such as bicubic"
+        )
     _check_task("recipe", recipe.get("_tasks_"), config.task_name)
     like: str | None = config.data.pop("_like_", None)
     check_data(recipe, config.data["_target_"], like, config.overrides)
@@ -123,9 +128,9 @@ def _resolve_paths(config: RunConfig) -> None:
     if config.mode == "fit" and isinstance(taught.get("checkpoint"), str):
         teacher = str(checkpoint_file(taught["checkpoint"]).resolve())
         config.task = config.task | {"distillation": taught | {"checkpoint": teacher}}
-    if config.mode != "fit":
+    if config.mode != "fit" and config.ckpt is not None:
         # "latest" may point to another run later.
-        config.ckpt = str(checkpoint_file(config.checkpoint).resolve())
+        config.ckpt = str(checkpoint_file(config.ckpt).resolve())
 
 
 def _check_report(config: RunConfig) -> None:
@@ -161,10 +166,6 @@ def read_tasks(path: Path, group: str) -> Sequence[str]:
 
 def _check_mode(config: RunConfig) -> None:
     mode = config.mode
-    if mode != "fit" and config.ckpt is None:
-        raise ValueError(
-            f"mode={mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
-        )
     if mode != "fit" and config.resume:
         raise ValueError(
             f"resume=true continues a training; for mode={mode} pass ckpt=<run folder> alone"

@@ -87,9 +87,9 @@ def log_differences(config: RunConfig) -> None:
 
     A checkpoint outside of run folders lacks a config to compare with, which is logged instead.
     """
-    if not is_first_process():
+    if not is_first_process() or config.ckpt is None:
         return
-    run = open_saved(config.checkpoint).run
+    run = open_saved(config.ckpt).run
     if run is None:
         logger.info(
             f"{config.ckpt} is not in a run folder (no ../{CONFIG}): task, backbone, head and "

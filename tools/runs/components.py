@@ -70,10 +70,14 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
     code = read_source() if is_first_process() else Source(None)
     training = config.mode == "fit"
     loggers = make_loggers(config.logger, folder, config) if training else []
-    checkpoint = None if training else open_checkpoint(config.checkpoint)
+    checkpoint = None if training or not config.ckpt else open_checkpoint(config.ckpt)
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
     backbone = build_backbone(_restarted(config, resumed), datamodule)
+    if not training and checkpoint is None and any(True for _ in backbone.parameters()):
+        raise ValueError(
+            f"mode={config.mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
+        )
     foreign = checkpoint is not None and checkpoint.format is None
     if foreign or (training and not resumed):
         weights = checkpoint if foreign else config.backbone["pretrained"]
