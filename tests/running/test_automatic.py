@@ -13,6 +13,7 @@ from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
 from datamodules.sample.drawn_images import write_image_folder
+from tasks.engine.run_config import RunConfig
 from tests.runs import composed, run_shared, summary
 from tests.stand_ins import write_classes
 from tools.config import automatic
@@ -44,7 +45,7 @@ def chosen(task, images, *typed, val_images=10, backbone=LAYERED, pretrained=Fal
 
 
 def values(config, *keys):
-    return [config[group].get(name) for group, name in (key.split(".") for key in keys)]
+    return [getattr(config, group).get(name) for group, name in (key.split(".") for key in keys)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_options_that_contradict_a_chosen_rate_are_refused(typed, message):
 )  # fmt: skip
 def test_the_rate_is_logged_with_its_derivation(optimizer, trainer, line):
     batch, accumulated, devices = trainer
-    config = {"optimizer": optimizer}
+    config = RunConfig(task_name="", backbone={}, head={}, task={}, data={}, optimizer=optimizer)
     assert automatic.describe_rate(config, batch, devices, accumulated) == line
 
 
@@ -203,8 +204,8 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
     assert f"{rate} on 1 device)" in whole.out
     assert "Chosen for 12 training images: data.batch_size=12, optimizer.lr=5.2e-3" in whole.out
     config = yaml.safe_load((whole.folder() / "config.yaml").read_text())
-    assert config.optimizer["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
-    assert "optimizer.lr" in config.automatic
+    assert config["optimizer"]["lr"] == summary(whole.folder())["learning_rate"] == 5.2e-3
+    assert "optimizer.lr" in config["automatic"]
     # Longer, with the same command: rate and batch stay those of the run.
     typed += ["trainer.max_steps=2", "resume=true"]
     longer = run_shared(typed)
@@ -215,7 +216,7 @@ def test_a_run_logs_saves_and_resumes_its_choices(tmp_path, small):
         yaml.safe_load((longer.folder() / "config.yaml").read_text())["schedule"]["warmup"] == 0.1
     )
     # Shorter than the warm-up that was chosen, of which the first epoch was trained.
-    config.schedule["warmup"] = 5.0
+    config["schedule"]["warmup"] = 5.0
     (whole.folder() / "config.yaml").write_text(yaml.safe_dump(config))
     shorter = run_shared([*typed[:-2], "trainer.max_epochs=3", "trainer.max_steps=-1", typed[-1]])
     assert shorter.status == 0, shorter.err

@@ -227,7 +227,7 @@ def test_a_comparison_needs_the_published_sets(tmp_path):
 def finished_run(folder, *typed):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "checkpoints/best.ckpt").write_bytes(b"")
-    (folder / "config.yaml").write_text(yaml.safe_dump(composed(*typed, "data.root=/x")))
+    (folder / "config.yaml").write_text(yaml.safe_dump(composed(*typed, "data.root=/x").plain()))
     return folder
 
 

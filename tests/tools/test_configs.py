@@ -86,7 +86,9 @@ PAIRS = {task: pairs_of(task) for task in TASKS}
 )
 def test_every_head_with_every_dataset_of_a_task(task, head, data):
     """The sample datasets set options of their task's default head; others keep theirs."""
-    check_config(composed(f"task={task}", f"head={head}", f"data={data}"))
+    typed = [f"task={task}", f"head={head}", f"data={data}"]
+    only = read_yaml(CONFIGS / "data" / f"{data}.yaml")["data"].get("_evaluates_only_")
+    check_config(composed(*typed, *(["mode=test"] if only else [])))
 
 
 def test_every_head_and_dataset_is_for_some_task():

@@ -56,7 +56,7 @@ def run(tmp_path):
         number = len(list(parent.glob("2026*"))) if parent.is_dir() else 0
         folder = parent / f"2026-01-{number + 1:02d}_00-00-00"
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.plain(), sort_keys=False))
         if finished:
             content = {"metrics": metrics or {"top1": 50.0}, "parameters": parameters,
                        "backbone_macs": macs, "macs_at": macs_at, "seconds": 60.0}  # fmt: skip
@@ -272,7 +272,7 @@ def test_rows_name_settings_that_change_the_metric(run, shown):
     run(*common, metrics={"AP": 0.52})
     older = run(*common, seed=1, metrics={"AP": 0.54})
     config = yaml.safe_load((older / "config.yaml").read_text())
-    del config.data["skip_unusable_boxes"]  # from before the option existed
+    del config["data"]["skip_unusable_boxes"]  # from before the option existed
     (older / "config.yaml").write_text(yaml.safe_dump(config))
     usual = "data.skip_unusable_boxes=false"
     # Alone in a table, a row needs no distinction.
@@ -614,8 +614,8 @@ def test_a_plot_over_the_recipe_reads_what_was_typed(run, shown, tmp_path):
     for recipe in ("deit", "swin"):
         folder = run("backbone=deit_t", "data=imagenet")
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        config.overrides, config.seed = [f"recipe={recipe}"], 0
-        config.optimizer["lr"] = 0.1 if recipe == "deit" else 0.2
+        config["overrides"], config["seed"] = [f"recipe={recipe}"], 0
+        config["optimizer"]["lr"] = 0.1 if recipe == "deit" else 0.2
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     path = tmp_path / "plot.svg"
     records, _ = shown("plot=recipe", f"out={path}")
