@@ -11,9 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
-
+from tools.cli.grammar import parse
 from tools.cli.paths import ROOT
 from tools.cli.processes import is_first_process
 
@@ -39,7 +37,6 @@ LAUNCHER_OPTIONS = {
     "signal_delay_s", "max_num_timeout", "array_parallelism",
 }  # fmt: skip
 WORD = re.compile(r"[\w.,:+&|-]*")
-FOLDER_OPTIONS = ("hydra.run", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 # Lightning passes these to the other processes of a run.
 PROCESS_OPTIONS = {"hydra.run.dir", "hydra.job.name", "hydra.output_subdir"}
 
@@ -50,17 +47,19 @@ def check_hydra(arguments: Sequence[str]) -> None:
     Raises:
         ValueError: A flag or option is not allowed; the message lists the valid ones.
     """
-    known = (*SWEEP, *INFO_FLAGS)
-    for argument in arguments:
-        flag = argument.partition("=")[0]
-        if argument.startswith("-") and flag not in known:
+    for argument in map(str.strip, arguments):
+        flag, key = argument.partition("=")[0], argument.partition("=")[0].strip("+~ \t")
+        if argument.startswith("-") and flag not in (*SWEEP, *INFO_FLAGS):
+            flags = ", ".join(name for name in INFO_FLAGS if name.startswith("--"))
+            raise ValueError(f"{flag} is not allowed; run.py takes --help, -m and of Hydra {flags}")
+        if "@" in key or (is_hydra_option(argument) and not _is_allowed(argument, key)):
             raise ValueError(
-                f"{flag} is not allowed; run.py takes --help, -m and of Hydra's flags "
-                f"{', '.join(name for name in INFO_FLAGS if name.startswith('--'))}"
+                f"{argument} is not allowed, because it could run other code. Of Hydra, run.py takes "
+                f"{LAUNCHER}={'|'.join(LAUNCHERS)}, hydra.launcher.<option>=<word>, hydra.verbose; "
+                "for the run's place pass output_dir=<folder>"
             )
-    for argument in arguments:
-        if not argument.startswith("-"):
-            _check_option(argument.strip())
+        if argument.startswith(f"{LAUNCHER}="):
+            _check_launcher(argument.partition("=")[2])
 
 
 def is_hydra_option(argument: str) -> bool:
@@ -68,43 +67,22 @@ def is_hydra_option(argument: str) -> bool:
     return re.match(r"[\s+~]*hydra\b", argument) is not None
 
 
-def _check_option(argument: str) -> None:
-    key = argument.partition("=")[0].strip("+~ \t")
-    if "@" in key:
-        raise ValueError(f"{argument} is not allowed: type the option without @")
-    if not is_hydra_option(argument):
-        return
+def _is_allowed(argument: str, key: str) -> bool:
+    """Return True for an option of Hydra that neither code nor folders depend on."""
     if key in PROCESS_OPTIONS and not is_first_process():
-        return
-    if key.startswith(FOLDER_OPTIONS):
-        raise ValueError(f"{argument} is not allowed: pass output_dir=<folder> for the run's place")
-    parsed = OverridesParser.create().parse_override(argument)
-    option = key.removeprefix("hydra.launcher.")
-    if argument.startswith(f"{LAUNCHER}="):
-        _check_launcher(argument.partition("=")[2])
-    elif key == "hydra.verbose" or (option != key and option in LAUNCHER_OPTIONS):
-        _check_value(argument, parsed)
-    else:
-        raise ValueError(
-            f"{argument} is not allowed, because it could run other code. Of Hydra's options "
-            f"run.py takes {LAUNCHER}=<name>, hydra.launcher.<option>=<number or word>, "
-            "hydra.verbose"
-        )
-
-
-def _check_value(argument: str, parsed: Override) -> None:
+        return True
+    if key == LAUNCHER:
+        return argument.partition("=")[2] in LAUNCHERS
+    if key != "hydra.verbose" and key.removeprefix("hydra.launcher.") not in LAUNCHER_OPTIONS:
+        return False
+    parsed = parse(argument)
     value = None if parsed.is_delete() or parsed.is_sweep_override() else parsed.value()
-    text = value.text if isinstance(value, QuotedString) else value
-    plain = isinstance(text, bool | int | float) or argument.endswith("=null")
-    if not plain and not (isinstance(text, str) and WORD.fullmatch(text)):
-        raise ValueError(f"{argument} is not allowed: pass a number, true, false, null or a word")
+    is_word = isinstance(value, str) and WORD.fullmatch(value) is not None
+    return isinstance(value, bool | int | float) or is_word or argument.endswith("=null")
 
 
 def _check_launcher(name: str) -> None:
-    """Check that a launcher exists and is installed."""
-    if name not in LAUNCHERS:
-        known = ", ".join(LAUNCHERS)
-        raise ValueError(f"{LAUNCHER}={name} is unknown; known: {known}")
+    """Check that a launcher is installed."""
     package = LAUNCHERS[name]
     if package is None:
         return
