@@ -88,6 +88,8 @@ def test_every_head_with_every_dataset_of_a_task(task, head, data):
     """The sample datasets set options of their task's default head; others keep theirs."""
     typed = [f"task={task}", f"head={head}", f"data={data}"]
     only = read_yaml(CONFIGS / "data" / f"{data}.yaml")["data"].get("_evaluates_only_")
+    if only and head == "frozen":
+        pytest.skip("a solved head is for training data")
     check_config(composed(*typed, *(["mode=test"] if only else [])))
 
 

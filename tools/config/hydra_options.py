@@ -54,8 +54,8 @@ def check_hydra(arguments: Sequence[str]) -> None:
             raise ValueError(f"{flag} is not allowed; run.py takes --help, -m and of Hydra {flags}")
         if "@" in key or (is_hydra_option(argument) and not _is_allowed(argument, key)):
             raise ValueError(
-                f"{argument} is not allowed, because it could run other code. Of Hydra, run.py takes "
-                f"{LAUNCHER}={'|'.join(LAUNCHERS)}, hydra.launcher.<option>=<word>, hydra.verbose; "
+                f"{argument} is not allowed, because it could run other code. Of Hydra, run.py "
+                f"takes {LAUNCHER}={'|'.join(LAUNCHERS)}, hydra.launcher.<option>=<word>, hydra.verbose; "
                 "for the run's place pass output_dir=<folder>"
             )
         if argument.startswith(f"{LAUNCHER}="):
