@@ -55,8 +55,8 @@ def check_hydra(arguments: Sequence[str]) -> None:
         if "@" in key or (is_hydra_option(argument) and not _is_allowed(argument, key)):
             raise ValueError(
                 f"{argument} is not allowed, because it could run other code. Of Hydra, run.py "
-                f"takes {LAUNCHER}={'|'.join(LAUNCHERS)}, hydra.launcher.<option>=<word>, hydra.verbose; "
-                "for the run's place pass output_dir=<folder>"
+                f"takes {LAUNCHER}={'|'.join(LAUNCHERS)}, hydra.launcher.<option>=<word> and "
+                "hydra.verbose; for the run's place pass output_dir=<folder>"
             )
         if argument.startswith(f"{LAUNCHER}="):
             _check_launcher(argument.partition("=")[2])
