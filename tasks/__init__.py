@@ -43,7 +43,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> BaseTask:
         ValueError: The folder is incomplete, or the file lacks the config of its task.
 
     >>> task = load("outputs/latest")
-    >>> [row["image"] for row in task.predict(["photo.png"])]
+    >>> [row["input"] for row in task.predict(["photo.png"])]
     ['photo.png']
     """
     from tasks.engine.loading import load_run  # with it come torch, lightning and timm

@@ -388,7 +388,7 @@ class ClassificationTask(ClassesTask):
         indices, values = best.indices.tolist(), best.values.tolist()
         return [
             {
-                "image": name,
+                "input": name,
                 "classes": [self.class_names[i] for i in labels],
                 **(
                     {"names": [self.shown_names[i] for i in labels]}
@@ -420,10 +420,10 @@ class ClassificationTask(ClassesTask):
         with whole_file(folder / "predictions.csv") as file:
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
             writer = csv.writer(text)
-            writer.writerow(["image", *(f"{kind}_{i}" for i in places for kind in kinds)])
+            writer.writerow(["input", *(f"{kind}_{i}" for i in places for kind in kinds)])
             for row in rows:
                 groups = zip(*(row[key] for key in keys), strict=True)
-                writer.writerow([row["image"], *(value for group in groups for value in group)])
+                writer.writerow([row["input"], *(value for group in groups for value in group)])
             text.flush()
             text.detach()
 

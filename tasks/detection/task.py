@@ -114,7 +114,7 @@ class DetectionTask(ClassesTask):
                 row["class"] = self.class_names[row.pop("category_id")]
                 row.pop("image_id")
             number = int(sample.img_id)
-            results.append({"image": sample.img_path, "image_id": number, "detections": rows})
+            results.append({"input": sample.img_path, "image_id": number, "detections": rows})
         return results
 
     def answer(self, row: Row) -> str:

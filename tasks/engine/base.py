@@ -402,7 +402,7 @@ class BaseTask(Remembering, LightningModule):
             return []
         broken = batch.pop(UNREADABLE, ())
         rows = self.describe_to(batch, trainer.datamodule, self._files) if batch else []
-        return rows + [{"image": one.name, UNREADABLE: one.reason} for one in broken]
+        return rows + [{"input": one.name, UNREADABLE: one.reason} for one in broken]
 
     def describe(self, batch: Batch, datamodule: Any) -> list[Row]:
         """Return predictions as plain values, one dict per input with its name as ``image``."""

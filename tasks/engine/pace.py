@@ -40,7 +40,7 @@ class Pace(Callback):
         self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
-    def images_per_second(self) -> float | None:
+    def samples_per_second(self) -> float | None:
         """Throughput of all processes together; None before the second batch."""
         return self._images / self._seconds if self._seconds else None
 
@@ -57,7 +57,7 @@ class Pace(Callback):
 
     def __str__(self) -> str:
         """``85.3 images/s, 3 min 20 s left``, as far as known."""
-        rate, left = self.images_per_second, self.seconds_left
+        rate, left = self.samples_per_second, self.seconds_left
         parts = [] if rate is None else [f"{rate:.3g} {self.unit}/s"]
         return ", ".join([*parts, f"{duration(left)} left"] if left else parts)
 
@@ -189,7 +189,7 @@ class PaceBar(DescribedBar):
         """Return the metrics shown behind the bar."""
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics |= {name: loss.item() for name, loss in latest(pl_module).items()}
-        rate, left = self._pace.images_per_second, self._pace.seconds_left
+        rate, left = self._pace.samples_per_second, self._pace.seconds_left
         metrics |= {} if rate is None else {f"{self._pace.unit}/s": f"{rate:.3g}"}
         return metrics | ({"left": duration(left)} if left else {})
 

@@ -17,6 +17,7 @@ from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_yaml
 M = TypeVar("M", bound=BaseModel)
 GROUPS = ("backbone", "head", "data", "task")
 MOST_BYTES_OF_ROWS = 2**28
+PACE = "images_per_second"  # in summaries of older releases
 # The default of entries that may be missing and must not be null.
 ABSENT: Any = None
 
@@ -109,7 +110,7 @@ class DataFacts(OpenPart):
 
     name: str = ABSENT
     root: str | None = None
-    images: dict[str, Count | None] = ABSENT
+    samples: dict[str, Count | None] = ABSENT
     left_out: str = ABSENT
     classes: Count | None = None
     fingerprints: dict[str, str | None] = ABSENT
@@ -155,14 +156,14 @@ class RunSummary(OpenPart):
     paper: PaperFacts = ABSENT
     ended_by_time: TimeFacts = ABSENT
     overrides: list[str] = ABSENT
-    images_per_second: Amount | None = None
+    samples_per_second: Amount | None = None
     waiting_for_data: Amount | None = None
     num_workers: Count | None = None
 
     @model_validator(mode="after")
     def _pace_is_whole(self) -> Self:
-        if self.images_per_second and None in (self.waiting_for_data, self.num_workers):
-            raise ValueError("has images_per_second without waiting_for_data or num_workers")
+        if self.samples_per_second and None in (self.waiting_for_data, self.num_workers):
+            raise ValueError("has samples_per_second without waiting_for_data or num_workers")
         return self
 
 
@@ -192,9 +193,21 @@ def read_summary(path: Path) -> dict[str, Any]:
         FileNotFoundError: The file does not exist.
         DamagedFile: It cannot be read, or does not fit the schema.
     """
-    content = _checked(path, RunSummary, read_json(path))
+    content = _checked(path, RunSummary, _with_current_names(read_json(path)))
     metrics = content["metrics"].items()
     return content | {"metrics": {k: math.nan if v is None else float(v) for k, v in metrics}}
+
+
+def _with_current_names(content: Any) -> Any:
+    """Rename the entries that older releases named by images."""
+    if not isinstance(content, dict):
+        return content
+    pace = {"samples_per_second": content[PACE]} if PACE in content else {}
+    content = {key: value for key, value in content.items() if key != PACE} | pace
+    data = content.get("data")
+    if isinstance(data, dict) and "images" in data:
+        content["data"] = {("samples" if key == "images" else key): data[key] for key in data}
+    return content
 
 
 def read_classes(path: Path) -> list[dict[str, Any]]:

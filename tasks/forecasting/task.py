@@ -172,7 +172,7 @@ class ForecastingTask(BaseTask):
         Times are in the file's format, values in its units; ``time_column`` names the times. With
         quantiles there are also ``quantiles``, by variable and level.
         """
-        return [{"image": one.name, **one.plain()} for one in self._forecasts(batch, datamodule)]
+        return [{"input": one.name, **one.plain()} for one in self._forecasts(batch, datamodule)]
 
     def _forecasts(self, batch: Batch, datamodule: Any) -> list[Forecast]:
         predicted = self.model.predict(batch).double().cpu()
@@ -209,7 +209,7 @@ class ForecastingTask(BaseTask):
     def write_results(self, folder: Path, rows: Sequence[Row]) -> None:
         """Write each forecast as a csv file in the format of the data."""
         for row in rows:
-            name = f"{Path(row['image']).stem}_forecast.csv" if len(rows) > 1 else "forecast.csv"
+            name = f"{Path(row['input']).stem}_forecast.csv" if len(rows) > 1 else "forecast.csv"
             write_whole(folder / name, to_csv(row))
 
     @torch.no_grad()

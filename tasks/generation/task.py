@@ -303,7 +303,7 @@ class GenerationTask(BaseTask):
         labels, seeds = batch["labels"], batch["seeds"].tolist()
         drawn = self.model.sample(labels, seeds)
         return [
-            {"image": name, "class": self.class_names[label], "seed": seed,
+            {"input": name, "class": self.class_names[label], "seed": seed,
              "pixels": _to_array(image)}
             for name, label, seed, image in zip(
                 input_names(batch, datamodule, "image"), labels.tolist(), seeds, drawn, strict=True

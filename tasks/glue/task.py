@@ -122,7 +122,7 @@ class GlueTask(BaseTask):
         predicted = self.model.predict(batch)
         numbers = batch["sample_id"].tolist()
         for name, number, logits in zip(names, numbers, predicted, strict=True):
-            row: Row = {"image": name, "texts": list(datamodule.predicted_texts(number).texts)}
+            row: Row = {"input": name, "texts": list(datamodule.predicted_texts(number).texts)}
             if self.class_names:
                 share, best = logits.float().softmax(0).max(0)
                 row |= {"class": self.class_names[int(best)], "share": round(share.item(), 6)}
@@ -143,7 +143,7 @@ class GlueTask(BaseTask):
         """Write the answers as a tsv file for GLUE's server, named after the set."""
         if isinstance(self.model, LanguageModel) or not rows:
             return
-        first = rows[0]["image"].partition(" ")[0]
+        first = rows[0]["input"].partition(" ")[0]
         name = submission_name(self.data.kind.folder, first)
         write_submission(folder / name, rows)
 

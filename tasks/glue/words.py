@@ -30,7 +30,7 @@ def describe_words(
         truth = batch["tokens"][index][words[index]].tolist()
         text = given[index][batch["mask"][index]].tolist()[1:-1]
         row: Row = {
-            "image": name,
+            "input": name,
             "texts": [tokenizer.decode(text)],
             "words": [tokenizer.pieces[number] for number in own],
         }

@@ -189,7 +189,7 @@ class MultiLabelTask(ClassificationTask):
             order = [i for i in row.argsort(descending=True).tolist() if row[i] >= self.threshold]
             rows.append(
                 {
-                    "image": name,
+                    "input": name,
                     "classes": [self.class_names[i] for i in order],
                     "probabilities": [round(float(row[i]), 6) for i in order],
                     "scores": {
@@ -210,10 +210,10 @@ class MultiLabelTask(ClassificationTask):
         with whole_file(folder / "predictions.csv") as file:
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
             writer = csv.writer(text)
-            writer.writerow(["image", "labels", *self.class_names])
+            writer.writerow(["input", "labels", *self.class_names])
             for row in rows:
                 scores = (row["scores"][name] for name in self.class_names)
-                writer.writerow([row["image"], ";".join(row["classes"]), *scores])
+                writer.writerow([row["input"], ";".join(row["classes"]), *scores])
             text.flush()
             text.detach()
 

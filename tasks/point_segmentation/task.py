@@ -153,7 +153,7 @@ class PointSegmentationTask(ClassesTask):
                 self.class_names[label]: round(share, 6)
                 for label, share in zip(classes.tolist(), shares, strict=True)
             }
-            rows.append({"image": name, "shares": named, "labels": found.numpy()})
+            rows.append({"input": name, "shares": named, "labels": found.numpy()})
         return rows
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
@@ -161,7 +161,7 @@ class PointSegmentationTask(ClassesTask):
         rows = []
         described = self.describe(batch, datamodule)
         for row, number in zip(described, batch["sample_id"].tolist(), strict=True):
-            target = files.path(CLOUDS, row["image"], ".ply")
+            target = files.path(CLOUDS, row["input"], ".ply")
             self._write_cloud(target, datamodule.predicted_cloud(number), row["labels"])
             rows.append(row | {"labels": files.relative(target)})
         return rows

@@ -126,14 +126,14 @@ class SegmentationTask(ClassesTask):
                 for i, s in zip(labels.tolist(), shares, strict=True)
             }
             drawn = predicted.cpu().numpy().astype(np.uint8)
-            results.append({"image": sample.img_path, "shares": named, "labels": drawn})
+            results.append({"input": sample.img_path, "shares": named, "labels": drawn})
         return results
 
     def describe_to(self, batch: Batch, datamodule: Any, files: OutputFiles) -> list[Row]:
         """Write the labels of each image to a file, and return its path in place of them."""
         rows = self.describe(batch, datamodule)
         for row in rows:
-            target = files.path(LABELS, row["image"], ".png")
+            target = files.path(LABELS, row["input"], ".png")
             picture = label_map(row["labels"], self.category_ids, datamodule.metainfo["palette"])
             with whole_file(target) as file:
                 picture.save(file, "PNG")

@@ -149,7 +149,7 @@ class SuperResolutionTask(BaseTask):
         names = input_names(batch, datamodule, "image")
         sizes = [[self.scale * side for side in image.shape[:0:-1]] for image in batch["low"]]
         return [
-            {"image": name, "size": size} for name, size in zip(names, sizes, strict=True)
+            {"input": name, "size": size} for name, size in zip(names, sizes, strict=True)
         ]  # fmt: skip
 
     @torch.no_grad()
@@ -188,7 +188,7 @@ class SuperResolutionTask(BaseTask):
         """Enlarge the images of a batch, and write each stripe by stripe."""
         rows = self._named(batch, datamodule)
         for index, row in enumerate(rows):
-            target = files.path(ENLARGED, row["image"], f"_x{self.scale}.png")
+            target = files.path(ENLARGED, row["input"], f"_x{self.scale}.png")
             with whole_file(target) as file:
                 write_png(file, self._stripes(batch, index), row["size"][1])
             row[ENLARGED] = files.relative(target)

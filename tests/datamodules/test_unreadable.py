@@ -62,7 +62,7 @@ def test_a_step_names_the_broken_images(images):
     task = Names()
     task._trainer = type("Trainer", (), {"datamodule": data})()
     rows = task.predict_step(next(iter(data.predict_dataloader())), 0)
-    assert [Path(row["image"]).name for row in rows] == ["a.png", "b.png"]
+    assert [Path(row["input"]).name for row in rows] == ["a.png", "b.png"]
     assert "is empty" in rows[1][UNREADABLE]
     rows = task.predict_step({"unreadable": [Unreadable("e.png", "broken")]}, 0)
     assert rows == [{"image": "e.png", UNREADABLE: "broken"}]

@@ -45,7 +45,7 @@ def test_a_run_ends_with_errors_by_horizon_and_curves(trained):
     found = summary(folder)
     assert {"mse", "mae", "loss"} == found["metrics"].keys()
     assert found["macs_at"] == [24, 7]
-    assert found["data"]["images"] == {"train": 385, "val": 49, "test": 109}
+    assert found["data"]["samples"] == {"train": 385, "val": 49, "test": 109}
     assert found["data"]["variables"] == 7
     assert "steps of the horizon" in trained.out
     rows = list(csv.DictReader((folder / "horizon.csv").open()))
@@ -83,7 +83,7 @@ def test_it_forecasts_beyond_the_end_of_a_csv(trained, tmp_path, capsys):
     np.testing.assert_allclose(same["forecast"]["OT"], row["forecast"]["OT"], rtol=1e-4)
     pandas = pytest.importorskip("pandas")
     (same,) = tasks.load(trained.folder()).predict(pandas.read_csv(tmp_path / "later.csv"))
-    assert same["image"] == "table 1"
+    assert same["input"] == "table 1"
     np.testing.assert_allclose(same["forecast"]["OT"], row["forecast"]["OT"], rtol=1e-4)
 
 

@@ -61,7 +61,7 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
     base = ["mode=predict", f"ckpt={run}", f"output_dir={tmp_path / 'out'}", "trainer=cpu"]
     ended = completed([*base, f"input={images}"], capsys)
     folder, rows = ended.folder(), rows_of(ended.folder())
-    assert [row["image"] for row in rows] == [str(images / n) for n in ("a.jpg", "b.jpg", "b.png")]
+    assert [row["input"] for row in rows] == [str(images / n) for n in ("a.jpg", "b.jpg", "b.png")]
     assert list((folder / "preview").glob("*.png"))
     classes = list(
         open_checkpoint(run / "checkpoints" / "best.ckpt", values_only=True).values["class_names"]
@@ -77,7 +77,7 @@ def test_prediction_needs_the_run_folder_and_the_images_only(
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
     forms = [str(path), path, picture, array, tensor]
     found = network.predict(forms)
-    assert [row["image"] for row in found[:3]] == [str(path), str(path), "image 2"]
+    assert [row["input"] for row in found[:3]] == [str(path), str(path), "image 2"]
     # One by one, since products round differently within a batch.
     alone = [row for form in forms for row in network.predict(form)]
     assert len(alone) == len(forms)
@@ -108,7 +108,7 @@ def check_classification(folder, rows, classes, said):
     with (folder / "predictions.csv").open(newline="") as file:
         table = list(csv.reader(file))
     assert table[0][:3] == ["image", "class_1", "probability_1"]
-    assert table[1][:3] == [rows[0]["image"], rows[0]["classes"][0], str(shares[0])]
+    assert table[1][:3] == [rows[0]["input"], rows[0]["classes"][0], str(shares[0])]
     assert len(table) == 4
     assert f"a.jpg: {rows[0]['classes'][0]} ({shares[0]:.3f}), " in said
 

@@ -58,12 +58,12 @@ def test_plain_command_trains_and_writes_all_files(task, trained, outputs):
     assert facts["backbone_macs"] > 1e7
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
     assert Path(facts["data"]["root"]).is_dir()
-    assert facts["data"]["images"]["train"] > 0 < facts["data"]["images"]["val"]
+    assert facts["data"]["samples"]["train"] > 0 < facts["data"]["samples"]["val"]
     assert f"task={task}" in facts["overrides"]
     assert (facts["precision"], facts["processes"], facts["seed"]) == ("32-true", 1, 0)
     assert facts["device"]
     assert facts["peak_memory_mib"] > 100
-    assert facts["images_per_second"] > 0
+    assert facts["samples_per_second"] > 0
     assert facts["global_batch"] == config["data"]["batch_size"]
     assert facts["checkpoint_step"] in (row["step"] + 1 for row in rows)
     monitored = max(METRICS[task], key=lambda name: name in ("top1", "AP50", "mIoU"))

@@ -76,10 +76,10 @@ def test_predict_takes_images_in_every_usual_form(example, form):
 
 def test_batches_are_several_images(example):
     rows = example[0].predict([torch.stack([FLOAT, FLOAT]), np.stack([RGB] * 3)])
-    assert [row["image"] for row in rows] == [f"image {index}" for index in range(5)]
+    assert [row["input"] for row in rows] == [f"image {index}" for index in range(5)]
     task, trainer, _ = example
     rows = trainer.predict(task, DataLoader(SAMPLES, batch_size=4))
-    assert [row["image"] for row in rows[0]] == [f"image {index}" for index in range(4)]
+    assert [row["input"] for row in rows[0]] == [f"image {index}" for index in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def test_predictions_are_written_as_they_come(example, photos, workers, tmp_path
     assert caplog.text.count("1 of 8 images cannot be read and are left out:") == 1
     assert len(rows) == 7
     assert list(rows) == json.loads((tmp_path / "predictions.json").read_text())
-    assert rows[-1]["image"] == str(images[-1])
+    assert rows[-1]["input"] == str(images[-1])
     assert rows[1:3] == list(rows)[1:3]
     for row, alone in zip(rows, task.predict(images), strict=True):
-        assert row["image"] == alone["image"]
+        assert row["input"] == alone["input"]
         assert row["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
     table = list(csv.DictReader((tmp_path / "predictions.csv").open()))
     assert [line["class_1"] for line in table] == [row["classes"][0] for row in rows]
@@ -115,14 +115,14 @@ def test_a_stream_holds_one_batch(example, photos, monkeypatch):
     monkeypatch.setattr(task, "describe", lambda *given: seen.append(1) or describe(*given))
     stream = task.stream(sorted(photos.glob("[0-9]*")), batch_size=2)
     weights = task.model.classifier.weight.clone()
-    assert [next(stream)["image"][-5:] for _ in range(3)] == ["0.jpg", "0.png", "1.jpg"]
+    assert [next(stream)["input"][-5:] for _ in range(3)] == ["0.jpg", "0.png", "1.jpg"]
     assert len(seen) == 2
     assert torch.equal(task.model.classifier.weight, weights)  # the average is swapped out
 
 
 def test_a_stream_goes_on_after_a_broken_photo(example, photos, caplog):
     task = example[0]
-    names = [row["image"] for row in task.stream(photos, batch_size=2)]
+    names = [row["input"] for row in task.stream(photos, batch_size=2)]
     assert names == [str(path) for path in sorted(photos.iterdir()) if path.stem != "broken"]
     assert "broken.jpg" in caplog.text
     assert "it is left out" in caplog.text

@@ -46,12 +46,12 @@ def train(measured, clock, seconds, *, steps=100.0, world_size=1, validation=0.0
 
 def test_the_rate_and_waiting_exclude_start_up_and_validation(clock):
     measured = pace.Pace()
-    assert (measured.images_per_second, measured.waiting_share, str(measured)) == (None, None, "")
+    assert (measured.samples_per_second, measured.waiting_share, str(measured)) == (None, None, "")
     train(measured, clock, [50.0, 2.0, 2.0], validation=100.0)
-    assert (measured.images_per_second, measured.waiting_share) == (4.0, 0.25)
+    assert (measured.samples_per_second, measured.waiting_share) == (4.0, 0.25)
     measured = pace.Pace()
     train(measured, clock, [50.0, 2.0, 2.0], world_size=4)
-    assert measured.images_per_second == 16.0
+    assert measured.samples_per_second == 16.0
 
 
 def test_a_gpu_waits_from_its_last_kernel_to_the_next_batch(clock, monkeypatch):

@@ -80,7 +80,7 @@ def test_several_threads_predict_like_one(case, files, one_thread):
 def test_predictions_of_a_list_equal_those_of_single_images(case, files, one_thread):
     task = loaded(case)
     rows = task.predict(files)
-    assert [row["image"] for row in rows] == [str(file) for file in files]
+    assert [row["input"] for row in rows] == [str(file) for file in files]
     for file, row in zip(files, rows, strict=True):
         (alone,) = task.predict(file)
         check_close(row, alone)
@@ -187,5 +187,5 @@ def test_figures_do_not_depend_on_the_size_of_batches(case, views, tmp_path, one
         for image in one:
             check_boxes(one[image], other[image])
     for one, other in zip(found[1][2], found[3][2], strict=True):
-        assert one["image"] == other["image"]
+        assert one["input"] == other["input"]
         check_close(one, other)

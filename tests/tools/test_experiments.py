@@ -395,7 +395,7 @@ def test_settings_that_do_not_fit_other_data_are_dropped_and_named(caplog):
 
 def summary(name, images=50000, **metrics):
     found = {"metrics": metrics, "parameters": ROWS[name].params}
-    return {**found, "data": {"images": {"val": images}}}
+    return {**found, "data": {"samples": {"val": images}}}
 
 
 def compared(name, *typed, images=50000, **metrics):

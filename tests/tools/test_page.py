@@ -158,7 +158,7 @@ def written(tmp_path, monkeypatch):
         "task": "classification", "metrics": metrics, "paper": paper, "parameters": 5_700_000,
         "backbone_parameters": 5_500_000, "backbone_macs": 1.23e9, "macs_at": [64, 96],
         "seconds": 61.0, "overrides": ["task=classification", "x='a b'"],
-        "data": {"name": "datamodules.x.Images", "images": {"train": 1234}},
+        "data": {"name": "datamodules.x.Images", "samples": {"train": 1234}},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

@@ -124,7 +124,7 @@ def test_different_settings_are_named_and_never_averaged(other, run, shown):
 
 def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     """Return the ``data`` of a summary."""
-    return {"images": {"train": train, "val": images}, "classes": number,
+    return {"samples": {"train": train, "val": images}, "classes": number,
             "fingerprints": {"classes": classes, "val": val}}  # fmt: skip
 
 

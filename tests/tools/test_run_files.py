@@ -85,9 +85,9 @@ CHANGES = {
     "summary": [
         ("metrics", None), ("metrics", []), ("metrics.top1", "x"), ("metrics.top1", [1]),
         ("parameters", "x"), ("seconds", None), ("backbone_macs", {}), ("macs_at", []),
-        ("macs_at", 64), ("network", []), ("data", 3), ("data", {"images": {"val": "x"}}),
+        ("macs_at", 64), ("network", []), ("data", 3), ("data", {"samples": {"val": "x"}}),
         ("data", {"fingerprints": {"val": 3}}), ("paper", {"row": 1}), ("overrides", "x"),
-        ("images_per_second", 3.0), ("num_workers", "x"),
+        ("samples_per_second", 3.0), ("num_workers", "x"),
     ],
 }  # fmt: skip
 
@@ -136,3 +136,12 @@ def test_a_summary_is_valid_json_and_null_is_nan(folder):
     )
     (folder / "summary.json").write_text(json.dumps(change_value(SUMMARY, "metrics.top1", None)))
     assert read_run(folder).reason == "top1 must be a finite number"
+
+
+def test_a_summary_of_an_older_release_counts_samples(tmp_path):
+    content = {"metrics": {}, "parameters": 1.0, "backbone_macs": 1.0, "seconds": 1.0}
+    older = {"data": {"images": {"val": 3}}, "images_per_second": 2.0, "num_workers": 0}
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(content | older | {"waiting_for_data": 0.0}))
+    found = read_summary(file)
+    assert (found["data"], found["samples_per_second"]) == ({"samples": {"val": 3}}, 2.0)

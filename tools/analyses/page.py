@@ -187,7 +187,7 @@ def _head(subject: Subject, folder: Path, summary: Mapping[str, Any]) -> str:
     known = [str(summary["task"])] if "task" in summary else []
     data = summary.get("data") or {}
     if "name" in data:
-        counts = data.get("images", {}).items()
+        counts = data.get("samples", {}).items()
         images = ", ".join(f"{n:,} for {part}" for part, n in counts if n is not None)
         known.append(f"{data['name'].rpartition('.')[2]} ({images} {subject.family.unit})")
     facts = " · ".join([*known, f"run {folder.name}"])

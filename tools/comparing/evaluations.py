@@ -41,7 +41,7 @@ def describe_evaluation(run: RunRecord) -> dict[str, Any]:
     fingerprints only share a table with runs of the same data option and folder.
     """
     data = run.summary.get("data") or {}
-    prints, images = data.get("fingerprints") or {}, data.get("images") or {}
+    prints, images = data.get("fingerprints") or {}, data.get("samples") or {}
     family = families().get(run.task)
     targets, unit = (family.targets, family.unit) if family else (("classes",), "images")
     validated = f"validation {unit}"

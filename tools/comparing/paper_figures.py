@@ -179,7 +179,7 @@ def _is_published_data(run: RunRecord) -> bool:
     published = family.published
     counts = {**dict(published.also.values()), published.data: published.examples}
     target = data_set(run.config.get("data._target_"))
-    images = run.summary.get("data", {}).get("images", {}).get("val")
+    images = run.summary.get("data", {}).get("samples", {}).get("val")
     return target in counts and images in (None, counts[target])
 
 
@@ -323,7 +323,7 @@ def _other_data(run: RunRecord, row: Row) -> list[str]:
     wanted, count = published_test_set(row)
     if data_set(target) != wanted:
         return [f"made on {target.rpartition('.')[2]}, not on the paper's data"]
-    images = run.summary.get("data", {}).get("images", {}).get("val")
+    images = run.summary.get("data", {}).get("samples", {}).get("val")
     if images not in (None, count):
         unit = find_family(run.task).unit
         return [f"{images} test {unit} instead of {count}, so the data differs"]

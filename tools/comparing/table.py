@@ -122,7 +122,7 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
     for key, usual in COUNTED.items():
         if same.get(key) == usual:  # older runs lack the setting
             del same[key]
-    images = (run.summary.get("data") or {}).get("images") or {}
+    images = (run.summary.get("data") or {}).get("samples") or {}
     own = {"data.root": root, "parameters": run.summary["parameters"]}
     return same | own | {"training images": images.get("train")}
 

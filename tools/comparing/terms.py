@@ -40,7 +40,7 @@ def comparison_terms(run: RunRecord) -> dict[str, Any]:
     }
     if "backbone.pretrained" in terms:
         terms["backbone.pretrained"] = _start(terms["backbone.pretrained"])
-    images = (run.summary.get("data") or {}).get("images") or {}
+    images = (run.summary.get("data") or {}).get("samples") or {}
     terms["training images"] = images.get("train", UNKNOWN)
     network = run.summary.get("network") or {}
     terms |= {"replaced": network["replaced"]} if "replaced" in network else {}

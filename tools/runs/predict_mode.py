@@ -51,7 +51,7 @@ def predict(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> dic
     if trainer.is_global_zero:
         folder = Path(trainer.default_root_dir)
         for row in rows[:SHOWN]:
-            log_info(f"{Path(row['image']).name}: {task.answer(row)}")
+            log_info(f"{Path(row['input']).name}: {task.answer(row)}")
         if len(rows) > SHOWN:
             log_info(f"... and {len(rows) - SHOWN} more in predictions.json")
         with saved_rows(folder) as add:

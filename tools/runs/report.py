@@ -311,9 +311,9 @@ def describe_cost(known: Mapping[str, Any]) -> dict[str, str]:
     }
     if replaced := (known.get("network") or {}).get("replaced"):
         table["replaced"] = replaced
-    if known.get("images_per_second"):
+    if known.get("samples_per_second"):
         unit = find_family(known["task"]).unit
-        table["training"] = f"{known['images_per_second']:.3g} {unit}/s"
+        table["training"] = f"{known['samples_per_second']:.3g} {unit}/s"
         table["waiting for data"] = describe_waiting(
             known["waiting_for_data"], known["num_workers"], known.get("resident")
         )

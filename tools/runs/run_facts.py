@@ -31,7 +31,7 @@ def collect_facts(
         "data": {
             "name": config.data["_target_"],
             "root": None if datamodule.root is None else str(datamodule.root),
-            "images": datamodule.sizes(),
+            "samples": datamodule.sizes(),
             **({"left_out": datamodule.left_out} if datamodule.left_out else {}),
             **datamodule.target_facts(),
             "fingerprints": fingerprints(datamodule),
@@ -50,7 +50,7 @@ def collect_facts(
     batch = datamodule.training_batch(processes) * processes * batches_of_step(trainer, 0)
     optimizer = config.optimizer
     pace = next(call for call in _callbacks(trainer) if isinstance(call, Pace))
-    rate, waiting = pace.images_per_second, pace.waiting_share
+    rate, waiting = pace.samples_per_second, pace.waiting_share
     for limit in (call for call in _callbacks(trainer) if isinstance(call, TimeLimit)):
         share = limit.trained_share(trainer)
         if share is not None:
@@ -58,7 +58,7 @@ def collect_facts(
     return facts | {
         "global_batch": batch,
         "learning_rate": scaled_lr(optimizer["lr"], optimizer.get("reference_batch"), batch),
-        "images_per_second": None if rate is None else round(rate, 2),
+        "samples_per_second": None if rate is None else round(rate, 2),
         "waiting_for_data": None if waiting is None else round(waiting, 4),
         "num_workers": datamodule.num_workers,
         "resident": config.data.get("resident"),
