@@ -10,6 +10,7 @@ from datamodules import SampleClassification
 from tasks.classification.family import FAMILY
 from tasks.engine import pace
 from tasks.engine.callbacks import ProgressLines
+from tasks.engine.run_config import RunConfig
 from tests.runs import RECIPE
 from tools.runs import report
 from tools.runs import run_facts as run_facts
@@ -240,10 +241,10 @@ def test_a_summary_has_the_rate_that_was_used(tmp_path):
         callbacks=[pace.Pace()],
         strategy=SimpleNamespace(root_device=torch.device("cpu")), default_root_dir=tmp_path,
     )  # fmt: skip
-    config = {
-        "mode": "fit", "data": {"_target_": "x"}, "overrides": ["a=1"], "checkpoints": "all",
-        "optimizer": {**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
-    }  # fmt: skip
+    config = RunConfig(
+        task_name="", backbone={}, head={}, task={}, data={"_target_": "x"}, overrides=["a=1"],
+        optimizer={**RECIPE["optimizer"], "lr": 1e-3, "reference_batch": 1024},
+    )  # fmt: skip
     facts = run_facts.collect_facts(config, trainer, data)
     assert facts["global_batch"] == 48
     assert facts["learning_rate"] == pytest.approx(1e-3 * 48 / 1024)
