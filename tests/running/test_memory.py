@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from datamodules.loading.workers import Loader
-from tasks.engine import loading
 from tasks.engine.family import families
-from tests.runs import SCENES, TINY, arguments, completed
+from tests.runs import SCENES, TINY, arguments, completed, composed
 from tools import run
 from tools.runs import components, garbage
 
@@ -97,10 +96,9 @@ def test_freed_memory_is_reused_without_page_faults():
 def test_an_option_decides_if_a_run_keeps_freed_memory(keep, monkeypatch):
     asked = mock.Mock()
     monkeypatch.setattr(run, "keep_freed_memory", asked)
-    monkeypatch.setattr(loading, "check_options", mock.Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr(run.automatic, "apply_fixed_schedule", lambda config: config)
+    monkeypatch.setattr(components, "check_config", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        run.run({"keep_memory": keep})
+        run.run(composed(f"keep_memory={keep}"))
     assert asked.called == keep
 
 

@@ -14,6 +14,7 @@ import yaml
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tasks.engine.loggers import read_rows
+from tasks.engine.run_config import RunConfig
 from tests.families import rest_slow
 from tests.runs import (
     arguments,
@@ -288,7 +289,10 @@ def test_a_full_gpu_names_the_batch_and_loses_nothing(continues, trained_copy, c
 )
 def test_errors_of_a_full_gpu(error, mode, said, tmp_path):
     data = {"batch_size": 1, "eval_batch_size": 9}
-    config = {"mode": mode, "data": data, "trainer": {"accumulate_grad_batches": 4}}
+    trainer = {"accumulate_grad_batches": 4}
+    config = RunConfig(
+        task_name="", mode=mode, backbone={}, head={}, task={}, data=data, trainer=trainer
+    )
     with pytest.raises(RuntimeError if said is None else ValueError, match=said):
         with explaining_full_memory(config, tmp_path):
             raise error
