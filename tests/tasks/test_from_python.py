@@ -3,6 +3,9 @@
 import csv
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import tasks
-from backbones import create_backbone
+from backbones import create_backbone, list_mixers
 from heads.linear import LinearClassifier, LinearProbe
 from tasks import ClassificationTask, SegmentationTask
 from tests.runs import QUIET
+from tools.cli.paths import ROOT
 
 NAMES = ["a", "b", "c", "d"]
 SAMPLES = [{"image": torch.randn(3, 64, 64), "label": i % 4} for i in range(8)]
@@ -229,3 +233,18 @@ def test_a_checkpoint_of_another_networks_form_is_named(backbone, tmp_path):
     torch.save(content | {"config": {"backbone": backbone, **parts}}, tmp_path / "a.ckpt")
     with pytest.raises(ValueError, match=r"a\.ckpt is damaged: in config "):
         tasks.load(tmp_path / "a.ckpt")
+
+
+def test_a_users_files_do_not_shadow_the_packages(tmp_path):
+    (tmp_path / "tools").mkdir()
+    for shadow in ("tasks.py", "tools/__init__.py"):
+        (tmp_path / shadow).write_text("raise SystemExit('shadowed')")
+    script = tmp_path / "script.py"
+    script.write_text("import mixerlab\nprint(sorted(mixerlab.__all__), mixerlab.list_mixers()[0])")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    names = ["create_backbone", "create_mixer", "list_backbones", "list_mixers", "load"]
+    assert done.stdout.strip() == f"{names} {list_mixers()[0]}"
