@@ -1,4 +1,4 @@
-"""A patch embedding and four blocks: mean pooling over 3x3 tokens, then a feed-forward network.
+"""Four stages of one block each: mean pooling over 3x3 tokens, then a feed-forward network.
 
 Source: an example; after Yu et al., "MetaFormer", CVPR 2022 (https://arxiv.org/abs/2111.11418).
 """
@@ -8,25 +8,24 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from backbones.base import HostConfig, Slot, fill
-from backbones.hosts.scaffolds.hierarchical import drop_path_rates
-from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
+from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
-from backbones.layers.axes import to_nhwc
+from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import missing
 from backbones.mixers.ffn import FFN
 from backbones.mixers.pooling import Pooling
 from backbones.registry import register_host
 
-WIDTH, DEPTH = 96, 4
+WIDTHS = (32, 64, 128, 256)
 
 
 class Block(nn.Module):
     """x + T(norm(x)), then x + F(norm(x)), on (B, H, W, C)."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, width: int, rate: float) -> None:
         super().__init__()
-        self.norm1, self.token_mixer = nn.LayerNorm(WIDTH), Pooling(WIDTH)
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH), FFN(WIDTH)
+        self.norm1, self.token_mixer = nn.LayerNorm(width), Pooling(width)
+        self.norm2, self.mlp = nn.LayerNorm(width), FFN(width)
         self.drop_path = DropPath(rate)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,34 +34,42 @@ class Block(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
-class TinyPool(IsotropicBackbone):
-    """One map at stride 16, or a pyramid made from it."""
+class TinyPool(HierarchicalBackbone):
+    """Maps at strides 4, 8, 16, 32."""
 
     token_slots = ("token_mixer",)  # those of an attention are called "attn"
 
     def __init__(self, config: HostConfig) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, WIDTH, config.patch_size, config.patch_size)
-        rates = drop_path_rates(config.drop_path_rate, DEPTH)
-        self.blocks = nn.ModuleList(Block(rate) for rate in rates)
-        self.set_map(config, WIDTH, nn.LayerNorm(WIDTH))
-        for index, block in enumerate(self.blocks):  # last, after all own weights
-            slot = Slot(WIDTH, 4.0, config.grid(config.patch_size), 0, index, dense=config.dense)
+        steps = (config.patch_size, 2, 2, 2)
+        self.shrink = nn.ModuleList(
+            nn.Conv2d(before, width, step, step)
+            for before, width, step in zip((3, *WIDTHS), WIDTHS, steps, strict=False)
+        )
+        rates = drop_path_rates(config.drop_path_rate, len(WIDTHS))
+        self.stages = nn.ModuleList(map(Block, WIDTHS, rates))
+        self.set_maps(config, WIDTHS)
+        for stage, (block, info) in enumerate(zip(self.stages, self.feature_info, strict=True)):
+            # Last, after all own weights.
+            grid = config.grid(info.stride)
+            slot = Slot(info.channels, 4.0, grid, stage, 0, dense=config.dense)
             fill(block, "mlp", config.channel_mixer, slot)
             fill(block, "token_mixer", config.token_mixer, slot)
 
-    def last_map(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, h, w, C) after the last block."""
-        (height, width), patch = images.shape[-2:], self.patch_size
-        padded = F.pad(images, (0, missing(width, patch), 0, missing(height, patch)))
-        x = to_nhwc(self.stem(padded))
-        for block in self.blocks:
-            x = block(x)
-        return x
+    def stage_maps(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) -> (B, h, w, C) after each stage."""
+        maps, x = [], images
+        for shrink, block in zip(self.shrink, self.stages, strict=True):
+            step = shrink.stride[0]
+            (height, width) = x.shape[-2:]
+            x = F.pad(x, (0, missing(width, step), 0, missing(height, step)))
+            maps.append(block(to_nhwc(shrink(x))))
+            x = to_nchw(maps[-1])
+        return maps
 
 
-@register_host("tiny_pool", source="an example", patch_size=PATCH_SIZE)
+@register_host("tiny_pool", source="an example")
 def tiny_pool(config: HostConfig) -> TinyPool:
-    """Width 96, 4 blocks."""
+    """Widths 32 to 256, one block per stage."""
     refuse_pretrained("tiny_pool", config)
     return TinyPool(config)
