@@ -41,10 +41,10 @@ class TinyPool(HierarchicalBackbone):
 
     def __init__(self, config: HostConfig) -> None:
         super().__init__()
-        steps = (config.patch_size, 2, 2, 2)
+        self.steps = (config.patch_size, 2, 2, 2)
         self.shrink = nn.ModuleList(
             nn.Conv2d(before, width, step, step)
-            for before, width, step in zip((3, *WIDTHS), WIDTHS, steps, strict=False)
+            for before, width, step in zip((3, *WIDTHS), WIDTHS, self.steps, strict=False)
         )
         rates = drop_path_rates(config.drop_path_rate, len(WIDTHS))
         self.stages = nn.ModuleList(map(Block, WIDTHS, rates))
@@ -59,9 +59,8 @@ class TinyPool(HierarchicalBackbone):
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> (B, h, w, C) after each stage."""
         maps, x = [], images
-        for shrink, block in zip(self.shrink, self.stages, strict=True):
-            step = shrink.stride[0]
-            (height, width) = x.shape[-2:]
+        for shrink, block, step in zip(self.shrink, self.stages, self.steps, strict=True):
+            height, width = x.shape[-2:]
             x = F.pad(x, (0, missing(width, step), 0, missing(height, step)))
             maps.append(block(to_nhwc(shrink(x))))
             x = to_nchw(maps[-1])
