@@ -10,6 +10,7 @@ import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,19 +216,29 @@ class Family:
 
 
 @functools.cache
+def family_modules() -> dict[str, str]:
+    """Return name -> module: folders of ``tasks/`` with a ``family.py``, and entry points.
+
+    An installed package names its module in an entry point ``mixerlab.families``.
+    """
+    folders = sorted(file.parent.name for file in PACKAGE.glob("*/family.py"))
+    modules = {name: f"tasks.{name}.family" for name in folders if name != "engine"}
+    points = {point.name: point.value for point in entry_points(group="mixerlab.families")}
+    return points | modules
+
+
 def families() -> dict[str, Family]:
-    """Return all families by name: every folder of ``tasks/`` with a ``family.py``."""
-    found = {}
-    for file in sorted(PACKAGE.glob("*/family.py")):
-        if file.parent.name == "engine":
-            continue
-        family: Family = importlib.import_module(f"tasks.{file.parent.name}.family").FAMILY
-        if family.name != file.parent.name:
-            raise ValueError(
-                f"{file} has FAMILY.name={family.name!r}; give it the name of its folder"
-            )
-        found[family.name] = family
-    return found
+    """Return all families by name; imports each."""
+    return {name: _family(name) for name in family_modules()}
+
+
+@functools.cache
+def _family(name: str) -> Family:
+    module = family_modules()[name]
+    family: Family = importlib.import_module(module).FAMILY
+    if family.name != name:
+        raise ValueError(f"{module} has FAMILY.name={family.name!r}; name it {name!r}")
+    return family
 
 
 def find_family(name: str) -> Family:
@@ -236,15 +247,21 @@ def find_family(name: str) -> Family:
     Raises:
         ValueError: The name is unknown; the message lists the valid ones.
     """
-    known = families()
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}")
-    return known[name]
+    if not isinstance(name, str) or name not in family_modules():
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(family_modules())}")
+    return _family(name)
 
 
 def family_of_task(names: Collection[str]) -> Family | None:
-    """Return the first family of the first of these task classes that has one, by dotted name."""
-    return next((one for name in names for one in families().values() if one.task == name), None)
+    """Return the family of the first of these task classes that has one, by dotted name.
+
+    The class of a family's task lies beside its ``family.py``.
+    """
+    for name in names:
+        for family, module in family_modules().items():
+            if name.startswith(module.removesuffix("family")) and _family(family).task == name:
+                return _family(family)
+    return None
 
 
 def imported(name: str) -> Any:
