@@ -26,8 +26,8 @@ from datamodules.files.folders import (
 from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
-from datamodules.layouts import check_layout
-from datamodules.layouts.mask_exports import AUTO, LAYOUTS, OWN, Masks, open_masks
+from datamodules.layouts import AUTO, check_layout
+from datamodules.layouts.mask_exports import LAYOUTS, OWN, Masks, open_masks
 from datamodules.layouts.splits import SplitOptions, choose, draw_names, draw_notice
 
 NAMES = "class_names.txt"

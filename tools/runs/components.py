@@ -26,7 +26,7 @@ from tools.cli.processes import is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
-from tools.runs import frozen_fit, predict_mode, report, resume, trainer
+from tools.runs import predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
@@ -186,6 +186,8 @@ def execute(
     keep_source(folder, parts.code)
     report.log_network(task.model.backbone, config["backbone"] | datamodule.backbone_arguments)
     if solves(task.model):
+        from tools.runs import frozen_fit
+
         return frozen_fit.solve(engine, task, datamodule, config["seed"])
     if not trains(task):
         return evaluate_once(engine, task, datamodule)
