@@ -28,13 +28,11 @@ def read_declarations(package: str, pattern: str) -> tuple[tuple[str, str], ...]
         Declarations in the order in which an import of all files makes them: files and folders are
         sorted, and those that one of them imports come before it.
     """
-    folder = PACKAGE.parent.joinpath(*package.split("."))
     imports = re.compile(rf"^from {re.escape(package)}\.(\w+)", re.MULTILINE)
     rooms: dict[str, dict[str, str]] = {}
-    for file in sorted(folder.rglob("*.py")):
-        names = file.relative_to(folder).with_suffix("").parts
+    for module, file in _files(package).items():
         text = file.read_text(encoding="utf-8", errors="replace")
-        rooms.setdefault(names[0], {})[".".join([package, *names])] = text
+        rooms.setdefault(module.removeprefix(f"{package}.").split(".")[0], {})[module] = text
     declarations: list[tuple[str, str]] = []
 
     def add(room: str) -> None:
@@ -49,14 +47,22 @@ def read_declarations(package: str, pattern: str) -> tuple[tuple[str, str], ...]
     return tuple(declarations)
 
 
+def _files(package: str) -> dict[str, Path]:
+    """Return the files of a package and of those below it, by module and sorted."""
+    root = PACKAGE.parent
+    files = sorted(root.joinpath(*package.split(".")).rglob("*.py"))
+    names = (".".join(file.relative_to(root).with_suffix("").parts) for file in files)
+    return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
+
+
 def import_files(package: str) -> None:
     """Import every file of a package and of those below it.
 
     Raises:
         BrokenFileError: A file fails to import.
     """
-    for module in dict(read_declarations(package, r"\A()")):
-        import_file(module.removesuffix(".__init__"))
+    for module in _files(package):
+        import_file(module)
 
 
 def import_file(module: str) -> ModuleType:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from datamodules.base import BaseDataModule, check_minimum
 from datamodules.files.cache import cache_root, sample_folder
 from datamodules.files.console import log
 from datamodules.loading.memory import format_bytes
+
+if TYPE_CHECKING:
+    from datamodules.sample.digits import SampleSplit
 
 MOST_BYTES = 10_000_000_000  # of uncompressed sample images
 
@@ -47,7 +50,7 @@ class SampleDataModule(BaseDataModule):
         kind: str,
         root: str | Path | None,
         size: int,
-        counts: Mapping[str, int],
+        counts: dict[SampleSplit, int],
         seed: int,
         pictures_per_count: int = 1,
     ) -> None:

@@ -1,7 +1,8 @@
 """Task families: one object per folder of ``tasks/`` that describes it.
 
 A family is a folder with ``family.py``. Commands, engine and data modules read its ``FAMILY``.
-Importing it is cheap: anything that needs a library is a dotted path, see ``imported``.
+Importing it is cheap: functions are named. A dotted name is imported, see ``imported``; a name
+without dots is one of the functions that the command itself offers to all families.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class Family:
         monitor: Name of the metric that chooses the best checkpoint.
         headline: Name of the metric of tables and searches; by default ``monitor``.
         needs: Distributions that it needs besides those of every run.
+        uses: Distributions for single features -> the option or device that needs each.
         started_by: Family of the trained backbones that it starts from; empty for scratch.
         rule: Schedule for options with the value ``auto``; None refuses ``auto``.
         usual_data: Function of the network's input size that returns the config of a data module,
@@ -119,8 +121,8 @@ class Family:
         pipeline: Function that tools/benchmark.py data times; empty refuses the family.
         exports: Part of a run to export ("model", "classifier" or "backbone"), by target of
             tools/export.py; absent targets are refused.
-        exporters: Dotted name of the function that writes the whole network, by target; for
-            families whose networks the usual exporters do not take.
+        graph: Function (task, network, folder, label) that describes the whole network as a
+            ``graphs.NetworkGraph``, for ONNX and torch.export; empty for networks of images.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
         peculiarity: Clause for messages that refuse an analysis or export; empty names the
@@ -148,13 +150,14 @@ class Family:
     compiles: bool = True
     targets: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    uses: Mapping[str, str] = field(default_factory=dict)
     started_by: str = ""
     rule: ScheduleRule | None = None
     usual_data: Callable[[Any], dict[str, Any]] | None = None
     counted: Counted | None = None
     pipeline: str = ""
     exports: Mapping[str, str] = field(default_factory=dict)
-    exporters: Mapping[str, str] = field(default_factory=dict)
+    graph: str = ""
     analyses: Mapping[str, str] = field(default_factory=dict)
     peculiarity: str = ""
     remedies: Mapping[str, str] = field(default_factory=dict)
@@ -264,7 +267,7 @@ def family_of_task(names: Collection[str]) -> Family | None:
     return None
 
 
-def imported(name: str) -> Any:
-    """Import the object of a dotted name."""
+def imported(name: str, room: str = "") -> Any:
+    """Import the object of a dotted name; one without dots is in the module ``room``."""
     module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(module or room), attribute)

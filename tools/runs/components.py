@@ -178,7 +178,7 @@ def execute(
     if config["mode"] == "predict":
         return predict_mode.predict(engine, task, datamodule)
     if config["mode"] != "fit" and datamodule.parts:
-        evaluate_parts = imported(task.family.parts_evaluation)
+        evaluate_parts = imported(task.family.parts_evaluation, "tools.runs.robustness_mode")
         return evaluate_parts(engine, task, datamodule, config, folder)
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
