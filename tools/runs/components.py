@@ -15,7 +15,6 @@ from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
-from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task
@@ -107,6 +106,8 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
         if is_first_process():
             check_space(folder, task, top_k=config["callbacks"]["top_k"])
     if options.get("compile"):
+        from tasks.engine.compilation import check_compiler, compile_blocks
+
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
