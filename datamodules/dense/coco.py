@@ -27,16 +27,15 @@ from datamodules.files.console import log
 from datamodules.files.decoding import UPRIGHT
 from datamodules.files.folders import first_few, require_folder
 from datamodules.files.headers import read_header
-from datamodules.layouts import AUTO, check_layout
+from datamodules.layouts import AUTO, WHOLE, check_layout
 from datamodules.layouts.coco_boxes import OPTION
 from datamodules.layouts.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
-from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.coco_records import Part
 from datamodules.layouts.splits import SplitOptions, choose, divide, draw_notice
 from datamodules.loading.sampling import SeededDataset
 
 if TYPE_CHECKING:
     from datamodules.layouts.box_exports import Export
+    from datamodules.layouts.coco_records import Part
 
 TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
 # DETR's sizes for ``train_crops``: longest and shortest edges before cropping, then the smallest
@@ -387,6 +386,8 @@ class CocoDataModule(DenseDataModule):
         )
 
     def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
+        from datamodules.layouts.coco_records import Part
+
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
         source = self.folder / annotations
         return Part(source, self.folder / images, read_coco(source, annotated=annotated))
