@@ -119,14 +119,16 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
 
 
 def allowed_targets(group: str) -> tuple[str, ...]:
-    """Return all that a config may name as this group's ``_target_``, by full names."""
+    """Return all that a config may name as this group's ``_target_``, by full names, sorted."""
     if group == "data":
-        return tuple(filter(_is_data_module, _classes()))
+        return tuple(sorted(filter(_is_data_module, _classes())))
     if group == "task":
         return tuple(sorted({family.task for family in families().values()}))
     package = {"head": HEADS, "data.augmentation": TRANSFORMS}.get(group)
     lists = read_declarations(package, r"^TARGETS = (\(.*\))") if package else ()
-    return tuple(f"{module}.{name}" for module, one in lists for name in ast.literal_eval(one))
+    return tuple(
+        sorted(f"{module}.{name}" for module, one in lists for name in ast.literal_eval(one))
+    )
 
 
 @functools.cache
