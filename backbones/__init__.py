@@ -1,7 +1,7 @@
 """Backbones with swappable mixers.
 
-The first lookup in the registry imports and registers all hosts and mixers. Importing this package
-alone is light: torch is loaded with the first use of a name below.
+Looking a backbone or mixer up imports its files alone. Importing this package is light: torch is
+loaded with the first use of a name below.
 """
 
 import importlib
@@ -34,8 +34,6 @@ __all__ = [
     "register_host",
     "register_mixer",
 ]
-# Packages with files that register themselves; see backbones.registry.
-REGISTERING = ("mixers", "hosts")
 _MODULES = {
     "base": ("Backbone", "FeatureInfo", "Mixer", "PointwiseMixer", "Slot"),
     "factory": ("backbone_schema", "create_backbone", "create_mixer", "mixer_options"),

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
-from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.equations import plain
-from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
 from backbones.layers.pooling import correct_pooling
 from backbones.lora import Lora, add_adapters, warn_of_random_weights
@@ -232,6 +230,9 @@ def create_backbone(
         backbone.set_in_chans(in_chans, keep_weights=config.pretrained)
     untrained: tuple[str, ...] = tuple(backbone.mixers()) if pretrained is True else ()
     if isinstance(pretrained, str | Path):
+        from backbones.checkpoints.adoption import adopt
+        from backbones.checkpoints.opening import open_checkpoint
+
         untrained = adopt(backbone, open_checkpoint(pretrained)).initialised
     if adapters is not None:
         if not pretrained:

@@ -1,12 +1,13 @@
-"""Import files that register themselves; errors name the file and the line."""
+"""Find what files declare, and import them when it is named; errors name the file and the line."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-import pkgutil
-import sys
+import re
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -15,25 +16,70 @@ class BrokenFileError(ImportError):
     """Import error whose message names the file, as ``file:line: type: text``, or the package."""
 
 
-def import_files(package: str) -> None:
-    """Import every file of a package.
+@functools.cache
+def read_declarations(package: str, pattern: str) -> tuple[tuple[str, str], ...]:
+    """Return module and text of each line that declares something, without importing any file.
 
     Args:
-        package: Name of the package that is being imported, such as ``backbones.mixers``.
+        package: Name of a package beside this one, such as ``datamodules``, or below it.
+        pattern: Regular expression with one group, the text to return.
+
+    Returns:
+        Declarations in the order in which an import of all files makes them: files and folders are
+        sorted, and those that one of them imports come before it.
+    """
+    imports = re.compile(rf"^from {re.escape(package)}\.(\w+)", re.MULTILINE)
+    rooms: dict[str, dict[str, str]] = {}
+    for module, file in _files(package).items():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        rooms.setdefault(module.removeprefix(f"{package}.").split(".")[0], {})[module] = text
+    declarations: list[tuple[str, str]] = []
+
+    def add(room: str) -> None:
+        texts = rooms.pop(room, {})
+        for other in imports.findall("\n".join(texts.values())):
+            add(other)
+        for module, text in texts.items():
+            declarations.extend((module, one) for one in re.findall(pattern, text, re.MULTILINE))
+
+    while rooms:
+        add(next(iter(rooms)))
+    return tuple(declarations)
+
+
+def _files(package: str) -> dict[str, Path]:
+    """Return the files of a package and of those below it, by module and sorted."""
+    root = PACKAGE.parent
+    files = sorted(root.joinpath(*package.split(".")).rglob("*.py"))
+    names = (".".join(file.relative_to(root).with_suffix("").parts) for file in files)
+    return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
+
+
+def import_files(package: str) -> None:
+    """Import every file of a package and of those below it.
 
     Raises:
         BrokenFileError: A file fails to import.
     """
-    for found in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}."):
-        try:
-            importlib.import_module(found.name)
-        except BrokenFileError:  # from another package that this file imports
-            raise
-        except Exception as error:
-            location, text = _location(error) or found.name, str(error)
-            if isinstance(error, SyntaxError):
-                text = error.msg  # str() would repeat file and line
-            raise BrokenFileError(f"{location}: {type(error).__name__}: {text}") from error
+    for module in _files(package):
+        import_file(module)
+
+
+def import_file(module: str) -> ModuleType:
+    """Import a module of this package by its full name.
+
+    Raises:
+        BrokenFileError: Its file, or one that it imports, fails.
+    """
+    try:
+        return importlib.import_module(module)
+    except BrokenFileError:  # from another file that this one imports
+        raise
+    except Exception as error:
+        location, text = _location(error) or module, str(error)
+        if isinstance(error, SyntaxError):
+            text = error.msg  # str() would repeat file and line
+        raise BrokenFileError(f"{location}: {type(error).__name__}: {text}") from error
 
 
 def _location(error: Exception) -> str:

@@ -33,3 +33,16 @@ def mix_nchw(mixer: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(mixer, Mixer):
         return mixer(x)
     return to_nchw(mixer(to_nhwc(x)))
+
+
+class NormedMixer(Mixer):
+    """BatchNorm and a mixer, for a block without norm."""
+
+    def __init__(self, dim: int, mixer: Mixer) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(dim)
+        self.mixer = mixer
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Return mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
+        return self.mixer(to_nhwc(self.norm(to_nchw(x))))

@@ -1,10 +1,13 @@
-"""Mixers of other packages, which name their modules in the entry points ``mixerlab.mixers``.
+"""Hosts and mixers of other packages, which name their modules in entry points.
 
     [project.entry-points."mixerlab.mixers"]
     my_mixer = "my_package.my_mixer"
 
-A module registers its mixers by ``backbones.register_mixer`` when it is imported, as those of
-``mixers/`` do. It is imported with them, at the first lookup of a mixer.
+    [project.entry-points."mixerlab.hosts"]
+    my_host = "my_package.my_host"
+
+A module registers by ``backbones.register_mixer`` or ``register_host`` when it is imported, as the
+files of ``mixers/`` and ``hosts/`` do. It is imported when its name is looked up, or with all.
 """
 
 from __future__ import annotations
@@ -18,50 +21,47 @@ from typing import Any
 
 from backbones.importing import BrokenFileError
 
-GROUP = "mixerlab.mixers"
+GROUPS = {"mixers": "mixerlab.mixers", "hosts": "mixerlab.hosts"}  # by folder
 VALUE = r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?"  # a module, and a name in it
 
 
-class Loading:
-    """Record that the modules are imported, which is once per process."""
-
-    started = False
-
-
-def load_plugins() -> None:
+def load_plugins(folder: str, name: str | None = None) -> None:
     """Import the modules that installed packages name.
+
+    Args:
+        folder: "mixers" or "hosts".
+        name: Name of one entry point; None for all.
 
     Raises:
         BrokenFileError: An entry point is malformed, or its module cannot be imported; the message
             names its package.
     """
-    if Loading.started:
-        return
-    Loading.started = True  # first, as a module may look up mixers
-    for point in metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=GROUPS[folder]):
+        if name not in (None, point.name):
+            continue
         package = point.dist.name if point.dist else point.value
         if not re.fullmatch(VALUE, point.value.strip()):
-            Loading.started = False
             raise BrokenFileError(
                 f"the entry point {point.name} of the installed package {package} is "
-                f"{point.value!r}, and {GROUP} takes the name of a module, such as "
-                f'{point.name} = "my_package.my_mixer"; correct it in the pyproject.toml of '
-                f"{package} and install it again, or uninstall {package}"
+                f"{point.value!r}, and {point.group} takes the name of a module, such as "
+                f'{point.name} = "my_package.my_{folder[:-1]}"; correct it in the pyproject.toml '
+                f"of {package} and install it again, or uninstall {package}"
             )
         try:
             point.load()
         except (Exception, SystemExit) as error:
-            Loading.started = False
             raise BrokenFileError(
-                f"the mixer {point.name} of the installed package {package} ({point.value}) cannot "
-                f"be imported: {type(error).__name__}: {error}; repair or uninstall {package}"
+                f"the {folder[:-1]} {point.name} of the installed package {package} "
+                f"({point.value}) cannot be imported: {type(error).__name__}: {error}; repair or "
+                f"uninstall {package}"
             ) from error
 
 
 def describe_plugins() -> list[Any]:
     """Return names, versions and source files of the packages, which a cache depends on."""
     found: list[Any] = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
+    points = [point for group in GROUPS.values() for point in metadata.entry_points(group=group)]
+    for point in sorted(points, key=lambda one: one.name):
         found.append([point.name, point.value, point.dist.version if point.dist else ""])
         for file in _sources(re.split("[.:]", point.value)[0].strip()):
             state = file.stat()

@@ -1,8 +1,8 @@
 """Registry of hosts and mixers, and the names of all backbones built from them.
 
 A backbone's name is a host (``swin_t``) or a host with a channel mixer (``swin_t_afbo``). It is
-looked up in the table of all fitting pairs, never split at underscores. The first lookup imports
-all files of hosts/ and mixers/, which register themselves.
+looked up among the names of hosts and mixers, never split at underscores. The files of hosts/ and
+mixers/ register themselves; looking a name up imports its file alone.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import importlib
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from backbones.base import Backbone, Mixer, takes_prefix
+from backbones.importing import import_file, import_files, read_declarations
 from backbones.options import (
     Origin,
     built_class,
@@ -94,28 +93,63 @@ class HostEntry:
 
 _HOSTS: dict[str, HostEntry] = {}
 _MIXERS: dict[str, MixerEntry] = {}
+_ENTRIES: dict[str, dict[str, Any]] = {"hosts": _HOSTS, "mixers": _MIXERS}  # by folder
+_COMPLETE: set[str] = set()  # folders whose files and plugins are all imported
+# A call at the start of a line, such as ``@register_mixer("afbo"``.
+DECLARATION = r"^@?_?register\w*\(\s*\"(\w+)\""
 
 
 def hosts() -> dict[str, HostEntry]:
-    """Return all hosts by name, in the order of their families."""
-    _import_packages("mixers", "hosts")
-    return _HOSTS
+    """Return all hosts by name, in the order of their families; imports all."""
+    _import_all("hosts")
+    return {name: _HOSTS[name] for name in (*_declared("hosts"), *_HOSTS) if name in _HOSTS}
 
 
 def mixers() -> dict[str, MixerEntry]:
-    """Return all mixers by name, those of installed packages included."""
-    _import_packages("mixers")
-    return _MIXERS
+    """Return all mixers by name, sorted, those of installed packages included; imports all."""
+    _import_all("mixers")
+    return dict(sorted(_MIXERS.items()))
 
 
-def _import_packages(*packages: str) -> None:
-    # An exported single-file module contains its hosts and mixers and lacks these packages.
-    available = getattr(sys.modules["backbones"], "REGISTERING", ())
-    for package in packages:
-        if package in available:
-            importlib.import_module(f"backbones.{package}")
-    if getattr(sys.modules.get("backbones.mixers"), "COMPLETE", False):
-        load_plugins()
+def _import_all(folder: str) -> None:
+    """Import all files of hosts/ or mixers/ and those of installed packages."""
+    if folder in _COMPLETE:
+        return
+    _COMPLETE.add(folder)  # first, as a module may look up mixers
+    try:
+        import_files(f"backbones.{folder}")
+        load_plugins(folder)
+    except BaseException:
+        _COMPLETE.remove(folder)
+        raise
+
+
+def is_complete() -> bool:
+    """Return True if all hosts and mixers are imported."""
+    return {"hosts", "mixers"} <= _COMPLETE
+
+
+def registered_names() -> set[str]:
+    """Return the names of the hosts and mixers that are imported."""
+    return {*_HOSTS, *_MIXERS}
+
+
+def _declared(folder: str) -> dict[str, str]:
+    """Return name -> module of the hosts or mixers that the files of a folder register."""
+    pairs = read_declarations(f"backbones.{folder}", DECLARATION)
+    return {name: module for module, name in pairs}
+
+
+def _find(folder: str, name: str) -> Any:
+    """Return a host or mixer, whose file or plugin is imported now; None if the name is unknown."""
+    entries = _ENTRIES[folder]
+    if name not in entries and name in _declared(folder):
+        import_file(_declared(folder)[name])
+    if name not in entries:
+        load_plugins(folder, name)
+    if name not in entries:
+        _import_all(folder)
+    return entries.get(name)
 
 
 def register_host(
@@ -170,7 +204,7 @@ def register_host(
         check_value("slots", kind, Kind)
 
     def register(build: F) -> F:
-        _refuse_taken(name, build, {n: e.build for n, e in hosts().items()})
+        _refuse_taken("hosts", name, build)
         check_builder(build, f"host {name}")
         _HOSTS[name] = HostEntry(
             name, build, tuple(slots), source, plain_ffn, patch_size, dict(without_prefix or {}),
@@ -240,7 +274,7 @@ def register_mixer(
     check_value("kind", kind, Kind)
 
     def register(build: F) -> F:
-        _refuse_taken(name, build, {n: e.build for n, e in mixers().items()})
+        _refuse_taken("mixers", name, build)
         check_builder(build, f"mixer {name}", FILLED)
         base, inherits = _base_of(build)
         _MIXERS[name] = MixerEntry(
@@ -282,7 +316,7 @@ def list_mixers(kind: Kind | None = None) -> list[str]:
     >>> "attention" in list_mixers("token")
     True
     """
-    return sorted(name for name, entry in mixers().items() if kind in (None, entry.kind))
+    return [name for name, entry in mixers().items() if kind in (None, entry.kind)]
 
 
 def list_hosts(modality: str | None = None) -> list[str]:
@@ -334,7 +368,7 @@ def _table_of(
 ) -> dict[str, tuple[str, str | None]]:
     table: dict[str, tuple[str, str | None]] = {host.name: (host.name, None) for host in hosts}
     for host in hosts:
-        for mixer in sorted(mixers, key=lambda entry: entry.name):
+        for mixer in mixers:
             name = f"{host.name}_{mixer.name}"
             if mixer.name == OWN_FFN or not _is_named(host, mixer) or why_unfit(host, mixer):
                 continue
@@ -362,7 +396,15 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
     Raises:
         ValueError: Unknown name, or a pair that does not fit.
     """
-    table = _table()
+    if not is_complete():
+        pairs = _pairs(name)
+        if not pairs:
+            load_plugins("hosts")
+            load_plugins("mixers")
+            pairs = _pairs(name)
+        if len(pairs) == 1:
+            return pairs[0]
+    table = _table()  # imports all, and refuses two pairs of one name
     plain = name.removesuffix(f"_{OWN_FFN}")
     if name not in table and plain in _HOSTS:
         name = plain
@@ -379,9 +421,25 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
     return _HOSTS[host], mixer
 
 
+def _pairs(name: str) -> list[tuple[HostEntry, str | None]]:
+    """Return the fitting pairs of this name, of which it has the files imported."""
+    hosts, mixers = ({**_declared("hosts"), **_HOSTS}, {**_declared("mixers"), **_MIXERS})
+    for plain in (name, name.removesuffix(f"_{OWN_FFN}")):
+        if plain in hosts:
+            return [(find_host(plain), None)]
+    pairs: list[tuple[HostEntry, str | None]] = []
+    for host in hosts:
+        mixer = name.removeprefix(f"{host}_")
+        if mixer != name and mixer in mixers:
+            entry, other = find_host(host), find_mixer(mixer)
+            if _is_named(entry, other) and not why_unfit(entry, other):
+                pairs.append((entry, mixer))
+    return pairs
+
+
 def takes_token_mixer(host: HostEntry, mixer: str | None) -> bool:
     """Return True if the option ``token_mixer`` may add one to the mixer in the name."""
-    return "token" in host.slots and (mixer is None or _MIXERS[mixer].kind == "channel")
+    return "token" in host.slots and (mixer is None or find_mixer(mixer).kind == "channel")
 
 
 def why_unfit(host: HostEntry, mixer: MixerEntry) -> str:
@@ -424,9 +482,10 @@ def find_host(name: str) -> HostEntry:
     Raises:
         ValueError: Unknown name.
     """
-    if name not in hosts():
+    entry = _find("hosts", name)
+    if entry is None:
         raise ValueError(unknown("host", name, list_hosts()))
-    return _HOSTS[name]
+    return entry
 
 
 def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
@@ -435,9 +494,10 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     Raises:
         ValueError: Unknown name.
     """
-    if name not in mixers() or kind not in (None, _MIXERS[name].kind):
+    entry = _find("mixers", name)
+    if entry is None or kind not in (None, entry.kind):
         raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
-    return _MIXERS[name]
+    return entry
 
 
 def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
@@ -491,12 +551,16 @@ def _check_name(name: str) -> None:
         )
 
 
-def _refuse_taken(
-    name: str, build: Callable[..., Any], taken: Mapping[str, Callable[..., Any]]
-) -> None:
-    if name not in taken:
+def _refuse_taken(folder: str, name: str, build: Callable[..., Any]) -> None:
+    """Refuse a name of another host or mixer, whose file is imported now."""
+    entries = _ENTRIES[folder]
+    module = _declared(folder).get(name, build.__module__)
+    if name not in entries and module != build.__module__:
+        import_file(module)
+    if name not in entries:
         return
-    first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken[name], build))
+    taken = entries[name].build
+    first, second = (f"{b.__module__}.{b.__qualname__}" for b in (taken, build))
     # A notebook's cell may run again, and a file may be imported again after a failure.
-    if taken[name] is build or first != second or "<" in first:
+    if taken is build or first != second or "<" in first:
         raise ValueError(f"the name {name!r} is taken by {first}; give {second} another one")

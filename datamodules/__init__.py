@@ -1,26 +1,33 @@
-"""Datasets as Lightning datamodules: one class per layout on disk, and sample data."""
+"""Datasets as Lightning datamodules: one class per layout on disk, and sample data.
 
-from datamodules.base import BaseDataModule
-from datamodules.dense.ade20k import ADE20KDataModule
-from datamodules.dense.cityscapes import CityscapesDataModule
-from datamodules.dense.coco import CocoDataModule
-from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
-from datamodules.dense.voc import VOCDataModule
-from datamodules.images.cifar100 import CIFAR10DataModule, CIFAR100DataModule
-from datamodules.images.class_folders import ClassFoldersDataModule
-from datamodules.images.image_folder import ImageFolderDataModule
-from datamodules.images.image_parquet import ImageParquetDataModule
-from datamodules.images.image_tars import ImageTarsDataModule
-from datamodules.images.inaturalist import INaturalist2019DataModule
-from datamodules.images.robustness import RobustnessDataModule
-from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
-from datamodules.sample.datamodules import (
-    SampleClassification,
-    SampleDetection,
-    SampleMultiLabel,
-    SampleSegmentation,
-    SampleTransfer,
-)
+Importing this package is light: the file of a name below is imported on its first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datamodules.base import BaseDataModule
+    from datamodules.dense.ade20k import ADE20KDataModule
+    from datamodules.dense.cityscapes import CityscapesDataModule
+    from datamodules.dense.coco import CocoDataModule
+    from datamodules.dense.segmentation_folder import SegmentationFolderDataModule
+    from datamodules.dense.voc import VOCDataModule
+    from datamodules.images.cifar100 import CIFAR10DataModule, CIFAR100DataModule
+    from datamodules.images.class_folders import ClassFoldersDataModule
+    from datamodules.images.image_folder import ImageFolderDataModule
+    from datamodules.images.image_parquet import ImageParquetDataModule
+    from datamodules.images.image_tars import ImageTarsDataModule
+    from datamodules.images.inaturalist import INaturalist2019DataModule
+    from datamodules.images.robustness import RobustnessDataModule
+    from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
+    from datamodules.sample.datamodules import (
+        SampleClassification,
+        SampleDetection,
+        SampleMultiLabel,
+        SampleSegmentation,
+        SampleTransfer,
+    )
 
 __all__ = [
     "ADE20KDataModule",
@@ -46,3 +53,35 @@ __all__ = [
     "SegmentationFolderDataModule",
     "VOCDataModule",
 ]
+_MODULES = {
+    "base": ("BaseDataModule",),
+    "dense.ade20k": ("ADE20KDataModule",),
+    "dense.cityscapes": ("CityscapesDataModule",),
+    "dense.coco": ("CocoDataModule",),
+    "dense.segmentation_folder": ("SegmentationFolderDataModule",),
+    "dense.voc": ("VOCDataModule",),
+    "images.cifar100": ("CIFAR10DataModule", "CIFAR100DataModule"),
+    "images.class_folders": ("ClassFoldersDataModule",),
+    "images.image_folder": ("ImageFolderDataModule",),
+    "images.image_parquet": ("ImageParquetDataModule",),
+    "images.image_tars": ("ImageTarsDataModule",),
+    "images.inaturalist": ("INaturalist2019DataModule",),
+    "images.robustness": ("RobustnessDataModule",),
+    "images.transforms": ("Augmentation", "LightAugmentation", "PaperAugmentation"),
+    "sample.datamodules": (
+        "SampleClassification",
+        "SampleDetection",
+        "SampleMultiLabel",
+        "SampleSegmentation",
+        "SampleTransfer",
+    ),
+}
+
+if not TYPE_CHECKING:  # type checkers use the imports above
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of the package from its module."""
+        for module, names in _MODULES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"datamodules.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ from typing import Any
 # As a script, Python only finds modules in tools/; the packages are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.engine.family import ANY, find_family, imported
+from tasks.engine.family import ANY, find_family
 from tools.cli.arguments import parse_image_size, parse_options, select_backbones
 from tools.cli.command import REFUSALS, exit_with, run_command
 from tools.cli.network_names import name_with_model, network_name
@@ -102,9 +102,10 @@ def export(arguments: Sequence[str]) -> list[Path]:
         find_family(run["task_name"]) if run else None,
     )
     check_exported(run, name, to)
-    special = exported_family(run, name).exporters.get(to)
-    if special:
-        function = imported(special)
+    if exported_family(run, name).graph:
+        from tools.exports import whole_network
+
+        function = whole_network.export
     for option, instead in DECIDED_BY_EXPORT.items():
         if option in typed:
             raise ValueError(f"backbone.{option} is not an export option: {instead}")

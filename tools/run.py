@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # imports are written from the root
 
@@ -116,11 +117,20 @@ def run(config: RunConfig, swept: Sequence[str] | None = None) -> None:
         _run(config, swept)
 
 
+def compared_with_paper(config: RunConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the comparison with the row of a paper that a run claims, for its summary."""
+    if config.mode == "predict" or (config.mode == "fit" and not config.paper):
+        return {}
+    from tools.comparing.paper_figures import compare_with_row
+
+    published = compare_with_row(config, facts)
+    return {"paper": published} if published else {}
+
+
 def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
     with paused_collection():  # torch, Lightning and the toolkits: after the command is checked
         import tasks.engine.loading  # noqa: F401 - imported here, where collection is paused
         from tools.analyses.page import write_page
-        from tools.comparing.paper_figures import compare_with_row
         from tools.runs import lock, report
         from tools.runs.components import build_components, check_config, execute
         from tools.runs.logger_setup import closing_loggers
@@ -165,8 +175,7 @@ def _run(config: RunConfig, swept: Sequence[str] | None) -> None:
         facts = parts.facts | collect_facts(config, parts.engine, parts.datamodule)
         facts |= parts.task.summary_facts()
         facts |= {"metrics": metrics, "seconds": round(time.perf_counter() - started, 1)}
-        published = compare_with_row(config, facts) if config.mode != "predict" else None
-        facts |= {"paper": published} if published else {}
+        facts |= compared_with_paper(config, facts)
         task = parts.task.to(parts.engine.strategy.root_device)
         report.write(folder, facts, task, parts.datamodule)
         if config.report:

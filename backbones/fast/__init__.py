@@ -16,7 +16,6 @@ times with and without it, on one thread of the machine that it names.
 
 from backbones.fast.base import FastModule, fast, operators_serve, plain
 from backbones.fast.library import is_available, status
-from backbones.fast.triton.choice import try_all
 from backbones.layers.eager import switched_off
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "plain",
     "status",
     "switched_off",
-    "try_all",
 ]

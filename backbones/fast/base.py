@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,12 +11,12 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_calls
 
 from backbones.fast.library import load
+from backbones.importing import import_file, read_declarations
 from backbones.layers.eager import is_switched_off
 from backbones.replace import share_state
 
 M = TypeVar("M", bound=nn.Module)
-# Packages that define fast modules.
-PACKAGES = ("cpu", "torch")
+FORM = r"^class \w+\(Fast\w+, (\w+)\)"  # the plain class of a form
 # Quantised, sharded and fake tensors define operations of their own.
 ORDINARY = frozenset({Tensor, nn.Parameter})
 # torch 2.6 cannot tell an export from torch.compile: both run the plain forms there.
@@ -158,8 +157,6 @@ def fast(network: M) -> M:
     Returns:
         The network.
     """
-    for package in PACKAGES:
-        importlib.import_module(f"backbones.fast.{package}")
     return _convert(network, _find_form, {})
 
 
@@ -170,7 +167,10 @@ def plain(network: M) -> M:
 
 
 def _find_form(module: nn.Module) -> type[FastModule] | None:
-    """Return the fast form of a module, or None."""
+    """Return the fast form of a module, or None; its file is imported now."""
+    for file, plain_class in read_declarations("backbones.fast", FORM):
+        if plain_class == type(module).__name__:
+            import_file(file)
     kind = _FORMS.get(type(module))
     return kind if kind is not None and kind.may_serve(module) else None
 

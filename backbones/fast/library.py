@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from backbones.fast.fingerprint import MISSING, compiled_file, find_fault, operator_names
-from backbones.fast.triton import choice
 from backbones.layers.eager import find_switch, is_switched_off
 
 _loading = threading.Lock()
@@ -55,6 +54,8 @@ def is_available() -> bool:
 
 def status() -> str:
     """Describe in one line the operators in use, on the CPU and on a GPU if there is one."""
+    from backbones.fast.triton import choice
+
     if is_switched_off.get():
         return "torch's own operations (switched off)"
     if load():

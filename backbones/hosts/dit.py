@@ -277,9 +277,8 @@ def _register(name: str, depth: int, dim: int, heads: int, learns: bool = True) 
     """
 
 
-for _name, _depth, _dim, _heads in (
-    ("dit_s", 12, 384, 6), ("dit_b", 12, 768, 12), ("dit_l", 24, 1024, 16),
-    ("dit_xl", 28, 1152, 16),
-):  # fmt: skip
-    _register(_name, _depth, _dim, _heads)
+_register("dit_s", 12, 384, 6)
+_register("dit_b", 12, 768, 12)
+_register("dit_l", 24, 1024, 16)
+_register("dit_xl", 28, 1152, 16)
 _register("dit_tiny", 5, 96, 4, learns=False)

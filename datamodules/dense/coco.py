@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datamodules.base import Split, check_probability, check_range
 from datamodules.dense.toolkit_data import (
@@ -27,14 +27,15 @@ from datamodules.files.console import log
 from datamodules.files.decoding import UPRIGHT
 from datamodules.files.folders import first_few, require_folder
 from datamodules.files.headers import read_header
-from datamodules.layouts import check_layout
-from datamodules.layouts.box_exports import AUTO, LAYOUTS, OWN, Export, open_export
+from datamodules.layouts import AUTO, WHOLE, check_layout
 from datamodules.layouts.coco_boxes import OPTION
 from datamodules.layouts.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
-from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.coco_records import Part
 from datamodules.layouts.splits import SplitOptions, choose, divide, draw_notice
 from datamodules.loading.sampling import SeededDataset
+
+if TYPE_CHECKING:
+    from datamodules.layouts.box_exports import Export
+    from datamodules.layouts.coco_records import Part
 
 TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
 # DETR's sizes for ``train_crops``: longest and shortest edges before cropping, then the smallest
@@ -109,6 +110,8 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
+        from datamodules.layouts.box_exports import LAYOUTS  # reads all formats
+
         self.chosen_layout = check_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
@@ -333,6 +336,8 @@ class CocoDataModule(DenseDataModule):
 
     def _export(self) -> Export | None:
         """Return the export in the folder; None for COCO's own paths."""
+        from datamodules.layouts.box_exports import OWN, open_export
+
         if self.chosen_layout == OWN:
             return None
         own = (self.train_annotations, str(self.val_annotations))
@@ -381,6 +386,8 @@ class CocoDataModule(DenseDataModule):
         )
 
     def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
+        from datamodules.layouts.coco_records import Part
+
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
         source = self.folder / annotations
         return Part(source, self.folder / images, read_coco(source, annotated=annotated))

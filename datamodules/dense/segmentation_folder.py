@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datamodules.base import SPLITS, Split
 from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
@@ -26,9 +26,11 @@ from datamodules.files.folders import (
 from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
-from datamodules.layouts import check_layout
-from datamodules.layouts.mask_exports import AUTO, LAYOUTS, OWN, Masks, open_masks
+from datamodules.layouts import AUTO, check_layout
 from datamodules.layouts.splits import SplitOptions, choose, draw_names, draw_notice
+
+if TYPE_CHECKING:
+    from datamodules.layouts.mask_exports import Masks
 
 NAMES = "class_names.txt"
 LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
@@ -97,6 +99,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
                 "data.photometric=true distorts colours of 8-bit RGB; with data.bands pass "
                 "data.photometric=false"
             )
+        from datamodules.layouts.mask_exports import LAYOUTS  # reads all formats
+
         self.chosen_layout = check_layout(layout, LAYOUTS)
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
@@ -133,6 +137,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def _export(self) -> Masks | None:
         """Return the export in the folder; None for folders of images and masks."""
+        from datamodules.layouts.mask_exports import OWN, open_masks
+
         own = (self.folder / self.folders["train"][0]).is_dir()
         if self.chosen_layout == OWN or (self.chosen_layout == AUTO and own):
             return None

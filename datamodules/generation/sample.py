@@ -9,7 +9,7 @@ from PIL import Image
 
 from datamodules.files.cache import cache_root
 from datamodules.generation.images import GenerationDataModule
-from datamodules.sample.datamodules import SampleDataModule
+from datamodules.sample.base import SampleDataModule
 from datamodules.sample.digits import SampleSplit, load_material
 
 SIDE = 32

@@ -5,6 +5,9 @@ One module per format; ``box_exports`` and ``mask_exports`` list them by tool.
 
 from collections.abc import Sequence
 
+AUTO = "auto"  # value of data.layout that recognises the format
+WHOLE = "the export"  # name of the only split of an undivided export
+
 
 def check_layout(layout: str, known: Sequence[str]) -> str:
     """Return a value of ``data.layout``.

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.files.folders import first_few
-from datamodules.layouts import coco_files, cvat_images, label_studio, labelme, voc_boxes, yolo
+from datamodules.layouts import (
+    AUTO,
+    coco_files,
+    cvat_images,
+    label_studio,
+    labelme,
+    voc_boxes,
+    yolo,
+)
 from datamodules.layouts.coco_records import Parts
 from datamodules.layouts.foreign_formats import detect_foreign_format
 
-AUTO, OWN = "auto", "coco"
+OWN = "coco"
 
 
 @dataclass(frozen=True)

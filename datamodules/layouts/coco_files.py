@@ -9,11 +9,11 @@ from typing import Any
 
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, text_start
+from datamodules.layouts import WHOLE
 from datamodules.layouts.coco_checks import check_content
 from datamodules.layouts.coco_records import Part, Parts
 from datamodules.layouts.image_lookup import Images
 
-WHOLE = "the export"  # name of the only split of an undivided export
 ROBOFLOW = "_annotations.coco.json"
 CVAT = "instances_"
 LABEL_STUDIO = "result.json"

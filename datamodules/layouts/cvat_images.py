@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from datamodules.files.integers import format_value
-from datamodules.layouts.coco_files import WHOLE
+from datamodules.layouts import WHOLE
 from datamodules.layouts.coco_records import (
     Parts,
     Photo,

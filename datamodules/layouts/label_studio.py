@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from datamodules.files.console import log
 from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, first_few
 from datamodules.files.text_files import read_json
-from datamodules.layouts.coco_files import WHOLE, read_start
+from datamodules.layouts import WHOLE
+from datamodules.layouts.coco_files import read_start
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.json_files import get_number, get_points, get_value

@@ -16,7 +16,7 @@ from PIL import Image
 
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, read_lines, text_start
-from datamodules.layouts.coco_files import WHOLE
+from datamodules.layouts import WHOLE
 from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.json_files import get_points, get_value

@@ -10,10 +10,10 @@ from datamodules.files.console import log
 from datamodules.files.folders import first_few, list_folders
 from datamodules.files.mask_colours import IGNORED, Colour
 from datamodules.files.text_files import nfc, read_csv, read_lines
-from datamodules.layouts.coco_files import WHOLE
+from datamodules.layouts import AUTO, WHOLE
 from datamodules.layouts.image_lookup import Images
 
-AUTO, OWN = "auto", "folder"
+OWN = "folder"
 CLASSES, VALUE, NAME = "_classes.csv", "Pixel Value", "Class"
 MASK = "_mask"  # suffix of Roboflow's masks
 LABEL_MAP, MASKS, LISTS = "labelmap.txt", "SegmentationClass", "ImageSets/Segmentation"

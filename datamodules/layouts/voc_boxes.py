@@ -7,7 +7,8 @@ from pathlib import Path
 
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import nfc, read_lines
-from datamodules.layouts.coco_files import REMEDY, WHOLE
+from datamodules.layouts import WHOLE
+from datamodules.layouts.coco_files import REMEDY
 from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point

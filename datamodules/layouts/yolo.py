@@ -14,7 +14,8 @@ from datamodules.files.console import log
 from datamodules.files.folders import first_few, list_folders, require_names
 from datamodules.files.integers import format_value
 from datamodules.files.text_files import nfc, read_lines, read_text
-from datamodules.layouts.coco_files import REMEDY, WHOLE
+from datamodules.layouts import WHOLE
+from datamodules.layouts.coco_files import REMEDY
 from datamodules.layouts.coco_records import Part, Parts, Photo, Shape, to_part
 from datamodules.layouts.image_lookup import Images, Size
 from datamodules.layouts.outlines import Point

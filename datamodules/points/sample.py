@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from datamodules.base import check_minimum
 from datamodules.files.cache import cache_root
 from datamodules.points.folders import SCANNET, ScanNetDataModule
-from datamodules.sample.datamodules import SampleDataModule
+from datamodules.sample.base import SampleDataModule
 
 Numbers = NDArray[np.float64]
 Box = tuple[tuple[float, float, float], tuple[float, float, float]]  # lowest corner, size

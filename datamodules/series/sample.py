@@ -9,7 +9,7 @@ import numpy as np
 
 from datamodules.base import check_minimum
 from datamodules.files.cache import cache_root
-from datamodules.sample.datamodules import SampleDataModule
+from datamodules.sample.base import SampleDataModule
 from datamodules.series.base import SeriesDataModule
 
 NAMES = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")  # columns of the ETT files

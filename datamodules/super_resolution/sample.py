@@ -13,7 +13,7 @@ from sklearn.datasets import load_sample_images
 
 from datamodules.base import check_minimum
 from datamodules.files.cache import cache_root
-from datamodules.sample.datamodules import SampleDataModule
+from datamodules.sample.base import SampleDataModule
 from datamodules.sample.digits import PHOTO_COLUMNS
 from datamodules.super_resolution.folders import ImageFolderSRDataModule
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from datamodules.base import check_minimum
 from datamodules.files.cache import cache_root
-from datamodules.sample.datamodules import SampleDataModule
+from datamodules.sample.base import SampleDataModule
 from datamodules.text.corpus import CorpusDataModule
 from datamodules.text.glue import GlueDataModule
 from datamodules.text.tokenizers import Tokenizer, read_tokenizer

@@ -52,15 +52,15 @@ FAMILY = Family(
         {"num_classes": 80},  # COCO's
         head="mask_rcnn",
         size="800x1280",
-        parts="tools.papers.dense_counts.parts_of",
+        parts="parts_of",
     ),
-    pipeline="tools.bench.pipelines.coco",
+    pipeline="coco",
     exports={ANY: "backbone", "mmdet": "model"},
     analyses={
         ANY: "",
-        "errors": "tools.analyses.kinds.errors.find_detector_errors",
-        "evidence": "tools.analyses.evidence.BOXES",
-        "landscape": "tools.analyses.kinds.landscape.detector_objective",
+        "errors": "find_detector_errors",
+        "evidence": "BOXES",
+        "landscape": "detector_objective",
     },
     published=Published("datamodules.dense.coco.CocoDataModule", 5000, whole_cost=True),
 )  # fmt: skip

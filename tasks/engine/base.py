@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 
 from backbones.base import Backbone
-from backbones.checkpoints.adoption import adopt, convert
-from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine import predicting
@@ -458,6 +456,8 @@ class BaseTask(Remembering, LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other targets; restore forms of mixers, average and groups."""
+        from backbones.checkpoints.earlier_forms import take_recorded_forms
+
         opened = Checkpoint("the checkpoint", checkpoint)
         self.check_targets(opened)
         backbone: Any = getattr(self.model, "backbone", None)
@@ -488,6 +488,8 @@ class BaseTask(Remembering, LightningModule):
             ValueError: The weights belong to another model or to other targets; the message lists
                 the differences.
         """
+        from backbones.checkpoints.adoption import adopt, convert
+
         opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
         self.check_targets(opened)
         adopt(self.model, convert(opened, self.model.backbone) if converted else opened)

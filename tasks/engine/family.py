@@ -1,7 +1,8 @@
 """Task families: one object per folder of ``tasks/`` that describes it.
 
 A family is a folder with ``family.py``. Commands, engine and data modules read its ``FAMILY``.
-Importing it is cheap: anything that needs a library is a dotted path, see ``imported``.
+Importing it is cheap: functions are named. A dotted name is imported, see ``imported``; a name
+without dots is one of the functions that the command itself offers to all families.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +112,7 @@ class Family:
         monitor: Name of the metric that chooses the best checkpoint.
         headline: Name of the metric of tables and searches; by default ``monitor``.
         needs: Distributions that it needs besides those of every run.
+        uses: Distributions for single features -> the option or device that needs each.
         started_by: Family of the trained backbones that it starts from; empty for scratch.
         rule: Schedule for options with the value ``auto``; None refuses ``auto``.
         usual_data: Function of the network's input size that returns the config of a data module,
@@ -118,8 +121,8 @@ class Family:
         pipeline: Function that tools/benchmark.py data times; empty refuses the family.
         exports: Part of a run to export ("model", "classifier" or "backbone"), by target of
             tools/export.py; absent targets are refused.
-        exporters: Dotted name of the function that writes the whole network, by target; for
-            families whose networks the usual exporters do not take.
+        graph: Function (task, network, folder, label) that describes the whole network as a
+            ``graphs.NetworkGraph``, for ONNX and torch.export; empty for networks of images.
         analyses: Dotted name of the family's function, by analysis of tools/analyse.py; empty if
             the analysis needs none. Absent analyses are refused.
         peculiarity: Clause for messages that refuse an analysis or export; empty names the
@@ -147,13 +150,14 @@ class Family:
     compiles: bool = True
     targets: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    uses: Mapping[str, str] = field(default_factory=dict)
     started_by: str = ""
     rule: ScheduleRule | None = None
     usual_data: Callable[[Any], dict[str, Any]] | None = None
     counted: Counted | None = None
     pipeline: str = ""
     exports: Mapping[str, str] = field(default_factory=dict)
-    exporters: Mapping[str, str] = field(default_factory=dict)
+    graph: str = ""
     analyses: Mapping[str, str] = field(default_factory=dict)
     peculiarity: str = ""
     remedies: Mapping[str, str] = field(default_factory=dict)
@@ -215,19 +219,29 @@ class Family:
 
 
 @functools.cache
+def family_modules() -> dict[str, str]:
+    """Return name -> module: folders of ``tasks/`` with a ``family.py``, and entry points.
+
+    An installed package names its module in an entry point ``mixerlab.families``.
+    """
+    folders = sorted(file.parent.name for file in PACKAGE.glob("*/family.py"))
+    modules = {name: f"tasks.{name}.family" for name in folders if name != "engine"}
+    points = {point.name: point.value for point in entry_points(group="mixerlab.families")}
+    return points | modules
+
+
 def families() -> dict[str, Family]:
-    """Return all families by name: every folder of ``tasks/`` with a ``family.py``."""
-    found = {}
-    for file in sorted(PACKAGE.glob("*/family.py")):
-        if file.parent.name == "engine":
-            continue
-        family: Family = importlib.import_module(f"tasks.{file.parent.name}.family").FAMILY
-        if family.name != file.parent.name:
-            raise ValueError(
-                f"{file} has FAMILY.name={family.name!r}; give it the name of its folder"
-            )
-        found[family.name] = family
-    return found
+    """Return all families by name; imports each."""
+    return {name: _family(name) for name in family_modules()}
+
+
+@functools.cache
+def _family(name: str) -> Family:
+    module = family_modules()[name]
+    family: Family = importlib.import_module(module).FAMILY
+    if family.name != name:
+        raise ValueError(f"{module} has FAMILY.name={family.name!r}; name it {name!r}")
+    return family
 
 
 def find_family(name: str) -> Family:
@@ -236,18 +250,24 @@ def find_family(name: str) -> Family:
     Raises:
         ValueError: The name is unknown; the message lists the valid ones.
     """
-    known = families()
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}")
-    return known[name]
+    if not isinstance(name, str) or name not in family_modules():
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(family_modules())}")
+    return _family(name)
 
 
 def family_of_task(names: Collection[str]) -> Family | None:
-    """Return the first family of the first of these task classes that has one, by dotted name."""
-    return next((one for name in names for one in families().values() if one.task == name), None)
+    """Return the family of the first of these task classes that has one, by dotted name.
+
+    The class of a family's task lies beside its ``family.py``.
+    """
+    for name in names:
+        for family, module in family_modules().items():
+            if name.startswith(module.removesuffix("family")) and _family(family).task == name:
+                return _family(family)
+    return None
 
 
-def imported(name: str) -> Any:
-    """Import the object of a dotted name."""
+def imported(name: str, room: str = "") -> Any:
+    """Import the object of a dotted name; one without dots is in the module ``room``."""
     module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(module or room), attribute)

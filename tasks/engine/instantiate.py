@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Any
 
+from backbones.importing import read_declarations
 from backbones.options import (
     check_arguments,
     check_complete,
@@ -17,7 +16,7 @@ from backbones.options import (
     listed,
     whole_arguments,
 )
-from tasks.engine.family import families, imported
+from tasks.engine.family import families, family_of_task, imported
 from tasks.engine.old_names import current_target
 
 # Packages whose modules may be named in a config, by the option that names them: configs come from
@@ -90,14 +89,24 @@ def check_target(config: Mapping[str, Any], group: str) -> str:
     Raises:
         ValueError: A target that is not allowed.
     """
-    target, allowed = current_target(config.get("_target_")), allowed_targets(group)
-    if target not in allowed:
+    target = current_target(config.get("_target_"))
+    if not _is_allowed(target, group):
+        allowed = allowed_targets(group)
         choice = f"one of {listed(allowed)}" if allowed else "left out"
         raise ValueError(
             f"{group}._target_={target} is refused: it must be {choice}; CONTRIBUTING.md says "
             "where a class of your own goes"
         )
     return str(target)
+
+
+def _is_allowed(target: Any, group: str) -> bool:
+    """Return True if a group may name a target, of which it imports the file alone."""
+    if group == "data":
+        return target in _classes() and _is_data_module(target)
+    if group == "task":
+        return isinstance(target, str) and family_of_task([target]) is not None
+    return target in allowed_targets(group)
 
 
 def _factory(config: Mapping[str, Any], group: str) -> Any:
@@ -120,41 +129,34 @@ def _build(config: Mapping[str, Any], group: str, given: Mapping[str, Any]) -> A
 
 
 def allowed_targets(group: str) -> tuple[str, ...]:
-    """Return all that a config may name as this group's ``_target_``, by full names."""
+    """Return all that a config may name as this group's ``_target_``, by full names, sorted."""
     if group == "data":
-        return _data_modules()
+        return tuple(sorted(filter(_is_data_module, _classes())))
     if group == "task":
         return tuple(sorted({family.task for family in families().values()}))
     package = {"head": HEADS, "data.augmentation": TRANSFORMS}.get(group)
-    return _listed_targets(package) if package else ()
+    lists = read_declarations(package, r"^TARGETS = (\(.*\))") if package else ()
+    return tuple(
+        sorted(f"{module}.{name}" for module, one in lists for name in ast.literal_eval(one))
+    )
 
 
 @functools.cache
-def _listed_targets(package: str) -> tuple[str, ...]:
-    """Return what the modules of a package list in TARGETS, read without importing them."""
-    folder = Path(__file__).resolve().parents[2].joinpath(*package.split("."))
-    found = []
-    for file in sorted(folder.rglob("*.py")):
-        module = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TARGETS":
-                found += [f"{module}.{name}" for name in ast.literal_eval(node.value)]
-    return tuple(found)
+def _classes() -> tuple[str, ...]:
+    """Return the classes of the package DATA and those that installed packages name.
+
+    An installed package names its data modules in entry points ``mixerlab.data``.
+    """
+    points = [point.value.replace(":", ".") for point in entry_points(group="mixerlab.data")]
+    classes = read_declarations(DATA, r"^class (\w+)")
+    return (*(f"{module}.{name}" for module, name in classes), *points)
 
 
-@functools.cache
-def _data_modules() -> tuple[str, ...]:
-    """Return every class of the package DATA that says how a data set is built."""
-    package = importlib.import_module(DATA)
-    base = importlib.import_module(f"{DATA}.base").BaseDataModule
-    found = []
-    for file in pkgutil.walk_packages(package.__path__, f"{DATA}."):
-        for name, content in vars(importlib.import_module(file.name)).items():
-            is_own = isinstance(content, type) and content.__module__ == file.name
-            is_own = is_own and issubclass(content, base) and content.build is not base.build
-            if is_own and not _is_abstract(content):
-                found.append(f"{file.name}.{name}")
-    return tuple(found)
+def _is_data_module(name: str) -> bool:
+    """Return True for a concrete data module that says how a data set is built."""
+    base, content = imported(f"{DATA}.base.BaseDataModule"), imported(name)
+    is_module = isinstance(content, type) and issubclass(content, base)
+    return is_module and content.build is not base.build and not _is_abstract(content)
 
 
 def _is_abstract(module: type) -> bool:

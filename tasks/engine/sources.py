@@ -41,7 +41,15 @@ def check_sources(folder: Path, backbone: Mapping[str, Any], root: Path = ROOT) 
 
 def _are_known(backbone: Mapping[str, Any]) -> bool:
     """Return True if the registry has the backbone and its token mixer."""
-    from backbones import list_backbones, list_mixers
+    from backbones.registry import find_mixer, look_up
 
-    used = {*mixer_names(backbone.get("mixer")), *mixer_names(backbone.get("token_mixer"))}
-    return backbone.get("name") in list_backbones() and used <= set(list_mixers())
+    try:
+        look_up(str(backbone.get("name")))
+        for name in (
+            *mixer_names(backbone.get("mixer")),
+            *mixer_names(backbone.get("token_mixer")),
+        ):
+            find_mixer(name)
+    except ValueError:
+        return False
+    return True

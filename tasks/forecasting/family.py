@@ -19,14 +19,11 @@ FAMILY = Family(
     monitor="mse",
     counted=Counted({"horizon": 96, "targets": 7}, head="forecaster", shape=(96, 7)),
     exports={"onnx": "model", "torch_export": "model"},
-    exporters={
-        "onnx": "tools.exports.forecaster.to_onnx",
-        "torch_export": "tools.exports.forecaster.to_torch_export",
-    },
+    graph="tasks.forecasting.graph.describe_graph",
     analyses={
         "report": "",
         "mappings": "",
-        "landscape": "tools.analyses.kinds.landscape.task_objective",
+        "landscape": "task_objective",
     },
     averaged="data.horizon",
     averaged_values=(96, 192, 336, 720),

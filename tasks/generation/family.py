@@ -18,16 +18,14 @@ FAMILY = Family(
         Metric("is", "Inception score", published="is"),
     ),
     monitor="mse",
+    uses={"diffusers": "head.vae", "torch-fidelity": "task.inception"},
     counted=Counted({}, head="generator", shape=(4, 32, 32)),
     exports={"onnx": "model", "torch_export": "model"},
-    exporters={
-        "onnx": "tools.exports.denoiser.to_onnx",
-        "torch_export": "tools.exports.denoiser.to_torch_export",
-    },
+    graph="tasks.generation.graph.describe_graph",
     analyses={
         "report": "",
         "mappings": "",
-        "landscape": "tools.analyses.kinds.landscape.task_objective",
+        "landscape": "task_objective",
     },
     published=Published(
         "datamodules.generation.images.GenerationDataModule", 50_000, whole_cost=True

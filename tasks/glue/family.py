@@ -30,13 +30,10 @@ FAMILY = Family(
     monitor="score",
     counted=Counted(
         {"num_classes": 2}, head="text_classifier", shape=(128,),
-        inputs="tools.bench.example_inputs.words",
+        inputs="tasks.glue.inputs.first_words",
     ),
     exports={"onnx": "model", "torch_export": "model"},
-    exporters={
-        "onnx": "tools.exports.texts.to_onnx",
-        "torch_export": "tools.exports.texts.to_torch_export",
-    },
+    graph="tasks.glue.graph.describe_graph",
     analyses={"report": "", "mappings": ""},
     channels_first=False,
     published=Published(

@@ -37,7 +37,7 @@ FAMILY = replace(
         "coefficients": "",
         "entropy": "",
         "erf": "",
-        "landscape": "tools.analyses.kinds.landscape.multi_label_objective",
+        "landscape": "multi_label_objective",
         "mappings": "",
         "relations": "",
         "report": "",

@@ -11,6 +11,7 @@ FAMILY = Family(
     exact_inputs=True,
     compiles=False,
     targets=("classes",),
+    uses={"spconv-cu121": "on a GPU"},
     metrics=(
         Metric("mIoU", "mIoU in %", published="miou"),
         Metric("mAcc", published="macc"),
@@ -22,7 +23,7 @@ FAMILY = Family(
         {"num_classes": 20, "grid_size": 0.02},
         head="point_segmenter",
         shape=(100_000, 9),
-        inputs="tools.bench.example_inputs.clouds",
+        inputs="tasks.point_segmentation.inputs.clouds",
     ),
     analyses={"report": "", "mappings": ""},
     channels_first=False,

@@ -45,15 +45,15 @@ FAMILY = Family(
         {"num_classes": 150},  # ADE20K's
         head="upernet",
         size="512x2048",
-        parts="tools.papers.dense_counts.parts_of",
+        parts="parts_of",
     ),
-    pipeline="tools.bench.pipelines.ade20k",
+    pipeline="ade20k",
     exports={ANY: "backbone", "mmseg": "model"},
     analyses={
         ANY: "",
-        "errors": "tools.analyses.kinds.errors.find_segmentor_errors",
-        "evidence": "tools.analyses.evidence.PIXELS",
-        "landscape": "tools.analyses.kinds.landscape.segmentor_objective",
+        "errors": "find_segmentor_errors",
+        "evidence": "PIXELS",
+        "landscape": "segmentor_objective",
     },
     published=Published(
         "datamodules.dense.ade20k.ADE20KDataModule",

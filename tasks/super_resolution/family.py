@@ -32,7 +32,7 @@ FAMILY = Family(
         "similarity": "",
         "entropy": "",
         "mappings": "",
-        "landscape": "tools.analyses.kinds.landscape.task_objective",
+        "landscape": "task_objective",
     },
     parts_evaluation="tasks.super_resolution.benchmarks.measure",
     published=Published(

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from backbones.fast import status, try_all
+from backbones.fast import status
 from backbones.fast.trial import Result
 from backbones.fast.triton import choice
+from backbones.fast.triton.choice import try_all
 from backbones.layers.eager import SWITCH
 
 GPU = torch.device("cuda", 0)

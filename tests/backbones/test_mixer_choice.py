@@ -317,7 +317,7 @@ def install(folder, monkeypatch, text):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-mixers\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mixerlab.mixers]\nshift = lab_mixers\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr("backbones.plugins.Loading.started", False)
+    monkeypatch.setattr("backbones.registry._COMPLETE", set())
     monkeypatch.delitem(sys.modules, "lab_mixers", raising=False)
 
 

@@ -22,6 +22,7 @@ from backbones import (
     mixer_options,
     register_host,
     register_mixer,
+    registry,
 )
 from backbones.analysis.counting import count_macs, count_parameters
 from backbones.hosts.deit import deit_t
@@ -148,6 +149,11 @@ def test_a_token_mixer_as_a_suffix_is_refused_with_the_option(base, mixer):
 
 def register(name, kind="channel", **options):
     return register_mixer(name, kind=kind, source="this test", **options)
+
+
+def test_the_files_declare_what_they_register():
+    assert sorted(registry._declared("mixers")) == list_mixers()
+    assert list(registry._declared("hosts")) == list_hosts()
 
 
 def test_taken_names_are_refused_naming_both(registering):

@@ -12,9 +12,9 @@ from torch import nn
 
 from backbones import create_mixer, list_hosts, list_mixers
 from backbones.registry import find_host
+from tasks.point_segmentation.inputs import clouds
 from tests.families import build_short, rest_slow_pairs
 from tests.pretended.device import DEVICE, NAME
-from tools.bench.example_inputs import clouds
 
 LOW = [False, True]  # float32, or autocast to bfloat16
 HOSTS = [name for name in list_hosts() if name != "timm"]  # needs the name of a model

@@ -29,12 +29,17 @@ def test_importing_all_families_loads_no_library():
 def test_a_family_is_complete(family):
     assert (CONFIGS / "task" / f"{family.name}.yaml").is_file()
     assert {family.monitor, family.table_metric} <= {metric.name for metric in family.metrics}
-    named = [family.task, family.pipeline, family.parts_evaluation, *family.analyses.values()]
-    named += [family.counted.parts] if family.counted else []
+    rooms = {"evidence": "tools.analyses.evidence"}
+    named = [(one, rooms.get(key, f"tools.analyses.kinds.{key}"))
+             for key, one in family.analyses.items()]  # fmt: skip
+    named += [(family.task, ""), (family.graph, ""), (family.pipeline, "tools.bench.pipelines"),
+              (family.parts_evaluation, "tools.runs.robustness_mode")]  # fmt: skip
+    if family.counted:
+        named += [(family.counted.parts, "tools.papers.dense_counts"), (family.counted.inputs, "")]
     published = family.published
-    named += [published.data, published.suite, *published.containers] if published else []
-    for name in filter(None, named):
-        assert imported(name), name
+    data = [published.data, published.suite, *published.containers] if published else []
+    for name, room in (*named, *((one, "") for one in data)):
+        assert not name or imported(name, room), name
     assert family_of_task([family.task]).task == family.task
 
 

@@ -323,8 +323,10 @@ def test_class_maps_hold_all_names_or_are_left_out(tmp_path):
     assert not list(out.glob("class_map*"))
 
 
-def test_a_loaded_task_exports_itself(trained, tmp_path):
-    task = tasks.load(trained("classification").folder())
+def test_a_loaded_task_exports_itself_from_any_folder(trained, tmp_path, monkeypatch):
+    task = tasks.load(trained("classification").folder().resolve())
+    (tmp_path / "tools.py").write_text("raise ImportError('another package')")
+    monkeypatch.chdir(tmp_path)
     files = task.export("timm", out=tmp_path / "out", overwrite=False)
     assert {path.parent for path in files} == {tmp_path / "out"}
     images = torch.randn(2, 3, 64, 64)

@@ -13,9 +13,8 @@ import torch
 import yaml
 from PIL import Image
 
-from backbones import create_backbone
+from backbones import create_backbone, registry
 from backbones.analysis.description import describe_network
-from backbones.registry import mixers, temporary_registrations
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.sample.datamodules import SampleDetection
 from tasks.classification.task import ClassificationTask
@@ -416,8 +415,8 @@ def test_latency_of_networks_for_series(run, printed):
 @pytest.fixture
 def gone():
     """Remove a mixer from the registry, and the backbones that contain it."""
-    with temporary_registrations():
-        yield mixers().pop
+    with registry.temporary_registrations():
+        yield registry._MIXERS.pop
 
 
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))

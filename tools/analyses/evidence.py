@@ -44,7 +44,7 @@ def evidence_unit(subject: Subject) -> str:
 
 
 def _finder(subject: Subject) -> Finder:
-    found: Finder = imported(subject.family.analyses["evidence"])
+    found: Finder = imported(subject.family.analyses["evidence"], __name__)
     return found
 
 

@@ -44,7 +44,7 @@ def time_pipelines(options: Mapping[str, str]) -> list[Record]:
     rounds = parse_integer("rounds", options["rounds"], least=2)
     batch = parse_integer("batch", options["batch"])
     set_up_process(options)
-    pipeline = imported(find_family(options["task"]).pipeline)
+    pipeline = imported(find_family(options["task"]).pipeline, __name__)
     ours, name, load = pipeline(options["root"] or None, batch)
     with contextlib.redirect_stdout(sys.stderr):  # the toolkits print on import
         ours.prepare_data()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones.fast import status, try_all
+from backbones.fast import status
+from backbones.fast.triton.choice import try_all
 from tools.cli.arguments import parse_integer
 from tools.runs.freed_memory import keep_freed_memory
 

@@ -132,10 +132,14 @@ class Catalogue:
 
 
 def catalogue() -> Catalogue:
-    """Return what is registered: from the cache, or from the registry if it is already loaded."""
-    if "backbones.registry" in sys.modules:
+    """Return what is registered: from the registry if it has more than the cache, or has it all."""
+    registry = sys.modules.get("backbones.registry")
+    if registry is not None and registry.is_complete():
         return read_registry()
-    return _cached()
+    cached = _cached()
+    if registry is not None and registry.registered_names() - {*cached.hosts, *cached.mixers}:
+        return read_registry()
+    return cached
 
 
 def read_registry() -> Catalogue:

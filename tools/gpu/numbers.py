@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from backbones import create_mixer, list_mixers
 from backbones.base import Mixer
-from backbones.fast import fast, try_all
+from backbones.fast import fast
 from backbones.fast.base import FastModule
+from backbones.fast.triton.choice import try_all
 from tools.bench.timing import record_cuda_graph
 from tools.gpu.extent import ABSENT, FAIL, PASS, Goals, Record, Setting, describe_error, judge
 

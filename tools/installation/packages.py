@@ -48,9 +48,6 @@ FEATURES = {
     "torch-uncertainty": "prediction sets",
     "datasets": "data=imagenet_parquet",
     "captum": "tools/analyse.py attributions",
-    "diffusers": "task=generation head.vae",
-    "torch-fidelity": "task=generation task.inception",
-    "spconv-cu121": "task=point_segmentation on a GPU",
     "wandb": "logger=wandb",
     "mlflow-skinny": "logger=mlflow",
 }
@@ -112,6 +109,11 @@ def tasks_with(name: str, group: str) -> list[str]:
     """Return the tasks that need a package, or else those that need any other of its group."""
     from tasks.engine.family import families  # of the Python that main has checked
 
+    optional = [
+        f"task={one.name} {one.uses[name]}" for one in families().values() if name in one.uses
+    ]
+    if optional:
+        return optional
     needs = {family.name: set(family.needs) for family in families().values()}
     others = set(read_requirements()[group]) if group else set()
     named = [task for task, own in needs.items() if name in own]

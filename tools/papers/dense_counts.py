@@ -98,7 +98,7 @@ def count_dense_parts(
     with torch.device(device), torch.no_grad():
         counted = find_family(task).counted
         assert counted is not None
-        return list(imported(counted.parts)(whole.eval(), size, rule))
+        return list(imported(counted.parts, __name__)(whole.eval(), size, rule))
 
 
 def _has_queries(head: Mapping[str, Any]) -> bool:

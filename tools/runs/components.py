@@ -16,7 +16,6 @@ from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_entries import BUILT
-from tasks.engine.compilation import check_compiler, compile_blocks
 from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task, check_options
@@ -28,7 +27,7 @@ from tools.cli.processes import check_trainer, is_first_process
 from tools.config import automatic
 from tools.config.config_checks import check_warmup
 from tools.config.training_length import OVERFIT
-from tools.runs import frozen_fit, predict_mode, report, resume, trainer
+from tools.runs import predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
@@ -113,6 +112,8 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
         if is_first_process():
             check_space(folder, task, top_k=config.callbacks["top_k"])
     if options.get("compile"):
+        from tasks.engine.compilation import check_compiler, compile_blocks
+
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
@@ -215,7 +216,7 @@ def execute(
     if config.mode == "predict":
         return predict_mode.predict(engine, task, datamodule)
     if config.mode != "fit" and datamodule.parts:
-        evaluate_parts = imported(task.family.parts_evaluation)
+        evaluate_parts = imported(task.family.parts_evaluation, "tools.runs.robustness_mode")
         return evaluate_parts(engine, task, datamodule, config, folder)
     if config.mode != "fit":
         return trainer.evaluate(engine, config.mode, task, datamodule)
@@ -223,6 +224,8 @@ def execute(
     keep_source(folder, parts.code)
     report.log_network(task.model.backbone, config.backbone | datamodule.backbone_arguments)
     if solves(task.model):
+        from tools.runs import frozen_fit
+
         return frozen_fit.solve(engine, task, datamodule, config.seed)
     if not trains(task):
         return evaluate_once(engine, task, datamodule)

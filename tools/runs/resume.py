@@ -16,7 +16,6 @@ from tasks.engine.base import BaseTask
 from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
 from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
 from tasks.engine.position import Position
-from tasks.engine.resume_checks import check_continues
 from tasks.engine.run_config import RunConfig
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -55,6 +54,8 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     Raises:
         ValueError: No checkpoint is there, or it is of another run.
     """
+    from tasks.engine.resume_checks import check_continues
+
     named = None if ckpt is None else Path(ckpt).expanduser()
     files = [named] if named is not None and named.is_file() else _last_ones(folder)
     path, checkpoint = _first_good(files, folder)

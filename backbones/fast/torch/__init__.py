@@ -1,5 +1,1 @@
 """Forms in torch's own operations, one file per mixer."""
-
-from backbones.importing import import_files
-
-import_files(__name__)

@@ -1,5 +1,1 @@
 """FFNet: FFNified attention and ConvNeXt blocks; see ``host``."""
-
-from backbones.hosts.ffnet import host
-
-__all__ = ["host"]

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer, MixerFactory, Slot, factory_at, fill
-from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.base import MixerFactory, Slot, factory_at, fill
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import mix_nchw
+from backbones.mixing import NormedMixer, mix_nchw
 
 STEM_WIDTH = 64
 
@@ -145,19 +144,6 @@ class QueriedMixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Mix the output of the query convolution: (B, C, H, W) -> (B, C, H, W)."""
         return mix_nchw(self.memory, self.query(x))
-
-
-class NormedMixer(Mixer):
-    """BatchNorm and a mixer, for a block without norm."""
-
-    def __init__(self, dim: int, mixer: Mixer) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(dim)
-        self.mixer = mixer
-
-    def mix(self, x: Tensor) -> Tensor:
-        """Return mixer(BN(x)): (B, H, W, C) -> (B, H, W, C)."""
-        return self.mixer(to_nhwc(self.norm(to_nchw(x))))
 
 
 class SegHead(nn.Module):

@@ -1,5 +1,1 @@
 """SBM: star with bilinear mapping; see ``host``."""
-
-from backbones.hosts.sbm import host
-
-__all__ = ["host"]

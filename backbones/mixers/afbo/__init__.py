@@ -51,7 +51,6 @@ choice or contradicts itself:
 Axes: C = d input channels, h = M d hidden channels; a group is a run of neighbouring channels.
 """
 
-from backbones.mixers.afbo import variants
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     DenseMapping,
@@ -66,5 +65,4 @@ __all__ = [
     "DenseMapping",
     "GroupedCrossMapping",
     "OverlappedCycleMapping",
-    "variants",
 ]

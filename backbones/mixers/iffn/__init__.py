@@ -37,8 +37,7 @@ the released checkpoints.
 Axes: C channels, h = M C hidden channels, N branches of h / N channels each.
 """
 
-from backbones.mixers.iffn import ablations, nonlinear_sum
 from backbones.mixers.iffn.depthwise import DepthwiseBlock
 from backbones.mixers.iffn.mixer import IFFN
 
-__all__ = ["IFFN", "DepthwiseBlock", "ablations", "nonlinear_sum"]
+__all__ = ["IFFN", "DepthwiseBlock"]

@@ -3,7 +3,3 @@
 In reading order: ``query_key_value`` (the general form), ``instances`` (attention, feed-forward
 network, spatial MLP and convolutional forms) and ``ffnified`` (the registered mixer of FFNet).
 """
-
-from backbones.mixers.metamixer import ffnified
-
-__all__ = ["ffnified"]

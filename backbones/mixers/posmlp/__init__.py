@@ -3,7 +3,3 @@
 In reading order: ``relations`` (Eq. 9 to 15, the matrices over the tokens of a window),
 ``gated_mlp`` (the unit) and ``posgu`` (the registered variants).
 """
-
-from backbones.mixers.posmlp import posgu
-
-__all__ = ["posgu"]

@@ -53,7 +53,7 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
         raise ValueError(
             "networks of different tasks have different errors; analyse them separately"
         )
-    find: Callable[..., Findings] = imported(kinds.pop())
+    find: Callable[..., Findings] = imported(kinds.pop(), __name__)
     return find(subjects, options)
 
 

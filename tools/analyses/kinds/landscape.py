@@ -45,7 +45,9 @@ def analyse(subjects: Sequence[Subject], options: Mapping[str, str]) -> Findings
     shown: list[dict[str, Any]] = []
     surfaces = []
     for subject in subjects:
-        network, objective, images = imported(subject.family.analyses["landscape"])(subject)
+        network, objective, images = imported(subject.family.analyses["landscape"], __name__)(
+            subject
+        )
         values = surface(network, objective, places, seed)
         network.double()
         iterations = parse_integer("iterations", options["iterations"])
