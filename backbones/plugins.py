@@ -9,6 +9,7 @@ A module registers its mixers by ``backbones.register_mixer`` when it is importe
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from typing import Any
 from backbones.importing import BrokenFileError
 
 GROUP = "mixerlab.mixers"
-VALUE = r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?"  # a module, and a name in it
 
 
 class Loading:
@@ -32,41 +32,54 @@ def load_plugins() -> None:
     """Import the modules that installed packages name.
 
     Raises:
-        BrokenFileError: An entry point is malformed, or its module cannot be imported; the message
+        BrokenFileError: Entry points are malformed, or a module cannot be imported; the message
             names its package.
     """
     if Loading.started:
         return
     Loading.started = True  # first, as a module may look up mixers
-    for point in metadata.entry_points(group=GROUP):
-        package = point.dist.name if point.dist else point.value
-        if not re.fullmatch(VALUE, point.value.strip()):
-            Loading.started = False
-            raise BrokenFileError(
-                f"the entry point {point.name} of the installed package {package} is "
-                f"{point.value!r}, and {GROUP} takes the name of a module, such as "
-                f'{point.name} = "my_package.my_mixer"; correct it in the pyproject.toml of '
-                f"{package} and install it again, or uninstall {package}"
-            )
-        try:
-            point.load()
-        except (Exception, SystemExit) as error:
-            Loading.started = False
-            raise BrokenFileError(
-                f"the mixer {point.name} of the installed package {package} ({point.value}) cannot "
-                f"be imported: {type(error).__name__}: {error}; repair or uninstall {package}"
-            ) from error
+    for package in _packages():
+        for point in package.entry_points.select(group=GROUP):
+            with _naming(package, f"{point.name} = {point.value}"):
+                point.load()
 
 
 def describe_plugins() -> list[Any]:
     """Return names, versions and source files of the packages, which a cache depends on."""
     found: list[Any] = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda one: one.name):
-        found.append([point.name, point.value, point.dist.version if point.dist else ""])
-        for file in _sources(re.split("[.:]", point.value)[0].strip()):
-            state = file.stat()
-            found.append([str(file), state.st_size, state.st_mtime_ns])
+    for package in _packages():
+        for point in package.entry_points.select(group=GROUP):
+            found.append([point.name, point.value, package.version])
+            with _naming(package, f"{point.name} = {point.value}"):
+                for file in _sources(re.split("[.:]", point.value)[0].strip()):
+                    state = file.stat()
+                    found.append([str(file), state.st_size, state.st_mtime_ns])
     return found
+
+
+def _packages() -> list[metadata.Distribution]:
+    """Return the installed packages with mixers, sorted by name."""
+    packages: dict[str, metadata.Distribution] = {}
+    for package in metadata.distributions():
+        with _naming(package, "entry_points.txt"):
+            if package.entry_points.select(group=GROUP):
+                packages.setdefault(package.name, package)  # of two, Python imports the first
+    return [packages[name] for name in sorted(packages)]
+
+
+@contextlib.contextmanager
+def _naming(package: metadata.Distribution, place: str) -> Iterator[None]:
+    """Name the package in which something fails."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        Loading.started = False
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BrokenFileError(
+            f"the mixers of the installed package {package.name} cannot be imported ({place}): "
+            f'{reason}; {GROUP} takes modules, such as my_mixer = "my_package.my_mixer": repair '
+            f"the package, or uninstall {package.name}"
+        ) from error
 
 
 def _sources(package: str) -> Iterator[Path]:

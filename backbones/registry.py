@@ -435,6 +435,7 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     Raises:
         ValueError: Unknown name.
     """
+    check_value("a mixer's name", name, str)
     if name not in mixers() or kind not in (None, _MIXERS[name].kind):
         raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))
     return _MIXERS[name]
