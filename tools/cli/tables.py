@@ -39,7 +39,10 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
     elif form == "csv":
         writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(_round_values(record) for record in records)
+        for record in map(_round_values, records):
+            writer.writerow(
+                {k: printable(v) if isinstance(v, str) else v for k, v in record.items()}
+            )
     else:
         shown = {key: columns[key] for key in records[0] if key in columns}
         terminal = _write_rich if sys.stdout.isatty() else _write_plain
