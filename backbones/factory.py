@@ -183,6 +183,7 @@ def create_backbone(
     check_value("name", name, str)
     name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
+    name = host.name if mixer_name is None else f"{host.name}_{mixer_name}"
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
         "drop_path_rate": drop_path_rate,

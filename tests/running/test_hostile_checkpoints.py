@@ -89,6 +89,7 @@ CASES = {
     f"{GROUP}/lr": [None, "x", float("nan"), torch.zeros(2)],
     f"{GROUP}/betas": [None, 0.9, (0.9,), (0.9, "x")],
     f"{GROUP}/differentiable": [True, "x"],
+    f"{GROUP}/amsgrad": [None],
     "lr_schedulers": [None, [], [{}], {}],
     "lr_schedulers/0/base_lrs": [None, [], ["x", 1.0]],
     "lr_schedulers/0/last_epoch": [None, 1.5, "x"],

@@ -122,6 +122,19 @@ def test_different_settings_are_named_and_never_averaged(other, run, shown):
     assert {record["evaluation"] for record in records} == {""}
 
 
+def test_labels_hold_what_distinguishes_rows(run, shown):
+    first, second, third, last = (
+        [f"data.batch_size={size}", f"data.train_share={size / 8}", f"optimizer.lr={size}e-3",
+         f"schedule.warmup={warmup}"]
+        for size, warmup in ((4, 0), (4, 1), (2, 0), (2, 1))
+    )  # fmt: skip
+    for typed in (first, second, third, last):
+        run("backbone=deit_t", "trainer.max_epochs=5", *typed)
+    labels = [record["settings"] for record in shown()[0]]
+    assert len(set(labels)) == 4
+    assert all(" schedule.warmup=" in label for label in labels)
+
+
 def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     """Return the ``data`` of a summary."""
     return {"images": {"train": train, "val": images}, "classes": number,

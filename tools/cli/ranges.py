@@ -57,6 +57,7 @@ RANGES: Mapping[str, Range] = {
     "train_per_class": IMAGES,
     "val_per_class": IMAGES,
     "num_classes": (1, 1_000_000),
+    "latent_channels": (1, 65_536),
     # Processes and lengths
     "devices": (-1, 1_024),
     "num_nodes": (1, 100_000),

@@ -198,14 +198,23 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
         differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
         if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
+        named = differ[:3]
+        for key in differ[3:]:  # until no two rows are named alike
+            if _count_names(settings, named) < _count_names(settings, [*named, key]):
+                named.append(key)
         for row, own in zip(alike, settings, strict=True):
-            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in differ[:3]]
-            more = [f"and {len(differ) - 3} more"] if len(differ) > 3 else []
+            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in named]
+            more = [f"and {len(differ) - len(named)} more"] if differ[len(named) :] else []
             row.settings = " ".join([*shown, *more])
         notes.append(
             f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
             f"together, they differ in {', '.join(differ[:8])}{' and more' * (len(differ) > 8)}"
         )
+
+
+def _count_names(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    """Return the number of different rows by the values of some keys."""
+    return len({json.dumps([one.get(key) for key in keys]) for one in settings})
 
 
 def _name_counted(row: Row) -> None:

@@ -182,7 +182,7 @@ def _unknown_key_message(error: Exception, overrides: Sequence[str]) -> str:
             break
         node, path = node[parent], [*path, parent]
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    known = sorted(name for name in known if not name.startswith("_"))
+    known = sorted(name for name in known if not name.startswith("_")) or ["none"]
     near = difflib.get_close_matches(last, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     where = ".".join(path) or "the config"

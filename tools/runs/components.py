@@ -128,6 +128,7 @@ def check_settings(config: dict[str, Any]) -> None:
     """
     chosen = {key: value for key, value in config["optimizer"].items() if value != "auto"}
     check_optimizer({"lr": 1.0, **chosen})
+    trainer.check_options(config["trainer"])
     datamodule, _ = _datamodule(config, None)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         build_backbone(

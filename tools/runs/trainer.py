@@ -87,7 +87,7 @@ def make_trainer(
     set_tf32(options.pop("tf32", None))
     if options.get("benchmark") is None:
         options["benchmark"] = fixed_size and not options.get("deterministic")
-    _check(options)
+    check_options(options)
     shows = options.pop("enable_progress_bar", True)
     duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
@@ -212,7 +212,14 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
         )
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check options of ``make_trainer`` that need no data.
+
+    Raises:
+        ValueError: An option that Lightning does not have, or a value out of range.
+    """
+    ours = (*EXTRA, "channels_last", "tf32")
+    options = {name: value for name, value in options.items() if name not in ours}
     check_arguments(Trainer, options, "trainer")
     for name in OURS & options.keys():
         raise ValueError(f"trainer.{name} is set by the run itself; leave it out")
