@@ -224,9 +224,9 @@ def create_backbone(
         channel_mixer=_factories(host, "channel", channel, config, options),
         token_mixer=_factories(host, "token", token, config, options),
     )
-    usual = keywords(host.build)
-    typed = {key: value for key, value in host_kwargs.items() if value != usual[key]}
-    with _naming(host.name, "backbone", typed, f"img_size={img_size}", host.build.__module__):
+    defaults = keywords(host.build)
+    changes = {key: value for key, value in host_kwargs.items() if value != defaults[key]}
+    with _naming(host.name, "backbone", changes, f"img_size={img_size}", host.build.__module__):
         backbone = host.build(config, **options)
     correct_pooling(backbone)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
@@ -425,10 +425,10 @@ def _build_mixer(
     options |= {"slot": slot} if "slot" in known else {}
     options.update(chosen)
     group = ("backbone." if host else "") + _group(entry)
-    usual = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
-    typed = {key: value for key, value in chosen.items() if value != usual[key]}
+    defaults = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
+    changes = {key: value for key, value in chosen.items() if value != defaults[key]}
     owner = f"mixer {entry.name}"
-    with _naming(owner, group, typed, f"{slot.dim} channels", entry.build.__module__):
+    with _naming(owner, group, changes, f"{slot.dim} channels", entry.build.__module__):
         mixer = entry.build(slot.dim, **options)
     if not isinstance(mixer, Mixer):
         raise ValueError(
@@ -465,14 +465,14 @@ def _check_methods(name: str, mixer: type[Mixer]) -> None:
 
 @contextlib.contextmanager
 def _naming(
-    owner: str, group: str, typed: Mapping[str, Any], otherwise: str, module: str
+    owner: str, group: str, changes: Mapping[str, Any], otherwise: str, module: str
 ) -> Iterator[None]:
     """Name the options where a library refuses what is built.
 
     Args:
         owner: Host or mixer, for the message.
         group: Prefix of its options.
-        typed: Its options that differ from the defaults.
+        changes: Its options that differ from the defaults.
         otherwise: What it refuses with all options at their defaults.
         module: The one that builds it.
     """
@@ -481,7 +481,7 @@ def _naming(
     except REFUSALS as error:
         if _is_own_check(error):
             raise
-        options = ", ".join(f"{group}.{key}={value}" for key, value in typed.items())
+        options = ", ".join(f"{group}.{key}={value}" for key, value in changes.items())
         reason = _describe(error, module)
         raise ValueError(f"{owner} refuses {options or otherwise}: {reason}") from error
 

@@ -214,7 +214,9 @@ def test_a_missing_extractor_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
         load_extractor(tmp_path / "weights.pth")
     task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2, reference=str(tmp_path))
-    task._trainer = SimpleNamespace(precision_plugin=None, datamodule=None)
+    task._trainer = SimpleNamespace(
+        precision_plugin=SimpleNamespace(), precision="32-true", datamodule=None
+    )
     with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
         task.setup("test")
 

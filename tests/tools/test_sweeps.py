@@ -12,7 +12,7 @@ from backbones import list_backbones
 from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools import run
-from tools.comparing.averages import show_averages
+from tools.comparing import sweep_table
 from tools.comparing.run_records import RunRecord
 from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
@@ -165,7 +165,8 @@ def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
     assert list(tmp_path.rglob("results_classification_experiment.png"))
 
 
-def test_folds_are_averaged_after_their_seeds(capsys):
+@pytest.mark.parametrize("mode", ["fit", "test"])
+def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
     settings = {
         "task_name": "point_segmentation", "backbone.name": "ffnet_3d",
         "data._target_": "datamodules.points.folders.S3DISDataModule",
@@ -173,7 +174,8 @@ def test_folds_are_averaged_after_their_seeds(capsys):
     }  # fmt: skip
     runs = [
         RunRecord(
-            Path(str(area)), "finished", config={**settings, "data.val_area": area, "seed": seed},
+            Path(f"{area} {seed}"), "finished" if mode == "fit" else "evaluation",
+            config={**settings, "data.val_area": area, "seed": seed},
             summary={"counts": {"intersection": hits, "union": [20, 60], "target": [10, 50]}},
             metrics={"mIoU": miou, "mAcc": 80.0},
         )
@@ -181,7 +183,11 @@ def test_folds_are_averaged_after_their_seeds(capsys):
             (1, 0, 60.0, [10, 10]), (1, 1, 70.0, [0, 20]), (5, 0, 75.0, [5, 45])
         )
     ]  # fmt: skip
-    show_averages(runs, ["data.val_area", "seed"])
+    if mode == "fit":
+        sweep_table.show_averages(runs, ["data.val_area", "seed"])
+    else:  # of trained runs
+        monkeypatch.setattr(sweep_table, "read_run", {run.folder: run for run in runs}.get)
+        sweep_table.show_table([{"folder": str(run.folder)} for run in runs], ["ckpt"])
     heads, figures = (line.split() for line in capsys.readouterr().out.split("\n") if line)
     names = ["mIoU", "mAcc", "pooled", "mIoU", "pooled", "mAcc"]
     assert heads == ["data", "backbone", "data.val_area", *names]  # of area 5 is the row

@@ -198,13 +198,13 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
         differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
         if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
-        named = differ[:3]
-        for key in differ[3:]:  # until no two rows are named alike
-            if _count_names(settings, named) < _count_names(settings, [*named, key]):
-                named.append(key)
+        words = differ[:3]
+        for key in differ[3:]:  # until no two rows have one label
+            if _count_labels(settings, words) < _count_labels(settings, [*words, key]):
+                words.append(key)
         for row, own in zip(alike, settings, strict=True):
-            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in named]
-            more = [f"and {len(differ) - len(named)} more"] if differ[len(named) :] else []
+            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in words]
+            more = [f"and {len(differ) - len(words)} more"] if differ[len(words) :] else []
             row.settings = " ".join([*shown, *more])
         notes.append(
             f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
@@ -212,7 +212,7 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
         )
 
 
-def _count_names(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+def _count_labels(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
     """Return the number of different rows by the values of some keys."""
     return len({json.dumps([one.get(key) for key in keys]) for one in settings})
 
