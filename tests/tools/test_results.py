@@ -664,12 +664,18 @@ def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
 def test_rows_name_their_folder_and_timms_model(run, shown):
     folders = [
         run("backbone=timm", f"backbone.model={model}", "data.image_size=64")
-        for model in ("test_vit", "test_convnext")
+        for model in ("test_vit", "vit_tiny_patch16_224")
     ]
+    run("backbone=deit_t")
     records, err = shown()
-    assert {record["backbone"]: record["folder"] for record in records} == dict(
-        zip(("timm_test_vit", "timm_test_convnext"), map(str, folders), strict=True)
-    )
+    models = {record["model"]: record["folder"] for record in records}
+    assert [models.get(model) for model in ("test_vit", "vit_tiny_patch16_224")] == [
+        str(folder) for folder in folders
+    ]
+    assert {record["backbone"]: record["model"] for record in records} == {
+        "deit_t": None, "timm_test_vit": "test_vit",
+        "timm_vit_tiny_patch16_224": "vit_tiny_patch16_224",
+    }  # fmt: skip
     assert "not averaged" not in err
 
 

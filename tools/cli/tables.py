@@ -18,6 +18,7 @@ TEXT_FORMATS = ("markdown", "latex")  # for tables inside a document
 # Columns aligned to the left.
 LEFT_ALIGNED = (
     "backbone",
+    "model",
     "mixer",
     "verdict",
     "note",
@@ -29,7 +30,7 @@ LEFT_ALIGNED = (
     "experiment",
     "class",
 )
-FOLDED = ("backbone", "mixer", "experiment", "head", "reported_metric")
+FOLDED = ("backbone", "model", "mixer", "experiment", "head", "reported_metric")
 
 
 def write(records: Sequence[Record], form: str, columns: Columns) -> None:

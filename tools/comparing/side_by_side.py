@@ -143,6 +143,7 @@ def _table(
         "image_size": ("at", "{}"),
         "seconds": ("time s", "{:.0f}"),
         "terms": ("terms", "{}"),
+        "model": ("model", "{}"),
         "folder": ("folder", "{}"),
     }
     always = {*by, *metrics, *(f"{name}_std" for name in metrics), "runs"}
