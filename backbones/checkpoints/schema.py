@@ -108,7 +108,7 @@ class RandomPart(ClosedPart):
 
 
 class BestPart(ClosedPart):
-    """State of Lightning's ModelCheckpoint, with the losses of the files."""
+    """State of Lightning's ModelCheckpoint, with a second score of each file."""
 
     monitor: str | None
     best_model_score: Tensor | None
@@ -119,13 +119,13 @@ class BestPart(ClosedPart):
     kth_best_model_path: str
     kth_value: Tensor | None
     last_model_path: str
-    best_k_losses: Tensors = Field(default_factory=dict)
-    best_second_score: Tensor | None = None  # loss of the best file, in earlier checkpoints
+    best_k_second_scores: Tensors = Field(default_factory=dict)
+    best_second_score: Tensor | None = None  # of the best file, in earlier ones
 
     @model_validator(mode="after")
     def _are_scores(self) -> Self:
         scores = [self.best_model_score, self.current_score, self.kth_value]
-        scores += [*self.best_k_models.values(), *self.best_k_losses.values()]
+        scores += [*self.best_k_models.values(), *self.best_k_second_scores.values()]
         if any(score is not None and score.ndim for score in scores):
             raise ValueError("has scores that are not single numbers")
         if self.kth_best_model_path not in {"", *self.best_k_models}:

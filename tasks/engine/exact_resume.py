@@ -160,7 +160,7 @@ def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
         state["dirpath"] = str(folder.resolve())
         for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
             state[key] = _inside(folder, state.get(key))
-        for key in {"best_k_models", "best_k_losses"} & state.keys():
+        for key in {"best_k_models", "best_k_second_scores"} & state.keys():
             scores = {_inside(folder, path): score for path, score in state[key].items()}
             state[key] = {path: score for path, score in scores.items() if path}
 

@@ -73,12 +73,12 @@ class RankedCheckpoint(ModelCheckpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the losses."""
         self._rank()
-        return super().state_dict() | {"best_k_losses": self.losses}
+        return super().state_dict() | {"best_k_second_scores": self.losses}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, of earlier runs without losses."""
         super().load_state_dict(state_dict)
-        self.losses, self._latest = dict(state_dict.get("best_k_losses", {})), ABSENT
+        self.losses, self._latest = dict(state_dict.get("best_k_second_scores", {})), ABSENT
         self._rank()
 
 

@@ -117,7 +117,7 @@ def inception_score(logits: Tensor) -> float:
     return torch.stack(scores).mean().item()
 
 
-def check_extractor(weights: str | None) -> None:
+def check_extractor(weights: str | Path | None) -> None:
     """Check that torch-fidelity and the weights of its Inception network are there.
 
     Args:
