@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -38,6 +39,8 @@ LEAST_SIDE, LEAST_SMALL_SIDE = 64, 32
 MOST_CHANNELS = 12  # of an image
 KEPT = {"output_stride": "strides", "global_pool": "pooling"}  # in hosts without these options
 FROM_SLOT = ("grid", "slot")  # keywords of a mixer that only the slot sets
+# What torch and timm raise where they refuse a value.
+REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError, ArithmeticError)
 
 
 def backbone_schema(name: str) -> dict[str, Any]:
@@ -100,10 +103,12 @@ def create_mixer(
     torch.Size([1, 7, 7, 192])
     """
     entry = find_mixer(name)
-    if not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
-    if not isinstance(block, int) or block < 0:
-        raise ValueError(f"block must be a whole number of at least 0, got {block!r}")
+    check_arguments(create_mixer, {"dim": dim, "grid": grid, "block": block}, name)
+    if len(grid) != 2 or min(dim, *grid) < 1 or block < 0:
+        raise ValueError(
+            "dim and the two sides of grid must be at least 1 and block at least 0, got "
+            f"dim={dim}, grid={grid}, block={block}"
+        )
     _check_mixer_options(entry, options, "mixer")
     slot = Slot(dim, 4.0, grid, stage=0, block=block, dense=False)
     return _build_mixer(entry, None, slot, options)
@@ -176,6 +181,7 @@ def create_backbone(
     check_value("name", name, str)
     name, mixer = join_mixer(name, mixer)
     host, mixer_name = look_up(name)
+    name = host.name if mixer_name is None else f"{host.name}_{mixer_name}"
     given: dict[str, Any] = {
         "pretrained": pretrained, "img_size": img_size, "in_chans": in_chans,
         "drop_path_rate": drop_path_rate,
@@ -216,7 +222,10 @@ def create_backbone(
         channel_mixer=_factories(host, "channel", channel, config, options),
         token_mixer=_factories(host, "token", token, config, options),
     )
-    backbone = host.build(config, **options)
+    defaults = keywords(host.build)
+    changes = {key: value for key, value in host_kwargs.items() if value != defaults[key]}
+    with _naming(host.name, "backbone", changes, f"img_size={img_size}", host.build.__module__):
+        backbone = host.build(config, **options)
     correct_pooling(backbone)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
@@ -281,7 +290,6 @@ def join_mixer(name: str, mixer: Typed) -> tuple[str, Typed]:
     typed = options.pop("name", None)
     if typed is None:
         return name, mixer if isinstance(mixer, Mapping) else None
-    check_value("mixer.name", typed, str)
     entry = find_mixer(typed, "channel")
     host, own = look_up(name)
     if own is not None and own != entry.name:
@@ -417,19 +425,12 @@ def _build_mixer(
     options |= {"grid": slot.grid} if "grid" in known else {}
     options |= {"slot": slot} if "slot" in known else {}
     options.update(chosen)
-    try:
+    group = ("backbone." if host else "") + _group(entry)
+    defaults = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
+    changes = {key: value for key, value in chosen.items() if value != defaults[key]}
+    owner = f"mixer {entry.name}"
+    with _naming(owner, group, changes, f"{slot.dim} channels", entry.build.__module__):
         mixer = entry.build(slot.dim, **options)
-    except (ValueError, TypeError, RuntimeError) as error:
-        if _is_own_check(error):
-            raise
-        group = ("backbone." if host else "") + _group(entry)
-        usual = {**_options(entry), **entry.options_for(host)}  # a run passes these as well
-        unusual = {key: value for key, value in chosen.items() if value != usual[key]}
-        typed = ", ".join(f"{group}.{key}={value}" for key, value in unusual.items())
-        reason = _describe(error, entry.build.__module__)
-        raise ValueError(
-            f"mixer {entry.name} refuses {typed or f'{slot.dim} channels'}: {reason}"
-        ) from error
     if not isinstance(mixer, Mixer):
         raise ValueError(
             f"mixer {entry.name!r} builds a {type(mixer).__name__}; derive it from "
@@ -461,6 +462,29 @@ def _check_methods(name: str, mixer: type[Mixer]) -> None:
             f"mixer {name!r} lacks the method mix: (B, H, W, C) -> (B, H, W, C); write it instead "
             "of forward, which adds the class tokens"
         )
+
+
+@contextlib.contextmanager
+def _naming(
+    owner: str, group: str, changes: Mapping[str, Any], otherwise: str, module: str
+) -> Iterator[None]:
+    """Name the options where a library refuses what is built.
+
+    Args:
+        owner: Host or mixer, for the message.
+        group: Prefix of its options.
+        changes: Its options that differ from the defaults.
+        otherwise: What it refuses with all options at their defaults.
+        module: The one that builds it.
+    """
+    try:
+        yield
+    except REFUSALS as error:
+        if _is_own_check(error):
+            raise
+        options = ", ".join(f"{group}.{key}={value}" for key, value in changes.items())
+        reason = _describe(error, module)
+        raise ValueError(f"{owner} refuses {options or otherwise}: {reason}") from error
 
 
 def _is_own_check(error: Exception) -> bool:

@@ -12,6 +12,7 @@ files of ``mixers/`` and ``hosts/`` do. It is imported when its name is looked u
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from typing import Any
 from backbones.importing import BrokenFileError
 
 GROUPS = {"mixers": "mixerlab.mixers", "hosts": "mixerlab.hosts"}  # by folder
-VALUE = r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?"  # a module, and a name in it
 
 
 def load_plugins(folder: str, name: str | None = None) -> None:
@@ -33,40 +33,53 @@ def load_plugins(folder: str, name: str | None = None) -> None:
         name: Name of one entry point; None for all.
 
     Raises:
-        BrokenFileError: An entry point is malformed, or its module cannot be imported; the message
+        BrokenFileError: Entry points are malformed, or a module cannot be imported; the message
             names its package.
     """
-    for point in metadata.entry_points(group=GROUPS[folder]):
-        if name not in (None, point.name):
-            continue
-        package = point.dist.name if point.dist else point.value
-        if not re.fullmatch(VALUE, point.value.strip()):
-            raise BrokenFileError(
-                f"the entry point {point.name} of the installed package {package} is "
-                f"{point.value!r}, and {point.group} takes the name of a module, such as "
-                f'{point.name} = "my_package.my_{folder[:-1]}"; correct it in the pyproject.toml '
-                f"of {package} and install it again, or uninstall {package}"
-            )
-        try:
-            point.load()
-        except (Exception, SystemExit) as error:
-            raise BrokenFileError(
-                f"the {folder[:-1]} {point.name} of the installed package {package} "
-                f"({point.value}) cannot be imported: {type(error).__name__}: {error}; repair or "
-                f"uninstall {package}"
-            ) from error
+    for package in _packages():
+        for point in package.entry_points.select(group=GROUPS[folder]):
+            if name in (None, point.name):
+                with _naming(package, f"{point.name} = {point.value}"):
+                    point.load()
 
 
 def describe_plugins() -> list[Any]:
     """Return names, versions and source files of the packages, which a cache depends on."""
-    found: list[Any] = []
-    points = [point for group in GROUPS.values() for point in metadata.entry_points(group=group)]
-    for point in sorted(points, key=lambda one: one.name):
-        found.append([point.name, point.value, point.dist.version if point.dist else ""])
-        for file in _sources(re.split("[.:]", point.value)[0].strip()):
-            state = file.stat()
-            found.append([str(file), state.st_size, state.st_mtime_ns])
-    return found
+    states: list[Any] = []
+    for package in _packages():
+        for group in GROUPS.values():
+            for point in package.entry_points.select(group=group):
+                states.append([point.name, point.value, package.version])
+                with _naming(package, f"{point.name} = {point.value}"):
+                    for file in _sources(re.split("[.:]", point.value)[0].strip()):
+                        state = file.stat()
+                        states.append([str(file), state.st_size, state.st_mtime_ns])
+    return states
+
+
+def _packages() -> list[metadata.Distribution]:
+    """Return the installed packages with mixers or hosts, sorted by name."""
+    packages: dict[str, metadata.Distribution] = {}
+    for package in metadata.distributions():
+        with _naming(package, "entry_points.txt"):
+            points = package.entry_points
+            if any(points.select(group=group) for group in GROUPS.values()):
+                packages.setdefault(package.name, package)  # of two, Python imports the first
+    return [packages[name] for name in sorted(packages)]
+
+
+@contextlib.contextmanager
+def _naming(package: metadata.Distribution, place: str) -> Iterator[None]:
+    """Name the package in which something fails."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BrokenFileError(
+            f"the mixers of the installed package {package.name} cannot be imported ({place}): "
+            f'{reason}; an entry point takes a module, such as my_mixer = "my_package.my_mixer": '
+            f"repair the package, or uninstall {package.name}"
+        ) from error
 
 
 def _sources(package: str) -> Iterator[Path]:

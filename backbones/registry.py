@@ -494,6 +494,7 @@ def find_mixer(name: str, kind: Kind | None = None) -> MixerEntry:
     Raises:
         ValueError: Unknown name.
     """
+    check_value("a mixer's name", name, str)
     entry = _find("mixers", name)
     if entry is None or kind not in (None, entry.kind):
         raise ValueError(unknown(f"{kind or ''} mixer".strip(), name, list_mixers(kind)))

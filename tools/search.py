@@ -112,7 +112,10 @@ def _open_folder(
     direction = options["direction"] or f"{family.direction(metric)}imize"
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"
-    folder = Path(config["output_dir"]) / "searches" / (options["name"] or usual)
+    searches = Path(config["output_dir"]) / "searches"
+    folder = searches / (options["name"] or usual)
+    if folder.resolve().parent != searches.resolve():
+        raise ValueError(f"name={options['name']} must be the name of a folder, such as lr_search")
     settings = {
         "spaces": [str(space) for space in spaces], "fixed": sorted(fixed), "metric": metric,
         "direction": direction,
@@ -120,8 +123,7 @@ def _open_folder(
     path = folder / SETTINGS
     if path.exists():
         before = read_json(path)
-        if not isinstance(before, dict):
-            raise ValueError(f"{path} is damaged; pass name=<another name> or remove {folder}")
+        before = before if isinstance(before, dict) else {}
         differ = [
             f"{key}: {before.get(key)} then, {value} now"
             for key, value in settings.items()

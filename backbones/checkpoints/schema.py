@@ -17,6 +17,7 @@ from backbones.options.schemas import ClosedPart, OpenPart, describe_misfit, val
 
 NEWER = "newer_format"
 DEEPEST, MOST_ENTRIES = 32, 1_000_000
+CUDA_STATE = (torch.uint8, (16,))  # 8 bytes of the seed and 8 of the offset
 LARGEST = 2**64  # of whole numbers; seeds have 64 bits
 # Views may share memory, up to this factor over the file's size plus a free amount.
 SHARED, FREE = 8, 2**28  # times, bytes
@@ -99,7 +100,7 @@ class RandomPart(ClosedPart):
                 raise ValueError
             state = (kind, words.numpy().astype(np.uint32), place, has_gauss, gauss)
             np.random.RandomState().set_state(state)
-            if self.cuda is not None and (self.cuda.dtype, self.cuda.ndim) != (torch.uint8, 1):
+            if self.cuda is not None and (self.cuda.dtype, self.cuda.shape) != CUDA_STATE:
                 raise ValueError
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError("is not a state of random generators") from error
@@ -107,7 +108,7 @@ class RandomPart(ClosedPart):
 
 
 class BestPart(ClosedPart):
-    """State of Lightning's ModelCheckpoint, with a second score of the best one."""
+    """State of Lightning's ModelCheckpoint, with a second score of each file."""
 
     monitor: str | None
     best_model_score: Tensor | None
@@ -118,12 +119,13 @@ class BestPart(ClosedPart):
     kth_best_model_path: str
     kth_value: Tensor | None
     last_model_path: str
-    best_second_score: Tensor | None = None
+    best_k_second_scores: Tensors = Field(default_factory=dict)
+    best_second_score: Tensor | None = None  # of the best file, in earlier ones
 
     @model_validator(mode="after")
     def _are_scores(self) -> Self:
-        scores = [self.best_model_score, self.current_score, self.kth_value, self.best_second_score]
-        scores += self.best_k_models.values()
+        scores = [self.best_model_score, self.current_score, self.kth_value]
+        scores += [*self.best_k_models.values(), *self.best_k_second_scores.values()]
         if any(score is not None and score.ndim for score in scores):
             raise ValueError("has scores that are not single numbers")
         if self.kth_best_model_path not in {"", *self.best_k_models}:
@@ -199,6 +201,24 @@ class RecordPart(OpenPart):
     )
 
 
+class SeriesPart(OpenPart):
+    """Variables of a forecaster with their scaling, and its horizon."""
+
+    names: list[str]
+    targets: Positive
+    horizon: Positive
+    mean: list[Finite]
+    std: list[Finite]
+    time_format: str = ""
+    step: str = ""
+
+    @model_validator(mode="after")
+    def _are_of_names(self) -> Self:
+        if not self.targets <= len(self.names) == len(self.mean) == len(self.std):
+            raise ValueError("has other numbers of targets, means or deviations than of names")
+        return self
+
+
 class CheckpointParts(OpenPart):
     """All parts of our checkpoints that are read; most are optional."""
 
@@ -220,7 +240,10 @@ class CheckpointParts(OpenPart):
     # Share of the rate, exemption from weight decay, and decay of each parameter by name.
     parameter_rules: dict[str, tuple[Finite, bool, Finite]] = Field(default_factory=dict)
     scaler: ScalerPart = Field(ABSENT, alias="MixedPrecision")
+    config: dict[str, Any] = Field(default_factory=dict)
     record: RecordPart = Field(RecordPart(), alias="network")
+    series: SeriesPart = Field(ABSENT)
+    scale: Positive = Field(ABSENT)  # of super-resolution
     class_names: list[str] = Field(default_factory=list)
     category_ids: list[int] = Field(default_factory=list)
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

@@ -15,7 +15,7 @@ class Reweight(nn.Module):
     The shares of channel c are neighbours in what W2 gives: entry n c + k is that of branch k.
 
     Args:
-        dim: Channels C, at least 4.
+        dim: Channels C. W1 maps to C / 4, at least to 1.
         num_branches: n.
         channels_first: Branches are (B, C, H, W) and W1, W2 1x1 convolutions, instead of
             (B, H, W, C) and linear layers.
@@ -30,7 +30,8 @@ class Reweight(nn.Module):
         super().__init__()
         self.num_branches = num_branches
         self.channel_axis = 1 if channels_first else 3
-        layers = ((dim, dim // 4), (dim // 4, num_branches * dim))
+        hidden = max(dim // 4, 1)
+        layers = ((dim, hidden), (hidden, num_branches * dim))
         self.fc1, self.fc2 = (
             nn.Conv2d(*widths, 1) if channels_first else nn.Linear(*widths) for widths in layers
         )

@@ -86,7 +86,11 @@ def check_arguments(call: Callable[..., Any], arguments: Mapping[str, Any], grou
             check_value(f"{group}.{name}", value, known[name])
         elif not takes_more:
             near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {listed(known)}"
+            hint = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else f"known: {listed(known or ['none'])}"
+            )
             raise ValueError(f"there is no option {group}.{name}; {hint}")
 
 

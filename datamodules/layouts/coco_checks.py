@@ -107,8 +107,9 @@ def check_coco(
         _check_masks(path, annotations, by_id, unusable, left_out)
     boxed = {entry["image_id"] for entry in boxes}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
-    counted = {one["category_id"] for one in (usable if skip_unusable else annotations)
-               if not one.get("iscrowd")}  # fmt: skip
+    targets = [one for one in (usable if training or skip_unusable else annotations)
+            if one["category_id"] in wanted and not one.get("iscrowd")]  # fmt: skip
+    counted = {one["category_id"] for one in targets}
     facts = CocoFacts(
         class_names=tuple(str(category["name"]) for category in chosen),
         category_ids=tuple(category["id"] for category in chosen),
@@ -122,7 +123,7 @@ def check_coco(
         absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
     )
     if training:
-        _check_remaining(path, facts, usable, small)
+        _check_remaining(path, facts, targets, small)
     return facts
 
 
@@ -225,20 +226,15 @@ def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) 
     return [category for category in categories if str(category["name"]) in wanted]
 
 
-def _check_remaining(
-    path: Path, facts: CocoFacts, usable: Iterable[Entry], small: Collection[int]
-) -> None:
-    chosen = set(facts.category_ids)
-    boxed = {
-        entry["image_id"]
-        for entry in usable
-        if entry["category_id"] in chosen and not entry.get("iscrowd")
-    }
-    if not boxed - set(small):
+def _check_remaining(path: Path, facts: CocoFacts, boxes: Iterable[Entry], small: set[int]) -> None:
+    boxed = {entry["image_id"] for entry in boxes}
+    if not boxed - small:
+        crowds = facts.num_crowds
         raise ValueError(
             f"{path} has zero images left for training: of {facts.num_images} images "
-            f"{facts.num_images - len(boxed)} lack a box of {list(facts.class_names)} "
-            f"and {len(small)} have a side below {MIN_SIDE} pixels"
+            f"{facts.num_images - len(boxed)} lack a box of {list(facts.class_names)}"
+            + f" besides {crowds} of crowds (iscrowd=1)" * bool(crowds)
+            + f", and {len(small)} have a side below {MIN_SIDE} pixels"
         )
 
 

@@ -23,7 +23,7 @@ HINTS = (
     (re.compile(r"[-\d.]+[eE]\+?\d+|\d+"), "choose a unit in which float32 holds it"),
     (re.compile(r"\d{1,2}:\d\d(:\d\d)?"), "write date and time of day into one column"),
 )
-OTHER_CELL = "correct the cell; several series need a column each"
+OTHER_CELL = "write a column per series if it names the series of its row, else correct the cell"
 SHOWN = 3  # places named in a message
 Values = NDArray[np.float64]
 
@@ -146,7 +146,7 @@ def _number(cell: str, name: str, where: str) -> float:
     except ValueError:
         remedy = next((hint for form, hint in HINTS if form.fullmatch(text)), OTHER_CELL)
         raise ValueError(
-            f"{where}, column {name}: {cell!r} is not a number; leave the column out by "
-            f"data.targets=[...], or {remedy}"
+            f"{where}, column {name}: {cell!r} is not a number; {remedy}, or leave the column out "
+            "by data.targets=[...]"
         ) from None
     return value

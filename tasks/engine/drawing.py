@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,12 +50,14 @@ def shorten(name: str, width: float, font: Font) -> str:
     """Shorten a name to at most ``width`` pixels, with dots in its middle."""
     if font.getlength(name) <= width:
         return name
-    for kept in range(len(name) - 1, 0, -1):
-        head = name[: (kept + 1) // 2].rstrip()
-        tail = name[len(name) - kept // 2 :].lstrip() if kept // 2 else ""
-        if font.getlength(head + DOTS + tail) <= width:
-            return head + DOTS + tail
-    return DOTS
+
+    def cut(left_out: int) -> str:
+        kept = len(name) - left_out
+        return name[: (kept + 1) // 2].rstrip() + DOTS + name[len(name) - kept // 2 :].lstrip()
+
+    fewer = range(1, len(name))
+    place = bisect.bisect_left(fewer, True, key=lambda n: font.getlength(cut(n)) <= width)
+    return cut(place + 1)
 
 
 def enlarge(picture: Image.Image) -> tuple[Image.Image, int]:

@@ -160,8 +160,9 @@ def _follow(callbacks: Mapping[str, Any], folder: Path) -> None:
         state["dirpath"] = str(folder.resolve())
         for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
             state[key] = _inside(folder, state.get(key))
-        scores = {_inside(folder, key): score for key, score in state["best_k_models"].items()}
-        state["best_k_models"] = {key: score for key, score in scores.items() if key}
+        for key in {"best_k_models", "best_k_second_scores"} & state.keys():
+            scores = {_inside(folder, path): score for path, score in state[key].items()}
+            state[key] = {path: score for path, score in scores.items() if path}
 
 
 def _inside(folder: Path, path: object) -> str:

@@ -30,41 +30,65 @@ def warn_absent(metric: str, effect: str) -> None:
 
 WORST = 1e30  # beyond every figure
 LOSS = "val/loss"
+ABSENT = torch.tensor(float("inf"))  # of a validation without a loss
 
 
-class BestCheckpoint(CompletedCheckpoint):
-    """The best checkpoint by a metric; the latest one until a validation has the metric.
+class RankedCheckpoint(ModelCheckpoint):
+    """Checkpoints by a metric; of equal figures the one of the lower loss is better.
 
-    Of equal figures the one of the lower loss is better, or the earlier one without a loss.
+    Without a loss it is the earlier one.
+
+    Attributes:
+        losses: Loss of each file of ``best_k_models``.
     """
 
-    best_loss: Tensor | None = None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.losses: dict[str, Tensor] = {}
+        self._latest = ABSENT
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return True for a better figure, or an equal one with a lower loss."""
+        self._rank()
+        better = super().check_monitor_top_k(trainer, current)
+        worst, loss = self.kth_best_model_path, trainer.callback_metrics.get(LOSS, ABSENT)
+        if not better and current is not None:
+            equal = bool(current == self.best_k_models[worst] and loss < self.losses[worst])
+            better = trainer.strategy.reduce_boolean_decision(equal)
+        if better:
+            self.losses.pop(worst, None)
+            self._latest = loss.clone()
+        return better
+
+    def _rank(self) -> None:
+        """Note the loss of the latest file; of equal figures the highest loss is replaced first."""
+        self.losses = {path: self.losses.get(path, self._latest) for path in self.best_k_models}
+        if self.losses and len(self.losses) == self.save_top_k:
+            self.kth_best_model_path = max(self.losses, key=self._error)
+
+    def _error(self, path: str) -> tuple[float, float]:
+        score = float(self.best_k_models[path])
+        return (score if self.mode == "min" else -score), float(self.losses[path])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state and the losses."""
+        self._rank()
+        return super().state_dict() | {"best_k_second_scores": self.losses}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, of earlier runs without losses."""
+        super().load_state_dict(state_dict)
+        self.losses, self._latest = dict(state_dict.get("best_k_second_scores", {})), ABSENT
+        self._rank()
+
+
+class BestCheckpoint(RankedCheckpoint, CompletedCheckpoint):
+    """The best checkpoint by a metric; the latest one until a validation has the metric."""
 
     @property
     def state_key(self) -> str:
         """The key of the base class, by which checkpoints know the state."""
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
-
-    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return True for a better figure, or an equal one with a lower loss."""
-        better = super().check_monitor_top_k(trainer, current)
-        loss, before = trainer.callback_metrics.get(LOSS), self.best_loss
-        if not better and loss is not None and before is not None:
-            equal = bool(current == self.best_model_score and loss < before)
-            better = trainer.strategy.reduce_boolean_decision(equal)
-        if better:
-            self.best_loss = None if loss is None else loss.clone()
-        return better
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's state and the loss of the best checkpoint."""
-        loss = {} if self.best_loss is None else {"best_second_score": self.best_loss}
-        return super().state_dict() | loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, of earlier runs without the loss."""
-        super().load_state_dict(state_dict)
-        self.best_loss = state_dict.get("best_second_score")
 
     def complete(self, trainer: Trainer, metrics: dict[str, Tensor]) -> None:
         """Replace a missing metric by a number that makes the latest checkpoint the best one."""
@@ -158,7 +182,7 @@ class TimeLimit(Timer):
             )
 
 
-class TopCheckpoints(ModelCheckpoint):
+class TopCheckpoints(RankedCheckpoint):
     """The best checkpoints by a metric; a class of its own, since states are kept by class."""
 
     def __init__(self, folder: Path, metric: str, mode: str, count: int) -> None:
@@ -174,11 +198,12 @@ class TopCheckpoints(ModelCheckpoint):
         """Keep the best of a run that kept more."""
         super().load_state_dict(state_dict)
         scores = self.best_k_models
-        ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
+        ranked = sorted(scores, key=self._error)
         kept, self._beyond = ranked[: self.save_top_k], ranked[self.save_top_k :]
         self.best_k_models = {path: scores[path] for path in kept}
         if self._beyond:
             self.kth_best_model_path, self.kth_value = kept[-1], scores[kept[-1]]
+            self._rank()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the checkpoints that a run kept beyond today's number."""

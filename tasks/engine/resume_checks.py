@@ -82,14 +82,16 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
     if isinstance(own, Mapping):
         if not isinstance(found, Mapping):
             return f"{place} must be a dictionary"
-        items = [(f"{place}.{key}", found.get(key), value) for key, value in own.items()]
+        flags = {key: one for key, one in own.items() if one is None or isinstance(one, bool)}
+        complete = {**flags, **found}
+        items = [(f"{place}.{key}", complete.get(key), value) for key, value in own.items()]
     elif isinstance(own, list | tuple):
         if not isinstance(found, list | tuple) or len(found) != len(own):
             return f"{place} must be a list of {len(own)}"
         items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
     elif own is None or isinstance(own, bool):
         free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
-        return None if found is None or free or found is bool(own) else f"{place} must be {own}"
+        return None if free or found is own or found is bool(own) else f"{place} must be {own}"
     elif isinstance(own, Tensor) and own.ndim:
         fits = isinstance(found, Tensor) and found.shape == own.shape
         return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from tasks.engine.figures import load_pyplot
+
 Values = NDArray[np.float64]
 MOST = 4  # variables of a picture
 DIGITS = 6  # significant ones of written values
@@ -69,11 +71,9 @@ def _by_name(names: tuple[str, ...], values: Values) -> dict[str, list[float]]:
 
 def draw(forecast: Forecast) -> Image.Image:
     """Draw the first and last variables, each with past, truth, forecast and outer quantiles."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib import dates
+
+    plt = load_pyplot()
 
     count = len(forecast.names)
     shown = range(count) if count <= MOST else [*range(MOST - 1), count - 1]

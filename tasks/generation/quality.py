@@ -117,15 +117,18 @@ def inception_score(logits: Tensor) -> float:
     return torch.stack(scores).mean().item()
 
 
-def check_extractor(weights: Path) -> None:
+def check_extractor(weights: str | Path | None) -> None:
     """Check that torch-fidelity and the weights of its Inception network are there.
+
+    Args:
+        weights: The option ``task.inception``.
 
     Raises:
         ValueError: One of them is missing.
     """
     if importlib.util.find_spec("torch_fidelity") is None:
         raise ValueError("FID needs torch-fidelity: pip install torch-fidelity")
-    if not weights.is_file():
+    if weights is None or not Path(weights).is_file():
         raise ValueError(
             f"task.inception={weights} is not a file; download torch-fidelity's "
             "weights-inception-2015-12-05-6726825d.pth and pass its path"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.engine.plain_files import read_json
 from tasks.engine.whole_files import write_whole
 
 RECORD = "made_by.json"
@@ -27,25 +28,37 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def differences(folder: Path, made_by: Mapping[str, Any]) -> str:
-    """Return how the record of a folder differs, in words; empty if it agrees or is missing."""
-    try:
-        found = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
+    """Return how the record of a folder differs, in words; empty if it agrees or is missing.
+
+    Raises:
+        DamagedFile: The record cannot be read.
+    """
+    record = _read(folder)
+    if record is None:
         return ""
     return ", ".join(
-        f"{name} {found.get(name)} there and {value} here"
+        f"{name} {record.get(name)} there and {value} here"
         for name, value in made_by.items()
-        if found.get(name) != value
+        if record.get(name) != value
     )
 
 
 def recorded_scale(folder: Path) -> tuple[float, float] | None:
     """Return factor and shift of a folder's latents; None for earlier and other folders."""
     try:
-        found = json.loads((folder / RECORD).read_text())
-        return float(found["scale"]), float(found["shift"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = _read(folder) or {}
+        return float(record["scale"]), float(record["shift"])
+    except (ValueError, KeyError, TypeError):
         return None
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """Return the record of a folder, empty if it is of another form; None if it is missing."""
+    try:
+        content = read_json(folder / RECORD)
+    except FileNotFoundError:
+        return None
+    return content if isinstance(content, dict) else {}
 
 
 def write_record(folder: Path, made_by: Mapping[str, Any]) -> None:

@@ -116,21 +116,21 @@ class GenerationTask(BaseTask):
         """Return the mean error; in a test also what compares samples with the test images."""
         figures = {"mse": self.errors.compute().float()}
         trainer: Any = self._trainer
-        if self.num_samples and trainer is not None and trainer.testing and not self._is_brief():
+        if trainer is None or not trainer.testing:
+            return figures
+        if self._is_brief():
+            log(
+                f"The training had {trainer.global_step} steps, fewer than a sample's head.steps="
+                f"{self.model.steps}: no samples are drawn; mode=test and mode=predict draw them"
+            )
+        elif self.num_samples:
             figures |= self._compare_samples(trainer)
         return figures
 
     def _is_brief(self) -> bool:
-        """Return True, and log it, after a training of fewer steps than a sample takes."""
+        """Return True after a training of fewer steps than a sample takes."""
         trainer: Any = self._trainer
-        done = 0 if trainer is None else trainer.global_step
-        brief = bool(0 < done < self.model.steps)
-        if brief:
-            log(
-                f"The training had {done} steps, fewer than a sample's head.steps="
-                f"{self.model.steps}: no samples are drawn; mode=test and mode=predict draw them"
-            )
-        return brief
+        return trainer is not None and 0 < trainer.global_step < self.model.steps
 
     def shown_figures(self, mode: str) -> list[Row]:
         """Return the metrics of samples with what they are compared with."""
@@ -152,8 +152,8 @@ class GenerationTask(BaseTask):
             self.model.check_images()
         if stage in ("fit", "test") and self.num_samples:
             self.model.check_images()
-            if self.inception:
-                check_extractor(Path(self.inception))
+            if self.inception or self.reference:  # FID alone reads the reference
+                check_extractor(self.inception)
             for name, path in (("reference", self.reference), ("classifier", self.classifier)):
                 if path is not None and not Path(path).exists():
                     raise ValueError(f"task.{name}={path} does not exist")

@@ -344,30 +344,27 @@ TAKEN = MODULE.replace("shift_of_another_package", "afbo")
     [
         ("1 / 0", "ZeroDivisionError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines;"),
         (TAKEN, "'afbo' is taken by backbones.mixers.afbo.variants.afbo; give lab_mixers"),
     ],
-    ids=["raises", "exits", "taken"],
+    ids=["raises", "exits", "lines", "taken"],
 )
 def test_a_broken_package_is_named(tmp_path, monkeypatch, text, error):
     with temporary_registrations():
         install(tmp_path, monkeypatch, text)
-        with pytest.raises(ImportError, match=rf"^the mixer shift .* lab-mixers .*{error}"):
+        with pytest.raises(ImportError, match=rf"^the mixers .* lab-mixers .*shift = .*{error}"):
             list_mixers()
 
 
-@pytest.mark.parametrize("value", ["my package:::x", "lab_mixers:", "lab-mixers", ".lab_mixers"])
-def test_a_malformed_entry_point_is_named(tmp_path, monkeypatch, value):
-    from tools.cli.catalogue import fingerprint
-
+@pytest.mark.parametrize(
+    "text",
+    ["shift = my package:::x", "shift = lab_mixers:", "shift = lab-mixers", "shift = .lab_mixers",
+     "shift", "= \n[[[", "shift = \udcff"],
+)  # fmt: skip
+def test_malformed_entry_points_are_named(tmp_path, monkeypatch, text):
     with temporary_registrations():
         install(tmp_path, monkeypatch, MODULE)
-        info = tmp_path / "lab_mixers-1.0.dist-info"
-        (info / "entry_points.txt").write_text(f"[mixerlab.mixers]\nshift = {value}\n")
-        assert ["shift", value, "1.0"] in fingerprint()
-        message = (
-            f"^the entry point shift of the installed package lab-mixers is '{value}', and "
-            'mixerlab.mixers takes the name of a module, such as shift = "my_package.my_mixer"; '
-            "correct it in the pyproject.toml of lab-mixers"
-        )
-        with pytest.raises(ImportError, match=message):
+        file = tmp_path / "lab_mixers-1.0.dist-info" / "entry_points.txt"
+        file.write_text(f"[mixerlab.mixers]\n{text}\n", errors="surrogateescape")
+        with pytest.raises(ImportError, match=r"^the mixers of the installed package lab-mixers"):
             list_mixers()

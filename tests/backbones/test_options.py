@@ -57,6 +57,8 @@ MIXERS = [
     ("scheme_12", {"g2": 7}, r"g2 must divide the widths 192 and 24: .* 12, 24\], got 7"),
     ("scheme_44", {"g1": 5}, r"g1 must divide the widths 24 and 192: .*, got 5"),
     ("cheby_kan", {"degree": 0}, r"degree must be at least 1, got 0"),
+    *[("random", {"grid": grid}, "random.grid=.* is not a list of whole") for grid in (None, 4)],
+    *[("random", {"grid": g}, "two sides of grid must be at least 1") for g in ((0, 0), (4,))],
 ]  # fmt: skip
 HOSTS = [
     ("deit_b_scheme_44", {}, "no deit_b_scheme_44: .*class token.*; it serves .*pvt_v2_b1"),
@@ -126,6 +128,11 @@ HOSTS = [
     ("gmlp_ti_ggqpe", {"gate_eps": 1e-6}, "gate_eps=1e-06 belongs to gMLP's own unit"),
     ("deit_t_afbo", {"mixer": {"g1": 7}}, r"^g1 must divide the input width 192, .* got 7$"),
     ("deit_t", {"fc_norm": True}, "add class_token=False"),
+    ("deit_t", {"token_mixer": {"name": ["sbm"]}}, "mixer's name=.'sbm'. is not a text"),
+    ("patchtst", {"heads": 0}, "patchtst refuses backbone.heads=0: integer modulo by zero"),
+    *[("timm", {"options": {option: value}}, f"timm refuses vit_tiny.* {option}={value}.*: .+")
+      for option, value in {"norm_layer": 3, "act_layer": "x", "patch_size": 0,
+                            "features_only": True, "checkpoint_path": "x"}.items()],
 ]  # fmt: skip
 
 
@@ -154,7 +161,7 @@ def test_text_options_and_kernels_of_mixers_name_their_values(name):
 
 @pytest.mark.parametrize("dim", [0, -8, 19.5, "192"])
 def test_a_width_is_a_whole_number(dim):
-    refuses(f"dim must be a whole number of at least 1, got {dim!r}", create_mixer, "afbo", dim)
+    refuses(f"dim={dim}", create_mixer, "afbo", dim)
 
 
 @pytest.mark.parametrize(("name", "options", "message"), HOSTS, ids=str)

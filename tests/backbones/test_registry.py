@@ -274,8 +274,7 @@ def test_a_mixer_alone_gets_its_block(registering):
     found = create_mixer("still", 8, block=3, grid=(5, 7)).slot
     assert found == Slot(8, 4.0, (5, 7), stage=0, block=3, dense=False)
     for block in (-1, 1.5, "1"):
-        message = f"block must be a whole number .*, got {block!r}"
-        refuses(message, create_mixer, "still", 8, block=block)
+        refuses(f"block={block}", create_mixer, "still", 8, block=block)
 
 
 def test_defaults_of_a_paper_by_host():

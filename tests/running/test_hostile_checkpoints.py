@@ -77,7 +77,7 @@ CASES = {
     "random_state/0/python": [None, (3, (1, 2), None), [3, [0] * 625, None]],
     "random_state/0/numpy": [None, [], ["MT19937", torch.zeros(624, dtype=torch.int64), 700, 0, 0]],
     "random_state/0/torch": [None, torch.zeros(5056, dtype=torch.uint8), torch.zeros(3)],
-    "random_state/0/cuda": ["x", torch.zeros(3)],
+    "random_state/0/cuda": ["x", torch.zeros(3), torch.zeros(3, dtype=torch.uint8)],
     "callbacks": [None, [], {"ModelCheckpoint": None}, {"ModelCheckpoint": {"dirpath": 3}}],
     "optimizer_states": [None, [], [{}], {}, [1]],
     f"{OPTIMIZER}/rng_state": [None, 3, (3, (1, 2), None)],
@@ -89,6 +89,7 @@ CASES = {
     f"{GROUP}/lr": [None, "x", float("nan"), torch.zeros(2)],
     f"{GROUP}/betas": [None, 0.9, (0.9,), (0.9, "x")],
     f"{GROUP}/differentiable": [True, "x"],
+    f"{GROUP}/amsgrad": [None],
     "lr_schedulers": [None, [], [{}], {}],
     "lr_schedulers/0/base_lrs": [None, [], ["x", 1.0]],
     "lr_schedulers/0/last_epoch": [None, 1.5, "x"],
@@ -102,6 +103,9 @@ CASES = {
     "global_step": [None, "x", -1, 10**30],
     "class_names": [None, "abc", [1], {}],
     "category_ids": ["x", [None]],
+    "config": ["x", [1]],
+    "series": ["x", {"names": ["a"], "targets": 2, "horizon": 1, "mean": [0.0], "std": [1.0]}],
+    "scale": ["x", 0],
     "network": [None, 3, {"mixer": 3}, {"grids": {"a": [1]}}],
 }  # fmt: skip
 

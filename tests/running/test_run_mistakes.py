@@ -163,6 +163,7 @@ MISTAKES = {
     "task=transfer": "backbone.pretrained=",
     # Missing files and devices; HERE is an empty folder.
     "data=imagenet": "data=imagenet data.root=/data/imagenet",
+    "data=folder data.root=HERE data.augmentation.x=null": "of data.augmentation; known: none. For",
     "data=imagenet data.root=HERE/nowhere": "data.root HERE/nowhere is not a folder",
     "task=detection data=coco data.root=HERE": "folder HERE/train2017 does not exist",
     "trainer=gpu": "torch sees no GPU",

@@ -108,6 +108,23 @@ def test_equal_figures_are_ranked_by_the_loss(mode, tmp_path):
     assert [is_saved(worse, 0.1), is_saved(better, 0.9)] == [False, True]
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_of_equal_best_checkpoints_the_highest_loss_is_replaced(mode, tmp_path):
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision: decision)
+    top = TopCheckpoints(tmp_path, "val/x", mode, 2)
+    for name, loss in (("a", 0.5), ("b", 0.3), ("c", 0.4), ("d", 0.6)):
+        trainer = SimpleNamespace(
+            callback_metrics={"val/loss": torch.tensor(loss)}, strategy=strategy
+        )
+        if top.check_monitor_top_k(trainer, torch.tensor(100.0)):
+            if len(top.best_k_models) == 2:
+                del top.best_k_models[top.kth_best_model_path]
+            top.best_k_models[name] = torch.tensor(100.0)
+    assert list(top.best_k_models) == ["b", "c"]
+    losses = top.state_dict()["best_k_second_scores"]
+    assert [float(losses[path]) for path in "bc"] == pytest.approx([0.3, 0.4])
+
+
 @pytest.mark.parametrize(("mode", "best", "worst"), [("max", "c", "a"), ("min", "a", "c")])
 def test_fewer_best_checkpoints_are_kept_on_resuming(mode, best, worst, tmp_path):
     """And each validation of an epoch has a file of its own."""

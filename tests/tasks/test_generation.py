@@ -213,6 +213,12 @@ def test_figures_of_sets_of_images():
 def test_a_missing_extractor_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
         load_extractor(tmp_path / "weights.pth")
+    task = GenerationTask(generator(), ["a", "b", "c"], num_samples=2, reference=str(tmp_path))
+    task._trainer = SimpleNamespace(
+        precision_plugin=SimpleNamespace(), precision="32-true", datamodule=None
+    )
+    with pytest.raises(ValueError, match=r"torch-fidelity|task\.inception"):
+        task.setup("test")
 
 
 def test_samples_are_drawn_once(tmp_path):
@@ -305,9 +311,11 @@ def test_a_training_shorter_than_a_sample_draws_none(caplog):
     task = GenerationTask(generator(steps=3), ["a", "b", "c"], num_samples=2)
     assert len(task.preview({}, None)) == 1  # of a loaded run
     for done, count in ((2, 0), (3, 1)):
-        task._trainer = SimpleNamespace(global_step=done)
+        task._trainer = SimpleNamespace(global_step=done, testing=done == 2)
         assert len(task.preview({}, None)) == count
-    assert "The training had 2 steps, fewer than a sample's head.steps=3" in caplog.text
+        task.update_metrics({}, torch.zeros(1))
+        assert task.compute_metrics() == {"mse": 0}
+    assert caplog.text.count("The training had 2 steps, fewer than a sample's head.steps=3") == 1
 
 
 class ToyVAE(torch.nn.Module):
@@ -421,6 +429,9 @@ def test_samples_of_two_models_never_mix(tmp_path):
     task.claim_samples(tmp_path, own=False)
     other = GenerationTask(generator(guidance=4.0), ["a", "b", "c"], num_samples=2)
     with pytest.raises(ValueError, match=r"other samples \(guidance 1\.5 there and 4\.0 here\)"):
+        other.claim_samples(tmp_path, own=False)
+    (tmp_path / "made_by.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"other samples \(.*guidance None there and 4\.0 here"):
         other.claim_samples(tmp_path, own=False)
     (tmp_path / "000000_1.png").touch()
     other.claim_samples(tmp_path, own=True)

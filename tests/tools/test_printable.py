@@ -28,11 +28,12 @@ def refuse(*_):
 def test_every_way_to_the_terminal_escapes(capsys, tmp_path):
     run_command("a.py", None, refuse, ["x"])
     tell(RAW)
-    write([{"name": RAW}], "table", {"name": ("name", "{}")})
+    for form in ("table", "csv"):
+        write([{"name": RAW}], form, {"name": ("name", "{}")})
     with pytest.raises(SystemExit), one_line_errors():
         find_runs([RAW])
     said = capsys.readouterr()
-    assert said.out.count(SHOWN) == 1
+    assert said.out.count(SHOWN) == 2
     assert said.err.count(SHOWN) == 3
     record = logging.LogRecord("a", 20, "a.py", 1, "%s", (RAW,), None)
     assert PrintableFormatter("%(message)s").format(record) == SHOWN

@@ -121,6 +121,19 @@ def test_different_settings_are_named_and_never_averaged(other, run, shown):
     assert {record["evaluation"] for record in records} == {""}
 
 
+def test_labels_hold_what_distinguishes_rows(run, shown):
+    first, second, third, last = (
+        [f"data.batch_size={size}", f"data.train_share={size / 8}", f"optimizer.lr={size}e-3",
+         f"schedule.warmup={warmup}"]
+        for size, warmup in ((4, 0), (4, 1), (2, 0), (2, 1))
+    )  # fmt: skip
+    for typed in (first, second, third, last):
+        run("backbone=deit_t", "trainer.max_epochs=5", *typed)
+    labels = [record["settings"] for record in shown()[0]]
+    assert len(set(labels)) == 4
+    assert all(" schedule.warmup=" in label for label in labels)
+
+
 def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     """Return the ``data`` of a summary."""
     return {"samples": {"train": train, "val": images}, "classes": number,
@@ -385,8 +398,9 @@ def test_published_rows_alone_are_compared_with_the_paper(published, shown, run)
      ("csv", "classification,deit_t,,1,61.25,,"), ("table", "task=segmentation\n")],
 )  # fmt: skip
 def test_formats(form, part, run, printed, tmp_path):
-    run("backbone=deit_t", metrics={"top1": 61.25})
+    folder = run("backbone=deit_t", metrics={"top1": 61.25})
     run("backbone=swin_t", "task=segmentation", metrics={"mIoU": 41.5})
+    assert results.main([str(folder), f"out={folder / 'summary.json'}"]) == 2
     out = tmp_path / "table.txt"
     assert printed(f"format={form}", f"out={out}").out == ""
     text = out.read_text()
@@ -610,7 +624,8 @@ def test_a_plot_over_a_setting_has_its_values_on_the_axis(key, values, run, show
 
 
 def test_a_plot_over_the_recipe_reads_what_was_typed(run, shown, tmp_path):
-    for recipe in ("deit", "swin"):
+    names = ["$x_{$", "deit"]  # the first one is no formula
+    for recipe in names:
         folder = run("backbone=deit_t", "data=imagenet")
         config = yaml.safe_load((folder / "config.yaml").read_text())
         config["overrides"], config["seed"] = [f"recipe={recipe}"], 0
@@ -618,8 +633,8 @@ def test_a_plot_over_the_recipe_reads_what_was_typed(run, shown, tmp_path):
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     path = tmp_path / "plot.svg"
     records, _ = shown("plot=recipe", f"out={path}")
-    assert sorted(record["recipe"] for record in records) == ["deit", "swin"]
-    assert all(f"<!-- {name} -->" in path.read_text() for name in ("deit", "swin"))
+    assert sorted(record["recipe"] for record in records) == names
+    assert all(f"<!-- {name} -->" in path.read_text() for name in names)
     status, err = shown("plot=colour")
     assert status == 2
     assert "no setting of these runs called 'colour'" in err
@@ -648,12 +663,18 @@ def test_metrics_that_a_task_lacks_are_dashes(run, printed, shown):
 def test_rows_name_their_folder_and_timms_model(run, shown):
     folders = [
         run("backbone=timm", f"backbone.model={model}", "data.image_size=64")
-        for model in ("test_vit", "test_convnext")
+        for model in ("test_vit", "vit_tiny_patch16_224")
     ]
+    run("backbone=deit_t")
     records, err = shown()
-    assert {record["backbone"]: record["folder"] for record in records} == dict(
-        zip(("timm_test_vit", "timm_test_convnext"), map(str, folders), strict=True)
-    )
+    models = {record["model"]: record["folder"] for record in records}
+    assert [models.get(model) for model in ("test_vit", "vit_tiny_patch16_224")] == [
+        str(folder) for folder in folders
+    ]
+    assert {record["backbone"]: record["model"] for record in records} == {
+        "deit_t": None, "timm_test_vit": "test_vit",
+        "timm_vit_tiny_patch16_224": "vit_tiny_patch16_224",
+    }  # fmt: skip
     assert "not averaged" not in err
 
 

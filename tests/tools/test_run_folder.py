@@ -262,6 +262,10 @@ class TestLock:
         ):
             run_lock.refuse_if_held(tmp_path)
         run_lock.refuse_if_held(tmp_path)
+        self.write(tmp_path, host="another\none")
+        with pytest.raises(ValueError, match="on another one, training"):
+            run_lock.refuse_if_held(tmp_path)
+        (tmp_path / run_lock.LOCK).unlink()
         with pytest.raises(SystemExit), run_lock.acquire(tmp_path):
             raise SystemExit(143)
         assert not list(tmp_path.iterdir())

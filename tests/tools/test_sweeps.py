@@ -14,7 +14,7 @@ from tests.families import rest_slow
 from tests.runs import SHORTEST, command, summary
 from tools import run
 from tools.cli.grammar import parse
-from tools.comparing.averages import show_averages
+from tools.comparing import sweep_table
 from tools.comparing.run_records import RunRecord
 from tools.comparing.sweep_table import SweepOutcomes
 from tools.config import overrides
@@ -153,7 +153,8 @@ def test_a_sweep_over_experiments_ends_with_its_plot(tmp_path):
     assert list(tmp_path.rglob("results_classification_experiment.png"))
 
 
-def test_folds_are_averaged_after_their_seeds(capsys):
+@pytest.mark.parametrize("mode", ["fit", "test"])
+def test_folds_are_averaged_after_their_seeds(mode, capsys, monkeypatch):
     settings = {
         "task_name": "point_segmentation", "backbone.name": "ffnet_3d",
         "data._target_": "datamodules.points.folders.S3DISDataModule",
@@ -161,7 +162,8 @@ def test_folds_are_averaged_after_their_seeds(capsys):
     }  # fmt: skip
     runs = [
         RunRecord(
-            Path(str(area)), "finished", config={**settings, "data.val_area": area, "seed": seed},
+            Path(f"{area} {seed}"), "finished" if mode == "fit" else "evaluation",
+            config={**settings, "data.val_area": area, "seed": seed},
             summary={"counts": {"intersection": hits, "union": [20, 60], "target": [10, 50]}},
             metrics={"mIoU": miou, "mAcc": 80.0},
         )
@@ -169,7 +171,11 @@ def test_folds_are_averaged_after_their_seeds(capsys):
             (1, 0, 60.0, [10, 10]), (1, 1, 70.0, [0, 20]), (5, 0, 75.0, [5, 45])
         )
     ]  # fmt: skip
-    show_averages(runs, ["data.val_area", "seed"])
+    if mode == "fit":
+        sweep_table.show_averages(runs, ["data.val_area", "seed"])
+    else:  # of trained runs
+        monkeypatch.setattr(sweep_table, "read_run", {run.folder: run for run in runs}.get)
+        sweep_table.show_table([{"folder": str(run.folder)} for run in runs], ["ckpt"])
     heads, figures = (line.split() for line in capsys.readouterr().out.split("\n") if line)
     names = ["mIoU", "mAcc", "pooled", "mIoU", "pooled", "mAcc"]
     assert heads == ["data", "backbone", "data.val_area", *names]  # of area 5 is the row
@@ -183,6 +189,7 @@ def test_folds_are_averaged_after_their_seeds(capsys):
         pytest.param("optimizer.lr=-1", "optimizer.lr must be above 0", marks=pytest.mark.slow),
         pytest.param("data.batch_size=0", "data.batch_size=0 is too low", marks=pytest.mark.slow),
         ("backbone.mixer.act=foo", "act must be one of .*; got 'foo'"),
+        ("trainer.accumulate_grad_batches=two", "accumulate_grad_batches=two is not a whole"),
     ],
 )
 def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypatch, capsys):
@@ -194,7 +201,7 @@ def test_a_setting_wrong_in_all_runs_ends_a_sweep_at_once(wrong, said, monkeypat
     assert re.search(said, capsys.readouterr().err)
     assert not ran
     key, _, value = wrong.partition("=")
-    right = {"optimizer.lr": "0.1", "data.batch_size": "2", "backbone.mixer.act": "relu"}[key]
+    right = {"optimizer.lr": "0.1", "backbone.mixer.act": "relu"}.get(key, "2")
     assert run.main([*typed, f"{key}={value},{right}"]) == 0  # one run is right
     assert len(ran) == 1
 

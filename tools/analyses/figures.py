@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.engine.figures import load_pyplot
 from tools.plotting.colours import COLOURS, colour_bar
 
 if TYPE_CHECKING:
@@ -28,12 +29,8 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.0, height: floa
         width: Per panel, in inches.
         height: Per panel, in inches.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mixerlab"  # makes SVG files reproducible
-    import matplotlib.pyplot as plt
-
+    plt = load_pyplot()
+    plt.rcParams["svg.hashsalt"] = "mixerlab"  # makes SVG files reproducible
     return plt.subplots(
         rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.figures import load_pyplot
 from tasks.engine.whole_files import whole_file
 from tools.cli.tables import Record
 from tools.plotting.colours import COLOURS
@@ -66,11 +67,9 @@ def draw_growth(records: Sequence[Record], path: str) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
+
+    plt = load_pyplot()
 
     lines = group_series(records)
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")

@@ -18,6 +18,7 @@ TEXT_FORMATS = ("markdown", "latex")  # for tables inside a document
 # Columns aligned to the left.
 LEFT_ALIGNED = (
     "backbone",
+    "model",
     "mixer",
     "verdict",
     "note",
@@ -29,7 +30,7 @@ LEFT_ALIGNED = (
     "experiment",
     "class",
 )
-FOLDED = ("backbone", "mixer", "experiment", "head", "reported_metric")
+FOLDED = ("backbone", "model", "mixer", "experiment", "head", "reported_metric")
 
 
 def write(records: Sequence[Record], form: str, columns: Columns) -> None:
@@ -39,7 +40,10 @@ def write(records: Sequence[Record], form: str, columns: Columns) -> None:
     elif form == "csv":
         writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(_round_values(record) for record in records)
+        for record in map(_round_values, records):
+            writer.writerow(
+                {k: printable(v) if isinstance(v, str) else v for k, v in record.items()}
+            )
     else:
         shown = {key: columns[key] for key in records[0] if key in columns}
         terminal = _write_rich if sys.stdout.isatty() else _write_plain

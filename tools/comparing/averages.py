@@ -17,13 +17,14 @@ def show_averages(runs: Sequence[RunRecord], by: Sequence[str]) -> None:
     """Print the averages of a sweep over ``Family.averaged``, beside the paper's if they compare.
 
     Args:
-        runs: The finished runs of the sweep.
+        runs: The finished runs of the sweep, or the tests of one without trainings.
         by: Settings that differ between the runs.
     """
     for task in dict.fromkeys(run.task for run in runs):
         family, own = families()[task], [run for run in runs if run.task == task]
-        if family.averaged in by:
-            others = [key for key in by if key not in (family.averaged, "data", "seed")]
+        values = {str(run.config.get(family.averaged)) for run in own}
+        if family.averaged in by or (family.averaged and len(values) > 1):
+            others = [key for key in by if key not in (family.averaged, "data", "seed", "ckpt")]
             records = average_records(own, others, family)
             print()
             write(records, "table", _columns(records))

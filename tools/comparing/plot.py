@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.engine.family import Direction, families
+from tasks.engine.figures import load_pyplot
 from tasks.engine.whole_files import whole_file
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, metric_direction, pareto, setting
@@ -67,10 +68,7 @@ def plot(
     Raises:
         ValueError: The file cannot be written, or none of the networks can be built for timing.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = load_pyplot()
 
     if cost not in AXES:
         return plot_setting(rows, metric, cost, path, heading=heading, footer=footer)
@@ -136,10 +134,7 @@ def plot_setting(
     Raises:
         ValueError: The file cannot be written.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = load_pyplot()
 
     rows = [row for row in rows if metric in row.mean]
     values = [setting(row.first, key)[1] for row in rows]

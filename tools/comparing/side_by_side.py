@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.engine.whole_files import write_whole
 from tools.cli.printable import printable
 from tools.cli.tables import Columns, Record, write
 from tools.comparing.evaluations import format_evaluation, group_by_evaluation
@@ -65,8 +67,13 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
     """Print the tables of run folders, draw their plots, and list the runs that are left out.
 
     Raises:
-        ValueError: No run is finished, or an option is unknown to all runs.
+        ValueError: No run is finished, an option is unknown to all runs, or a file of a run would
+            be replaced.
+        OSError: The file cannot be written.
     """
+    out = Path(options["out"])
+    if any(folder.resolve() in out.resolve().parents for folder in folders):
+        raise ValueError(f"out={out} lies in one of the run folders; name a file beside them")
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
     _name_others(runs)
@@ -94,13 +101,11 @@ def show(folders: Sequence[Path], options: dict[str, str]) -> None:
             tables.append(_table(rows, by, metrics, heading, footer))
     if options["plot"]:
         _plots(tables, options, notes)
-    if options["out"] and not options["plot"]:
-        try:
-            with Path(options["out"]).open("w") as file, contextlib.redirect_stdout(file):
-                _print(tables, options["format"])
-        except OSError as error:
-            raise ValueError(f"out={options['out']} cannot be written ({error})") from error
-    else:
+    elif options["out"]:
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            _print(tables, options["format"])
+        write_whole(Path(options["out"]), text.getvalue())
+    if options["plot"] or not options["out"]:
         _print(tables, options["format"])
     for note in dict.fromkeys(notes):
         tell(note)
@@ -138,6 +143,7 @@ def _table(
         "image_size": ("at", "{}"),
         "seconds": ("time s", "{:.0f}"),
         "terms": ("terms", "{}"),
+        "model": ("model", "{}"),
         "folder": ("folder", "{}"),
     }
     always = {*by, *metrics, *(f"{name}_std" for name in metrics), "runs"}

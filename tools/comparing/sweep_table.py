@@ -54,7 +54,7 @@ class SweepOutcomes(Callback):
 
 
 def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> None:
-    """Print the table of a sweep's finished training runs.
+    """Print the table of a sweep's finished training runs, and averages of runs or tests.
 
     Args:
         outcomes: Results of the runs, with the run folder of each.
@@ -64,6 +64,7 @@ def show_table(outcomes: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> N
     runs = [read_run(folder) for folder in folders]
     finished = [run for run in runs if run.status == "finished"]
     if not finished:
+        show_averages([run for run in runs if run.status == "evaluation" and run.metrics], swept)
         return
     by = [key for key in dict.fromkeys(swept) if key not in ("seed", "task", "backbone")]
     by = [key for key in by if any(setting(run, key)[1] is not None for run in finished)]

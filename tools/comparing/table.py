@@ -25,6 +25,7 @@ ALIASES = {
     "backbone": "backbone.name", "head": "head.name", "task": "task_name",
     "experiment": "paper.experiment", "backbone.token_mixer": "backbone.token_mixer.name",
 }  # fmt: skip
+MODEL = "backbone.model"  # of another library
 
 
 @dataclass
@@ -134,7 +135,7 @@ def setting(run: RunRecord, key: str) -> tuple[str, Any]:
     path = ALIASES.get(key, key)
     if key == "backbone":
         token = run.config.get(f"{TOKEN_MIXER}.name") or run.config.get(TOKEN_MIXER)
-        name = name_with_model(run.config[path], run.config.get("backbone.model"))
+        name = name_with_model(run.config[path], run.config.get(MODEL))
         return path, network_name(name, token, run.config.get("backbone.mixer"))
     if path not in run.config and key in _typed(run):
         return path, _typed(run)[key]
@@ -151,7 +152,7 @@ def _typed(run: RunRecord) -> dict[str, str]:
 
 def _drop_defaults(runs: Sequence[RunRecord], by: Sequence[str]) -> list[RunRecord]:
     """Drop options with default values that other runs lack."""
-    named = {ALIASES.get(key, key) for key in by}
+    named = {MODEL, *(ALIASES.get(key, key) for key in by)}
     configs = drop_defaults([dict(run.config) for run in runs])
     kept = [{key: run.config[key] for key in named & run.config.keys()} for run in runs]
     return [
@@ -198,14 +199,23 @@ def _describe_differences(rows: Sequence[Row], free: Sequence[str], notes: list[
         differ = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
         if len(differ) > 1:  # follows from the others
             differ = [key for key in differ if key != "parameters"]
+        words = differ[:3]
+        for key in differ[3:]:  # until no two rows have one label
+            if _count_labels(settings, words) < _count_labels(settings, [*words, key]):
+                words.append(key)
         for row, own in zip(alike, settings, strict=True):
-            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in differ[:3]]
-            more = [f"and {len(differ) - 3} more"] if len(differ) > 3 else []
+            shown = [f"{key}={_short(own.get(key, COUNTED.get(key)))}" for key in words]
+            more = [f"and {len(differ) - len(words)} more"] if differ[len(words) :] else []
             row.settings = " ".join([*shown, *more])
         notes.append(
             f"{' '.join(label)}: {sum(len(row.runs) for row in alike)} runs are not averaged "
             f"together, they differ in {', '.join(differ[:8])}{' and more' * (len(differ) > 8)}"
         )
+
+
+def _count_labels(settings: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    """Return the number of different rows by the values of some keys."""
+    return len({json.dumps([one.get(key) for key in keys]) for one in settings})
 
 
 def _name_counted(row: Row) -> None:
@@ -299,6 +309,7 @@ def record(row: Row, by: Sequence[str], metrics: Sequence[str]) -> Mapping[str, 
         "image_size": "x".join(map(str, size)),
         "seconds": row.average("seconds"),
         "terms": row.terms or None,
+        "model": first.config.get(MODEL),
         "folder": _folder(row),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.figures import load_pyplot
 from tasks.engine.whole_files import write_whole
 from tools.plotting.labels import name_ticks, turn_bar_labels
 
@@ -31,10 +32,7 @@ def plot_curves(folder: Path, rows: Sequence[Mapping[str, Any]], why_no_loss: st
         rows: Each with ``step`` and some of ``train/*`` and ``val/*``.
         why_no_loss: Reason why validation lacks a loss, shown in place of its curve.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = load_pyplot()
 
     names = sorted({key for row in rows for key in row})
     losses = [n for n in names if (n.startswith("train/") and "loss" in n) or n == "val/loss"]

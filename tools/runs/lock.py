@@ -160,6 +160,5 @@ def _beat(path: Path, ended: threading.Event) -> None:
 def _described(holder: Mapping[str, Any]) -> str:
     if not holder:
         return "an unknown process"
-    return (
-        f"process {holder.get('pid')} on {holder.get('host')}, training since {holder.get('since')}"
-    )
+    pid, host, since = (str(holder.get(key)).split() for key in ("pid", "host", "since"))
+    return f"process {' '.join(pid)} on {' '.join(host)}, training since {' '.join(since)}"

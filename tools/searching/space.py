@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,10 +104,10 @@ def _parse_space(override: Any) -> Space:
         low, high, log = value.start, value.end, "log" in value.tags
         assert low is not None  # Hydra's default values
         assert high is not None
-        if not low < high or (log and low <= 0):
+        if not low < high or math.isinf(high - low) or (log and low <= 0):
             raise ValueError(
-                f"{override.input_line} is empty; the first bound must be the smaller one, and "
-                "above 0 on a log scale"
+                f"{override.input_line} is empty or endless; the bounds must be finite, the first "
+                "the smaller one, and above 0 on a log scale"
             )
         return Space(key, low=low, high=high, log=log)
     if isinstance(value, RangeSweep):

@@ -231,10 +231,13 @@ def create(model: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
         ValueError: timm refuses an option.
     """
     try:
-        return timm.create_model(model, **options, **more)
-    except (TypeError, AssertionError, RuntimeError, ValueError) as error:
+        # Python refuses a second value for these, which would build another network.
+        fixed: dict[str, Any] = {"pretrained": False, "checkpoint_path": "", "features_only": False}
+        return timm.create_model(model, **fixed, **options, **more)
+    except Exception as error:
         typed = ", ".join(f"{key}={value}" for key, value in options.items())
-        raise ValueError(f"timm refuses {model} with {typed}: {error}") from error
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"timm refuses {model} with {typed}: {reason}") from error
 
 
 def _without_tokens(model: str, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class CycleMixer(Mixer):
     """proj(a0 FC_width(x) + a1 FC_height(x) + a2 W x), with the shares a of ``Reweight``.
 
     Args:
-        dim: Channels C, at least 4.
+        dim: Channels C.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 5 C^2 + 25 C / 4.
 
@@ -104,7 +104,7 @@ def cycle_fc(dim: int) -> CycleMixer:
     """Build CycleMLP's token mixer; class tokens are not mixed: the host pools its map.
 
     Args:
-        dim: Channels C, at least 4.
+        dim: Channels C.
 
     Shape: (B, H, W, C) -> (B, H, W, C), any map size. Parameters: 5 C^2 + 25 C / 4.
 

@@ -122,7 +122,7 @@ class HierarchicalRearrangement(Mixer):
     A line's beginning fills its last region.
 
     Args:
-        dim: Channels C, even and at least 4.
+        dim: Channels C, even.
         slot: Place in the host; its stage sets the region, its block the shift.
         region: p, tokens of a region; by default 4, 3, 3 or 2 by stage.
         shift: Tokens by which the map is rolled before; by default 0 in the first block of a stage

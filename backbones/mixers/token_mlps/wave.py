@@ -43,7 +43,7 @@ class PhaseAwareMixing(Mixer):
     The host pools its map.
 
     Args:
-        dim: Channels C, at least 4.
+        dim: Channels C.
         phase: Theta is a linear layer ("fc") or a depthwise 3x3 convolution ("depthwise").
         form: A channel adds up two neighbouring channels of all cosines, then all sines, as in the
             released code ("released"), or its own cosine and sine ("paper").
