@@ -91,6 +91,8 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     if resumed:
         start = resume.find_start(folder, config["ckpt"], task, options)
     facts = report.initial_facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
+    if training:
+        facts |= {key: one["answers"] for key, one in task.fingerprint.items()}
     engine = trainer.make_trainer(
         options,
         folder,
@@ -183,7 +185,7 @@ def execute(
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
-    keep_source(folder, parts.code)
+    keep_source(folder, parts.code, network=task.model)
     report.log_network(task.model.backbone, config["backbone"] | datamodule.backbone_arguments)
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])

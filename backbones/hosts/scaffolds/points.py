@@ -37,6 +37,11 @@ class PointBackbone(Backbone):
     channel_slots: tuple[str, ...] = ("channel_mixer",)
     pooling = "mean over points"
 
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return clouds of voxels, most of which have neighbours."""
+        coords, features = 4 * torch.rand(2, 64, 3), torch.randn(2, 64, self.channels)
+        return (torch.cat([coords, features], dim=2),)
+
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels: (P, F) -> (P, C)."""
         raise NotImplementedError
