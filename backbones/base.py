@@ -142,7 +142,7 @@ class Backbone(nn.Module):
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Return small random arguments of ``forward``."""
         sides = (min(side, self.probed_side) for side in self.img_size)
-        return (torch.randn(2, self.in_chans, *sides),)
+        return (torch.rand(2, self.in_chans, *sides),)
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shapes that ``feature_info`` declares for the maps of these inputs."""

@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ def fingerprint(
         parts |= {name: backbone.get_submodule(name) for name in backbone.block_names()}
         for name, part in parts.items():
             part.register_forward_hook(partial(_keep, answers, name))
+        torch.default_generator.manual_seed(SEED)  # initial weights draw as many as they like
         inputs = backbone.example_inputs()
         _keep(answers, "output", backbone, inputs, backbone(*inputs))
         if not backbone.dense:
@@ -153,14 +154,18 @@ def _drawn(backbone: Backbone) -> dict[str, Tensor]:
         block = next((block for block in blocks if name.startswith(f"{block}.")), "")
         key = name.removeprefix(block), like.shape
         if key not in shared and like.is_floating_point():
-            noise = torch.randn(like.shape, generator=generator).double()
-            shared[key] = scaled(name, noise)
+            shared[key] = scaled(name, _noise(like.shape, generator))
         values[name] = shared.get(key, like)
     return values
 
 
+def _noise(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return noise of variance 1: uniform, as normal noise is rounded by the kind of processor."""
+    return 12**0.5 * (torch.rand(shape, generator=generator, dtype=torch.double) - 0.5)
+
+
 def scaled(name: str, noise: Tensor) -> Tensor:
-    """Return normal noise as a weight or statistic of this name: activations keep their size."""
+    """Return noise of variance 1 as a weight or statistic of this name: activations keep their size."""
     if name.endswith("running_var"):
         return 0.5 + noise.square()
     if noise.ndim and noise.numel() > len(noise):
@@ -174,7 +179,7 @@ def _keep(
 ) -> None:
     """Add the answer of a part, if it is finite."""
     x = torch.cat([tensor.double().flatten() for tensor in _tensors(outputs)])
-    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(SEED), dtype=x.dtype)
+    noise = _noise([len(x)], torch.Generator().manual_seed(SEED))
     answer = [x.square().mean().sqrt().item(), (x * noise).mean().item()]
     if all(map(math.isfinite, answer)):
         answers[name] = answer

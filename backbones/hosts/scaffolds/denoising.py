@@ -47,7 +47,7 @@ class DenoisingBackbone(Backbone):
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Return noisy inputs, times and labels."""
         sides = (min(side, self.probed_side) for side in self.img_size)
-        return torch.randn(2, self.channels, *sides), torch.tensor([40.0, 900.0]), torch.arange(2)
+        return torch.rand(2, self.channels, *sides), torch.tensor([40.0, 900.0]), torch.arange(2)
 
     def denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W)."""

@@ -39,7 +39,7 @@ class PointBackbone(Backbone):
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Return clouds of voxels, most of which have neighbours."""
-        coords, features = 4 * torch.rand(2, 64, 3), torch.randn(2, 64, self.channels)
+        coords, features = 4 * torch.rand(2, 64, 3), torch.rand(2, 64, self.channels)
         return (torch.cat([coords, features], dim=2),)
 
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:

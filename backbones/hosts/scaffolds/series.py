@@ -43,7 +43,7 @@ class SeriesBackbone(Backbone):
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Return series of the look-back that the network was built for."""
         variables = self.record["options"].get("variables", VARIABLES)
-        return (torch.randn(2, self.img_size[1], variables),)
+        return (torch.rand(2, self.img_size[1], variables),)
 
     def num_tokens(self, length: int) -> int:
         """Return N for a series of L steps."""
