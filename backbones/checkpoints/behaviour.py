@@ -107,6 +107,8 @@ def _changed_files(folder: Path) -> Iterator[str]:
     """Describe the files that a run has kept and that have another text today."""
     for kept in sorted(folder.rglob("*.py")):
         name = kept.relative_to(folder)
+        if not name.stem.isidentifier():  # a later text of a resumed run
+            continue
         module = sys.modules.get(".".join(name.with_suffix("").parts).removesuffix(".__init__"))
         file = Path(getattr(module, "__file__", None) or ROOT / name)
         if not file.is_file():
@@ -165,7 +167,7 @@ def _noise(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def scaled(name: str, noise: Tensor) -> Tensor:
-    """Return noise of variance 1 as a weight or statistic of this name: activations keep their size."""
+    """Return noise of variance 1 as weights of this name, by which activations keep their size."""
     if name.endswith("running_var"):
         return 0.5 + noise.square()
     if noise.ndim and noise.numel() > len(noise):

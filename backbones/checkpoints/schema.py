@@ -201,7 +201,7 @@ class RecordPart(OpenPart):
     mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
     token_mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
     options: dict[str, Any] = Field(default_factory=dict)
-    fingerprint: FingerprintPart = Field(ABSENT)
+    fingerprint: FingerprintPart = ABSENT
     grids: dict[str, Annotated[list[Positive], Field(min_length=2, max_length=2)]] = Field(
         default_factory=dict
     )

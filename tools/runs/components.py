@@ -185,7 +185,8 @@ def execute(
     if config["mode"] != "fit":
         return trainer.evaluate(engine, config["mode"], task, datamodule)
     mark_latest(folder)
-    keep_source(folder, parts.code, network=task.model)
+    if is_first_process():
+        keep_source(folder, parts.code, network=task.model)
     report.log_network(task.model.backbone, config["backbone"] | datamodule.backbone_arguments)
     if solves(task.model):
         return frozen_fit.solve(engine, task, datamodule, config["seed"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,11 +75,12 @@ def keep_source(
     target = folder / FOLDER
     classes = {type(part) for part in network.modules()} if network is not None else set()
     for kind in classes:
-        if issubclass(kind, Mixer) or kind.__module__.partition(".")[0] in PACKAGES:
-            file = Path(inspect.getfile(kind))
-            name = Path(*kind.__module__.split("."))
-            name = name / file.name if file.stem == "__init__" else name.with_suffix(".py")
-            _write_new(target / name, file.read_bytes())
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        ours = issubclass(kind, Mixer) or kind.__module__.partition(".")[0] in PACKAGES
+        if ours and path is not None:
+            place, file = target.joinpath(*kind.__module__.split(".")), Path(path)
+            own = place / file.name if file.stem == "__init__" else place.with_suffix(".py")
+            _write_new(own, file.read_bytes())
     if source.diff:
         _write_new(target / DIFF, source.diff)
     for name in source.untracked:
