@@ -27,7 +27,7 @@ from backbones.checkpoints.equations import FINGERPRINT, SOURCE, START, first_ch
 
 SEED = 0
 ROOT = Path(__file__).parents[2]
-LONGEST = 80  # characters of a line of code in a message
+SHOWN, LONGEST = 3, 80  # files in a message, and characters of a line of code
 # Options without effect on the function of the weights, with the values for the probed network.
 ASIDE = {
     "pretrained": None, "drop_path_rate": 0.0, "grad_checkpointing": False, "frozen_stages": -1,
@@ -99,15 +99,19 @@ def describe_answers(
     if name is None:
         return None
     folder = Path(path).absolute().parent.parent / SOURCE
-    files = "; ".join(_changed_files(folder)) or f"no file in {folder} differs"
-    return f"{path} was trained by other code: {name} computes another function today ({files})"
+    files = list(_changed_files(folder)) or [f"no file in {folder} differs"]
+    more = f"; and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
+    return (
+        f"{path} was trained by other code: {name} computes another function today "
+        f"({'; '.join(files[:SHOWN])}{more})"
+    )
 
 
 def _changed_files(folder: Path) -> Iterator[str]:
     """Describe the files that a run has kept and that have another text today."""
     for kept in sorted(folder.rglob("*.py")):
         name = kept.relative_to(folder)
-        if not name.stem.isidentifier():  # a later text of a resumed run
+        if not (kept.is_file() and name.stem.isidentifier()):  # or a later text of a resumed run
             continue
         module = sys.modules.get(".".join(name.with_suffix("").parts).removesuffix(".__init__"))
         file = Path(getattr(module, "__file__", None) or ROOT / name)
@@ -138,6 +142,7 @@ def _apart() -> Iterator[None]:
         with (
             torch.random.fork_rng(devices=[]),
             torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
             torch.no_grad(),
             warnings.catch_warnings(action="ignore"),
         ):

@@ -19,7 +19,7 @@ from torchmetrics import SumMetric
 
 from backbones.base import Backbone
 from backbones.checkpoints.adoption import adopt, convert
-from backbones.checkpoints.behaviour import describe_answers
+from backbones.checkpoints.behaviour import describe_answers, describe_change
 from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.equations import FINGERPRINT
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
@@ -467,7 +467,10 @@ class BaseTask(Remembering, LightningModule):
         self.check_targets(opened)
         backbone: Any = getattr(self.model, "backbone", None)
         if isinstance(backbone, Backbone):
+            before = backbone.record
             take_recorded_forms(backbone, opened.record)
+            if backbone.record != before:
+                vars(self).pop("fingerprint", None)
         trainer = self._trainer
         self.check_code(opened, resumes=bool(trainer and trainer.state.fn == TrainerFn.FITTING))
         load_average(self.ema, checkpoint, self.model)
@@ -490,13 +493,15 @@ class BaseTask(Remembering, LightningModule):
             ValueError: ``resumes`` is true, so a training would go on by other code.
         """
         theirs, ours = (one.get(FINGERPRINT) for one in (checkpoint.record, self.fingerprint))
-        if not theirs or not ours:
+        path = checkpoint.path
+        if not theirs or not ours or not describe_answers(path, theirs["answers"], ours["answers"]):
             return
-        changed = describe_answers(checkpoint.path, theirs["answers"], ours["answers"])
+        # With the checkpoint's options and forms, which may be of an earlier version.
+        changed = describe_change(path, checkpoint.record, self.model.backbone.create)
         if changed and resumes:
             raise ValueError(
                 f"{changed}; restore that code to resume, or start a new run from the weights by "
-                f"backbone.pretrained={checkpoint.path}"
+                f"backbone.pretrained={path}"
             )
         if changed:
             warnings.warn(changed, stacklevel=2)
