@@ -63,7 +63,7 @@ def fingerprint(
         inputs = backbone.example_inputs()
         _keep(answers, "output", backbone, inputs, backbone(*inputs))
         if not backbone.dense:
-            _keep(answers, "embedding", backbone, inputs, backbone.embed(inputs[0]))
+            _keep(answers, "embedding", backbone, inputs, backbone.embed(inputs[0][:1]))
         _keep(answers, START, backbone, inputs, start or torch.zeros(1))
     return answers
 
@@ -183,13 +183,15 @@ def scaled(name: str, noise: Tensor) -> Tensor:
 
 def _keep(
     answers: dict[str, list[float]], name: str, part: nn.Module, inputs: Any, outputs: Any
-) -> None:
-    """Add the answer of a part, if it is finite."""
+) -> Any:
+    """Add the answer of a part to its first call, if it is finite; return outputs of size 1."""
     x = torch.cat([tensor.double().flatten() for tensor in _tensors(outputs)])
-    noise = _noise([len(x)], torch.Generator().manual_seed(SEED))
-    answer = [x.square().mean().sqrt().item(), (x * noise).mean().item()]
-    if all(map(math.isfinite, answer)):
-        answers[name] = answer
+    size = x.square().mean().sqrt().item()
+    if name not in answers and math.isfinite(size):
+        noise = _noise([len(x)], torch.Generator().manual_seed(SEED))
+        answers[name] = [size, (x * noise).mean().item()]
+    # Products of equal weights would grow from block to block, and rounding with them.
+    return outputs / size if size > 1 and isinstance(outputs, Tensor) else outputs
 
 
 def _tensors(outputs: Any) -> Iterable[Tensor]:
