@@ -147,7 +147,7 @@ def test_an_edited_equation_is_noticed(name, tmp_path, capsys, monkeypatch):
 
     folder = fit(SINE, 0)
     fit(SINE.replace("hidden", "y"), 1)
-    evaluation = ["mode=test", f"ckpt={folder}", "trainer=cpu"]
+    evaluation = ["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path}/runs"]
     moved, said = run(SINE.replace("hidden", "y").replace("Sine", "W"), *evaluation, file="moved")
     assert (moved.status, moved.err, said) == (0, "", [])
     assert results.main([f"{tmp_path}/runs", "format=json"]) == 0
