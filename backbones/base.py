@@ -76,6 +76,8 @@ class Backbone(nn.Module):
         pretrained_cfg: ``mean``, ``std``, ``interpolation`` and ``crop_pct`` that timm declares for
             the published weights; empty for a host that timm lacks.
         pooling: Source of the embedding in words: the mean of the last map, or the class token.
+        create: ``create_backbone``, if it built the network.
+        probed_side: Largest side of ``example_inputs``.
     """
 
     name: str = ""
@@ -105,6 +107,8 @@ class Backbone(nn.Module):
     adapted: tuple[str, ...] = ()
     pretrained_cfg: Mapping[str, Any] = MappingProxyType({})
     pooling: str = "mean of the map"
+    create: Callable[..., Backbone] | None = None
+    probed_side: int = 64
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Cast the inputs of each pass, and compare maps and embedding with the declarations."""
@@ -134,6 +138,11 @@ class Backbone(nn.Module):
         if weight is None or weight.dtype == images.dtype or not images.is_floating_point():
             return images
         return images.to(weight.dtype)
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return small random arguments of ``forward``."""
+        sides = (min(side, self.probed_side) for side in self.img_size)
+        return (torch.rand(2, self.in_chans, *sides),)
 
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shapes that ``feature_info`` declares for the maps of these inputs."""

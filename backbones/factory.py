@@ -229,6 +229,7 @@ def create_backbone(
     correct_pooling(backbone)
     backbone.name, backbone.img_size, backbone.modality = name, config.img_size, host.modality
     backbone.made_by = {"name": name, **given, **host_kwargs, "pretrained": None}
+    backbone.create = create_backbone
     backbone.record = _record(backbone, host, channel, token, options)
     is_without = backbone.had_prefix and not backbone.num_prefix_tokens
     if overrides.keys() & host.without_prefix and is_without:

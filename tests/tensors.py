@@ -1,10 +1,9 @@
 """Inputs, and networks in which every part matters; drawn from fixed seeds, in float64."""
 
-import math
-
 import torch
 
 from backbones import create_mixer
+from backbones.checkpoints.behaviour import scaled
 
 
 def tokens(*shape, seed=1):
@@ -50,12 +49,7 @@ def _drawn(name, like, generator):
     if not like.is_floating_point():  # how many batches a norm has seen
         return torch.zeros_like(like, device="cpu")
     noise = torch.randn(like.shape, dtype=like.dtype, generator=generator)
-    if name.endswith("running_var"):
-        return 0.5 + noise.square()
-    if like.ndim and like.numel() > len(like):
-        is_table = like.ndim not in (2, 4) and "weight" not in name
-        return noise / math.sqrt(1 if is_table else like[0].numel())
-    return 0.8 + 0.2 * noise if name.endswith("weight") else 0.3 * noise
+    return scaled(name, noise)
 
 
 def _parameters_and_statistics(module):

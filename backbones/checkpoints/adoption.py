@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
 from backbones.checkpoints.adapters import HIGH, LOW, merge, split_adapters, to_adapted
+from backbones.checkpoints.behaviour import describe_change
 from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.keys import NETWORK, strip_wrappers
@@ -497,7 +498,10 @@ def _warn_of_interpolation(source: str, tables: Collection[str]) -> None:
 def _warn_of_equations(
     source: str, backbone: Backbone, record: Mapping[str, Any], absent: Collection[str]
 ) -> None:
-    """Warn if the weights come from a network with equal shapes but another equation."""
+    """Warn if the weights come from a network with equal shapes but another equation or code."""
+    changed = describe_change(source, record, backbone.create)
+    if changed:
+        warnings.warn(f"{changed}; restore that code, or train further", stacklevel=3)
     channel = {f"{name}." for name in backbone.channel_places()}
     moved = set()
     for kind in KINDS:

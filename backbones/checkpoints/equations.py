@@ -5,11 +5,15 @@ A network records the name and options that it was built with, and our checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 RECORD = "network"  # the entry of a checkpoint
+FINGERPRINT = "fingerprint"  # the entry of a record; see ``behaviour``
+SOURCE = "source"  # folder in a run folder with the code that the run was trained by
+START = "initial weights"  # of a fingerprint: which the function of given weights leaves aside
+TOLERANCE = 1e-5  # of answers over their root mean square, for other processors and threads
 # Options without effect on numbers in evaluation: initialisation, dropout, speed.
 IDLE = {"drop", "init", "cache", "fused"}
 KINDS = {"mixer": "channel mixer", "token_mixer": "token mixer"}
@@ -22,6 +26,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def first_change(
+    theirs: Mapping[str, Sequence[float]], ours: Mapping[str, Sequence[float]]
+) -> str | None:
+    """Return the first part of a network whose answers differ in two fingerprints, if any."""
+    for name in theirs:
+        if name in ours:
+            scale = TOLERANCE * max(theirs[name][0], ours[name][0])
+            if any(abs(a - b) > scale for a, b in zip(theirs[name], ours[name], strict=True)):
+                return name
+    return None
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[str]) -> list[str]:

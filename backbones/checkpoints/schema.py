@@ -189,6 +189,13 @@ class ScalerPart(ClosedPart):
     tracker: Count = Field(alias="_growth_tracker")
 
 
+class FingerprintPart(ClosedPart):
+    """What the code of a network answers; see ``backbones.checkpoints.behaviour``."""
+
+    options: dict[str, Any]
+    answers: dict[str, Annotated[list[Finite], Field(min_length=2, max_length=2)]]
+
+
 class RecordPart(OpenPart):
     """Options that a network was built with; see ``backbones.checkpoints.equations``."""
 
@@ -196,6 +203,7 @@ class RecordPart(OpenPart):
     mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
     token_mixer: dict[str, Any] | list[dict[str, Any] | None] | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+    fingerprint: FingerprintPart = ABSENT
     grids: dict[str, Annotated[list[Positive], Field(min_length=2, max_length=2)]] = Field(
         default_factory=dict
     )

@@ -216,6 +216,13 @@ class TextEncoder(Backbone):
                 if fit_to_texts(getattr(block, name), kind, dim, causal):
                     block.by_length.add(name)
 
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return pairs of texts, the second without its last token."""
+        tokens = torch.randint(len(self.words.weight), (2, min(self.img_size[1], 8)))
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        mask[1, -1] = False
+        return tokens, torch.arange(tokens.shape[1]).expand_as(tokens) // 5, mask
+
     def map_shapes(self, images: Tensor) -> list[tuple[int, ...]]:
         """Return the shape (B, C, L) of the map for tokens (B, L)."""
         return [(images.shape[0], self.num_features, images.shape[1])]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torchmetrics import SumMetric
 
 from backbones.base import Backbone
+from backbones.checkpoints.equations import FINGERPRINT
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine import predicting
@@ -23,6 +26,7 @@ from tasks.engine.batch_norm import share_statistics
 from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
 from tasks.engine.checkpoint_entries import (
     built_config,
+    fingerprint_entry,
     load_average,
     network_entries,
     weights_problem,
@@ -462,7 +466,12 @@ class BaseTask(Remembering, LightningModule):
         self.check_targets(opened)
         backbone: Any = getattr(self.model, "backbone", None)
         if isinstance(backbone, Backbone):
+            before = backbone.record
             take_recorded_forms(backbone, opened.record)
+            if backbone.record != before:
+                vars(self).pop("fingerprint", None)
+        trainer = self._trainer
+        self.check_code(opened, resumes=bool(trainer and trainer.state.fn == TrainerFn.FITTING))
         load_average(self.ema, checkpoint, self.model)
         self.follow_rules(checkpoint)
 
@@ -470,6 +479,33 @@ class BaseTask(Remembering, LightningModule):
         """Take the rate and decay of each parameter from a checkpoint of a training."""
         if "optimizer_states" in checkpoint:
             self._rules = stored_rules(checkpoint, self.model, self.optimizer_options)
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """Fingerprint of the backbone's code, as records keep it; see ``checkpoints.behaviour``."""
+        return fingerprint_entry(getattr(self.model, "backbone", None))
+
+    def check_code(self, checkpoint: Checkpoint, *, resumes: bool) -> None:
+        """Warn of a checkpoint of the same network that was trained by other code.
+
+        Raises:
+            ValueError: ``resumes`` is true, so a training would go on by other code.
+        """
+        from backbones.checkpoints.behaviour import describe_answers, describe_change
+
+        theirs, ours = (one.get(FINGERPRINT) for one in (checkpoint.record, self.fingerprint))
+        path = checkpoint.path
+        if not theirs or not ours or not describe_answers(path, theirs["answers"], ours["answers"]):
+            return
+        # With the checkpoint's options and forms, which may be of an earlier version.
+        changed = describe_change(path, checkpoint.record, self.model.backbone.create)
+        if changed and resumes:
+            raise ValueError(
+                f"{changed}; restore that code to resume, or start a new run from the weights by "
+                f"backbone.pretrained={path}"
+            )
+        if changed:
+            warnings.warn(changed, stacklevel=2)
 
     def config(self) -> dict[str, Any]:
         """Return the config that rebuilds this task; empty if a part is not of this project."""

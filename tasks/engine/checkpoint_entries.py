@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from backbones.checkpoints.equations import RECORD
+from backbones.checkpoints.behaviour import fingerprint
+from backbones.checkpoints.equations import FINGERPRINT, RECORD
 from backbones.options import plain_config
 from tasks.engine.ema import WeightEMA
 
@@ -45,11 +46,21 @@ def _complete(backbone: Any) -> dict[str, Any]:
     return found if token_mixer is None else {**found, "token_mixer": token_mixer}
 
 
+def fingerprint_entry(backbone: Any) -> dict[str, Any]:
+    """Return the options of a backbone and what its code answers; empty for others than ours."""
+    if getattr(backbone, "create", None) is None:
+        return {}
+    options = plain_config(_complete(backbone))
+    answers = fingerprint(backbone.create, options, backbone.record)
+    return {FINGERPRINT: {"options": options, "answers": answers}}
+
+
 def network_entries(task: Any) -> dict[str, Any]:
     """Return the config of a task and the average, under the key that loaders read first."""
     config, ema = task.config(), task.ema
     entries = {BUILT: config} if config else {}
-    entries[RECORD] = dict(getattr(getattr(task.model, "backbone", None), "record", {}))
+    record = getattr(getattr(task.model, "backbone", None), "record", {})
+    entries[RECORD] = {**record, **task.fingerprint}
     if ema is not None and ema.tensors:
         state = ema.state_dict()
         tensors = {f"model.{key}": value for key, value in state["tensors"].items()}

@@ -48,6 +48,7 @@ def check_continues(checkpoint: Checkpoint, task: BaseTask, *, sharded: bool = F
     for name in ("state_dict", EMA, UNREPORTED):
         if name in content:
             refuse_other_model(task.model, content[name], path)
+    task.check_code(checkpoint, resumes=True)
     task.follow_rules(content)
     states, schedules = content["optimizer_states"], content["lr_schedulers"]
     if len(states) != 1 or len(schedules) != 1:

@@ -155,6 +155,7 @@ class RunSummary(OpenPart):
     counts: dict[str, list[Amount]] = ABSENT
     paper: PaperFacts = ABSENT
     ended_by_time: TimeFacts = ABSENT
+    fingerprint: dict[str, list[Finite]] = ABSENT
     overrides: list[str] = ABSENT
     samples_per_second: Amount | None = None
     waiting_for_data: Amount | None = None

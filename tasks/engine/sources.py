@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import backbones
+from backbones.checkpoints.equations import SOURCE
 from backbones.options import mixer_names
 
 ROOT = Path(backbones.__file__).parents[1]
-FOLDER = "source"  # in a run folder
+FOLDER = SOURCE  # in a run folder
 PACKAGES = ("backbones/mixers", "backbones/hosts")
 
 

@@ -10,14 +10,18 @@ from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from backbones import Mixer, create_backbone, create_mixer, register_mixer
+from backbones import Mixer, create_backbone, create_mixer, list_hosts, register_mixer
 from backbones.checkpoints.adoption import adopt
+from backbones.checkpoints.behaviour import fingerprint
+from backbones.checkpoints.equations import FINGERPRINT, RECORD, START, first_change, plain
 from backbones.checkpoints.opening import Checkpoint
 from backbones.layers.grid_tables import common_source, resize_table
 from backbones.mixers.ffn import FFN
 from backbones.options import variant_of
+from backbones.registry import find_mixer
 from heads.linear import LinearClassifier
 from tests.errors import refuses
+from tests.families import drawn, meta_backbone, rest_slow
 from tests.tensors import tokens
 
 SMALL, LARGE = (4, 4), (6, 7)
@@ -261,6 +265,52 @@ def test_loading_weights_into_another_equation_warns(stars, first, second, warne
     found = [line for line in found if AS_TRAINED in line]
     assert len(found) == bool(warned)
     assert all(warned in line for line in found)
+
+
+PROBED = ("resnet18", "bert_tiny", "dit_tiny", "ffnet_1d", "ffnet_3d_tiny", "edsr_baseline",
+          "last_value")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", rest_slow(sorted({*PROBED, *list_hosts(), *drawn(5)}), PROBED))
+def test_a_fingerprint_has_each_part_and_leaves_no_trace(name):
+    options = {"model": "vit_tiny_patch16_224"} if name.startswith("timm") else {}
+    like, state = meta_backbone(name, **options), torch.get_rng_state()
+    found = fingerprint(create_backbone, like.made_by, like.record)
+    assert torch.equal(torch.get_rng_state(), state)
+    parts = {*like.block_names(), *like.token_mixers(), *like.channel_mixers()}
+    assert found.keys() == {*parts, "output", "embedding", START}
+    if name in PROBED:
+        assert fingerprint(create_backbone, like.made_by, like.record) == found
+
+
+def test_the_fingerprint_of_a_checkpoint_is_of_its_equation_alone(stars, monkeypatch, tmp_path):
+    backbone = create_backbone("deit_t_comet", img_size=64)
+    path, record = tmp_path / "checkpoints" / "best.ckpt", dict(backbone.record)
+    answers = fingerprint(create_backbone, backbone.made_by, record)
+    record[FINGERPRINT] = {"options": plain(backbone.made_by), "answers": answers}
+    file = {RECORD: record, "state_dict": backbone.state_dict()}
+    path.parent.mkdir()
+    torch.save(file, path)
+    star = find_mixer("comet").build
+
+    def said():
+        with warnings.catch_warnings(record=True) as caught:
+            create_backbone("deit_t_comet", img_size=96, pretrained=path)
+        return [str(one.message) for one in caught if "code" in str(one.message)]
+
+    assert not said()
+    build = star.__init__
+    monkeypatch.setattr(star, "__init__", lambda self, *a, **k: (
+        build(self, *a, **k), self.fc1.weight.data.normal_())[0])  # fmt: skip
+    again = fingerprint(create_backbone, backbone.made_by, record)
+    assert (said(), first_change(answers, again)) == ([], START)
+    monkeypatch.setattr(star, "mix", lambda self, x: self.fc2(self.fc1(x).cos()))
+    (line,) = said()
+    assert line.startswith(f"{path} was trained by other code: blocks.0.mlp computes another fun")
+    assert f"no file in {tmp_path / 'source'} differs" in line
+    record[FINGERPRINT]["options"]["name"] = "absent"
+    torch.save(file, path)
+    assert "builds another network today (there is no backbone called 'absent'" in said()[0]
 
 
 def test_a_checkpoint_without_a_record_loads_without_warning(stars):

@@ -1,10 +1,17 @@
-"""Every family in every precision: training, evaluation, pictures, prediction, resuming, export."""
+"""Every family in every precision, and with edited code: training, evaluation, resuming, export."""
+
+import importlib
+import json
+import warnings
 
 import pytest
 import torch
 
+from backbones.registry import temporary_registrations
 from tasks.engine.family import families
+from tests.families import rest_slow
 from tests.runs import SCENES, TINY, run_here, summary, weights
+from tools import results
 from tools.export import export
 
 pytestmark = pytest.mark.usefixtures("sample_cache")
@@ -93,3 +100,71 @@ def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys):
         assert export([f"ckpt={folder}", f"to={to}", f"out={tmp_path / 'export'}"])
     resumed = run(*RUNS[name], *short, "trainer.max_epochs=2", "resume=true", f"ckpt={folder}")
     assert summary(resumed)["metrics"].keys() == metrics.keys()
+
+
+SINE = """
+import torch
+from torch import nn
+from backbones import PointwiseMixer, register_mixer
+
+@register_mixer("sine", kind="channel", source="-")
+class Sine(PointwiseMixer):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(dim, dim)
+
+    def mix(self, x):
+        hidden = self.fc(x)
+        return torch.sin(hidden)
+"""
+SLOTS = {
+    "image": "deit_t", "low_resolution_image": "ffnet_sr_light", "series": "ffnet_1d",
+    "point_cloud": "ffnet_3d_tiny", "noisy_image": "dit_tiny", "text": "bert_tiny",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", rest_slow(list(families()), ["classification"]))
+def test_an_edited_equation_is_noticed(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [word for word in RUNS[name] if not word.startswith("backbone=")]
+    words += [f"backbone={SLOTS[families()[name].modality]}_sine", "trainer=cpu", "logger=csv"]
+    words += [*FEW, "schedule.name=constant", "schedule.warmup=0", f"output_dir={tmp_path}/runs"]
+
+    def run(code, *more, file="sine_mixer"):
+        (tmp_path / f"{file}.py").write_text(code)
+        importlib.invalidate_caches()
+        with temporary_registrations(), monkeypatch.context() as patch:
+            patch.delitem(importlib.sys.modules, file, raising=False)
+            importlib.import_module(file)
+            with warnings.catch_warnings(record=True) as caught:
+                ended = run_here([*more], capsys)
+        return ended, [str(one.message) for one in caught if "other code" in str(one.message)]
+
+    def fit(code, seed):
+        ended, said = run(code, *words, "trainer.max_epochs=1", f"seed={seed}")
+        assert (ended.status, ended.err, said) == (0, "", [])
+        return ended.folder()
+
+    folder = fit(SINE, 0)
+    fit(SINE.replace("hidden", "y"), 1)
+    evaluation = ["mode=test", f"ckpt={folder}", "trainer=cpu", f"output_dir={tmp_path}/runs"]
+    moved, said = run(SINE.replace("hidden", "y").replace("Sine", "W"), *evaluation, file="moved")
+    assert (moved.status, moved.err, said) == (0, "", [])
+    assert results.main([f"{tmp_path}/runs", "format=json"]) == 0
+    assert [row["runs"] for row in json.loads(capsys.readouterr().out)] == [2]
+    cosine = SINE.replace("sin(", "cos(")
+    ended, said = run(cosine, *evaluation)
+    assert (ended.status, len(said)) == (0, 1)
+    assert "sine_mixer.py: 'return torch.sin(hidden)' is 'return torch.cos(hidden)'" in said[0]
+    resume = [*words, "trainer.max_epochs=2", "seed=0", "resume=true", f"ckpt={folder}"]
+    refused, _ = run(cosine, *resume)
+    assert refused.status == 2
+    assert " computes another function today (sine_mixer.py: " in refused.err
+    assert refused.err.count("\n") == 1
+    fit(cosine, 2)
+    assert results.main([f"{tmp_path}/runs", "format=json"]) == 0
+    out, err = capsys.readouterr()
+    rows = [(row["runs"], row["settings"]) for row in json.loads(out)]
+    assert rows == [(2, "code=version 1"), (1, "code=version 2")]
+    assert "they differ in code" in err
+    assert run(SINE, *resume)[0].status == 0

@@ -134,6 +134,20 @@ def test_labels_hold_what_distinguishes_rows(run, shown):
     assert all(" schedule.warmup=" in label for label in labels)
 
 
+def test_runs_of_other_code_stand_apart(run, shown):
+    def write(seed, *answer):
+        file = run("backbone=deit_t", seed=seed) / "summary.json"
+        fingerprint = {"fingerprint": {"output": answer}} if answer else {}
+        file.write_text(json.dumps(json.loads(file.read_text()) | fingerprint))
+
+    for seed, answer in enumerate([(), (1.0, 0.0), (1.0, 1e-7)]):  # the first is older
+        write(seed, *answer)
+    assert [record["runs"] for record in shown()[0]] == [3]
+    write(3, 1.0, 0.1)
+    found = {record["settings"]: record["runs"] for record in shown()[0]}
+    assert found == {"code=version 1": 2, "code=version 2": 1, "code=unknown": 1}
+
+
 def data_summary(classes="c0ffee", val="decade", images=100, train=1000, number=10):
     """Return the ``data`` of a summary."""
     return {"samples": {"train": train, "val": images}, "classes": number,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from backbones.checkpoints.equations import FINGERPRINT, first_change
 from backbones.options import listed
 from tasks.engine.family import Direction, families
 from tools.cli.network_names import name_with_model, network_name
@@ -80,7 +81,7 @@ def make_rows(
     for run in _drop_defaults(runs, by):
         groups.setdefault(json.dumps(identity(run, free), sort_keys=True), []).append(run)
     rows = []
-    for group in groups.values():
+    for group in (part for whole in groups.values() for part in _split_by_code(whole)):
         label = tuple(_value(group[0], key) for key in by)
         rows.append(Row(label, _one_per_seed(group, notes)))
     rows.sort(key=lambda row: row.label)
@@ -90,6 +91,30 @@ def make_rows(
         _average(row, notes)
         row.paper = published_figures(row.first, notes)
     return rows
+
+
+def _split_by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Split runs of equal settings by what their code computes.
+
+    Older runs without a fingerprint belong to the others, unless those differ among themselves.
+    """
+    parts: list[list[RunRecord]] = []
+    older = [run for run in runs if FINGERPRINT not in run.summary]
+    for run in (run for run in runs if FINGERPRINT in run.summary):
+        own = run.summary[FINGERPRINT]
+        alike = (part for part in parts if not first_change(part[0].summary[FINGERPRINT], own))
+        part = next(alike, None)
+        if part is None:
+            parts.append(part := [])
+        part.append(run)
+    if len(parts) < 2:
+        return [list(runs)]
+    names = [f"version {number}" for number in range(1, len(parts) + 1)]
+    return [
+        [replace(run, summary={**run.summary, "code": name}) for run in part]
+        for part, name in zip([*parts, older], [*names, "unknown"], strict=True)
+        if part
+    ]
 
 
 def refuse_unknown(runs: Sequence[RunRecord], keys: Sequence[str]) -> None:
@@ -125,7 +150,9 @@ def identity(run: RunRecord, free: Sequence[str] = ()) -> dict[str, Any]:
             del same[key]
     images = (run.summary.get("data") or {}).get("samples") or {}
     own = {"data.root": root, "parameters": run.summary["parameters"]}
-    return same | own | {"training images": images.get("train")}
+    # Another name for each equation of the same settings, see ``_split_by_code``.
+    code = run.summary.get("code")
+    return same | own | {"training images": images.get("train"), "code": code}
 
 
 def setting(run: RunRecord, key: str) -> tuple[str, Any]:

@@ -73,10 +73,8 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
     datamodule, without_data = _datamodule(config, checkpoint)
     # Refuses wrong options before the data are read.
     backbone = build_backbone(_restarted(config, resumed), datamodule)
-    if not training and checkpoint is None and any(True for _ in backbone.parameters()):
-        raise ValueError(
-            f"mode={config.mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
-        )
+    if not training and checkpoint is None:
+        _check_untrained(backbone, config.mode)
     foreign = checkpoint is not None and checkpoint.format is None
     if foreign or (training and not resumed):
         weights = checkpoint if foreign else config.backbone["pretrained"]
@@ -95,7 +93,7 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
     shape = report.input_shape(config, datamodule)
     if resumed:
         start = resume.find_start(folder, config.ckpt, task, options)
-    facts = report.initial_facts(config, task.model, shape) | loaded | {"git_commit": code.commit}
+    facts = _known_facts(config, task, shape) | loaded | {"git_commit": code.commit}
     engine = trainer.make_trainer(
         options,
         folder,
@@ -117,6 +115,22 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)
     return Components(datamodule, task, engine, facts, code, start)
+
+
+def _known_facts(config: RunConfig, task: BaseTask, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the facts that are known before a run starts; of a training also its code's."""
+    facts = report.initial_facts(config, task.model, shape)
+    if config.mode == "fit":
+        facts |= {key: entry["answers"] for key, entry in task.fingerprint.items()}
+    return facts
+
+
+def _check_untrained(backbone: nn.Module, mode: str) -> None:
+    """Refuse to evaluate the random weights of a backbone."""
+    if any(True for _ in backbone.parameters()):
+        raise ValueError(
+            f"mode={mode} needs trained weights: pass ckpt=<run folder or checkpoint file>"
+        )
 
 
 def _restarted(config: RunConfig, resumed: bool) -> RunConfig:
@@ -221,7 +235,8 @@ def execute(
     if config.mode != "fit":
         return trainer.evaluate(engine, config.mode, task, datamodule)
     mark_latest(folder)
-    keep_source(folder, parts.code)
+    if is_first_process():
+        keep_source(folder, parts.code, network=task.model)
     report.log_network(task.model.backbone, config.backbone | datamodule.backbone_arguments)
     if solves(task.model):
         from tools.runs import frozen_fit

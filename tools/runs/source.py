@@ -6,9 +6,13 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
+from backbones.base import Mixer
 from tasks.engine.sources import FOLDER, ROOT
 
 log_info = logging.getLogger(__name__).info
@@ -55,8 +59,10 @@ def read_source(root: Path = ROOT) -> Source:
     return Source(f"{commit}{DIRTY}" if differs or untracked else commit, untracked, diff or b"")
 
 
-def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
-    """Keep what the commit lacks in ``source/`` of a run folder.
+def keep_source(
+    folder: Path, source: Source, root: Path = ROOT, network: nn.Module | None = None
+) -> None:
+    """Keep a network's code, and what the commit lacks, in ``source/`` of a run folder.
 
     A run resumed with other changes keeps them beside those that it began with.
 
@@ -64,8 +70,17 @@ def keep_source(folder: Path, source: Source, root: Path = ROOT) -> None:
         folder: Run folder.
         source: Result of ``read_source``.
         root: The checkout.
+        network: The files of its classes in this project and in plugins are kept.
     """
     target = folder / FOLDER
+    classes = {type(part) for part in network.modules()} if network is not None else set()
+    for kind in classes:
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        ours = issubclass(kind, Mixer) or kind.__module__.partition(".")[0] in PACKAGES
+        if ours and path is not None:
+            place, file = target.joinpath(*kind.__module__.split(".")), Path(path)
+            own = place / file.name if file.stem == "__init__" else place.with_suffix(".py")
+            _write_new(own, file.read_bytes())
     if source.diff:
         _write_new(target / DIFF, source.diff)
     for name in source.untracked:

@@ -35,6 +35,7 @@ class DenoisingBackbone(Backbone):
     modality = MODALITY
     block_layout: Layout = "nchw"
     pooling = "mean of the prediction"
+    probed_side = 16
 
     def __init__(self, channels: int, num_classes: int, learn_sigma: bool) -> None:
         super().__init__()
@@ -42,6 +43,11 @@ class DenoisingBackbone(Backbone):
         self.out_channels = channels * (2 if learn_sigma else 1)
         self.feature_info = (FeatureInfo(self.out_channels, 1),)
         self.num_features = self.out_channels
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return noisy inputs, times and labels."""
+        sides = (min(side, self.probed_side) for side in self.img_size)
+        return torch.rand(2, self.channels, *sides), torch.tensor([40.0, 900.0]), torch.arange(2)
 
     def denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W)."""

@@ -36,6 +36,12 @@ class PointBackbone(Backbone):
     token_slots: tuple[str, ...] = ("token_mixer",)
     channel_slots: tuple[str, ...] = ("channel_mixer",)
     pooling = "mean over points"
+    channels: int  # of an input point, besides its coordinates
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return clouds of voxels, most of which have neighbours."""
+        coords, features = 4 * torch.rand(2, 64, 3), torch.rand(2, 64, self.channels)
+        return (torch.cat([coords, features], dim=2),)
 
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels: (P, F) -> (P, C)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from backbones.base import Backbone, Mixer
@@ -38,6 +39,11 @@ class SeriesBackbone(Backbone):
     pooling = "mean over variables and time"
     normalisation: Normalisation = "revin"
     any_variables: bool = False
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return series of the look-back that the network was built for."""
+        variables = self.record["options"].get("variables", VARIABLES)
+        return (torch.rand(2, self.img_size[1], variables),)
 
     def num_tokens(self, length: int) -> int:
         """Return N for a series of L steps."""

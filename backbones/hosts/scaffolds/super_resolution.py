@@ -48,6 +48,7 @@ class SuperResolutionBackbone(Backbone):
 
     classification_keys = (UPSAMPLER,)
     size_divisor = 1
+    probed_side = 16
     radius: int | None = None
     scales: Sequence[int] = SCALES
 
