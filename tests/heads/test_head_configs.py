@@ -185,6 +185,35 @@ def test_boxes_are_float32_beside_features_in_bfloat16(base, data, monkeypatch):
     assert all(sample.pred_instances.bboxes.dtype == torch.float32 for sample in samples)
 
 
+SEGMENTORS = [name for name in DENSE if HEADS[name]["_tasks_"] == ["segmentation"]]
+
+
+@pytest.mark.parametrize("name", rest_slow(SEGMENTORS, ["segformer"]))
+@torch.no_grad()
+def test_logits_are_float32_beside_features_in_bfloat16(name, data):
+    """They differ from those in float32 as features do, and few are bfloat16 numbers."""
+    torch.manual_seed(0)
+    source, options = data("segmentation"), FEW["segmentation"]
+    model = model_of(HEADS[name], short("resnet18", dense=True), source.num_classes, **options)
+    (batch, *_) = source.val_dataloader()
+
+    def logits(network):
+        samples = network.eval().predict(copy.deepcopy(batch))
+        return torch.stack([sample.seg_logits.data for sample in samples])
+
+    for mode in ("slide", "whole"):
+        model.model.test_cfg.update(mode=mode, crop_size=(64, 64), stride=(40, 40))
+        exact = logits(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = logits(model)
+        for rounded in (mixed, logits(copy.deepcopy(model).bfloat16())):
+            assert rounded.dtype == torch.float32
+            assert is_coarse(rounded) < 0.1
+            assert (rounded - exact).abs().max() < 0.1 * exact.std()
+    vars(model.model.decode_head).pop("predict", None)  # leaves the toolkit's own
+    torch.testing.assert_close(logits(model), exact)
+
+
 @pytest.mark.parametrize("text", [PSPNET, FCOS], ids=["pspnet", "fcos"])
 def test_another_head_of_a_toolkit_is_one_file(text, data):
     check_trains(yaml.safe_load(text), data, steps=1)
