@@ -1,8 +1,10 @@
 """Every family in every precision: training, evaluation, pictures, prediction, resuming, export."""
 
 import pytest
+import safetensors.torch
 import torch
 
+from tasks.engine.base import BaseTask
 from tasks.engine.family import families
 from tests.runs import SCENES, TINY, run_here, summary, weights
 from tools.export import export
@@ -78,32 +80,45 @@ CASES = [
 ]
 
 
+def float_types(state):
+    return {value.dtype for value in state.values() if value.is_floating_point()}
+
+
 def test_every_family_has_a_smallest_run():
     assert SMALLEST.keys() == families().keys()
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
-def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys):
+def test_a_family_runs_in_a_precision(name, precision, tmp_path, capsys, monkeypatch):
     def run(*more):
         typed = ["logger=csv", f"trainer.precision={precision}", *FEW, "trainer=cpu", *more]
         ended = run_here([*typed, f"output_dir={tmp_path}"], capsys)
         assert (ended.status, ended.err) == (0, "")
         return ended.folder()
 
-    short = ("schedule.name=constant", "schedule.warmup=0")
     _, words = RUNS[name]
+    family, types = families()[words[0].removeprefix("task=")], set()
+    if family.exact_inputs:
+        record = lambda task, batch, _: types.update(float_types(batch))  # noqa: E731
+        monkeypatch.setattr(BaseTask, "on_train_batch_start", record)
+    short = ("schedule.name=constant", "schedule.warmup=0")
     folder = run(*words, *short, "trainer.max_epochs=1")
+    assert types == ({torch.float32} if family.exact_inputs and name != "mlm" else set())
     metrics = summary(folder)["metrics"]
     assert all(value == value for value in metrics.values())
     assert list((folder / "preview").glob("*.png"))
-    kinds = {value.dtype for value in weights(folder).values() if value.is_floating_point()}
-    assert kinds == {TYPES.get(precision, torch.float32)}
+    assert float_types(weights(folder)) == {TYPES.get(precision, torch.float32)}
     assert summary(run("mode=test", f"ckpt={folder}"))["metrics"] == metrics
     run("mode=predict", f"ckpt={folder}")
-    family = families()[words[0].removeprefix("task=")]
     targets = [name for name in ("timm", "torch_export") if family.export_of(name)]
     assert bool(targets) == (family.name != "point_segmentation")  # which has no export
     for to in targets[:1]:  # outputs are compared with the run's network
         assert export([f"ckpt={folder}", f"to={to}", f"out={tmp_path / 'export'}"])
+        files = {path.suffix: path for path in (tmp_path / "export").iterdir()}
+        if to == "timm":
+            state = safetensors.torch.load_file(files[".safetensors"])
+        else:
+            state = torch.export.load(files[".pt2"]).state_dict
+        assert float_types(state) == {torch.float32}
     resumed = run(*words, *short, "trainer.max_epochs=2", "resume=true", f"ckpt={folder}")
     assert summary(resumed)["metrics"].keys() == metrics.keys()
