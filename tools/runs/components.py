@@ -66,6 +66,7 @@ def build_components(config: dict[str, Any], folder: Path, *, resumed: bool) -> 
     seed_everything(config["seed"], workers=True, verbose=False)
     code = read_source() if is_first_process() else Source(None)
     training = config["mode"] == "fit"
+    trainer.check_options(automatic.apply_fixed_schedule(config)["trainer"])
     loggers = make_loggers(config["logger"], folder, config) if training else []
     checkpoint = None if training else open_checkpoint(config["ckpt"])
     start_from = resume.without_start if resumed else dict

@@ -80,6 +80,7 @@ def make_trainer(
     # Hide Lightning's remarks on devices, workers and its own products.
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    check_options(options)
     options = {name: value for name, value in options.items() if name not in EXTRA}
     channels_last = options.pop("channels_last", False)
     check_value("trainer.channels_last", channels_last, bool)
@@ -87,7 +88,6 @@ def make_trainer(
     set_tf32(options.pop("tf32", None))
     if options.get("benchmark") is None:
         options["benchmark"] = fixed_size and not options.get("deterministic")
-    _check(options)
     shows = options.pop("enable_progress_bar", True)
     duration = options.pop("max_time", None)
     interactive = shows and sys.stdout.isatty()
@@ -212,8 +212,14 @@ def check_fit(trainer: Trainer, task: BaseTask, datamodule: BaseDataModule) -> N
         )
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    check_arguments(Trainer, options, "trainer")
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of a trainer, which can be done before data are read.
+
+    Raises:
+        ValueError: An option that Lightning lacks or that the run sets itself, or a wrong value.
+    """
+    others = (*EXTRA, "channels_last", "tf32")
+    check_arguments(Trainer, {k: v for k, v in options.items() if k not in others}, "trainer")
     for name in OURS & options.keys():
         raise ValueError(f"trainer.{name} is set by the run itself; leave it out")
     for name, least in (("check_val_every_n_epoch", 1), ("log_every_n_steps", 0)):
