@@ -50,8 +50,9 @@ OTHERS = {
         ("task=segmentation", "backbone=resnet18", "head=mask2former", *SCENES),
     ),
     "retinanet": (
-        ("64-true", "bf16-true"),
-        ("task=detection", "backbone=resnet18", "head=retinanet", *SCENES),
+        ("64-true", "bf16-true", "bf16-mixed"),
+        # In bfloat16 on a CPU, torch leaves gradients of a stride over one pixel unwritten.
+        ("task=detection", "backbone=resnet18", "head=retinanet", *SCENES, "data.scene_size=96"),
     ),
     "mlm": (
         ("64-true", "bf16-true"),
