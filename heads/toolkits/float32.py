@@ -1,14 +1,16 @@
-"""Boxes in float32 in a detector of half precision.
+"""Boxes of a detector and logits of a segmentor in float32 beside half precision.
 
-MMDetection computes them in the precision of autocast, so this is our deviation. bfloat16 has steps
-of 2 pixels beyond 256 and of 8 beyond 1,024.
+The toolkits compute them in the precision of autocast, so this is our deviation. bfloat16 has steps
+of 2 pixels beyond 256 and of 8 beyond 1,024; its rounded logits make classes equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,6 +19,8 @@ from backbones.replace import replace, share_state
 
 # Parts of MMDetection's heads and decoders that predict boxes or move reference points.
 REGRESSIONS = {"reg_branches", "fc_reg", "reg_ffn", "ref_point_head", "reference_points_fc"}
+# Last layers of MMSegmentation's heads.
+CLASSIFIERS = ("conv_seg", "fc_seg")
 
 
 class Float32Linear(nn.Linear):
@@ -88,13 +92,32 @@ def _cast_between_parts(model: nn.Module) -> None:
                 layer.register_forward_hook(lambda *call: at_least_float32(call[-1]))
 
 
-def compute_masks_in_float32(model: nn.Module) -> None:
-    """Return classes and masks of a MaskFormer in float32, as it samples masks at such points."""
-    for module in model.modules():
+def compute_logits_in_float32(model: nn.Module) -> None:
+    """Return a segmentor's logits in float32, which resizes them and sums windows and masks."""
+    windows: Any = model.backbone
+    windows.register_forward_pre_hook(_cast_to_weights)
+    for name, module in model.named_modules():
+        if name.endswith(CLASSIFIERS):
+            module.register_forward_hook(lambda *call: at_least_float32(call[-1]))
         if any(base.__name__ == "MaskFormerHead" for base in type(module).__mro__):
             module.register_forward_hook(
                 lambda *call: tuple([each.float() for each in part] for part in call[-1])
             )
+            module.predict = partial(_sum_masks, module)
+
+
+def _sum_masks(
+    head: nn.Module, maps: Sequence[Tensor], images: Sequence[Mapping[str, Any]], _: Any
+) -> Tensor:
+    """Return a MaskFormer's sum of masks by class as its ``predict``, without autocast."""
+    from mmseg.structures import SegDataSample
+
+    size = images[0].get("pad_shape", images[0]["img_shape"])
+    samples = [SegDataSample(metainfo={**each, "batch_input_shape": size}) for each in images]
+    classes, masks = head(maps, samples)
+    with without_autocast(masks[-1].device):
+        masks = F.interpolate(masks[-1], size=size, mode="bilinear").sigmoid()
+        return torch.einsum("bqc,bqhw->bchw", classes[-1].softmax(-1)[..., :-1], masks)
 
 
 def _prediction_layers(head: nn.Module) -> Iterator[nn.Module]:

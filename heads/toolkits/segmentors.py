@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone
+from backbones.layers.precision import at_least_float32
 from backbones.options import remembering
 from heads.toolkits.ffnet_seg import FFNetSegDecoder
-from heads.toolkits.float32 import compute_masks_in_float32
+from heads.toolkits.float32 import compute_logits_in_float32
 from heads.toolkits.toolkit import (
     BUILDING,
     ToolkitModel,
@@ -39,12 +40,14 @@ class Segmentor(ToolkitModel):
     """A segmentor of MMSegmentation; probabilities of several views are averaged."""
 
     def _prepare(self, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-        """Prepare a batch as the base class does, without ``pad_shape`` for sliding windows.
+        """Prepare a batch as the base class does, for sliding windows in float32 or wider.
 
-        It is the size of the whole image, to which Mask2Former's head would resize each window.
+        Their sums have the images' type. ``pad_shape`` goes: it is the size of the whole image, to
+        which Mask2Former's head would resize each window.
         """
         data = super()._prepare(batch, training=training)
         if not training and self.model.test_cfg.get("mode") == "slide":
+            data["inputs"] = at_least_float32(data["inputs"])
             for sample in data["data_samples"]:
                 sample.pop("pad_shape", None)
         return data
@@ -204,7 +207,7 @@ def build_segmentor(
         prepared: Any = built.data_preprocessor
         prepared.mean = torch.tensor(mean).view(-1, 1, 1)
         prepared.std = torch.tensor(std).view(-1, 1, 1)
-    compute_masks_in_float32(built)
+    compute_logits_in_float32(built)
     return Segmentor(built, config, base_optimisation("mmseg", base or SEGMENTORS[name]))
 
 

@@ -185,6 +185,44 @@ def test_boxes_are_float32_beside_features_in_bfloat16(base, data, monkeypatch):
     assert all(sample.pred_instances.bboxes.dtype == torch.float32 for sample in samples)
 
 
+# Our segmentors, and configs of MMSegmentation with the other heads that build over our maps.
+SEGMENTORS = [name for name in DENSE if HEADS[name]["_tasks_"] == ["segmentation"]]
+SEGMENTORS += """
+ann_r50-d8 apcnet_r50-d8 ccnet_r50-d8 danet_r50-d8 deeplabv3_r50-d8 dmnet_r50-d8 dnl_r50-d8
+emanet_r50-d8 encnet_r50-d8 fast_scnn fcn_r50-d8 gcnet_r50-d8 isanet_r50-d8 nonlocal_r50-d8
+pointrend_r50 pspnet_r50-d8 setr_naive setr_pup
+maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512
+""".split()
+
+
+@pytest.mark.parametrize("name", rest_slow(SEGMENTORS, ["segformer"]))
+@torch.no_grad()
+def test_logits_are_float32_beside_features_in_bfloat16(name, data):
+    """They differ from those in float32 as features do, and few are bfloat16 numbers."""
+    torch.manual_seed(0)
+    source = data("segmentation")
+    head = HEADS.get(name) or yaml.safe_load(PSPNET) | {"base": name}
+    options = {"channels": 64} if name in HEADS else {}
+    model = model_of(head, short("resnet18", dense=True), source.num_classes, **options)
+    (batch, *_) = source.val_dataloader()
+
+    def logits(network):
+        samples = network.eval().predict(copy.deepcopy(batch))
+        return torch.stack([sample.seg_logits.data for sample in samples])
+
+    for mode in ("slide", "whole"):
+        model.model.test_cfg.update(mode=mode, crop_size=(64, 64), stride=(40, 40))
+        exact = logits(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = logits(model)
+        for rounded in (mixed, logits(copy.deepcopy(model).bfloat16())):
+            assert rounded.dtype == torch.float32
+            assert is_coarse(rounded) < 0.2
+            assert (rounded - exact).abs().max() < 0.2 * exact.std()
+    vars(model.model.decode_head).pop("predict", None)  # leaves the toolkit's own
+    torch.testing.assert_close(logits(model), exact)
+
+
 @pytest.mark.parametrize("text", [PSPNET, FCOS], ids=["pspnet", "fcos"])
 def test_another_head_of_a_toolkit_is_one_file(text, data):
     check_trains(yaml.safe_load(text), data, steps=1)

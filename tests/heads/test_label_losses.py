@@ -70,6 +70,8 @@ SEVERAL = {
 def test_a_loss_of_one_label_follows_its_equation(name):
     loss, expected = ONE[name]
     assert loss(LOGITS, LABELS) == pytest.approx(float(expected), rel=1e-5)
+    rounded = LOGITS.bfloat16()
+    torch.testing.assert_close(loss(rounded, LABELS), loss(rounded.float(), LABELS), rtol=0, atol=0)
     tokens, labels = torch.stack([LOGITS] * 3, 2), LABELS[:, None].expand(6, 3)
     assert loss(tokens, labels) == pytest.approx(float(expected), rel=1e-5)
     if loss.name != "asymmetric" and loss.class_weights is None:
@@ -108,7 +110,9 @@ def test_processes_with_parts_of_a_batch_have_the_loss_of_all(loss, labels, smoo
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_loss_of_several_labels_follows_its_equation(name):
     loss, expected = SEVERAL[name]
-    assert loss(LOGITS, FLAGS.float()) == pytest.approx(float(expected), rel=1e-5)
+    flags, rounded = FLAGS.float(), LOGITS.bfloat16()
+    assert loss(LOGITS, flags) == pytest.approx(float(expected), rel=1e-5)
+    torch.testing.assert_close(loss(rounded, flags), loss(rounded.float(), flags), rtol=0, atol=0)
     tokens, labels = (torch.stack([one] * 3, 2) for one in (LOGITS, FLAGS.float()))
     assert loss(tokens, labels) == pytest.approx(float(expected), rel=1e-5)
 

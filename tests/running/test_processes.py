@@ -499,7 +499,7 @@ EQUAL = {
                      "++head.options.auxiliary_head.dropout_ratio=0.0"),
     "detection fcos": (*SCENES, "data.num_train=16", "head=retinanet", "+head.base=fcos/fcos_r50-"
                        "caffe_fpn_gn-head_1x_coco"),
-    "super_resolution": ("backbone=edsr_baseline", "data.scale=2", "data.patch_size=8",
+    "super_resolution": ("backbone=edsr_baseline", "data.scale=4", "data.patch_size=8",
                          "data.patches_per_image=1"),
     "forecasting": ("backbone=dlinear", "data.hours=600", "data.lookback=24", "data.horizon=12"),
     "forecasting pinball": ("backbone=dlinear", "data.hours=600", "data.lookback=24",

@@ -16,6 +16,7 @@ from tasks.engine import checkpoint_callbacks as keeping
 from tasks.engine import checkpoint_files as checkpoint_io
 from tasks.engine.checkpoint_files import AtomicCheckpointIO
 from tasks.engine.loggers import read_rows
+from tasks.engine.monitors import TopCheckpoints
 from tasks.engine.position import Position
 from tests.families import rest_slow_pairs
 from tests.running.tiny import tiny_data, tiny_task
@@ -300,6 +301,23 @@ def test_only_the_best_checkpoints_of_a_run_are_removed(name, tmp_path):
     with pytest.raises(ValueError, match="is not a best checkpoint in"):
         AtomicCheckpointIO(tmp_path / "checkpoints").remove_checkpoint(path)
     assert path.read_text() == "precious"
+
+
+def test_a_lower_number_of_best_checkpoints_removes_the_surplus(train, tmp_path):
+    """Two validations an epoch have files of their own."""
+    tops = []
+
+    def scores(count, **options):
+        tops.append(TopCheckpoints(tmp_path / "run" / "checkpoints", "val/top1", "max", count))
+        train("run", extra=tops[-1:], val_check_interval=0.5, **options)
+        names = {name for name in kept(tmp_path / "run") if name.startswith("top_")}
+        assert names == {Path(path).name for path in tops[-1].best_k_models}
+        return sorted(map(float, tops[-1].best_k_models.values()))
+
+    before = scores(3, max_epochs=2)
+    assert len(before) == 3
+    (best,) = scores(1, resume=True)
+    assert best >= before[-1]
 
 
 def test_a_checkpoint_is_read_once_on_resuming(train, monkeypatch):

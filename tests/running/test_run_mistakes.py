@@ -118,7 +118,8 @@ MISTAKES = {
     "logger=[1,2]": "logger=[1,2] is not allowed: logger takes a name",
     "+=x": "+=x lacks an option name",
     "trainer.precision=fp16-true": "is not one of 64, 32, 16, transformer-engine, ",
-    "task=point_segmentation trainer.compile=true": "each point cloud has its own",
+    "task=point_segmentation backbone=ffnet_3d trainer.compile=true": "point cloud has its own",
+    "trainer.precision=transformer-engine": "pass trainer.precision=bf16-mixed",
     "trainer.precision=16-true": "AdamW's eps=1e-08 rounds to 0",
     "trainer.devices=[0,a]": "trainer.devices=[0, 'a'] must be a number of CPU processes",
     "trainer.accelerator=tpu": "Lightning refuses the options of trainer",
@@ -194,13 +195,19 @@ def test_a_mistake_ends_in_one_line(typed, tmp_path, capsys):
         assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["g2=abc", "g1=7", "drop=2"])
-def test_a_wrong_mixer_is_refused_before_the_data_are_read(option, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "backbone.mixer.g2=abc",
+        "backbone.mixer.g1=7",
+        "backbone.mixer.drop=2",
+        "trainer.precision=3",
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_data_are_read(typed, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tools.runs.components._prepare", lambda *_: pytest.fail("came too far"))
-    typed = arguments(
-        "classification", tmp_path, f"backbone.mixer.{option}", backbone="deit_t_afbo"
-    )
-    assert option.partition("=")[0] in refused(typed, tmp_path, capsys)
+    given = arguments("classification", tmp_path, typed, backbone="deit_t_afbo")
+    assert typed.partition("=")[0].rpartition(".")[2] in refused(given, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("task", "package"), [("detection", "mmdet"), ("segmentation", "mmseg")])

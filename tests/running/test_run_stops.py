@@ -79,6 +79,23 @@ def test_a_stopped_and_killed_run_ends_like_an_unbroken_one(tmp_path, capsys, ca
     assert (ended.folder() / "summary.json").read_text() == before
 
 
+@pytest.mark.slow
+def test_a_run_that_time_ended_is_evaluated_and_continued(tmp_path, capsys, caplog, one_thread):
+    caplog.set_level("INFO")
+    typed = arguments("classification", tmp_path, "++data.train_copies=4", epochs=2)
+    one, more = "+trainer.max_time=00:00:00:01", "+trainer.max_time=00:01:00:00"
+    last = completed([*typed, one], capsys).folder() / "checkpoints" / "last.ckpt"
+    assert "trainer.max_time ended the training after step" in caplog.text
+    step = torch.load(last, weights_only=True)["global_step"]
+    completed(["mode=test", "trainer=cpu", f"ckpt={last}", f"output_dir={tmp_path}"], capsys)
+    completed([*typed, one, "resume=true"], capsys)
+    assert "The run is already finished" in caplog.text
+    assert "a larger one continues it" in caplog.text
+    assert torch.load(last, weights_only=True)["global_step"] == step < 40
+    completed([*typed, more, "resume=true", "checkpoints=last"], capsys)
+    assert torch.load(last, weights_only=True)["global_step"] == 40
+
+
 def two_runs(tmp_path, *more):
     long = ["++data.train_copies=8", "backbone.drop_path_rate=0.2", "trainer.log_every_n_steps=1"]
     whole, typed = (

@@ -100,6 +100,7 @@ def test_a_batch_without_targets_has_the_losses_of_others(name):
     if name != "texts":  # its texts have labels
         assert [loss.item() for loss in found.values()] == [0.0] * len(found)
     sum(found.values()).backward()
+    assert {loss.dtype for loss in model.bfloat16().loss(batch).values()} == {torch.float32}
 
 
 def test_lovasz_is_averaged_over_the_processes_with_labels(monkeypatch):

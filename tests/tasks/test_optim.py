@@ -179,6 +179,7 @@ def test_frozen_parameters_are_left_out():
     ("options", "message"),
     [
         ({"name": "adamm"}, r"no optimiser \(optimizer\.name\).*'adamm'; did you mean adam"),
+        ({"name": "AdamW"}, r"did you mean adamw\?$"),
         ({"name": "adahessian"}, r"optimizer\.name=adahessian needs second derivatives"),
         ({"name": "fusedlamb"}, r"GPU and the package apex; .*pass optimizer\.name=lamb"),
         ({"name": "bnblion8bit"}, r"the package bitsandbytes; .*optimizer\.name=lion"),
@@ -250,7 +251,8 @@ def train_some(model, optimizer, scheduler, steps):
 
         def closure(generator=generator):
             optimizer.zero_grad()
-            loss = model(torch.randn(5, 3, 8, 8, generator=generator)).square().mean()
+            images = torch.randn(5, 3, 8, 8, generator=generator)
+            loss = model(images.to(model[0].weight.dtype)).square().mean()
             loss.backward()
             return loss
 
@@ -282,6 +284,17 @@ def test_each_optimiser_resumes_to_the_bit(name):
     torch.set_rng_state(random_state)
     train_some(*second, range(4, 9))
     torch.testing.assert_close(second[0].state_dict(), whole[0].state_dict(), rtol=0, atol=0)
+
+
+@each_optimiser
+def test_each_optimiser_trains_weights_of_other_types(name):
+    for kind in (torch.float64, torch.bfloat16):
+        model = small_model(name)[0].to(kind)
+        start = [parameter.clone() for parameter in model.parameters()]
+        optimizer = build_optimizer(model, name=name, lr=1e-2)
+        train_some(model, optimizer, LambdaLR(optimizer, lambda _: 1), range(9))
+        assert all(p.dtype == kind and p.isfinite().all() for p in model.parameters())
+        assert any(not torch.equal(*pair) for pair in zip(start, model.parameters(), strict=True))
 
 
 @each_optimiser

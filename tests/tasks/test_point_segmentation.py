@@ -93,6 +93,9 @@ def test_votes_average_views_of_all_points(votes):
             for view in views
             for part in fragments(view, 0.1)
         )
+        for weights in (torch.float64, torch.bfloat16):
+            other = segmenter(votes=votes).to(weights).predict({"points": padded})
+            torch.testing.assert_close(other.exp(), found.exp(), rtol=0.05, atol=0.02)
     torch.testing.assert_close(found[0, :40].exp(), total / total.sum(-1, keepdim=True))
     # Validation during training takes one view.
     task, batch = PointSegmentationTask(model, ["a", "b", "c"]), {"points": points[None]}

@@ -86,6 +86,11 @@ def check_trainer(options: Mapping[str, Any]) -> None:
 
 def _find_problem(options: Mapping[str, Any]) -> str | None:
     check_value("trainer.num_nodes", options["num_nodes"], int)
+    if str(options["precision"]).startswith("transformer-engine"):
+        return (
+            f"trainer.precision={options['precision']} takes layers of another package, which "
+            "runs here do without; pass trainer.precision=bf16-mixed"
+        )
     devices, nodes = count_devices(options), int(options["num_nodes"])
     count, launcher = devices * nodes, find_launcher()
     if launcher is None and "RANK" in os.environ and count == 1:
