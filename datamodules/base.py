@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from datamodules.files.console import log
 from datamodules.files.folders import reject_system_folder
 from datamodules.files.headers import check_each
+from datamodules.files.values import check_option
 from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.resident import ResidentDataset
 from datamodules.loading.sampling import (
@@ -95,13 +97,10 @@ class BaseDataModule(LightningDataModule):
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()
         self.set_batch_size(batch_size, eval_batch_size)
-        self.num_workers = check_minimum("num_workers", num_workers, 0)
         most = max(MANY_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1))
-        if num_workers > most:
-            raise ValueError(
-                f"data.num_workers={num_workers} is too high: {os.cpu_count()} cores serve at most "
-                f"{most}; one or two per core are usual"
-            )
+        rule = f"at most {most} with {os.cpu_count()} cores; one or two per core are usual"
+        check_option("num_workers", num_workers, num_workers <= most, rule)
+        self.num_workers = check_minimum("num_workers", num_workers, 0)
         self.seed = check_minimum("seed", seed, 0)
         self.predict_path = predict_path
         self._datasets: dict[Split, NamedDataset] = {}
@@ -240,9 +239,9 @@ class BaseDataModule(LightningDataModule):
         """Return a check of a sample's files by index; None to skip the check."""
         return None
 
+    @abstractmethod
     def build(self) -> dict[Split, SeededDataset]:
         """Check the files and return the datasets; know the targets from then on."""
-        raise NotImplementedError
 
     def seeded(self, dataset: SizedDataset, describe: Callable[[int], str]) -> SeededDataset:
         """Wrap a dataset so that its samples depend on the run's seed alone."""
@@ -398,22 +397,18 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def check_probability(name: str, value: float) -> float:
-    """Return the value after a check that it is a probability."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"data.{name} must be a probability from 0 to 1, got {value}")
-    return value
+def check_share(name: str, value: float) -> float:
+    """Return the value after a check that it is a share or probability."""
+    return check_option(name, value, 0 <= value <= 1, "a share or probability from 0 to 1")
 
 
 def check_range(name: str, value: Sequence[float]) -> tuple[float, float]:
     """Return a range as its smallest and largest value after a check."""
     ends = tuple(float(end) for end in value)
-    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
-        raise ValueError(
-            f"data.{name} must be two positive factors in ascending order, such as [0.8,1.2], got "
-            f"{list(value)}"
-        )
-    return ends
+    valid = len(ends) == 2 and 0 < ends[0] <= ends[1]
+    rule = "two positive factors in ascending order, such as [0.8,1.2]"
+    check_option(name, [*value], valid, rule)
+    return ends  # type: ignore[return-value]
 
 
 def check_minimum(name: str, value: int, lowest: int) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.corruptions import blur, digital, noise, weather
+from datamodules.files.values import refuse
 
 Pixels = NDArray[np.float64]
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -79,13 +80,13 @@ def corrupt(
     Raises:
         ValueError: Kind or severity is unknown, or the image is not square.
     """
-    if kind not in CORRUPTIONS or severity not in SEVERITIES:
-        raise ValueError(
-            f"unknown corruption {kind!r} of severity {severity}: kinds are {', '.join(KINDS)}, "
-            "severities 1 to 5"
-        )
-    if image.width != image.height:
-        raise ValueError(f"corruptions need square images, got {image.size} pixels; crop it")
+    known = kind in CORRUPTIONS and severity in SEVERITIES
+    faults = {
+        f"{kind!r} of severity {severity} is unknown: kinds are {', '.join(KINDS)}, severities "
+        "1 to 5": not known,
+        f"needs square images, got {image.size} pixels; crop it": image.width != image.height,
+    }
+    refuse("corruption", faults)
     make, parameters = CORRUPTIONS[kind]
     pixels = np.asarray(image.convert("RGB")) / 255.0
     options = {"photographs": frost} if kind == "frost" else {}

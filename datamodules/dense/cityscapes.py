@@ -11,6 +11,7 @@ from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.files.folders import list_folders, list_images, require_folder, require_names
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import FolderNames
+from datamodules.files.values import refuse
 
 SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
 IMAGE = "_leftImg8bit.png"
@@ -81,8 +82,7 @@ class CityscapesDataModule(SegmentationDataModule):
             for name in list_images(images / city)
             if name.endswith(IMAGE)
         ]
-        if not found:
-            raise ValueError(f"no <city>/*{IMAGE} in {images}; Cityscapes has {self.layout}")
+        refuse(images, {f"holds no <city>/*{IMAGE}; Cityscapes has {self.layout}": not found})
         return found
 
 

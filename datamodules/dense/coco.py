@@ -11,7 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import Split, check_probability, check_range
+from datamodules.annotation_formats.box_exports import AUTO, OWN, Export, Layout, open_export
+from datamodules.annotation_formats.coco_boxes import OPTION
+from datamodules.annotation_formats.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
+from datamodules.annotation_formats.coco_files import WHOLE
+from datamodules.annotation_formats.coco_records import Part
+from datamodules.annotation_formats.splits import SplitOptions, choose, divide, draw_notice
+from datamodules.base import Split, check_range, check_share
 from datamodules.dense.toolkit_data import (
     META_KEYS,
     DenseDataModule,
@@ -25,15 +31,9 @@ from datamodules.dense.toolkit_data import (
 )
 from datamodules.files.console import log
 from datamodules.files.decoding import UPRIGHT
-from datamodules.files.folders import first_few, require_folder
+from datamodules.files.folders import first_few, require_folder, require_names
 from datamodules.files.headers import read_header
-from datamodules.layouts import check_layout
-from datamodules.layouts.box_exports import AUTO, LAYOUTS, OWN, Export, open_export
-from datamodules.layouts.coco_boxes import OPTION
-from datamodules.layouts.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
-from datamodules.layouts.coco_files import WHOLE
-from datamodules.layouts.coco_records import Part
-from datamodules.layouts.splits import SplitOptions, choose, divide, draw_notice
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import SeededDataset
 
 TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
@@ -87,7 +87,7 @@ class CocoDataModule(DenseDataModule):
         self,
         root: str | Path | None = None,
         *,
-        layout: str = AUTO,
+        layout: Layout = AUTO,
         train_split: str | None = None,
         val_split: str | None = None,
         val_share: float = 0.1,
@@ -109,7 +109,7 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.chosen_layout = check_layout(layout, LAYOUTS)
+        self.chosen_layout = layout
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
@@ -117,7 +117,7 @@ class CocoDataModule(DenseDataModule):
         self.train_sizes = [parse_size("train_sizes", size) for size in train_sizes or []]
         self.train_crops = train_crops
         self.scale_jitter = check_range("scale_jitter", scale_jitter) if scale_jitter else None
-        self.flip = check_probability("flip", flip)
+        self.flip = check_share("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
@@ -127,15 +127,10 @@ class CocoDataModule(DenseDataModule):
         self._val: Part | None = None
         self.classes = None if classes is None else tuple(classes)
         self.check_scales(self.scale, *self.train_sizes, factors=self.scale_jitter or ())
-        if self.train_sizes and self.scale_jitter:
-            raise ValueError(
-                "data.train_sizes and data.scale_jitter exclude each other; set one to null"
-            )
-        if train_crops and not self.train_sizes:
-            raise ValueError(
-                "data.train_crops=true resizes crops to one of data.train_sizes, which is null; "
-                "pass both, such as data.train_sizes=[[1333,640],[1333,800]]"
-            )
+        rule = "null beside data.train_sizes"
+        check_option("scale_jitter", scale_jitter, not (train_sizes and scale_jitter), rule)
+        rule = "false without data.train_sizes=[[1333,640],[1333,800]] or other sizes"
+        check_option("train_crops", train_crops, not train_crops or train_sizes, rule)
 
     @property
     def annotations(self) -> Mapping[str, Any]:
@@ -151,11 +146,11 @@ class CocoDataModule(DenseDataModule):
             empty = not self._annotations_of_val["annotations"]
             found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
             skipped = f" without {self.left_out}" if self.left_out else ""
-            raise ValueError(
-                f"{self._val.source} has {found}{skipped}: its images can only be predicted "
-                "(mode=predict), such as for a benchmark's server; pass annotated images to test "
-                "or validate"
+            rule = (
+                f"has {found}{skipped}: its images can only be predicted (mode=predict), such as "
+                "for a benchmark's server; pass annotated images to test or validate"
             )
+            raise ValueError(f"{self._val.source} {rule}")
         return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
@@ -165,14 +160,12 @@ class CocoDataModule(DenseDataModule):
         train_content, val_content = self._train.content, self._val.content
         train = self._check(self._train, training=True)
         val = self._check(self._val, training=False)
-        if train.class_names != val.class_names:
-            difference = sorted(set(train.class_names) ^ set(val.class_names))
-            names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
-            raise ValueError(
-                f"{names[0]} and {names[1]} in {self.folder} must have the same categories in the "
-                f"same order, got {list(train.class_names)} and {list(val.class_names)}; only in "
-                f"one: {difference}"
-            )
+        names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
+        rule = (
+            f"{names[0]} and {names[1]} must have the same categories in the same order, got "
+            f"{list(train.class_names)} and {list(val.class_names)}"
+        )
+        refuse(f"{self.folder}:", {rule: train.class_names != val.class_names})
         self.class_names, self.category_ids = val.class_names, val.category_ids
         self._facts = {"train": train, "val": val}
         if self.skip_unusable_boxes and val_content["annotations"]:
@@ -321,11 +314,11 @@ class CocoDataModule(DenseDataModule):
         export = self._export()
         if export is not None:
             return self._export_parts(export)
-        if self.splits.train or self.splits.val:
-            raise ValueError(
-                "data.train_split and data.val_split need an export; with data.layout=coco pass "
-                "data.train_annotations and data.val_annotations"
-            )
+        rule = (
+            "data.train_split and data.val_split need an export; pass data.train_annotations and "
+            "data.val_annotations"
+        )
+        refuse("data.layout=coco:", {rule: bool(self.splits.train or self.splits.val)})
         train = self._own(self.train_annotations, self.train_images)
         if self.val_annotations is None:
             return self._draw_val(train, str(self.folder / self.train_annotations))
@@ -383,6 +376,11 @@ class CocoDataModule(DenseDataModule):
     def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
         source = self.folder / annotations
+        require_names(
+            [] if source.is_file() else [str(source)],
+            "annotation file does not exist",
+            "set data.train_annotations and data.val_annotations relative to data.root",
+        )
         return Part(source, self.folder / images, read_coco(source, annotated=annotated))
 
     def _check(self, part: Part, *, training: bool) -> CocoFacts:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from datamodules.base import SPLITS, Split, check_probability, check_range
+from datamodules.base import SPLITS, Split, check_range, check_share
 from datamodules.dense.masks import (
     Code,
     MaskCode,
@@ -32,8 +32,8 @@ from datamodules.files.bands import read_shape
 from datamodules.files.decoding import UPRIGHT
 from datamodules.files.folders import first_few
 from datamodules.files.headers import Header, read_header
-from datamodules.files.integers import format_value, integer_list
 from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
+from datamodules.files.values import check_option, integer_list
 from datamodules.loading.sampling import SeededDataset
 
 
@@ -96,16 +96,14 @@ class SegmentationDataModule(DenseDataModule):
         self.crop_size = parse_size("crop_size", crop_size)
         self.scale_jitter = check_range("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
-        self.flip = check_probability("flip", flip)
+        self.flip = check_share("flip", flip)
         self.check_scales(self.scale, self.crop_size)
         self.colors = None if colors is None else parse_colours("colors", colors)
         self.ignored_colors = parse_colours("ignored_colors", ignored_colors or ())
-        if self.ignored_colors and self.colors is None:
-            raise ValueError("data.ignored_colors needs masks in colours; pass data.colors too")
-        if len({*(self.colors or ()), *self.ignored_colors}) < (
-            len(self.colors or ()) + len(self.ignored_colors)
-        ):
-            raise ValueError("data.colors and data.ignored_colors must be different colours")
+        every = [*(self.colors or ()), *self.ignored_colors]
+        rule = "beside data.colors, and all must be different colours"
+        valid = (self.colors is not None or not every) and len({*every}) == len(every)
+        check_option("ignored_colors", [*self.ignored_colors], valid, rule)
         self._seen: dict[Split, set[int]] = {}  # classes in the masks checked
         self._rotated: list[str] = []  # images with another EXIF orientation than their masks
         self._grey: list[str] = []  # masks with three equal channels
@@ -142,7 +140,6 @@ class SegmentationDataModule(DenseDataModule):
     @abstractmethod
     def pairs(self) -> Pairs:
         """Check the folders; set ``class_names``, ``category_ids`` and ``code``."""
-        raise NotImplementedError
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and wrap mmseg's datasets."""
@@ -160,11 +157,8 @@ class SegmentationDataModule(DenseDataModule):
         }
 
     def _colour_code(self, colors: tuple[Colour, ...], code: MaskCode) -> ColourCode:
-        if len(colors) != self.num_classes:
-            raise ValueError(
-                f"data.colors has {len(colors)} colours, but there are {self.num_classes} classes "
-                f"({first_few(self.class_names)}); pass one colour per class"
-            )
+        rule = f"one colour for each of {self.num_classes} classes ({first_few(self.class_names)})"
+        check_option("colors", colors, len(colors) == self.num_classes, rule)
         return ColourCode(colors, self.ignored_colors, code.values)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
@@ -318,13 +312,10 @@ def parse_colours(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ..
     Raises:
         ValueError: An item is not a colour.
     """
-    colours = []
+    colours: list[Any] = []
     for place, colour in enumerate(given):
         values = () if isinstance(colour, str) else integer_list(f"data.{name}[{place}]", colour)
-        if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-            raise ValueError(
-                f"data.{name}[{place}] must be red, green and blue from 0 to 255, such as "
-                f"[128,0,0], got {format_value(colour)}"
-            )
-        colours.append(values)
+        valid = len(values) == 3 and all(0 <= value <= 255 for value in values)
+        rule = "red, green and blue from 0 to 255, such as [128,0,0]"
+        colours.append(check_option(f"{name}[{place}]", values or colour, valid, rule))
     return tuple(colours)

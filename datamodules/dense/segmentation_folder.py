@@ -8,8 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from datamodules.annotation_formats.mask_exports import AUTO, OWN, Layout, Masks, open_masks
+from datamodules.annotation_formats.splits import SplitOptions, choose, draw_names, draw_notice
 from datamodules.base import SPLITS, Split
-from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
+from datamodules.dense.masks import (
+    NAMES_RULE,
+    MaskCode,
+    are_names,
+    consecutive_code,
+    read_class_names,
+)
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.files.bands import BAND_SUFFIXES
 from datamodules.files.console import log
@@ -23,12 +31,9 @@ from datamodules.files.folders import (
     skipped_notice,
     validation_folder,
 )
-from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
-from datamodules.layouts import check_layout
-from datamodules.layouts.mask_exports import AUTO, LAYOUTS, OWN, Masks, open_masks
-from datamodules.layouts.splits import SplitOptions, choose, draw_names, draw_notice
+from datamodules.files.values import check_option, integer_list, refuse
 
 NAMES = "class_names.txt"
 LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
@@ -72,7 +77,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self,
         root: str | Path | None = None,
         *,
-        layout: str = AUTO,
+        layout: Layout = AUTO,
         train_split: str | None = None,
         val_split: str | None = None,
         val_share: float = 0.1,
@@ -92,12 +97,9 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.set_bands(bands, band_mean, band_std)
-        if self.bands is not None and self.photometric:
-            raise ValueError(
-                "data.photometric=true distorts colours of 8-bit RGB; with data.bands pass "
-                "data.photometric=false"
-            )
-        self.chosen_layout = check_layout(layout, LAYOUTS)
+        rgb = self.bands is None or not self.photometric
+        check_option("photometric", True, rgb, "false with data.bands")
+        self.chosen_layout = layout
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
             "train": (train_images, train_masks),
@@ -110,13 +112,11 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
         self.two_values = either if values is None else ""
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
-            if not all(0 <= number <= IGNORED for number in numbers):
-                raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
-        if self.colors is not None and (self.values is not None or self.ignored):
-            raise ValueError(
-                "data.colors is for masks in colours, but data.values and data.ignored are for "
-                "masks of values; pass data.colors and data.ignored_colors alone"
-            )
+            inside = all(0 <= number <= IGNORED for number in numbers)
+            check_option(name, [*numbers], inside, f"numbers from 0 to {IGNORED}")
+        alone = self.colors is None or (self.values is None and not self.ignored)
+        rule = "null with data.values or data.ignored; pass data.colors and ignored_colors alone"
+        check_option("colors", self.colors, alone, rule)
 
     def pairs(self) -> Pairs:
         """Pair images with masks and read the class names."""
@@ -139,11 +139,9 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         export = open_masks(self.folder, self.chosen_layout)
         typed = {"classes": self.classes, "values": self.values, "colors": self.colors}
         named = [name for name, value in typed.items() if value is not None]
-        if export is not None and named:
-            raise ValueError(
-                f"{export.title} defines classes and mask values; leave out "
-                f"{', '.join(f'data.{name}' for name in named)}"
-            )
+        if export is not None:
+            rule = "defines classes and mask values; leave out"
+            refuse(export.title, {rule: [f"data.{name}" for name in named]})
         return export
 
     def _export_pairs(self, export: Masks) -> Pairs:
@@ -183,25 +181,19 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def _names(self) -> tuple[str, ...]:
         if self.classes is not None:
-            rule = f"data.classes must be 1 to {IGNORED - 1} different names"
-            check_names(self.classes, rule)
+            check_option("classes", [*self.classes], are_names(self.classes), NAMES_RULE)
             return self.classes
         file = self.folder / NAMES
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"file {file} does not exist; write one class name per line, or pass "
-                "data.classes=[background,road,...]"
-            )
+        remedy = "write one class name per line, or pass data.classes=[background,road,...]"
+        require_names([] if file.is_file() else [str(file)], "file does not exist", remedy)
         return read_class_names(file)
 
     def _code(self) -> MaskCode:
         number = self.num_classes
         values = tuple(range(number)) if self.values is None else self.values
-        if len(values) != number or len(set(values)) < number or {*self.ignored} & {*values}:
-            raise ValueError(
-                f"data.values={list(values)} must be {number} different numbers, one per class, "
-                f"outside data.ignored={list(self.ignored)}"
-            )
+        differ = len(values) == number == len({*values}) and not {*self.ignored} & {*values}
+        rule = f"{number} different numbers, one per class, outside data.ignored={[*self.ignored]}"
+        check_option("values", [*values], differ, rule)
         if self.values is None:
             code = consecutive_code(number, first=0, ignored=self.ignored)
             other = "; for masks with other labels pass data.values, one per class"
@@ -218,8 +210,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
             require_folder(folder, f"the dataset needs {self.layout}, or other folders in options")
         image_of = index_by_stem(images, list_files(images, self.suffixes))
         mask_of = index_by_stem(masks, list_files(masks, LOSSLESS))
-        if not image_of:
-            raise ValueError(f"no images in {images}; the dataset needs {self.layout}")
+        refuse(images, {f"holds no images; the dataset needs {self.layout}": not image_of})
         wanted = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
         require_names(
             {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in mask_of},
@@ -251,10 +242,6 @@ def index_by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
         ValueError: Two files differ only in their endings.
     """
     by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
-    if len(by_stem) < len(names):
-        twice = [name for name in names if name not in by_stem.values()]
-        raise ValueError(
-            f"{folder} has files that differ only in their endings or the form of accents (NFC, "
-            f"NFD): {first_few(twice)}; remove one of each"
-        )
+    rule = "has files that differ only in their endings or the form of accents (remove one of each)"
+    refuse(folder, {rule: sorted(set(names) - set(by_stem.values()))})
     return by_stem

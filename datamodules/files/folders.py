@@ -167,12 +167,13 @@ def find_images(path: str | Path, suffixes: Set[str] = IMAGE_SUFFIXES) -> list[P
     path = Path(path).expanduser()
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise FileNotFoundError(f"the input {path} must be an image or a folder of images")
     skipped: Counter[str] = Counter()
-    names = list_images(path, skipped, suffixes)
+    names = list_images(path, skipped, suffixes) if path.is_dir() else []
     if not names:
-        raise ValueError(f"no images in the input {path}; known endings: {sorted(suffixes)}")
+        raise FileNotFoundError(
+            f"the input {path} must be an image or a folder of images; known endings: "
+            f"{sorted(suffixes)}"
+        )
     for line in skipped_notice(path, skipped):
         log(line)
     return [path / name for name in names]

@@ -48,20 +48,24 @@ class ColourCode:
         Raises:
             ValueError: A colour lacks a label, or the mask has more than 8 bits.
         """
+        labels: Labels = np.empty(0, np.uint8)
+        fault = ""
         if pixels.ndim != 3:
-            raise ValueError(
-                f"mask {path} has grey values of {pixels.dtype}, but data.colors needs RGB with "
-                "8 bits per channel; save it so, or pass data.colors=null"
+            fault = (
+                f"grey values of {pixels.dtype}, but data.colors needs RGB with 8 bits per "
+                "channel; save it so, or pass data.colors=null"
             )
-        labels = self._lookup[_packed(pixels)]
-        unknown = labels == UNKNOWN
-        if unknown.any():
-            counts = count_colours([pixels[unknown]])
-            raise ValueError(
-                f"mask {path} has {len(counts)} colour{'s' * (len(counts) > 1)} that "
-                f"data.colors and data.ignored_colors lack: {_listed(counts, 5)}"
-                f"{', ...' * (len(counts) > 5)}{_smoothing_hint(len(counts))}"
-            )
+        else:
+            labels = self._lookup[_packed(pixels)]
+            counts = count_colours([pixels[labels == UNKNOWN]])
+            if counts:
+                fault = (
+                    f"{len(counts)} colour{'s' * (len(counts) > 1)} that data.colors and "
+                    f"data.ignored_colors lack: {_listed(counts, 5)}"
+                    f"{', ...' * (len(counts) > 5)}{_smoothing_hint(len(counts))}"
+                )
+        if fault:
+            raise ValueError(f"mask {path} has {fault}")
         return labels
 
 

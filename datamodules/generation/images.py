@@ -14,7 +14,8 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.decoding import load_rgb
-from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION, first_few, list_folders
+from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION, list_folders
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 
@@ -76,12 +77,12 @@ class GenerationDataModule(BaseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        if channels not in MODES:
-            raise ValueError(f"data.channels must be 1 or 3, got {channels}")
-        if latent_channels is None and factor != 1:
-            raise ValueError("data.factor must be 1 without data.latent_channels")
-        if latents is not None and latent_channels is None:
-            raise ValueError("data.latents needs data.latent_channels, such as 4")
+        check_option("channels", channels, channels in MODES, "1 or 3")
+        pixels = latent_channels is None
+        rule = "1 without data.latent_channels"
+        check_option("factor", factor, not pixels or factor == 1, rule)
+        rule = "null without data.latent_channels, such as 4"
+        check_option("latents", latents, not pixels or latents is None, rule)
         self.latents = None if latents is None else Path(latents).expanduser()
         self.typed_scale = latent_scale
         self.set_latent_scale(None)
@@ -135,8 +136,8 @@ class GenerationDataModule(BaseDataModule):
     def _read_classes(self) -> None:
         folder = self.folder / "train"
         found = sorted(one.name for one in folder.glob("*/") if not one.name.startswith("."))
-        if len(found) < 2:
-            raise ValueError(f"{folder} holds {len(found)} class folders; it needs {self.layout}")
+        rule = f"holds {len(found)} class folders; it needs {self.layout}"
+        refuse(folder, {rule: len(found) < 2})
         self.class_names = tuple(found)
 
     def _list(self, split: str) -> list[tuple[Path, int]]:
@@ -145,11 +146,8 @@ class GenerationDataModule(BaseDataModule):
         found: list[tuple[Path, int]] = []
         if base is not None:
             strays = sorted({*list_folders(base)} - {*self.class_names})
-            if strays:
-                raise ValueError(
-                    f"{base} has class folders that {self.folder / 'train'} lacks: "
-                    f"{first_few(strays)}"
-                )
+            rule = f"has class folders that {self.folder / 'train'} lacks"
+            refuse(base, {rule: strays})
         for label, name in enumerate(self.class_names if base else ()):
             assert base is not None
             files = sorted((base / name).glob("*")) if (base / name).is_dir() else []
@@ -158,8 +156,7 @@ class GenerationDataModule(BaseDataModule):
                 for file in files
                 if file.suffix.lower() in KNOWN and not file.name.startswith(".")
             ]
-        if not found:
-            raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
+        refuse(self.folder, {f"has no {split} images; it needs {self.layout}": not found})
         return found
 
     def set_latent_scale(self, scale: tuple[float, float] | None) -> None:
@@ -179,12 +176,12 @@ class GenerationDataModule(BaseDataModule):
         for dataset in self._datasets.values():
             listed: Any = dataset.dataset
             for file, _ in listed.files:
-                if file.suffix != LATENTS:
-                    raise ValueError(
-                        f"{file} is an image, but data.latent_channels={self.latent_channels} "
-                        "expects latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
-                        "data.latent_channels=null data.factor=1 to denoise pixels"
-                    )
+                rule = (
+                    f"is an image, but data.latent_channels={self.latent_channels} expects "
+                    "latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
+                    "data.latent_channels=null data.factor=1 to denoise pixels"
+                )
+                refuse(file, {rule: file.suffix != LATENTS})
 
     def latent_file(self, image: Path) -> Path | None:
         """Return the file of an image's latents; None without ``latents``."""
@@ -319,13 +316,15 @@ class LabelledImages:
             noise = np.random.normal(size=mean.shape) if self.training else 0.0
             scale, shift = self.data.latent_scale, self.data.latent_shift
             values = np.asarray(scale * (mean + deviation * noise - shift), np.float32)
-        elif values.shape != (channels, *sides):
-            raise ValueError(
-                f"{file} is {values.shape}; latents must be {(channels, *sides)}, or means and "
-                f"deviations {moments}"
-            )
-        if not np.isfinite(values).all():
-            raise ValueError(f"{file} holds NaN or Inf; make it again, or remove it")
+        rule = (
+            f"is {values.shape}; latents must be {(channels, *sides)}, or means and deviations "
+            f"{moments}"
+        )
+        faults = {
+            rule: values.shape != (channels, *sides),
+            "holds NaN or Inf; make it again, or remove it": not np.isfinite(values).all(),
+        }
+        refuse(file, faults)
         return values
 
 
@@ -335,13 +334,10 @@ def read_latents(file: Path) -> NDArray[np.float32]:
     Raises:
         ValueError: The file is missing or damaged.
     """
+    needs = "pass head.vae=<folder of a diffusers AutoencoderKL> once, which computes the latents"
+    refuse(file, {f"is missing; {needs}": not file.is_file()})
     try:
         return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{file} is missing; pass head.vae=<folder of a diffusers AutoencoderKL> once, which "
-            "computes the latents"
-        ) from error
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{file} is no array of latents ({error}); remove it") from error
 

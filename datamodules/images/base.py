@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence, Set
 from typing import Any, ClassVar
 
@@ -62,16 +63,8 @@ class ImageDataModule(BaseDataModule):
         return read_bands(path, self.bands)
 
     def known_statistics(self) -> Statistics:
-        """Return the statistics of the bands.
-
-        Raises:
-            ValueError: They are unknown before ``setup``.
-        """
-        if self.statistics is None:
-            raise ValueError(
-                "the statistics of the bands are known after setup(); call it first, or pass "
-                "band_mean and band_std"
-            )
+        """Return the statistics of the bands, known after ``setup``."""
+        assert self.statistics is not None, "call setup() first, or pass band_mean and band_std"
         return self.statistics
 
     def measure_bands(self, paths: Sequence[str]) -> None:
@@ -140,6 +133,7 @@ class ImageDataModule(BaseDataModule):
         found = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
         return TolerantDataset(found, found.name)
 
+    @abstractmethod
     def predict_sample(self, image: Any, name: str, index: int) -> Any:
         """Return the sample of an image to predict, prepared as in evaluation.
 
@@ -148,7 +142,6 @@ class ImageDataModule(BaseDataModule):
             name: File of the image, for messages and results.
             index: Position among the images to predict.
         """
-        raise NotImplementedError
 
     def check_memory(self, size: tuple[int, int], options: str) -> None:
         """Check that a batch fits into the machine's memory.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from datamodules.files.values import check_option
 from datamodules.images.transforms import (
     ERASED,
     NOISE,
@@ -69,18 +70,15 @@ class BatchPaper:
     def __init__(self, made: PaperAugmentation, size: int) -> None:
         self.made, self.size = made, size
         interpolation = made.train_interpolation or made.interpolation
-        if made.auto_augment is not None:
-            raise ValueError(
-                f"data.resident=true augments batches, but auto_augment={made.auto_augment} takes "
-                "single images: pass ++data.augmentation.auto_augment=null, or leave data.resident "
-                "out"
-            )
-        if interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"data.resident=true resizes by {', '.join(INTERPOLATIONS)}, not by "
-                f"{interpolation}: pass ++data.augmentation.train_interpolation=bicubic, or leave "
-                "data.resident out"
-            )
+        rule = (
+            "null with data.resident=true, which augments batches: pass "
+            "++data.augmentation.auto_augment=null, or leave data.resident out"
+        )
+        policy = made.auto_augment
+        check_option("augmentation.auto_augment", policy, policy is None, rule)
+        rule = f"one of {', '.join(INTERPOLATIONS)} with data.resident=true"
+        name, valid = "augmentation.train_interpolation", interpolation in INTERPOLATIONS
+        check_option(name, interpolation, valid, rule)
         self.bicubic = INTERPOLATIONS[interpolation]
 
     def stored_side(self, native: int | None) -> int:
@@ -137,12 +135,12 @@ def batch_augmentation(made: Augmentation, size: int) -> BatchPaper | BatchLight
     """
     if isinstance(made, PaperAugmentation):
         return BatchPaper(made, size)
-    if isinstance(made, LightAugmentation):
-        return BatchLight(made, size)
-    raise ValueError(
-        f"data.resident=true augments batches, but {type(made).__name__} takes single images: pass "
-        "PaperAugmentation or LightAugmentation, or leave data.resident out"
+    rule = (
+        "PaperAugmentation or LightAugmentation with data.resident=true, as others take single "
+        "images; or leave data.resident out"
     )
+    check_option("augmentation", type(made).__name__, isinstance(made, LightAugmentation), rule)
+    return BatchLight(made, size)  # type: ignore[arg-type]
 
 
 def finished(

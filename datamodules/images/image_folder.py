@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.base import Split
 from datamodules.files.bands import read_shape
 from datamodules.files.class_listing import list_class_images, nfc_names
-from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.console import log
 from datamodules.files.folders import (
     first_few,
@@ -22,6 +22,7 @@ from datamodules.files.folders import (
     validation_folder,
 )
 from datamodules.files.headers import read_header
+from datamodules.files.values import check_option, refuse
 from datamodules.images import band_transforms
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
 from datamodules.images.shares import check_share
@@ -80,12 +81,12 @@ class ImageFolderDataModule(ClassificationDataModule):
         super().__init__(root, **options)
         self.set_bands(bands, band_mean, band_std)
         if self.bands is not None:
-            band_transforms.check_policy(self.augmentation)
+            band_transforms.check_bands(self.augmentation)
             for name in ("token_labels", "resident"):
-                if getattr(self, name):
-                    raise ValueError(f"data.{name} is for RGB images; leave it or data.bands out")
+                value = getattr(self, name)
+                check_option(name, value, not value, "left out with data.bands, as it is for RGB")
         self.expected_classes = num_classes
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.train_share = check_share(train_share)
 
     def build(self) -> dict[Any, SeededDataset]:
@@ -96,8 +97,8 @@ class ImageFolderDataModule(ClassificationDataModule):
         self.class_names = tuple(sort_classes(class_folders(train), self.class_order))
         self.check_count(train, "class folders")
         strays = sorted(set(class_folders(val)) - set(self.class_names))
-        if strays:
-            raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
+        rule = f"has class folders that {train} lacks"
+        refuse(val, {rule: strays})
         training = self._listed(train, self.train_share)
         return self.datasets(train, training, val, self._listed(val))
 
@@ -152,10 +153,9 @@ class ImageFolderDataModule(ClassificationDataModule):
     def _listed(self, folder: Path, share: float = 1.0) -> Found:
         found = list_class_images(folder, self.class_names, self.suffixes)
         empty = [name for name, images in found.items() if not images]
-        if empty and (folder.name == "train" or len(empty) == len(found)):
-            raise ValueError(
-                f"class folders without images in {folder}: {first_few(empty)}; fill or remove them"
-            )
+        needed = folder.name == "train" or len(empty) == len(found)
+        rule = "has class folders without images (fill or remove them)"
+        refuse(folder, {rule: empty if needed else []})
         if empty:
             rank_zero_warn(
                 f"{folder} lacks images of {first_few(empty)}; accuracy ignores these classes"
@@ -187,8 +187,7 @@ def class_folders(folder: Path) -> list[str]:
     if names:
         return nfc_names(folder, names)
     images = list_images(folder)
-    if images:
-        raise ValueError(
-            f"{folder} holds images but no class folders ({first_few(images, 2)}); {FLAT_FOLDER}"
-        )
-    raise ValueError(f"no class folders in {folder}; {FLAT_FOLDER}")
+    what = f"holds images but no class folders ({first_few(images, 2)})"
+    faults = {f"{what}; {FLAT_FOLDER}": bool(images), f"has no class folders; {FLAT_FOLDER}": True}
+    refuse(folder, faults)
+    return []

@@ -13,11 +13,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.console import log
 from datamodules.files.decoding import decode_bytes, to_rgb
 from datamodules.files.folders import VALIDATION, first_few, skipped_notice
 from datamodules.files.text_files import nfc, read_lines
+from datamodules.files.values import refuse
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.numbered_classes import check_listed, warn_of_absent
 from datamodules.images.shares import check_share, first_by_name, share_notice
@@ -82,23 +83,22 @@ class ImageTarsDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.train_share, self.label_key = check_share(train_share), label_key
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images in the tar files and their classes."""
         shards = {split: self._shards(split) for split in SPLITS}
         both = {s.archive for s in shards["train"]} & {s.archive for s in shards["val"]}
-        if both:
-            raise ValueError(f"{min(both)} is named for training and validation; rename it")
         every = [shard for found in shards.values() for shard in found]
         numbered = [shard for shard in every if shard.is_webdataset]
-        if numbered and len(numbered) < len(every):
-            odd = next(shard for shard in every if not shard.is_webdataset)
-            raise ValueError(
-                f"{self.folder} mixes two layouts: {odd.archive} lacks the labels that "
-                f"{numbered[0].archive} has; {NEITHER}"
-            )
+        faults = {
+            "has tar files that are named for training and validation (rename them)": sorted(both),
+            f"mixes two layouts ({NEITHER}); without labels": sorted(
+                {shard.archive for shard in every if numbered and not shard.is_webdataset}
+            ),
+        }
+        refuse(self.folder, faults)
         images = self._numbered(shards) if numbered else self._named(shards)
         self.check_count(self.folder)
         if self.train_share < 1:
@@ -119,8 +119,8 @@ class ImageTarsDataModule(ClassificationDataModule):
             skipped.update(shard.skipped)
         for line in skipped_notice(tars[0].parent, skipped):
             log(line)
-        if not any(shard.names for shard in found):
-            raise ValueError(f"{self.folder}: its tar files of {split} lack images; {NEITHER}")
+        images = any(shard.names for shard in found)
+        refuse(self.folder, {f"has tar files of {split} that lack images; {NEITHER}": not images})
         return [shard for shard in found if shard.names]
 
     def _transform(self, split: str) -> Transform:
@@ -135,11 +135,8 @@ class ImageTarsDataModule(ClassificationDataModule):
         paths["val"] = class_paths(shards["val"], self.class_names)
         label_of = {name: label for label, name in enumerate(self.class_names)}
         strays = {path.partition("/")[0] for path in paths["val"]} - classes
-        if strays:
-            raise ValueError(
-                f"{self.folder}: tar files of val have classes that training lacks: "
-                f"{first_few(sorted(strays))}"
-            )
+        rule = "has tar files of val with classes that training lacks"
+        refuse(self.folder, {rule: sorted(strays)})
         fields = next((s.fields for found in shards.values() for s in found if s.fields), "")
         if fields:
             log(
@@ -239,34 +236,34 @@ def find_tars(root: Path, names: Sequence[str]) -> list[Path]:
         FileNotFoundError: The split's tar files are missing.
         ValueError: The split exists under several names, or some of its files are compressed.
     """
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
+    beside = []
     for name in names:
         flat = [path for path in _tars_in(root) if name in re.split(r"[-_.]", path.stem)]
-        here = _tars_in(root / name) or flat
-        if len(here) > 1 and root / f"{name}.tar" in here:
-            raise ValueError(
-                f"{root} has {name}.tar and other tar files of {name} ({here[0].name}); keep one"
-            )
-        if here:
-            found[name] = here
-    if len(found) > 1:
-        raise ValueError(
-            f"{root} has tar files of {' and of '.join(found)}, all for validation; keep one"
-        )
+        tars = _tars_in(root / name) or flat
+        if len(tars) > 1 and root / f"{name}.tar" in tars:
+            beside = [path.name for path in tars]
+        if tars:
+            splits[name] = tars
     packed = [path for name in names for path in _compressed(root, name)]
-    if not found:
+    if not splits:
         what = f" and has compressed ones ({first_few(packed, 2)}): unpack them to .tar files"
         raise FileNotFoundError(
             f"{root} lacks plain tar files of {names[0]}{what if packed else ''}; it needs "
             f"{ImageTarsDataModule.layout}"
         )
-    (tars,) = found.values()
-    beside = [name for name in packed if (root / name).parent == tars[0].parent]
-    if beside:
-        raise ValueError(
-            f"{root} has plain and compressed tar files of {names[0]} ({first_few(beside, 2)}); "
-            "unpack the latter to plain .tar files"
-        )
+    tars = next(iter(splits.values()))
+    remedy = "unpack the latter to plain .tar files"
+    faults = {
+        "has one tar file of a split and others of the same split (keep one)": beside,
+        "has tar files of several names, all for validation (keep one)": (
+            [*splits] if len(splits) > 1 else []
+        ),
+        f"has plain and compressed tar files of {names[0]} ({remedy})": [
+            path for path in packed if (root / path).parent == tars[0].parent
+        ],
+    }
+    refuse(root, faults)
     _warn_of_gaps(tars)
     return tars
 
@@ -338,14 +335,14 @@ def _check_one_per_class(
     """Raise an error unless tar files of images without folders are one per class."""
     first = min(flat)
     fields = next((shard.fields for shard in shards if shard.fields), "")
-    if fields:
-        raise ValueError(
-            f"{first} has images with .json members; pass data.label_key=<field with the label>, "
-            f"one of: {fields}"
-        )
     splits = {name for names in SPLITS.values() for name in names}
-    if _are_shards(stems) or stems & splits or (inside and not stems <= inside):
-        raise ValueError(f"{first} has images without a class; {NEITHER}")
+    mixed = _are_shards(stems) or bool(stems & splits) or bool(inside and not stems <= inside)
+    faults = {
+        "has images with .json members; pass data.label_key=<field with the label>, one of: "
+        f"{fields}": bool(fields),
+        f"has images without a class; {NEITHER}": mixed,
+    }
+    refuse(first, faults)
     log(f"The classes are the names of the tar files in {first.parent}: {first_few(sorted(stems))}")
 
 
@@ -401,11 +398,8 @@ def read_names(file: Path) -> list[str]:
     names = read_lines(file)
     wrong = [f"line {i + 1}" for i, name in enumerate(names) if not name]
     wrong += [name for name, count in Counter(names).items() if name and count > 1]
-    if wrong or not names:
-        raise ValueError(
-            f"{file} must have one name per line, all different: "
-            f"{first_few(wrong) or 'it is empty'}"
-        )
+    wrong = wrong if names else ["it is empty"]
+    refuse(file, {"must have one name per line, all different": wrong})
     return names
 
 

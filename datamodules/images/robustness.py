@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files.class_order import ClassOrder, check_class_order
+from datamodules.files.class_order import ClassOrder
 from datamodules.files.console import log
-from datamodules.files.folders import first_few
+from datamodules.files.values import check_option, refuse
 from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.robustness_sets import (
     IMAGES,
@@ -74,12 +74,11 @@ class RobustnessDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         unknown = [name for name in (*sets, *(roots or {})) if name not in IMAGES]
-        if unknown or not sets:
-            raise ValueError(f"data.sets and data.roots must name sets of {', '.join(IMAGES)}")
-        if not 0 < crop_pct <= 1:
-            raise ValueError(f"data.crop_pct={crop_pct} must be above 0 and at most 1")
+        rule = f"sets of {', '.join(IMAGES)}"
+        check_option("sets and data.roots", [*sets, *(roots or {})], sets and not unknown, rule)
+        check_option("crop_pct", crop_pct, 0 < crop_pct <= 1, "above 0 and at most 1")
         self.sets, self.roots = tuple(sets), dict(roots or {})
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.crop_pct, self.published_counts = crop_pct, published_counts
         self.found: dict[str, FoundSet] = {}
         self.absent: tuple[str, ...] = ()
@@ -113,11 +112,8 @@ class RobustnessDataModule(ClassificationDataModule):
                 more = f" (and {len(found.lacks) - 1} more)" if len(found.lacks) > 1 else ""
                 log(f"{name} is incomplete: {line}{more}")
         classes = {found.class_names for found in self.found.values()}
-        if len(classes) > 1:
-            raise ValueError(
-                "imagenet_c has other classes than the other sets, which need ImageNet's; evaluate "
-                "it alone with data=imagenet_c"
-            )
+        rule = "has other classes than other sets, which need ImageNet's; pass data=imagenet_c"
+        refuse("imagenet_c", {f"{rule} to evaluate it alone": len(classes) > 1})
         (self.class_names,) = classes
         if "imagenet_c" in self.found and self.image_size != PUBLISHED_SIDE:
             log(
@@ -138,12 +134,9 @@ class RobustnessDataModule(ClassificationDataModule):
             # Clean images of the same 200 classes show how much A and R cost a network.
             pairs = [name for name in SUBSETS if name in self.found]
             parts += [restrict_to_subset(clean.parts[0], name) for name in pairs]
-        if not parts:
-            lacks = [line for found in self.found.values() for line in found.lacks]
-            raise ValueError(
-                f"all sets are incomplete: {first_few(lacks)}; restore them, or pass "
-                "data.published_counts=false for a stand-in"
-            )
+        lacks = [line for found in self.found.values() for line in found.lacks]
+        remedy = "restore them, or pass data.published_counts=false for a stand-in"
+        refuse("all sets", {f"are incomplete ({remedy})": [] if parts else lacks})
         return tuple(parts)
 
     def choose(self, part: Part) -> None:

@@ -15,6 +15,7 @@ from datamodules.corruptions import KINDS, SEVERITIES
 from datamodules.files.class_listing import ClassListing, list_class_images, nfc_names
 from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.folders import first_few, list_folders, validation_folder
+from datamodules.files.values import refuse
 from datamodules.images.synsets import SYNSETS
 
 # Usual names of the datasets' folders, below a folder that holds several.
@@ -143,11 +144,8 @@ def _read_synsets(name: str, folder: Path, published: bool) -> FoundSet:
     wanted = {SYNSETS[label]: label for label in classes}
     found = list_folders(folder)
     foreign = [one for one in found if one not in wanted]
-    if foreign:
-        raise ValueError(
-            f"{folder} has folders that are not among the {len(wanted)} classes of {name}: "
-            f"{first_few(foreign)}; pass the folder that holds only the class folders"
-        )
+    rule = f"has folders that are not among the {len(wanted)} classes of {name}"
+    refuse(folder, {f"{rule} (pass the folder that holds only the class folders)": foreign})
     images = list_class_images(folder, found)
     part = _part(name, folder, images, wanted, classes if masked else ())
     missing = [one for one in wanted if not images.get(one)]
@@ -164,11 +162,8 @@ def _inner(name: str, folder: Path) -> Path:
 def _read_imagenet_v2(folder: Path, published: bool) -> FoundSet:
     found = list_folders(folder)
     foreign = [one for one in found if not (one.isdecimal() and int(one) < len(SYNSETS))]
-    if foreign:
-        raise ValueError(
-            f"{folder} has folders other than ImageNetV2's 0 to 999: "
-            f"{first_few(foreign)}; pass one of its three sets"
-        )
+    rule = "has folders other than ImageNetV2's 0 to 999 (pass one of its three sets)"
+    refuse(folder, {rule: foreign})
     # By number: sorted as text, 10 would come before 2.
     images = list_class_images(folder, sorted(found, key=int))
     part = _part("imagenet_v2", folder, images, {one: int(one) for one in found})
@@ -190,11 +185,11 @@ def _read_imagenet_c(folder: Path, published: bool, class_order: ClassOrder | No
         for severity in SEVERITIES
         if (place := _place(folder, kind, severity)) is not None
     }
-    if not there:
-        raise ValueError(
-            f"{folder} lacks <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass the folder "
-            "of ImageNet-C, or make a copy of your own data with tools/corrupt.py"
-        )
+    rule = (
+        f"lacks <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass ImageNet-C's folder, or "
+        "make a copy of your own data with tools/corrupt.py"
+    )
+    refuse(folder, {rule: not there})
     listing = ClassListing(folder)
     images = {
         key: listing.images(place, nfc_names(place, list_folders(place)))
@@ -235,8 +230,7 @@ def _part(
     columns: tuple[int, ...] = (),
 ) -> Part:
     files = [image for held in images.values() for image in held]
-    if not files:
-        raise ValueError(f"{folder} must hold images in class folders; unpack {name} again")
+    refuse(folder, {f"must hold images in class folders; unpack {name} again": not files})
     numbers = [labels[one] for one, held in images.items() for _ in held]
     return Part(name, folder, tuple(files), tuple(numbers), columns)
 

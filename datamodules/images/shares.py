@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.files.values import check_option
 from datamodules.images.synsets import file_name
 
 
@@ -17,9 +18,7 @@ def check_share(share: float) -> float:
     Raises:
         ValueError: The share is not above 0 and at most 1.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"data.train_share must be above 0 and at most 1; got {share}")
-    return share
+    return check_option("train_share", share, 0 < share <= 1, "above 0 and at most 1")
 
 
 def first_by_name(

@@ -23,8 +23,9 @@ from timm.data.auto_augment import AugmentOp, posterize
 from torch import Tensor
 from torchvision import transforms
 
-from datamodules.base import check_probability, check_range
+from datamodules.base import check_range, check_share
 from datamodules.files.decoding import MAX_PIXELS
+from datamodules.files.values import check_option
 
 TARGETS = ("LightAugmentation", "PaperAugmentation")
 
@@ -309,23 +310,20 @@ def check_augmentation(made: Augmentation) -> None:
     """
     values = vars(made)
     for name in ("flip", "random_erasing"):
-        check_probability(f"augmentation.{name}", values[name])
-    for name in ("color_jitter", "shift", "degrees"):
-        if values.get(name, 0) < 0:
-            raise ValueError(f"data.augmentation.{name} must be at least 0, got {values[name]}")
-    if not 0 < values.get("crop_pct", 1) <= 1 or values.get("shift", 0) >= 0.5:
-        raise ValueError(
-            "data.augmentation.crop_pct must be above 0 and at most 1, and shift below 0.5"
-        )
+        check_share(f"augmentation.{name}", values[name])
+    for name, most in (("color_jitter", math.inf), ("degrees", math.inf), ("shift", 0.499)):
+        valid = 0 <= values.get(name, 0) <= most
+        check_option(f"augmentation.{name}", values.get(name), valid, f"from 0 to {most}")
+    crop = values.get("crop_pct", 1)
+    check_option("augmentation.crop_pct", crop, 0 < crop <= 1, "above 0 and at most 1")
     for name in ("scale", "crop_scale", "crop_ratio"):
         if name in values:
             check_range(f"augmentation.{name}", values[name])
     for name in ("mean", "std"):
-        if len(values[name]) != 3 or (name == "std" and min(values[name]) <= 0):
-            raise ValueError(
-                f"data.augmentation.{name} must be three numbers, one per channel, with deviations "
-                f"above 0, got {list(values[name])}"
-            )
+        numbers = [*values[name]]
+        valid = len(numbers) == 3 and (name == "mean" or min(numbers) > 0)
+        rule = "three numbers, one per channel, with deviations above 0"
+        check_option(f"augmentation.{name}", numbers, valid, rule)
     try:
         made.train(64), made.eval(64)
     except (AssertionError, KeyError, TypeError, ValueError) as error:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datamodules.files.values import refuse
+
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 IGNORED = -1  # label of points that do not count
@@ -95,21 +97,26 @@ def read_cloud(path: Path, label: str = "segment") -> Cloud:
 
 def _make_cloud(parts: Mapping[str, Any]) -> Cloud:
     """Return a checked cloud of arrays that are named as its fields."""
-    if "coord" not in parts:
-        raise ValueError("it lacks coordinates (x, y, z in ply, coord elsewhere)")
-    coord = np.asarray(parts["coord"], dtype=np.float64)
-    if coord.ndim != 2 or coord.shape[1] != 3 or not len(coord):
-        raise ValueError(f"coordinates must be (N, 3) with points, got {coord.shape}")
+    coord = np.asarray(parts.get("coord", ()), dtype=np.float64)
     arrays: dict[str, Any] = {"coord": coord}
     for name in ("color", "normal"):
         if name in parts:
-            values = np.asarray(parts[name], dtype=np.float32)
-            if values.shape != coord.shape:
-                raise ValueError(f"{name} is {values.shape}, not {coord.shape}")
-            arrays[name] = values
-    for name, values in arrays.items():
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} is not finite at some points; remove these points")
+            arrays[name] = np.asarray(parts[name], dtype=np.float32)
+    refuse(
+        "",
+        {
+            "it lacks coordinates (x, y, z in ply, coord elsewhere)": "coord" not in parts,
+            f"coordinates must be (N, 3) with points, got {coord.shape}": (
+                coord.ndim != 2 or coord.shape[1] != 3 or not len(coord)
+            ),
+            f"all arrays must have the shape {coord.shape}, unlike": [
+                name for name, values in arrays.items() if values.shape != coord.shape
+            ],
+            "numbers are not finite at some points (remove these points)": [
+                name for name, values in arrays.items() if not np.isfinite(values).all()
+            ],
+        },
+    )
     if "labels" in parts:
         arrays["labels"] = _labels(parts["labels"], len(coord))
     if "color" in arrays:
@@ -119,11 +126,12 @@ def _make_cloud(parts: Mapping[str, Any]) -> Cloud:
 
 def _labels(values: Any, count: int) -> Labels:
     labels = np.asarray(values, dtype=np.float64).reshape(-1)
-    if len(labels) != count:
-        raise ValueError(f"there are {len(labels)} labels for {count} points")
     odd = labels[~(np.isfinite(labels) & (labels == np.rint(labels)))]
-    if len(odd):
-        raise ValueError(f"labels must be whole numbers, got {odd[0]:g}; {LAST_COLUMN}")
+    faults = {
+        f"has {len(labels)} labels for {count} points": len(labels) != count,
+        f"labels must be whole numbers ({LAST_COLUMN}), got": odd[:1].tolist(),
+    }
+    refuse("", faults)
     return labels.astype(np.int64)
 
 
@@ -136,10 +144,8 @@ def _bytes_of(color: Floats) -> tuple[Floats, str]:
         return color / np.float32(
             257
         ), "its colours exceed 255; they count as 16 bits and are divided by 257"
-    if low < 0 or high > 255:
-        raise ValueError(
-            f"colours must be from 0 to 255, to 1 or to 65535, got {low:g} to {high:g}"
-        )
+    rule = f"colours must be from 0 to 255, to 1 or to 65535, got {low:g} to {high:g}"
+    refuse("", {rule: low < 0 or high > 255})
     return color, ""
 
 
@@ -154,12 +160,11 @@ def _folder_arrays(folder: Path, label: str) -> dict[str, Any]:
 
 def _columns(path: Path, _: str) -> dict[str, Any]:
     values = np.load(path, allow_pickle=False)
-    if values.ndim != 2 or values.shape[1] not in COLUMNS:
-        known = ", ".join(map(str, COLUMNS))
-        raise ValueError(
-            f"its shape is {values.shape}; an array of points has {known} columns: x y z, then red "
-            "green blue, then a normal, then the label"
-        )
+    rule = (
+        f"its shape is {values.shape}; an array of points has {', '.join(map(str, COLUMNS))} "
+        "columns: x y z, then red green blue, then a normal, then the label"
+    )
+    refuse("", {rule: values.ndim != 2 or values.shape[1] not in COLUMNS})
     parts, place = {"coord": values[:, :3]}, 3
     for name in COLUMNS[values.shape[1]]:
         width = 1 if name == "labels" else 3
@@ -191,13 +196,11 @@ def _ply_arrays(path: Path, _: str) -> dict[str, Any]:
             values = {name: vertices[name] for name, _ in fields}
         else:
             rows = [line.split()[: len(fields)] for line in itertools.islice(file, count)]
-            short = next((at for at, row in enumerate(rows) if len(row) < len(fields)), None)
-            if short is not None:
-                raise ValueError(f"vertex {short} has fewer than {len(fields)} numbers")
+            short = [at for at, row in enumerate(rows) if len(row) < len(fields)]
+            refuse("", {f"has vertices with fewer than {len(fields)} numbers": short})
             vertices = np.array(rows, dtype="S32").astype("f8").reshape(len(rows), len(fields))
             values = {name: vertices[:, index] for index, (name, _) in enumerate(fields)}
-    if len(vertices) != count:
-        raise ValueError(f"it ends after {len(vertices)} of {count} vertices")
+    refuse("", {f"it ends after {len(vertices)} of {count} vertices": len(vertices) != count})
     return _named_parts(values)
 
 
@@ -216,22 +219,20 @@ def _named_parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ply_header(file: BinaryIO) -> tuple[str, int, list[tuple[str, str]]]:
     """Return byte order (empty for text), number of vertices, and names and types of fields."""
-    if file.readline().strip() != b"ply":
-        raise ValueError("its first line differs from 'ply'")
+    refuse("", {"its first line differs from 'ply'": file.readline().strip() != b"ply"})
     orders = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
     fields: list[tuple[str, str]] = []
     form, count, element = "", 0, ""
     while True:
         words = file.readline().decode("ascii", "replace").split()
-        if not words:
-            raise ValueError("its header ends without end_header")
+        refuse("", {"its header ends without end_header": not words})
         if words[0] == "end_header":
             return form, count, fields
         if words[0] == "format":
             form = orders[words[1]]
         elif words[0] == "element":
-            if not fields and words[1] != "vertex":
-                raise ValueError(f"its first element must be vertex, got {words[1]}")
+            other = not fields and words[1] != "vertex"
+            refuse("", {f"its first element must be vertex, got {words[1]}": other})
             element = words[1]
             count = int(words[2]) if element == "vertex" else count
         elif words[0] == "property" and element == "vertex":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,8 @@ class Material:
 @lru_cache(maxsize=2)
 def load_material(split: SampleSplit) -> Material:
     """Return the digits and photo regions of a split."""
-    datasets = _scikit_learn_datasets()
+    from sklearn import datasets
+
     bunch = datasets.load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(bunch.images))
     chosen = order[:NUM_TRAIN_DIGITS] if split == "train" else order[NUM_TRAIN_DIGITS:]
@@ -52,17 +53,6 @@ def load_material(split: SampleSplit) -> Material:
         for photo in datasets.load_sample_images().images
     )
     return Material(digits, bunch.target[chosen].astype(np.int64), photos)
-
-
-def _scikit_learn_datasets() -> Any:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise ValueError(
-            "the sample data needs scikit-learn's images; "
-            "pip install scikit-learn, or pass a real dataset"
-        ) from error
-    return datasets
 
 
 def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: int) -> Floats:

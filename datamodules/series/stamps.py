@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.files.console import log
+from datamodules.files.values import refuse
 
 Times = NDArray[np.generic]
 DAY = np.timedelta64(1, "D")
@@ -143,11 +144,12 @@ def _read(
             pass
     forms = FORMATS if form is None else (form,)
     fits = {one: times for one in forms if (times := _parsed(texts, one)) is not None}
-    if len(fits) > 1 and usual not in fits:
-        raise ValueError(
-            f"{source}: {texts[0]!r} may begin with the day or the month; pass "
-            f"data.time_format='{DAY_FIRST}' or '{MONTH_FIRST}', with the time if there is one"
-        )
+    either = len(fits) > 1 and usual not in fits
+    remedy = (
+        f"pass data.time_format='{DAY_FIRST}' or '{MONTH_FIRST}', with the time if there is one"
+    )
+    rule = f"{texts[0]!r} may begin with the day or the month; {remedy}"
+    refuse(f"{source}:", {rule: either})
     if fits:
         form = usual if usual in fits else next(iter(fits))
         return fits[form], form

@@ -10,7 +10,15 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, list_folders, list_images, validation_folder
+from datamodules.files.folders import (
+    first_few,
+    list_folders,
+    list_images,
+    require_folder,
+    require_names,
+    validation_folder,
+)
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset
 from datamodules.super_resolution.base import SuperResolutionDataModule
 from datamodules.super_resolution.pairs import Pair, WholeImages
@@ -49,24 +57,22 @@ class ImageFolderSRDataModule(SuperResolutionDataModule):
         self, root: str | Path | None = None, *, val_share: float = 0.1, **options: Any
     ) -> None:
         super().__init__(root, **options)
-        if not 0 < val_share < 1:
-            raise ValueError(f"data.val_share must be between 0 and 1, got {val_share}")
+        check_option("val_share", val_share, 0 < val_share < 1, "between 0 and 1")
         self.val_share = val_share
 
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
         """Return the images of both folders, or of one folder in two parts."""
         if (self.folder / "train").is_dir():
             val = validation_folder(self.folder)
-            if not val.is_dir():
-                raise FileNotFoundError(f"{self.folder} has train, but lacks val; add it")
+            require_folder(val, "add it beside train")
             return tuple(find_pairs(one, self.scale) for one in (self.folder / "train", val))  # type: ignore[return-value]
         found = find_pairs(self.folder, self.scale)
         count = math.ceil(self.val_share * len(found))
-        if count == len(found):
-            raise ValueError(
-                f"{self.folder} has {len(found)} images, of which data.val_share={self.val_share} "
-                "leaves none to train with; add images, or lower it"
-            )
+        rule = (
+            f"has {len(found)} images, of which data.val_share={self.val_share} leaves none to "
+            "train with; add images, or lower it"
+        )
+        refuse(self.folder, {rule: count == len(found)})
         return found[:-count], found[-count:]
 
 
@@ -90,14 +96,13 @@ class DIV2KDataModule(SuperResolutionDataModule):
         if not (folder / "DIV2K_valid_HR").is_dir():
             val = [pair for pair in train if _number(pair) in VALIDATION]
             if not val:
-                raise FileNotFoundError(f"folder {folder / 'DIV2K_valid_HR'} does not exist")
+                require_folder(folder / "DIV2K_valid_HR", f"the set has {self.layout}")
             return [pair for pair in train if pair not in val], val
         return train, self._published(folder, "DIV2K_valid")
 
     def _published(self, folder: Path, name: str) -> list[Pair]:
         high = folder / f"{name}_HR"
-        if not high.is_dir():
-            raise FileNotFoundError(f"folder {high} does not exist; the set has {self.layout}")
+        require_folder(high, f"the set has {self.layout}")
         return match_pairs(high, folder / f"{name}_LR_bicubic" / f"X{self.scale}", self.scale)
 
 
@@ -144,8 +149,8 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        if not sets or not set(sets) <= SETS.keys():
-            raise ValueError(f"data.sets must name sets of {', '.join(SETS)}; got {list(sets)}")
+        valid = sets and set(sets) <= SETS.keys()
+        check_option("sets", [*sets], valid, f"sets of {', '.join(SETS)}")
         self.sets, self.published_counts = tuple(sets), published_counts
 
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
@@ -160,11 +165,8 @@ class BenchmarkDataModule(SuperResolutionDataModule):
 
     def dataset(self, split: Split) -> NamedDataset:
         """Return the images of the chosen set, which is for evaluation only."""
-        if split == "train":
-            raise ValueError(
-                f"{', '.join(self.sets)}: images for evaluation only; pass mode=test ckpt=<run "
-                "folder>, or train with data=div2k"
-            )
+        rule = "has images for evaluation only: pass mode=test ckpt=<run folder>, or train with"
+        refuse(", ".join(self.sets), {f"{rule} data=div2k": split == "train"})
         return super().dataset(split)
 
     def choose(self, name: str) -> None:
@@ -177,16 +179,16 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         wanted = {one.lower() for one in names}
         folders = [self.folder / one for one in list_folders(self.folder) if one.lower() in wanted]
         alone = len(self.sets) == 1 and (self.folder.name.lower() in wanted or not folders)
-        if not folders and not alone:
-            raise FileNotFoundError(f"{self.folder} must hold a folder {names[0]}; add it")
+        lost = [] if folders or alone else [names[0]]
+        require_names(lost, f"folder is missing in {self.folder}", "add it")
         folder = self.folder if alone else folders[0]
         pairs = find_pairs(folder, self.scale)
         count = COUNTS[SETS[name]]
-        if self.published_counts and len(pairs) != count:
-            raise ValueError(
-                f"{folder} has {len(pairs)} images, but {SETS[name]} has {count}; complete it, or "
-                "pass data.published_counts=false"
-            )
+        rule = (
+            f"has {len(pairs)} images, but {SETS[name]} has {count}; complete it, or pass "
+            "data.published_counts=false"
+        )
+        refuse(folder, {rule: self.published_counts and len(pairs) != count})
         return pairs
 
 
@@ -209,8 +211,7 @@ def find_pairs(folder: Path, scale: int) -> list[Pair]:
             f"{first_few(others)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
             f"or LRBI/x{scale} beside HR or GT only"
         )
-        if high == folder:
-            raise ValueError(f"{text}; move the large ones to {folder / HIGH[0]}")
+        refuse(text, {f"; move the large ones to {folder / HIGH[0]}": high == folder})
         log(f"{text}; " + (f"read: {low}" if low else "the large ones are shrunk"))
     return match_pairs(high, low, scale)
 
@@ -228,8 +229,7 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
         ValueError: The first folder is empty, or names differ.
     """
     names = list_images(high)
-    if not names:
-        raise ValueError(f"{high} holds no images; put the high-resolution images there")
+    refuse(high, {"holds no images; put the high-resolution images there": not names})
     if low is None or not low.is_dir():
         return [Pair(high / name) for name in names]
     small = {Path(name).stem: low / name for name in list_images(low)}
@@ -242,12 +242,12 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
             missing.append(f"{stem}x{scale}")
         pairs.append(Pair(high / name, found))
     surplus = small.keys() - {pair.low.stem for pair in pairs if pair.low is not None}
-    if missing or surplus:
-        wrong = f"lacks {first_few(missing)}" if missing else f"has {first_few(sorted(surplus))}"
-        raise ValueError(
-            f"{low} {wrong}, unlike {high}; give both the same images, or remove {low} to shrink "
-            "the large ones"
-        )
+    remedy = f"give both the same images, or remove {low} to shrink the large ones"
+    faults = {
+        f"lacks images of {high} ({remedy})": missing,
+        f"has images that {high} lacks ({remedy})": sorted(surplus),
+    }
+    refuse(low, faults)
     return pairs
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.files.decoding import load_rgb
+from datamodules.files.values import refuse
 from datamodules.loading.sampling import Key, NamedDataset, Unreadable
 from datamodules.super_resolution.imresize import crop_to_multiple, downscale
 
@@ -67,11 +68,11 @@ class Patches:
         pair, scale, side = self.pairs[index % len(self.pairs)], self.scale, self.side
         high = load_high(pair, scale, self.decoded)
         height, width = (length // scale for length in high.shape[:2])
-        if min(height, width) < side:
-            raise ValueError(
-                f"{pair.high} has {high.shape[1]}x{high.shape[0]} pixels, but a patch takes "
-                f"{scale * side}x{scale * side}; lower data.patch_size, or remove the image"
-            )
+        rule = (
+            f"has {high.shape[1]}x{high.shape[0]} pixels, but a patch takes "
+            f"{scale * side}x{scale * side}; lower data.patch_size, or remove the image"
+        )
+        refuse(pair.high, {rule: min(height, width) < side})
         top, left = (int(np.random.randint(length - side + 1)) for length in (height, width))
         if pair.low is None:
             low = shrunk_patch(high, scale, (top, left), side)
@@ -153,23 +154,26 @@ def load_pixels(path: Path, decoded: Path | None = None) -> Pixels:
 def load_high(pair: Pair, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a high-resolution image, cropped at right and bottom to a multiple of the scale."""
     image = crop_to_multiple(load_pixels(pair.high, decoded), scale)
-    if 0 in image.shape:
-        raise ValueError(f"{pair.high} has sides below data.scale={scale}; remove it")
+    refuse(pair.high, {f"has sides below data.scale={scale}; remove it": 0 in image.shape})
     return image
 
 
 def load_low(path: Path, high: Pixels, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a low-resolution image, whose sides must be those of the other one over the scale."""
     image = load_pixels(path, decoded)
-    wanted = tuple(side // scale for side in high.shape[:2])
-    if image.shape[:2] != wanted:
-        (height, width), (rows, columns) = image.shape[:2], wanted
-        raise ValueError(
-            f"{path} has {width}x{height} pixels, but data.scale={scale} takes {columns}x{rows}, "
-            "the sides of its high-resolution image over the scale, rounded down; make it again or "
-            "remove its folder, so that it is made from that image"
-        )
+    (height, width), (rows, columns) = image.shape[:2], high.shape[:2]
+    check_low(path, (width, height), (columns // scale, rows // scale), scale)
     return image
+
+
+def check_low(path: Path, size: tuple[int, int], sides: tuple[int, int], scale: int) -> None:
+    """Raise an error for a low-resolution image of another width and height than it must have."""
+    rule = (
+        f"has {size[0]}x{size[1]} pixels, but data.scale={scale} takes {sides[0]}x{sides[1]}, the "
+        "sides of its high-resolution image over the scale, rounded down; make it again or remove "
+        "its folder, so that it is made from that image"
+    )
+    refuse(path, {rule: size != sides})
 
 
 def shrunk_patch(high: Pixels, scale: int, place: tuple[int, int], side: int) -> Pixels:

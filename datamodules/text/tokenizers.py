@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from datamodules.files.values import file_errors
 from datamodules.text.byte_pairs import MERGES, NUMBERS, BytePairs
 from datamodules.text.wordpiece import MASK, VOCABULARY, WordPiece
 
@@ -26,12 +27,10 @@ def read_tokenizer(folder: Path, lower: bool | None = None) -> Tokenizer:
         ValueError: A file is malformed.
     """
     is_gpt = (folder / NUMBERS).is_file() and (folder / MERGES).is_file()
-    try:
+    with file_errors(folder, " holds no tokenizer of BERT or GPT-1:"):
         if is_gpt and not (folder / VOCABULARY).is_file():
             return BytePairs.from_folder(folder)
         return WordPiece.from_folder(folder, lower)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder} holds no tokenizer of BERT or GPT-1: {error}") from error
 
 
 def join_texts(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:

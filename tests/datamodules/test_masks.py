@@ -206,7 +206,7 @@ def test_two_classes_of_black_and_white_masks(tmp_path, channels):
     halves = np.zeros((*SIZE, *channels), int)
     halves[20:] = 255
     masks(root, lambda path, number: png(path, halves * (number == 1), 8, RGB if channels else 0))
-    rejected(SegmentationFolderDataModule, root, r"only 0 and 255 .*pass data\.values=\[0,255\]")
+    rejected(SegmentationFolderDataModule, root, r"only 0 and 255, .*pass data\.values=\[0,255\]")
     data = ready(SegmentationFolderDataModule, root, values=[0, 255])
     data.check_files()
     found = {path[-5]: labels for path, labels in truths(data).items()}
@@ -292,14 +292,14 @@ def test_smoothed_colours_are_too_many(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colors": [[0, 0, 0]]}, r"data\.colors has 1 colours, but there are 3 classes \(soil"),
-        ({"colors": [[0, 0, 0]] * 3}, "must be different colours"),
-        ({"colors": [[0, 0]]}, r"must be red, green and blue from 0 to 255, .*, got \[0, 0\]"),
-        ({"colors": [[0, 0, 1], [0, 0, 300]]}, r"data\.colors\[1\] must be red, .*\[0, 0, 300\]"),
+        ({"colors": [[0, 0, 0]]}, r"data\.colors must be one colour for each of 3 classes \(soil"),
+        ({"colors": [[0, 0, 0]] * 3}, "all must be different colours"),
+        ({"colors": [[0, 0]]}, r"must be red, green and blue from 0 to 255, .*, got \(0, 0\)"),
+        ({"colors": [[0, 0, 1], [0, 0, 300]]}, r"data\.colors\[1\] must be red, .*\(0, 0, 300\)"),
         ({"colors": [[0, 0, 0.5]]}, r"data\.colors\[0\]\[2\] must be an integer, got 0\.5"),
         ({"colors": ["#000"]}, r'data\.colors\[0\] must be red, .*, got "#000"'),
-        ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors needs masks in colours"),
-        ({"values": [1, 2, 3]}, r"pass data\.colors and data\.ignored_colors alone"),
+        ({"ignored_colors": [[0, 0, 0]]}, r"data\.ignored_colors must be beside data\.colors"),
+        ({"values": [1, 2, 3]}, r"pass data\.colors and ignored_colors alone"),
     ],
 )
 def test_wrong_colours_are_rejected(tmp_path, options, message):

@@ -15,7 +15,7 @@ from datamodules import (
     SegmentationFolderDataModule,
     VOCDataModule,
 )
-from datamodules.layouts.coco_checks import check_coco, read_coco
+from datamodules.annotation_formats.coco_checks import check_coco, read_coco
 from tasks.engine.classes import check_classes
 from tests.datamodules.loading import ready
 from tests.segmentation_sets import folder, voc

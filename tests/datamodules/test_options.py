@@ -1,12 +1,8 @@
 """Sample and real datasets have the same options, so one command line works with both."""
 
-import re
-
 import pytest
 import yaml
 
-import datamodules
-from tests.datamodules.loading import rejected
 from tests.runs import CONFIGS
 
 # Options that locate a dataset's files or generate samples.
@@ -44,14 +40,3 @@ def test_datasets_of_one_kind_have_the_same_options(other):
     kind = "cifar100" if other == "cifar10" else "imagenet"
     own = options(other) - SPLIT - SHARDS - TABLE - BANDS - {"_like_"} | FOLDERS & options(kind)
     assert own == options(kind)
-
-
-KINDS = [getattr(datamodules, name) for name in datamodules.__all__]
-
-
-REAL = [kind for kind in KINDS if vars(kind).get("example") and "Sample" not in kind.__name__]
-
-
-@pytest.mark.parametrize("kind", REAL)
-def test_a_missing_root_names_an_example(kind):
-    rejected(kind, None, f"pass {re.escape(kind.example)}")

@@ -97,7 +97,7 @@ def test_arrays_and_pth_files(tmp_path):
      ("g.ply", b"ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\n"
       b"property float z\nend_header\n", r"must be \(N, 3\) with points, got \(0, 3\)"),
      ("h.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
-      b"property float z\nend_header\n1 2 3\n4\n", "vertex 1 has fewer than 3 numbers"),
+      b"property float z\nend_header\n1 2 3\n4\n", "vertices with fewer than 3 numbers: 1"),
      ("i.ply", b"ply\nformat ascii 1.0\nelement vertex 1000000000000\nproperty float x\n"
       b"property float y\nproperty float z\nend_header\n1 2 3\n", "ends after 1 of 1000000000000"),
      ("j.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 1000000000000\nproperty float"
@@ -147,12 +147,14 @@ def test_properties_of_other_tools_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("part", "value", "message"),
-    [("labels", 0.7, "labels must be whole numbers, got 0.7; in an array of 4, 7 or 10 columns"),
-     ("labels", np.nan, "labels must be whole numbers, got nan"),
-     ("labels", np.inf, "labels must be whole numbers, got inf"),
+    [("labels", 0.7, r"labels must be whole numbers \(in an array of 4, 7 .*, got: 0.7"),
+     ("labels", np.nan, "labels must be whole numbers .* got: nan"),
+     ("labels", np.inf, "labels must be whole numbers .* got: inf"),
      ("color", -1, "colours must be from 0 to 255, to 1 or to 65535, got -1 to 255"),
      ("color", 300.5, "colours must be from 0 to 255, to 1 or to 65535, got 0 to 300.5"),
-     ("normal", np.nan, "normal is not finite"), ("color", np.inf, "color is not finite")],
+     ("normal", np.nan, "numbers are not finite at some .*: normal"),
+     ("color", np.inf, "numbers are not finite .*: color"),
+     ("coord", np.nan, "numbers are not finite .*: coord")],
 )  # fmt: skip
 def test_numbers_that_are_no_labels_colours_or_normals_are_refused(part, value, message, tmp_path):
     parts = {name: getattr(cloud(), name).astype(float)
@@ -163,13 +165,10 @@ def test_numbers_that_are_no_labels_colours_or_normals_are_refused(part, value, 
         read_cloud(tmp_path / "a.npy")
 
 
-def test_columns_and_coordinates_are_checked(tmp_path):
+def test_columns_are_checked(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 5)))
     with pytest.raises(ValueError, match=r"its shape is \(4, 5\); an array of points has 3, 4, 6"):
         read_cloud(tmp_path / "a.npy")
-    np.save(tmp_path / "b.npy", np.full((4, 3), np.nan))
-    with pytest.raises(ValueError, match=r"b\.npy .*coord is not finite at some points"):
-        read_cloud(tmp_path / "b.npy")
 
 
 @pytest.mark.parametrize("offset", [0, 9_999, 99_000, 5_000_000])
@@ -235,7 +234,7 @@ def test_scannet_and_s3dis_folders(tmp_path):
     np.save(tmp_path / "scannet/val/scene0000_00/segment200.npy", many)
     more.setup()
     assert more.dataset("train")[0, 0]["labels"].max() > 20
-    with pytest.raises(FileNotFoundError, match="lacks Area_1; it must hold"):
+    with pytest.raises(FileNotFoundError, match=r"areas are missing in .*: Area_1, Area_2"):
         S3DISDataModule(tmp_path / "scannet", **SMALL).setup()
     for area in range(1, 7):
         write_folder(tmp_path / f"s3dis/Area_{area}/office_1")
@@ -252,7 +251,7 @@ def test_a_folder_of_labelled_clouds(tmp_path):
         with (tmp_path / split / "a.ply").open("wb") as file:
             write_ply(file, one.coord, one.color, one.labels, [])
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
-    with pytest.raises(FileNotFoundError, match=r"classes\.txt is missing"):
+    with pytest.raises(FileNotFoundError, match=r"list of classes is missing: .*classes\.txt"):
         data.setup()
     (tmp_path / "classes.txt").write_text("wall\nfloor\n")
     with pytest.raises(ValueError, match=r"has the label 2, but there are 2 classes"):
@@ -264,7 +263,7 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     batch = next(iter(data.train_dataloader()))
     assert batch["points"].shape[2] == 6
     assert data.class_names == ("wall", "floor", "chair")
-    with pytest.raises(ValueError, match=r"data\.features must name some of color, normal, coord"):
+    with pytest.raises(ValueError, match=r"data\.features must be some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
 
 

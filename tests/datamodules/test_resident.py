@@ -209,10 +209,10 @@ def test_labels_of_any_number_and_repeated_images(sample_cache):
     [
         (PaperAugmentation(), {}, r"pass \+\+data.augmentation.auto_augment=null"),
         (PaperAugmentation(auto_augment=None, interpolation="lanczos"), {},
-         r"by bicubic, bilinear, random, not by lanczos: pass \+\+data.augmentation.train_interp"),
-        (object(), {}, "object takes single images: pass PaperAugmentation or LightAugmentation"),
-        (LIGHT, {"token_labels": "maps"}, "without their label maps; pass data.token_labels=null"),
-        (LIGHT, {"bands": 4}, "data.resident is for RGB images; leave it or data.bands out"),
+         r"train_interpolation must be one of bicubic, bilinear, random .*got \"lanczos\""),
+        (object(), {}, "must be PaperAugmentation or LightAugmentation .*, got \"object\""),
+        (LIGHT, {"token_labels": "maps"}, "data.token_labels must be null with data.resident=true"),
+        (LIGHT, {"bands": 4}, "data.resident must be left out with data.bands"),
     ],
 )  # fmt: skip
 def test_what_batches_cannot_do_is_refused(made, options, message):

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
+from datamodules.annotation_formats.outlines import run_lengths
 from datamodules.files.cache import sample_folder
-from datamodules.layouts.outlines import run_lengths
 from datamodules.sample import datamodules as sample_module
 from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, load_material
 from datamodules.sample.outline_shapes import bounding_box, encode_mask

@@ -155,13 +155,13 @@ def checked(*given, **options):
 
 
 WRONG_MAPS = [
-    (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
+    (torch.zeros(5, 6, 6), r"must hold a dense tensor \(2, T, h, w\) .* got \(5, 6, 6\)"),
     (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
     (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
     (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
-    (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
+    (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map"),
     (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
-    (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
+    (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold a dense"),
     (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is not a label map"),
     (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is not a label"),
     (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is not a label map"),
@@ -190,14 +190,14 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(20_000))
     assert file.stat().st_size < 10_000
-    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
+    with pytest.raises(
+        ValueError, match=r"0\.pt is not a label map: .* at most 10\.0 KB, got 20000"
+    ):
         checked(root, maps)
     gone = ready(data, root, tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"none does not exist; data\.token_labels="):
         gone.check_files()
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4  # evaluation needs no label maps
-    with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
-        data(root, maps, token_boxes="yx")
 
 
 def test_recipes_with_required_maps_stop_only_training(root):

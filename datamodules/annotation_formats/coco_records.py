@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.annotation_formats.coco_checks import check_content
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import (
+    Box,
+    Point,
+    bounds,
+    mask_bounds,
+    run_lengths,
+    signed_area,
+)
 from datamodules.files.console import log
 from datamodules.files.folders import first_few
-from datamodules.layouts.coco_checks import check_content
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Box, Point, bounds, mask_bounds, run_lengths, signed_area
 
 Content = dict[str, list[dict[str, Any]]]
 
@@ -164,7 +171,7 @@ def report_skipped(source: Path, skipped: Counter[str]) -> None:
         )
 
 
-def check_label(label: str, names: Sequence[str], where: str) -> None:
+def check_label(label: str, names: Sequence[str]) -> None:
     """Raise an error for a label that the export does not declare."""
     if label not in names:
-        raise ValueError(f"{where}: label {label!r} must be one of {first_few(names, 10)}")
+        raise ValueError(f"label {label!r} must be one of {first_few(names, 10)}")

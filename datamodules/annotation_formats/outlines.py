@@ -54,7 +54,7 @@ def ellipse(centre: Point, radii: Point, degrees: float = 0.0) -> list[Point]:
     return rotate(points, centre, degrees)
 
 
-def blank_mask(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
+def blank_mask(size: tuple[int, int]) -> NDArray[np.bool_]:
     """Return an empty mask (H, W) for an image of (width, height).
 
     Raises:
@@ -63,8 +63,7 @@ def blank_mask(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
     width, height = size
     if min(size) < 1 or width * height > MAX_PIXELS:
         raise ValueError(
-            f"{where}: an image with a mask must have 1 to {MAX_PIXELS:,} pixels, got "
-            f"{width}x{height}"
+            f"an image with a mask must have 1 to {MAX_PIXELS:,} pixels, got {width}x{height}"
         )
     return np.zeros((height, width), np.bool_)
 

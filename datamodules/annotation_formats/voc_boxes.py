@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from datamodules.annotation_formats.coco_files import REMEDY, WHOLE
+from datamodules.annotation_formats.coco_records import Parts, Photo, Shape, to_parts
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import Point
+from datamodules.annotation_formats.xml_files import Element, child, child_text, read_xml
 from datamodules.files.folders import list_folders
-from datamodules.files.text_files import nfc, read_lines
-from datamodules.layouts.coco_files import REMEDY, WHOLE
-from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Point
-from datamodules.layouts.xml_files import Element, child_text, parse_number, read_xml
+from datamodules.files.text_files import finite_number, nfc, read_lines
+from datamodules.files.values import file_errors
 
 LISTS = "ImageSets/Main"
 # Roboflow's pixels start at 1 and xmax is the last pixel, as in VOC's own files; its library
@@ -90,9 +91,10 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         if name is None:
             missing.append(named or file.stem)
             continue
-        shapes = [_shape(one, element, f"{file}: object {n}")
-                  for n, one in enumerate(element.findall("object"), 1)]  # fmt: skip
-        photos.append(Photo(name, shapes, _size(element)))
+        photos.append(Photo(name, [], _size(element)))
+        for number, part in enumerate(element.findall("object"), 1):
+            with file_errors(f"{file}: object {number}"):
+                photos[-1].shapes.append(_shape(part, element))
     images.require_found(missing, images.folder, REMEDY)
     return photos
 
@@ -111,29 +113,25 @@ def _size(element: Element) -> Size | None:
     return int(sides[0]), int(sides[1])
 
 
-def _shape(one: Element, element: Element, where: str) -> Shape:
-    label = child_text(one, "name", where)
+def _shape(part: Element, element: Element) -> Shape:
+    label = child_text(part, "name")
     first = ONE_BASED in (element.findtext("source/database") or "")
-    polygon = one.find("polygon")
+    polygon = part.find("polygon")
     if polygon is not None and len(polygon):
-        points = [(x - first, y - first) for x, y in _points(polygon, where)]
+        points = [(x - first, y - first) for x, y in _points(polygon)]
         if len(points) >= 3:
             return Shape.from_polygons(label, [points])
-    box = one.find("bndbox")
-    if box is None:
-        raise ValueError(f"{where} must have <bndbox> or <polygon>")
+    box = child(part, "bndbox")
     left, top, right, bottom = (
-        parse_number(child_text(box, side, where), f"{where}: {side}")
-        for side in ("xmin", "ymin", "xmax", "ymax")
+        finite_number(child_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax")
     )
     left, top = left - first, top - first
     return Shape.from_box(label, (left, top, right - left, bottom - top))
 
 
-def _points(polygon: Element, where: str) -> list[Point]:
+def _points(polygon: Element) -> list[Point]:
     """Return the corners of <x1>, <y1>, <x2>, ..., or of <pt><x/><y/></pt>."""
     points: list[Point] = []
     while (x := polygon.findtext(f"x{len(points) + 1}")) is not None:
-        y = child_text(polygon, f"y{len(points) + 1}", where)
-        points.append((parse_number(x, f"{where}: x"), parse_number(y, f"{where}: y")))
+        points.append((finite_number(x), finite_number(child_text(polygon, f"y{len(points) + 1}"))))
     return points

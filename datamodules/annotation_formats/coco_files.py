@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datamodules.annotation_formats.coco_checks import check_content
+from datamodules.annotation_formats.coco_records import Part, Parts
+from datamodules.annotation_formats.image_lookup import Images
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, text_start
-from datamodules.layouts.coco_checks import check_content
-from datamodules.layouts.coco_records import Part, Parts
-from datamodules.layouts.image_lookup import Images
 
 WHOLE = "the export"  # name of the only split of an undivided export
 ROBOFLOW = "_annotations.coco.json"

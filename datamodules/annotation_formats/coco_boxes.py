@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.files.folders import first_few
+from datamodules.files.values import refuse
 
 OPTION = "data.skip_unusable_boxes=true"
 MAX_DEGENERATE_SHARE = 0.1
@@ -87,11 +88,11 @@ def describe_unusable(
     note += f"annotation ids: {ids}"
     if skip:
         return f"{note}; they are excluded from training and evaluation ({OPTION})"
-    if len(unusable) - kinds[MARKED] > MAX_DEGENERATE_SHARE * total:
-        raise ValueError(
-            f"{note}; boxes must be [x, y, width, height] in pixels. If the others are right, "
-            f"{OPTION} excludes these from training and evaluation"
-        )
+    rule = (
+        "; boxes must be [x, y, width, height] in pixels. If the others are right, "
+        f"{OPTION} excludes these from training and evaluation"
+    )
+    refuse(note, {rule: len(unusable) - kinds[MARKED] > MAX_DEGENERATE_SHARE * total})
     return (
         f"{note}; they are excluded from training and count as missed in evaluation unless found, "
         f"as in pycocotools; {OPTION} excludes them from both"
