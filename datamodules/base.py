@@ -79,10 +79,12 @@ class BaseDataModule(LightningDataModule):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Record the keyword arguments as ``made_by``, which checkpoints store."""
-        made: Any = super().__new__(cls)
-        own = {key: value for key, value in options.items() if key not in ("seed", "predict_path")}
-        made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **own}
-        return made
+        module: Any = super().__new__(cls)
+        arguments = {
+            key: value for key, value in options.items() if key not in ("seed", "predict_path")
+        }
+        module.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **arguments}
+        return module
 
     def __init__(
         self,
@@ -213,9 +215,9 @@ class BaseDataModule(LightningDataModule):
             check = self.file_check(split)
             if check is not None:
                 count = len(self.dataset(split))
-                done = check_each(check, count, started + seconds)
-                counts[split] = done
-                checked.append(f"{done:,} of {count:,} {name} {self.unit}")
+                count_done = check_each(check, count, started + seconds)
+                counts[split] = count_done
+                checked.append(f"{count_done:,} of {count:,} {name} {self.unit}")
         if checked:
             log(f"Files checked: {', '.join(checked)} ({time.monotonic() - started:.0f} s)")
         for line in self.notices(counts):
@@ -311,11 +313,11 @@ class BaseDataModule(LightningDataModule):
         """
         dataset = self._to_predict()
         spaced = range(0, len(dataset), max(1, len(dataset) // count))[:count]
-        others = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
-        samples = (dataset[0, index] for index in itertools.chain(spaced, others))
-        kept = (sample for sample in samples if not isinstance(sample, Unreadable))
+        further = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
+        samples = (dataset[0, index] for index in itertools.chain(spaced, further))
+        readable = (sample for sample in samples if not isinstance(sample, Unreadable))
         collate = self.collate() or default_collate
-        return self.normalise(collate(list(itertools.islice(kept, len(spaced)))))
+        return self.normalise(collate(list(itertools.islice(readable, len(spaced)))))
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""

@@ -112,15 +112,15 @@ def open_export(root: Path, layout: str) -> Export | None:
     Raises:
         ValueError: The folder has another tool's format, or an unsupported one.
     """
-    for one in FORMATS:
-        if layout in (AUTO, one.tool):
-            found = one.find(root)
-            if found:
-                return Export(root, one, one.convert(root, found))
+    for form in FORMATS:
+        if layout in (AUTO, form.tool):
+            match = form.find(root)
+            if match:
+                return Export(root, form, form.convert(root, match))
     foreign = detect_foreign_format(root)
     if foreign is None and layout == AUTO:
         return None
-    titles = first_few((each.title for each in FORMATS if each.tool == layout), 10)
+    titles = first_few((form.title for form in FORMATS if form.tool == layout), 10)
     faults = {
         f"holds {foreign}, which is unsupported; export COCO or YOLO from the tool": bool(foreign),
         f"is not an export of data.layout={layout}: expected {titles}": True,

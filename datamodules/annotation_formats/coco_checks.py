@@ -142,39 +142,39 @@ def check_coco(
         ValueError: The content is wrong.
     """
     categories, images, annotations = (content[key] for key in KINDS)
-    known = {kind: Counter(entry["id"] for entry in content[kind]) for kind in KINDS}
+    ids = {kind: Counter(entry["id"] for entry in content[kind]) for kind in KINDS}
     names = Counter(category["name"] for category in categories)
     faults = {
         f"has duplicates among its {kind}; make them unique": [
             value for value, count in counts.items() if count > 1
         ]
-        for kind, counts in {**known, "category names": names}.items()
+        for kind, counts in {**ids, "category names": names}.items()
     }
     for kind, key in (("images", "image_id"), ("categories", "category_id")):
-        strays = [entry["id"] for entry in annotations if entry[key] not in known[kind]]
+        strays = [entry["id"] for entry in annotations if entry[key] not in ids[kind]]
         faults[f"has {len(strays)} annotations with an unknown {key}; annotation ids"] = strays
     refuse(path, faults)
-    chosen = _select(path, categories, classes)
+    selection = _select(path, categories, classes)
     files = _check_files(path, image_folder, images)
     by_id = {image["id"]: image for image in images}
-    wanted = {category["id"] for category in chosen}
-    boxes = [entry for entry in annotations if entry["category_id"] in wanted]
-    unusable = unusable_boxes(annotations, by_id, wanted)
+    class_ids = {category["id"] for category in selection}
+    boxes = [entry for entry in annotations if entry["category_id"] in class_ids]
+    unusable = unusable_boxes(annotations, by_id, class_ids)
     if unusable:
         log(describe_unusable(path, annotations, unusable, len(boxes), skip=skip_unusable))
-    usable = [one for place, one in enumerate(annotations) if place not in unusable]
+    usable = [item for place, item in enumerate(annotations) if place not in unusable]
     left_out = unusable if training or skip_unusable else {}
     if not training:
-        _check_nan(path, annotations, left_out, wanted)
+        _check_nan(path, annotations, left_out, class_ids)
     if with_mask:
         _check_masks(path, annotations, by_id, unusable, left_out)
     boxed = {entry["image_id"] for entry in boxes}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
-    counted = {one["category_id"] for one in (usable if skip_unusable else annotations)
-               if not one.get("iscrowd")}  # fmt: skip
+    counted = {item["category_id"] for item in (usable if skip_unusable else annotations)
+               if not item.get("iscrowd")}  # fmt: skip
     facts = CocoFacts(
-        class_names=tuple(str(category["name"]) for category in chosen),
-        category_ids=tuple(category["id"] for category in chosen),
+        class_names=tuple(str(category["name"]) for category in selection),
+        category_ids=tuple(category["id"] for category in selection),
         num_images=len(images),
         num_boxed=len(boxed),
         num_small=len(boxed & small),
@@ -182,7 +182,7 @@ def check_coco(
         num_crowds=sum(bool(entry.get("iscrowd")) for entry in boxes),
         unusable=frozenset(unusable),
         files=frozenset(files),
-        absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
+        absent=tuple(n for n, category in enumerate(selection) if category["id"] not in counted),
     )
     if training:
         _check_remaining(path, facts, usable, small)
@@ -219,22 +219,22 @@ def check_content(path: Path, content: Any) -> dict[str, list[Entry]]:
 
 def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> list[Entry]:
     names = [str(category["name"]) for category in categories]
-    wanted = set(names if classes is None else map(nfc, classes))
+    class_ids = set(names if classes is None else map(nfc, classes))
     differ = (
-        f"has the categories {sorted(names)}, data.classes are {sorted(wanted)}; not in the file"
+        f"has the categories {sorted(names)}, data.classes are {sorted(class_ids)}; not in the file"
     )
-    refuse(path, {differ: sorted(wanted - set(names))})
-    return [category for category in categories if str(category["name"]) in wanted]
+    refuse(path, {differ: sorted(class_ids - set(names))})
+    return [category for category in categories if str(category["name"]) in class_ids]
 
 
 def _check_remaining(
     path: Path, facts: CocoFacts, usable: Iterable[Entry], small: Collection[int]
 ) -> None:
-    chosen = set(facts.category_ids)
+    selection = set(facts.category_ids)
     boxed = {
         entry["image_id"]
         for entry in usable
-        if entry["category_id"] in chosen and not entry.get("iscrowd")
+        if entry["category_id"] in selection and not entry.get("iscrowd")
     }
     lacking = facts.num_images - len(boxed)
     rule = (
@@ -257,11 +257,11 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     names = FolderNames(folder)
     real = folder.resolve()  # two splits may link to one folder
     for image in images:
-        found = names.find(image["file_name"])
-        if found is None:
+        file_name = names.find(image["file_name"])
+        if file_name is None:
             missing.append(str(folder / image["file_name"]))
             continue
-        image["file_name"] = found
+        image["file_name"] = file_name
         first = ids.setdefault(os.path.normpath(real / image["file_name"]), image["id"])
         if first != image["id"]:
             twice.append(f"{image['file_name']} (ids {first} and {image['id']})")

@@ -41,8 +41,8 @@ def find_roboflow(root: Path) -> dict[str, Path]:
 
 def find_fiftyone(root: Path) -> dict[str, Path]:
     """Return FiftyOne's json per export, with ``data`` beside it."""
-    found = files_per_folder(root, FIFTYONE)
-    return {name: file for name, file in found.items() if (file.parent / "data").is_dir()}
+    files = files_per_folder(root, FIFTYONE)
+    return {name: file for name, file in files.items() if (file.parent / "data").is_dir()}
 
 
 def find_cvat(root: Path) -> dict[str, Path]:
@@ -66,23 +66,23 @@ def convert(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
 def _read(file: Path, split: str, images: Images) -> Part:
     content = read_json(file)
     beside = file.parent.relative_to(images.folder).as_posix()
-    own = "" if beside == "." else beside
-    near = [own, f"{own}/data".lstrip("/"), f"images/{split}", "images", split, ""]
+    folder = "" if beside == "." else beside
+    near = [folder, f"{folder}/data".lstrip("/"), f"images/{split}", "images", split, ""]
     entries = content.get("images") if isinstance(content, dict) else None
     _fill_sizes(entries if isinstance(entries, list) else [], images, near)
     content = check_content(file, content)
     names = {image["file_name"] for image in content["images"]}
-    found = images.find_all(names, file, REMEDY, near)
+    files = images.find_all(names, file, REMEDY, near)
     for image in content["images"]:
-        image["file_name"] = found[image["file_name"]]
+        image["file_name"] = files[image["file_name"]]
     return Part(file, images.folder, content)
 
 
 def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> None:
     """Set the sizes that Label Studio leaves null for images without annotations."""
     for entry in entries:
-        named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
-        if named and entry.get("width") is None and entry.get("height") is None:
-            found = images.find(entry["file_name"], near)
-            if found is not None:
-                ((entry["width"], entry["height"]),) = images.sizes([found])
+        has_name = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
+        if has_name and entry.get("width") is None and entry.get("height") is None:
+            files = images.find(entry["file_name"], near)
+            if files is not None:
+                ((entry["width"], entry["height"]),) = images.sizes([files])

@@ -54,7 +54,7 @@ class Shape:
         """Return a shape of one or more polygons."""
         flat = [[float(value) for point in polygon for value in point] for polygon in polygons]
         box = bounds([point for polygon in polygons for point in polygon])
-        return cls(label, box, sum(abs(signed_area(one)) for one in polygons), flat)
+        return cls(label, box, sum(abs(signed_area(outline)) for outline in polygons), flat)
 
     @classmethod
     def from_mask(cls, label: str, mask: NDArray[np.bool_]) -> Shape:
@@ -115,8 +115,8 @@ def to_parts(
         names = sorted({shape.label for photo in photos for shape in photo.shapes})
     if not names:
         raise ValueError(f"{source} lacks annotated boxes and outlines; annotate some images")
-    listed = {photo.file for photo in photos}
-    unlisted = [name for name in images.names if name not in listed]
+    files = {photo.file for photo in photos}
+    unlisted = [name for name in images.names if name not in files]
     if unlisted:
         log(
             f"{source}: images without annotations are skipped: {len(unlisted)} of "

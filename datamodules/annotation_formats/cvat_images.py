@@ -98,10 +98,10 @@ def _shapes(entry: Element, names: list[str], skipped: Counter[str]) -> list[Sha
 def _shape(element: Element, label: str, entry: Element) -> Shape:
     angle = finite_number(element.get("rotation", "0"))
     if element.tag == "box":
-        left, top, right, bottom = numbers(element, "xtl", "ytl", "xbr", "ybr")
-        box = (left, top, right - left, bottom - top)
+        x_min, top, right, bottom = numbers(element, "xtl", "ytl", "xbr", "ybr")
+        box = (x_min, top, right - x_min, bottom - top)
         if angle:
-            centre = ((left + right) / 2, (top + bottom) / 2)
+            centre = ((x_min + right) / 2, (top + bottom) / 2)
             box = bounds(rotate(corners(*box), centre, angle))
         return Shape.from_box(label, box)
     if element.tag == "ellipse":
@@ -120,16 +120,16 @@ def _points(element: Element) -> list[Point]:
 
 def _mask(element: Element, label: str, size: Size) -> Shape:
     """Return the shape of run lengths, which fill a window row by row."""
-    left, top, width, height = map(int, numbers(element, "left", "top", "width", "height"))
+    x_min, top, width, height = map(int, numbers(element, "left", "top", "width", "height"))
     counts = [finite_number(count) for count in element.attrib["rle"].split(",")]
-    inside = 0 <= left and 0 <= top and left + width <= size[0] and top + height <= size[1]
+    inside = 0 <= x_min and 0 <= top and x_min + width <= size[0] and top + height <= size[1]
     if min(counts) < 0 or sum(counts) != width * height or not inside:
         raise ValueError(
             f"a mask's run lengths must fill a window of {width}x{height} pixels inside the image "
-            f"of {size[0]}x{size[1]}, got {sum(counts):.0f} pixels at {left}, {top}"
+            f"of {size[0]}x{size[1]}, got {sum(counts):.0f} pixels at {x_min}, {top}"
         )
     values = np.arange(len(counts)) % 2 == 1
     window = np.repeat(values, np.array(counts, np.int64)).reshape(height, width)
     mask = blank_mask(size)
-    mask[top : top + height, left : left + width] = window
+    mask[top : top + height, x_min : x_min + width] = window
     return Shape.from_mask(label, mask)

@@ -60,8 +60,8 @@ def convert(root: Path, files: Sequence[Path]) -> Parts:
     photos, missing, skipped, repeated = [], [], Counter[str](), 0
     for place, task in enumerate(tasks):
         with file_errors(f"{file}: task {task.get('id', place)}"):
-            results, others = _results(task)
-            repeated += others
+            results, more = _results(task)
+            repeated += more
             name = _image_path(task)
             image = images.find(name, ("", "images"))
             if image is None:
@@ -93,9 +93,9 @@ def _results(task: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
 def _minimal(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the results of a task of JSON-MIN, in the form of JSON."""
     for value in task.values():
-        for one in value if isinstance(value, list) else ():
-            if isinstance(one, dict) and "original_width" in one:
-                yield {**one, "value": one}
+        for entry in value if isinstance(value, list) else ():
+            if isinstance(entry, dict) and "original_width" in entry:
+                yield {**entry, "value": entry}
 
 
 def _image_path(task: dict[str, Any]) -> str:

@@ -67,11 +67,11 @@ OUTLINES = ("polygon", "rectangle", "oriented_rectangle", "circle", "ellipse", "
 
 def find(root: Path) -> dict[str, list[Path]]:
     """Return the files per split: those of the root, or of each of its folders."""
-    whole = _files(root, ("*.json",))
-    if whole:
-        return {WHOLE: whole}
-    found = {name: _files(root / name) for name in list_folders(root)}
-    return {name: files for name, files in found.items() if files}
+    root_files = _files(root, ("*.json",))
+    if root_files:
+        return {WHOLE: root_files}
+    splits = {name: _files(root / name) for name in list_folders(root)}
+    return {name: files for name, files in splits.items() if files}
 
 
 def _files(folder: Path, looked: Sequence[str] = ("*.json", "*/*.json")) -> list[Path]:
@@ -105,7 +105,7 @@ def _names(root: Path, splits: dict[str, list[Photo]]) -> list[str] | None:
     if not file.is_file():
         return None
     names = [line for line in read_lines(file) if line and line not in UNUSED]
-    used = {shape.label for photos in splits.values() for one in photos for shape in one.shapes}
+    used = {shape.label for photos in splits.values() for photo in photos for shape in photo.shapes}
     refuse(file, {"lacks labels; add them": sorted(used - set(names))})
     return names
 
@@ -155,8 +155,8 @@ def _shape(outline: Outline, kind: str, size: Size | None) -> Shape:
         radius = math.dist(corners[0], corners[1])
         return Shape.from_polygons(label, [ellipse(corners[0], (radius, radius))])
     if kind == "ellipse":
-        left, top, width, height = bounds(corners)
-        centre = (left + width / 2, top + height / 2)
+        x_min, top, width, height = bounds(corners)
+        centre = (x_min + width / 2, top + height / 2)
         return Shape.from_polygons(label, [ellipse(centre, (width / 2, height / 2))])
     if kind == "rectangle":
         return Shape.from_box(label, bounds(corners))
@@ -167,14 +167,14 @@ def _mask(outline: Outline, size: Size | None) -> Shape:
     """Return the shape of a base64 PNG that fills the box between the first two points."""
     picture = decode_bytes(base64.b64decode(outline.mask or "", validate=True), "its mask")
     window: NDArray[np.bool_] = np.asarray(picture.convert("L")) > 0
-    left, top = (round(value) for value in outline.points[0])
+    x_min, top = (round(value) for value in outline.points[0])
     height, width = window.shape
     across, down = size or (0, 0)
-    if not (0 <= left and 0 <= top and left + width <= across and top + height <= down):
+    if not (0 <= x_min and 0 <= top and x_min + width <= across and top + height <= down):
         raise ValueError(
-            f"a mask of {width}x{height} pixels at {left}, {top} exceeds the image of "
+            f"a mask of {width}x{height} pixels at {x_min}, {top} exceeds the image of "
             f"imageWidth x imageHeight = {across}x{down}"
         )
     mask = blank_mask((across, down))
-    mask[top : top + height, left : left + width] = window
+    mask[top : top + height, x_min : x_min + width] = window
     return Shape.from_mask(outline.label, mask)

@@ -83,8 +83,8 @@ def _roboflow(root: Path) -> Masks:
         classes[split] = _classes(root / split / CLASSES)
         splits[split] = _pair_masks(root / split)
     first = next(iter(classes))
-    others = [split for split in classes if classes[split] != classes[first]]
-    refuse(root / first / CLASSES, {"must be equal to those of other splits": others})
+    differing = [split for split in classes if classes[split] != classes[first]]
+    refuse(root / first / CLASSES, {"must be equal to those of other splits": differing})
     values = tuple(classes[first])
     names = tuple(classes[first].values())
     return Masks(root, "roboflow", "Roboflow's masks", names, values, (), splits)
@@ -114,13 +114,13 @@ def _pair_masks(folder: Path) -> list[tuple[Path, Path]]:
     images = Images(folder)
     masks: set[str | None] = {n for n in images.names if Path(n).stem.endswith(MASK)}
     photos = [name for name in images.names if name not in masks]
-    found = {name: images.find_stem(f"{name.rpartition('.')[0]}{MASK}") for name in photos}
-    _report(folder, [name for name in photos if found[name] is None], len(photos))
-    masks -= set(found.values())
+    masks_of = {name: images.find_stem(f"{name.rpartition('.')[0]}{MASK}") for name in photos}
+    _report(folder, [name for name in photos if masks_of[name] is None], len(photos))
+    masks -= set(masks_of.values())
     lost = {str(folder / str(mask)) for mask in masks}
     remedy = "add the images or remove the masks"
     require_names(lost, f"masks in {folder} lack their images", remedy)
-    return [(folder / name, folder / mask) for name, mask in found.items() if mask is not None]
+    return [(folder / name, folder / mask) for name, mask in masks_of.items() if mask is not None]
 
 
 def _report(folder: Path, bare: Sequence[str], total: int) -> None:
@@ -138,7 +138,7 @@ def _cvat(root: Path) -> Masks:
     stems = {file.stem: [line.strip('"') for line in read_lines(file) if line] for file in lists}
     if not stems:
         stems = {WHOLE: [name.rpartition(".")[0] for name in masks.names]}
-    splits = {split: _pair_listed(found, root, images, masks) for split, found in stems.items()}
+    splits = {split: _pair_listed(part, root, images, masks) for split, part in stems.items()}
     return Masks(root, "cvat", "CVAT's Segmentation mask 1.1", names, (), colours, splits)
 
 

@@ -82,5 +82,5 @@ def mask_bounds(mask: NDArray[np.bool_]) -> Box:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
         return 0.0, 0.0, 0.0, 0.0
-    left, top = int(columns[0]), int(rows[0])
-    return float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)
+    x_min, top = int(columns[0]), int(rows[0])
+    return float(x_min), float(top), float(columns[-1] + 1 - x_min), float(rows[-1] + 1 - top)

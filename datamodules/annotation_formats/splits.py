@@ -64,14 +64,14 @@ def choose(names: Collection[str], options: SplitOptions, where: object) -> Choi
     train = _pick(names, options.train, TRAIN, "train_split", where)
     val = _pick(names, options.val, VAL, "val_split", where)
     if train is None:
-        others = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
-        others = others or [name for name in names if name != val]
-        if len(others) != 1:
+        candidates = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
+        candidates = candidates or [name for name in names if name != val]
+        if len(candidates) != 1:
             raise ValueError(
                 f"{where} has the splits {first_few(sorted(names), 10)}, but a split named train "
                 "is needed; pass data.train_split=<name> and data.val_split=<name>"
             )
-        train = others[0]
+        train = candidates[0]
     return Choice(train, val, tuple(name for name in names if name not in (train, val)))
 
 
@@ -116,15 +116,15 @@ def divide(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide a COCO file's images into training and validation."""
     names = [image["file_name"] for image in content["images"]]
-    chosen = draw_names(names, options, where)
-    ids = {image["id"] for image in content["images"] if image["file_name"] in chosen}
+    drawn_names = draw_names(names, options, where)
+    ids = {image["id"] for image in content["images"] if image["file_name"] in drawn_names}
 
     def part(validates: bool) -> dict[str, Any]:
         return {
             **content,
-            "images": [one for one in content["images"] if (one["id"] in ids) == validates],
+            "images": [entry for entry in content["images"] if (entry["id"] in ids) == validates],
             "annotations": [
-                one for one in content["annotations"] if (one["image_id"] in ids) == validates
+                entry for entry in content["annotations"] if (entry["image_id"] in ids) == validates
             ],
         }
 

@@ -22,12 +22,14 @@ ONE_BASED = "roboflow"
 
 def find_roboflow(root: Path) -> dict[str, list[Path]]:
     """Return the files per split, which lie beside the images."""
-    whole = _xml_files(root)
-    if whole and _is_voc(whole[0]):
-        return {WHOLE: whole}
-    found = {name: _xml_files(root / name) for name in list_folders(root)}
+    root_files = _xml_files(root)
+    if root_files and _is_voc(root_files[0]):
+        return {WHOLE: root_files}
+    folders = {name: _xml_files(root / name) for name in list_folders(root)}
     return {
-        n: files for n, files in found.items() if n != "Annotations" and files and _is_voc(files[0])
+        n: files
+        for n, files in folders.items()
+        if n != "Annotations" and files and _is_voc(files[0])
     }
 
 
@@ -85,11 +87,15 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         element = read_xml(file) if file.is_file() else Element("annotation")
         folder = file.parent.relative_to(images.folder).as_posix()
         near = [folder if folder != "." else "", "JPEGImages", "images"]
-        named = (element.findtext("filename") or "").strip()
-        name = images.find(named.replace("\\", "/").rpartition("/")[2], near) if named else None
+        file_name = (element.findtext("filename") or "").strip()
+        name = (
+            images.find(file_name.replace("\\", "/").rpartition("/")[2], near)
+            if file_name
+            else None
+        )
         name = name or images.find_stem(_stem(file, images.folder), near)
         if name is None:
-            missing.append(named or file.stem)
+            missing.append(file_name or file.stem)
             continue
         photos.append(Photo(name, [], _size(element)))
         for number, part in enumerate(element.findall("object"), 1):
@@ -122,11 +128,11 @@ def _shape(part: Element, element: Element) -> Shape:
         if len(points) >= 3:
             return Shape.from_polygons(label, [points])
     box = child(part, "bndbox")
-    left, top, right, bottom = (
+    x_min, top, right, bottom = (
         finite_number(child_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax")
     )
-    left, top = left - first, top - first
-    return Shape.from_box(label, (left, top, right - left, bottom - top))
+    x_min, top = x_min - first, top - first
+    return Shape.from_box(label, (x_min, top, right - x_min, bottom - top))
 
 
 def _points(polygon: Element) -> list[Point]:

@@ -24,7 +24,7 @@ def read_xml(path: Path) -> Element:
 
 def child(element: Element, tag: str) -> Element:
     """Return the first child of a tag; raise ``KeyError`` if it is missing."""
-    return {one.tag: one for one in reversed(element)}[tag]
+    return {part.tag: part for part in reversed(element)}[tag]
 
 
 def child_text(element: Element, tag: str) -> str:

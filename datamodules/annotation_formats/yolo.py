@@ -136,10 +136,10 @@ def describe_darknet(file: Path) -> Description:
     rows = [line.partition("=") for line in read_lines(file) if "=" in line]
     content = {key.strip(): value.strip() for key, _, value in rows}
     with file_errors(file):
-        listed = root / (_placed(root, content["names"]) or content["names"])
-    names = [line for line in read_lines(listed) if line]
+        names_file = root / (_placed(root, content["names"]) or content["names"])
+    names = [line for line in read_lines(names_file) if line]
     splits = {split: [content[split]] for split in SPLITS if split in content}
-    return Description(file, _checked(names, listed), splits)
+    return Description(file, _checked(names, names_file), splits)
 
 
 def describe_classes(file: Path) -> Description:
@@ -150,18 +150,18 @@ def describe_classes(file: Path) -> Description:
 
 def find_labelled(root: Path) -> dict[str, Path]:
     """Return Roboflow's list of Darknet classes per split."""
-    found = {name: root / name / DARKNET for name in list_folders(root)}
-    return {name: file for name, file in found.items() if file.is_file()}
+    label_files = {name: root / name / DARKNET for name in list_folders(root)}
+    return {name: file for name, file in label_files.items() if file.is_file()}
 
 
 def describe_labelled(root: Path) -> Description:
     """Return the description of Roboflow's Darknet export: one list of classes per split."""
-    found = find_labelled(root)
-    names = {tuple(line for line in read_lines(file) if line) for file in found.values()}
+    label_files = find_labelled(root)
+    names = {tuple(line for line in read_lines(file) if line) for file in label_files.values()}
     differ = len(names) > 1
     refuse(root, {f"has splits with different files {DARKNET}; export them again": differ})
-    first = next(iter(found.values()))
-    return Description(first, _checked(names.pop(), first), {name: [name] for name in found})
+    first = next(iter(label_files.values()))
+    return Description(first, _checked(names.pop(), first), {name: [name] for name in label_files})
 
 
 def _checked(names: Sequence[str], file: Path) -> tuple[str, ...]:
@@ -178,20 +178,20 @@ def convert(description: Description) -> Parts:
         root = root.parent
     images = Images(root)
     files: dict[str, list[str]] = {}
-    empty = []
+    missing = []
     for split, entries in description.splits.items():
         places = [place for entry in entries if (place := _placed(root, entry))]
-        files[split] = sorted({file for place in places for file in _listed(place, images)})
+        files[split] = sorted({file for place in places for file in _list_images(place, images)})
         if not files[split]:
-            empty.append(f"{split}: {first_few(entries)}")
+            missing.append(f"{split}: {first_few(entries)}")
             del files[split]
     if not files:
         raise FileNotFoundError(
-            f"{description.source} names folders without images in {root} ({first_few(empty)}); "
+            f"{description.source} names folders without images in {root} ({first_few(missing)}); "
             f"{REMEDY}"
         )
-    if empty:
-        log(f"{description.source} names folders without images, skipped: {first_few(empty)}")
+    if missing:
+        log(f"{description.source} names folders without images, skipped: {first_few(missing)}")
     return {split: partial(_part, description, names, images) for split, names in files.items()}
 
 
@@ -206,7 +206,7 @@ def _part(description: Description, files: Sequence[str], images: Images) -> Par
     return to_part(photos, description.source, images, description.names)
 
 
-def _listed(entry: str, images: Images) -> list[str]:
+def _list_images(entry: str, images: Images) -> list[str]:
     """Return the images of a folder, or of a text file with one path per line."""
     place = images.folder / entry
     if place.is_dir():
@@ -245,13 +245,13 @@ def _report(source: Path, labels: Mapping[str, Path | None], root: Path) -> None
             f"{source}: {len(bare)} of {len(labels)} images lack a text file of labels and count "
             f"as images without objects: {first_few(sorted(bare), 3)}"
         )
-    known = {nfc(str(label)) for label in labels.values() if label is not None}
+    names = {nfc(str(label)) for label in labels.values() if label is not None}
     folders = {label.parent for label in labels.values() if label is not None}
     strays = [
         file
         for folder in sorted(folders)
         for file in sorted(folder.glob("*.txt"))
-        if nfc(str(file)) not in known and file.stem not in NO_LABELS
+        if nfc(str(file)) not in names and file.stem not in NO_LABELS
     ]
     if strays:
         log(f"{source}: {len(strays)} text files lack an image: {first_few(strays, 3)}")

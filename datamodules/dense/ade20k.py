@@ -41,14 +41,14 @@ class ADE20KDataModule(SegmentationDataModule):
         folder = self.folder
         if (folder / ARCHIVE_FOLDER).is_dir():
             folder = folder / ARCHIVE_FOLDER
-        found = {
+        pairs = {
             split: pair_files(folder / "images" / name, folder / "annotations" / name)
             for split, name in FOLDERS.items()
         }
         self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=1, ignored=[0])
         self.category_ids = self.code.values
-        return found
+        return pairs
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""

@@ -143,11 +143,15 @@ class CocoDataModule(DenseDataModule):
         if "val" not in self._facts or self._val is None:
             raise AttributeError("annotations are known after setup()")
         if len(self._facts["val"].absent) == self.num_classes:
-            empty = not self._annotations_of_val["annotations"]
-            found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
+            count_empty = not self._annotations_of_val["annotations"]
+            content = (
+                "no annotations"
+                if count_empty
+                else f"no box of {first_few(self.class_names)} in AP"
+            )
             skipped = f" without {self.left_out}" if self.left_out else ""
             rule = (
-                f"has {found}{skipped}: its images can only be predicted (mode=predict), such as "
+                f"has {content}{skipped}: its images can only be predicted (mode=predict), such as "
                 "for a benchmark's server; pass annotated images to test or validate"
             )
             raise ValueError(f"{self._val.source} {rule}")
@@ -209,11 +213,11 @@ class CocoDataModule(DenseDataModule):
         """Return notices of excluded, shared or rotated images, and of classes without boxes."""
         lines = super().notices(checked)
         train, val = self._facts["train"], self._facts["val"]
-        empty = train.num_images - train.num_boxed
-        if empty:
+        count_empty = train.num_images - train.num_boxed
+        if count_empty:
             lines.append(
-                f"{empty:,} of {train.num_images:,} training images lack boxes of these classes "
-                "and are excluded"
+                f"{count_empty:,} of {train.num_images:,} training images lack boxes of these "
+                "classes and are excluded"
             )
         if train.num_small:
             lines.append(
@@ -319,35 +323,35 @@ class CocoDataModule(DenseDataModule):
             "data.val_annotations"
         )
         refuse("data.layout=coco:", {rule: bool(self.splits.train or self.splits.val)})
-        train = self._own(self.train_annotations, self.train_images)
+        train = self._read_part(self.train_annotations, self.train_images)
         if self.val_annotations is None:
             return self._draw_val(train, str(self.folder / self.train_annotations))
-        return train, self._own(self.val_annotations, self.val_images, annotated=False)
+        return train, self._read_part(self.val_annotations, self.val_images, annotated=False)
 
     def _export(self) -> Export | None:
         """Return the export in the folder; None for COCO's own paths."""
         if self.chosen_layout == OWN:
             return None
-        own = (self.train_annotations, str(self.val_annotations))
-        named = self.train_annotations != TRAIN_ANNOTATIONS
+        paths = (self.train_annotations, str(self.val_annotations))
+        has_name = self.train_annotations != TRAIN_ANNOTATIONS
         if self.chosen_layout == AUTO and (
-            named or any((self.folder / name).is_file() for name in own)
+            has_name or any((self.folder / name).is_file() for name in paths)
         ):
             return None
         return open_export(self.folder, self.chosen_layout)
 
     def _export_parts(self, export: Export) -> tuple[Part, Part]:
-        chosen = choose(list(export.parts), self.splits, export.title)
-        unused = first_few(chosen.unused)
-        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
-        train = export.parts[chosen.train]()
-        if chosen.val is None:
-            name = "" if chosen.train == WHOLE else f", {chosen.train}"
-            return self._draw_val(train, f"{export.title}{name}", left)
-        val = export.parts[chosen.val]()
+        choice = choose(list(export.parts), self.splits, export.title)
+        unused = first_few(choice.unused)
+        remark = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
+        train = export.parts[choice.train]()
+        if choice.val is None:
+            name = "" if choice.train == WHOLE else f", {choice.train}"
+            return self._draw_val(train, f"{export.title}{name}", remark)
+        val = export.parts[choice.val]()
         log(
-            f"{export.title}: {len(train.content['images'])} training images in {chosen.train}, "
-            f"{len(val.content['images'])} validation images in {chosen.val}{left}"
+            f"{export.title}: {len(train.content['images'])} training images in {choice.train}, "
+            f"{len(val.content['images'])} validation images in {choice.val}{remark}"
         )
         return train, val
 
@@ -365,15 +369,15 @@ class CocoDataModule(DenseDataModule):
         name = unused_supercategory(contents)
         if name is None or name in (self.classes or ()):
             return
-        kept = [[one for one in c["categories"] if one["id"] != 0] for c in contents]
-        self._train = replace(self._train, content={**contents[0], "categories": kept[0]})
-        self._val = replace(self._val, content={**contents[1], "categories": kept[1]})
+        categories = [[entry for entry in c["categories"] if entry["id"] != 0] for c in contents]
+        self._train = replace(self._train, content={**contents[0], "categories": categories[0]})
+        self._val = replace(self._val, content={**contents[1], "categories": categories[1]})
         log(
             f"Category 0, {name!r}, is skipped: it lacks annotations and is the supercategory of "
             "all others"
         )
 
-    def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
+    def _read_part(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
         source = self.folder / annotations
         require_names(
@@ -418,13 +422,13 @@ def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of an unused category 0 that is the parent of all others; else None."""
     names = set()
     for content in contents:
-        roots = [one for one in content["categories"] if one["id"] == 0]
-        others = [one for one in content["categories"] if one["id"] != 0]
-        used = any(one["category_id"] == 0 for one in content["annotations"])
-        if len(roots) != 1 or not others or used:
+        roots = [entry for entry in content["categories"] if entry["id"] == 0]
+        rest = [entry for entry in content["categories"] if entry["id"] != 0]
+        used = any(entry["category_id"] == 0 for entry in content["annotations"])
+        if len(roots) != 1 or not rest or used:
             return None
         name = str(roots[0]["name"])
-        if not all(one.get("supercategory") == name for one in others):
+        if not all(entry.get("supercategory") == name for entry in rest):
             return None
         names.add(name)
     return names.pop() if len(names) == 1 else None
@@ -433,15 +437,15 @@ def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
 def drop_annotations(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
     """Return the content of a json without the annotations at some positions."""
     annotations = content["annotations"]
-    kept = [one for place, one in enumerate(annotations) if place not in unusable]
-    return {**content, "annotations": kept}
+    categories = [entry for place, entry in enumerate(annotations) if place not in unusable]
+    return {**content, "annotations": categories}
 
 
 def mark_ignored(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
     """Return the content of a json with some annotations marked as ignored for mmdet."""
     annotations = [
-        {**one, "ignore": 1} if place in unusable else one
-        for place, one in enumerate(content["annotations"])
+        {**entry, "ignore": 1} if place in unusable else entry
+        for place, entry in enumerate(content["annotations"])
     ]
     return {**content, "annotations": annotations}
 

@@ -76,14 +76,14 @@ class MaskCode:
             check_grey(path, pixels, [pixels], len(self.values))
             pixels = pixels[..., 0]
         outside: npt.NDArray[np.bool_] = np.zeros((), np.bool_)
-        narrow = pixels
+        small = pixels
         if pixels.dtype != np.uint8:
             outside = (pixels < 0) | (pixels > IGNORED)
-            narrow = pixels.astype(np.uint8)
-        labels = cv2.LUT(narrow, self.lookup)  # in a quarter of numpy's time
-        unknown = (labels == UNKNOWN) | outside
-        if unknown.any():
-            values = first_few(np.unique(pixels[unknown]).tolist())
+            small = pixels.astype(np.uint8)
+        labels = cv2.LUT(small, self.lookup)  # in a quarter of numpy's time
+        unlabelled = (labels == UNKNOWN) | outside
+        if unlabelled.any():
+            values = first_few(np.unique(pixels[unlabelled]).tolist())
             raise ValueError(f"mask {path} has labels [{values}], but {self.meaning}")
         return np.asarray(labels, np.uint8)
 
@@ -131,8 +131,8 @@ def check_meaning(masks: Sequence[Path], code: MaskCode, remedy: str) -> None:
     """
     pixels = read_pixels(masks[0])
     if pixels.ndim == 3:
-        others = (read_pixels(mask, colours=True) for mask in _spread(masks[1:], LOOKED - 1))
-        check_grey(masks[0], pixels, itertools.chain([pixels], others), len(code.values))
+        rest = (read_pixels(mask, colours=True) for mask in _spread(masks[1:], LOOKED - 1))
+        check_grey(masks[0], pixels, itertools.chain([pixels], rest), len(code.values))
     binary = len(code.values) == 2 and remedy
     rule = (
         f"has only 0 and 255, as all other masks, and 255 means ignored: one of the two classes "
@@ -157,7 +157,7 @@ def check_grey(path: object, pixels: Pixels, masks: Iterable[Pixels], num_classe
 
 def _are_black_and_white(masks: Iterable[Path]) -> bool:
     """Return True if masks have both 0 and 255, and only these."""
-    found: set[int] = set()
+    ends_seen: set[int] = set()
     for mask in masks:
         pixels = read_pixels(mask)
         if pixels.ndim == 3 and not is_grey(pixels):
@@ -165,8 +165,8 @@ def _are_black_and_white(masks: Iterable[Path]) -> bool:
         ends = [int((pixels == end).sum()) for end in (0, IGNORED)]
         if sum(ends) < pixels.size:
             return False
-        found.update(end for end, count in zip((0, IGNORED), ends, strict=True) if count)
-    return found == {0, IGNORED}
+        ends_seen.update(end for end, count in zip((0, IGNORED), ends, strict=True) if count)
+    return ends_seen == {0, IGNORED}
 
 
 def _spread(masks: Sequence[Path], limit: int) -> list[Path]:

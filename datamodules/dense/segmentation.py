@@ -113,8 +113,8 @@ class SegmentationDataModule(DenseDataModule):
         """The number of classes, and the statistics of bands."""
         if self.bands is None:
             return super().head_arguments
-        known = self.known_statistics()
-        return super().head_arguments | {"mean": known.mean, "std": known.std}
+        info = self.known_statistics()
+        return super().head_arguments | {"mean": info.mean, "std": info.std}
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -122,8 +122,10 @@ class SegmentationDataModule(DenseDataModule):
         info = super().metainfo
         if self.colors is not None and len(self.colors) == self.num_classes:
             return info | {"palette": [list(colour) for colour in self.colors]}
-        known = self.known_metainfo()
-        return known if list(self.class_names) == list(known.get("classes", ())) else info
+        layout_info = self.known_metainfo()
+        return (
+            layout_info if list(self.class_names) == list(layout_info.get("classes", ())) else info
+        )
 
     def known_metainfo(self) -> dict[str, Any]:
         """Return names and colours of the layout's own classes, or {}."""
@@ -168,23 +170,23 @@ class SegmentationDataModule(DenseDataModule):
         """
         dataset: Any = self.dataset(split).dataset
         strict = StrictMask(self.code)
-        seen = self._seen[split] = set()
+        classes = self._seen[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             image, mask = info["img_path"], info["seg_map_path"]
             width, height, orientation = self._header(image)
-            own = read_header(mask, upright=True)
-            if UPRIGHT != orientation != own.orientation:
+            header = read_header(mask, upright=True)
+            if UPRIGHT != orientation != header.orientation:
                 self._rotated.append(image)
-            check_mask_shape(mask, (own.height, own.width), (height, width), image)
+            check_mask_shape(mask, (header.height, header.width), (height, width), image)
             scale = self.smallest_train_scale if split == "train" else self.scale
             check_not_thin(image, (width, height), scale)
-            if split == "val" or not seen:
+            if split == "val" or not classes:
                 pixels = strict.pixels(mask)
                 if pixels.ndim == 3 and isinstance(self.code, MaskCode):
                     self._grey.append(mask)
-                seen.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
+                classes.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
 
         return check
 
@@ -198,12 +200,12 @@ class SegmentationDataModule(DenseDataModule):
         """Return notices of masks without classes, absent classes, and doubtful readings."""
         lines = super().notices(checked)
         ignored = self.code.ignored
-        listed = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
+        labels = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
         for split, name in SPLITS.items():
             if checked[split] and not self._seen[split]:
                 lines.append(
                     f"All {checked[split]:,} {name} masks that were checked have only "
-                    f"{listed}, which {'are' if len(ignored) > 1 else 'is'} ignored: every class "
+                    f"{labels}, which {'are' if len(ignored) > 1 else 'is'} ignored: every class "
                     "is missing"
                 )
         if checked["val"] == len(self.dataset("val")):

@@ -114,9 +114,9 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
             inside = all(0 <= number <= IGNORED for number in numbers)
             check_option(name, [*numbers], inside, f"numbers from 0 to {IGNORED}")
-        alone = self.colors is None or (self.values is None and not self.ignored)
+        is_alone = self.colors is None or (self.values is None and not self.ignored)
         rule = "null with data.values or data.ignored; pass data.colors and ignored_colors alone"
-        check_option("colors", self.colors, alone, rule)
+        check_option("colors", self.colors, is_alone, rule)
 
     def pairs(self) -> Pairs:
         """Pair images with masks and read the class names."""
@@ -133,15 +133,15 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def _export(self) -> Masks | None:
         """Return the export in the folder; None for folders of images and masks."""
-        own = (self.folder / self.folders["train"][0]).is_dir()
-        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and own):
+        has_folder = (self.folder / self.folders["train"][0]).is_dir()
+        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and has_folder):
             return None
         export = open_masks(self.folder, self.chosen_layout)
-        typed = {"classes": self.classes, "values": self.values, "colors": self.colors}
-        named = [name for name, value in typed.items() if value is not None]
+        options = {"classes": self.classes, "values": self.values, "colors": self.colors}
+        option_names = [name for name, value in options.items() if value is not None]
         if export is not None:
             rule = "defines classes and mask values; leave out"
-            refuse(export.title, {rule: [f"data.{name}" for name in named]})
+            refuse(export.title, {rule: [f"data.{name}" for name in option_names]})
         return export
 
     def _export_pairs(self, export: Masks) -> Pairs:
@@ -149,23 +149,25 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self.values, self.colors = export.values or None, export.colours or None
         self.code = self._code()
         self.category_ids = self.code.values
-        chosen = choose(list(export.splits), self.splits, export.title)
-        whole = [Pair(*pair) for pair in export.splits[chosen.train]]
-        unused = first_few(chosen.unused)
-        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
-        if chosen.val is not None:
-            val = [Pair(*pair) for pair in export.splits[chosen.val]]
+        choice = choose(list(export.splits), self.splits, export.title)
+        pairs = [Pair(*pair) for pair in export.splits[choice.train]]
+        unused = first_few(choice.unused)
+        remark = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
+        if choice.val is not None:
+            val = [Pair(*pair) for pair in export.splits[choice.val]]
             log(
-                f"{export.title}: {len(whole)} training images in {chosen.train}, {len(val)} "
-                f"validation images in {chosen.val}{left}"
+                f"{export.title}: {len(pairs)} training images in {choice.train}, {len(val)} "
+                f"validation images in {choice.val}{remark}"
             )
-            return {"train": whole, "val": val}
-        names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
-        picked = draw_names(names, self.splits, export.title)
-        log(f"{export.title}: {draw_notice(len(picked), len(names), self.splits)}{left}")
+            return {"train": pairs, "val": val}
+        names = [pair.image.relative_to(export.root).as_posix() for pair in pairs]
+        validating = draw_names(names, self.splits, export.title)
+        log(f"{export.title}: {draw_notice(len(validating), len(names), self.splits)}{remark}")
         return {
             split: [
-                p for n, p in zip(names, whole, strict=True) if (n in picked) == (split == "val")
+                p
+                for n, p in zip(names, pairs, strict=True)
+                if (n in validating) == (split == "val")
             ]
             for split in SPLITS
         }
@@ -196,8 +198,8 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         check_option("values", [*values], differ, rule)
         if self.values is None:
             code = consecutive_code(number, first=0, ignored=self.ignored)
-            other = "; for masks with other labels pass data.values, one per class"
-            return replace(code, meaning=code.meaning + other)
+            remark = "; for masks with other labels pass data.values, one per class"
+            return replace(code, meaning=code.meaning + remark)
         ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
         meaning = f"the classes have data.values={list(values)}"
         meaning += f", and {list(ignored)} are ignored" if ignored else ""
@@ -211,18 +213,20 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         image_of = index_by_stem(images, list_files(images, self.suffixes))
         mask_of = index_by_stem(masks, list_files(masks, LOSSLESS))
         refuse(images, {f"holds no images; the dataset needs {self.layout}": not image_of})
-        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
+        mask_names = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
         require_names(
-            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in mask_of},
+            {str(masks / f"{mask}.png") for mask in mask_names.values() if mask not in mask_of},
             f"images in {images} lack their masks",
             "add the masks, remove the images, or pass the end of masks' names as data.mask_suffix",
         )
         require_names(
-            {str(masks / mask_of[mask]) for mask in mask_of.keys() - set(wanted.values())},
+            {str(masks / mask_of[mask]) for mask in mask_of.keys() - set(mask_names.values())},
             f"masks in {masks} lack their images",
             "add the images or remove the masks",
         )
-        return [Pair(images / image_of[s], masks / mask_of[m]) for s, m in sorted(wanted.items())]
+        return [
+            Pair(images / image_of[s], masks / mask_of[m]) for s, m in sorted(mask_names.items())
+        ]
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:

@@ -200,8 +200,8 @@ class DenseDataModule(ImageDataModule):
             ValueError: A batch is larger than the memory; the message names its size.
         """
         factor = max(1.0, *self.test_scales, *factors)
-        long, short = max(sizes, key=math.prod)
-        self.check_memory((round(short * factor), round(long * factor)), "data.scale")
+        longest, shortest = max(sizes, key=math.prod)
+        self.check_memory((round(shortest * factor), round(longest * factor)), "data.scale")
 
     @property
     def maps(self) -> int:
@@ -256,8 +256,8 @@ class DenseDataModule(ImageDataModule):
 
         if not self.has_views:
             return self.test_steps(annotated=annotated)
-        long, short = self.scale
-        sizes = [(round(long * f), round(short * f)) for f in self.test_scales]
+        longest, shortest = self.scale
+        sizes = [(round(longest * f), round(shortest * f)) for f in self.test_scales]
         choices: list[list[Step]] = [[self.resize_step(size) for size in sizes]]
         flips: list[Step] = [Flip(False), Flip(True)]
         choices.append(flips[: 1 + self.test_flip])

@@ -68,18 +68,18 @@ class VOCDataModule(SegmentationDataModule):
         for part in (images, masks, folder / LISTS):
             require_folder(part, f"a VOC folder has {self.layout}")
         image_names, mask_names = FolderNames(images), FolderNames(masks)
-        found = {}
+        pairs_of = {}
         for split, name in self.lists.items():
             stems = _read_list(folder / LISTS / f"{name}.txt", f"data.{split}_list")
-            found[split] = [
+            pairs_of[split] = [
                 Pair(
                     images / image_names.on_disk(f"{s}.jpg"), masks / mask_names.on_disk(f"{s}.png")
                 )
                 for s in stems
             ]
         for place, files in (
-            (images, {pair.image for pairs in found.values() for pair in pairs}),
-            (masks, {pair.mask for pairs in found.values() for pair in pairs}),
+            (images, {pair.image for pairs in pairs_of.values() for pair in pairs}),
+            (masks, {pair.mask for pairs in pairs_of.values() for pair in pairs}),
         ):
             require_names(
                 {str(file) for file in files if not file.is_file()},
@@ -89,7 +89,7 @@ class VOCDataModule(SegmentationDataModule):
         self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=0, ignored=[])
         self.category_ids = self.code.values
-        return found
+        return pairs_of
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""

@@ -58,11 +58,11 @@ class Bands:
     """The bands of each file that a network sees.
 
     Attributes:
-        chosen: Their numbers in the file, from 0 on.
+        numbers: Their numbers in the file, from 0 on.
         total: Bands that each file must have; None for any number.
     """
 
-    chosen: tuple[int, ...]
+    numbers: tuple[int, ...]
     total: int | None = None
 
     def select(self, pixels: Pixels, name: str) -> NDArray[np.float32]:
@@ -72,8 +72,8 @@ class Bands:
             ValueError: A band is missing, or a value is complex, infinite or NaN.
         """
         self.check(pixels.shape[2], name)
-        is_whole = self.chosen == tuple(range(pixels.shape[2]))
-        values = pixels if is_whole else pixels[:, :, list(self.chosen)]
+        is_whole = self.numbers == tuple(range(pixels.shape[2]))
+        values = pixels if is_whole else pixels[:, :, list(self.numbers)]
         is_complex = np.issubdtype(pixels.dtype, np.complexfloating)
         values = values if is_complex else values.astype(np.float32)
         if is_complex or not np.isfinite(values).all():
@@ -89,8 +89,8 @@ class Bands:
         Raises:
             ValueError: It has others than ``data.bands`` states.
         """
-        if self.total not in (None, count) or max(self.chosen) >= count:
-            option = list(self.chosen) if self.total is None else self.total
+        if self.total not in (None, count) or max(self.numbers) >= count:
+            option = list(self.numbers) if self.total is None else self.total
             raise ValueError(
                 f"{name} has {count} bands, numbered from 0, but data.bands={option}; pass "
                 f"data.bands={count}, or the numbers of bands that every file has, such as "
@@ -107,13 +107,13 @@ def parse_bands(value: Any) -> Bands | None:
     if value is None:
         return None
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    chosen = tuple(range(value)) if is_number else ()
+    numbers = tuple(range(value)) if is_number else ()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        chosen = integer_list("data.bands", value)
-    valid = 1 <= len(chosen) <= MOST and min(chosen) >= 0 and len(set(chosen)) == len(chosen)
+        numbers = integer_list("data.bands", value)
+    valid = 1 <= len(numbers) <= MOST and min(numbers) >= 0 and len(set(numbers)) == len(numbers)
     rule = f"the number of bands, from 1 to {MOST}, or a list of different ones, such as [0,1,2,7]"
     check_option("bands", value, valid, rule)
-    return Bands(chosen, value if is_number else None)
+    return Bands(numbers, value if is_number else None)
 
 
 def parse_statistics(bands: Bands | None, mean: Any, std: Any) -> Statistics | None:
@@ -124,12 +124,12 @@ def parse_statistics(bands: Bands | None, mean: Any, std: Any) -> Statistics | N
     """
     if mean is None and std is None:
         return None
-    count = 0 if bands is None else len(bands.chosen)
-    found = [tuple(float(value) for value in part or ()) for part in (mean, std)]
-    valid = {len(part) for part in found} == {count} and min(found[1], default=0) > 0
+    count = 0 if bands is None else len(bands.numbers)
+    measurements = [tuple(float(value) for value in part or ()) for part in (mean, std)]
+    valid = {len(part) for part in measurements} == {count} and min(measurements[1], default=0) > 0
     rule = f"one number per band of data.bands ({count}) each, with deviations above 0"
     check_option("band_mean and data.band_std", [mean, std], valid, rule)
-    return Statistics(*found)
+    return Statistics(*measurements)
 
 
 def read_bands(path: str | Path, bands: Bands) -> NDArray[np.float32]:
@@ -170,26 +170,28 @@ def measure(paths: Sequence[str], bands: Bands) -> Statistics:
     spaced = paths[:: -(-len(paths) // MEASURED)]
 
     def sums(path: str) -> NDArray[np.float64]:
-        values = read_bands(path, bands).reshape(-1, len(bands.chosen)).astype(np.float64)
+        values = read_bands(path, bands).reshape(-1, len(bands.numbers)).astype(np.float64)
         count = np.full(values.shape[1], len(values))
         return np.stack([count, values.sum(0), (values**2).sum(0), values.min(0), values.max(0)])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        found = np.stack(list(pool.map(sums, spaced)))
-    count, total, squares = found[:, :3].sum(0)
+        measurements = np.stack(list(pool.map(sums, spaced)))
+    count, total, squares = measurements[:, :3].sum(0)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    varies = found[:, 3].min(0) < found[:, 4].max(0)  # rounding leaves a constant some deviation
-    constant = [one for one, some in zip(bands.chosen, varies, strict=True) if not some]
+    varies = measurements[:, 3].min(0) < measurements[:, 4].max(
+        0
+    )  # rounding leaves a constant some deviation
+    constant = [number for number, some in zip(bands.numbers, varies, strict=True) if not some]
     if constant:
         raise ValueError(
             f"band {first_few(constant)} has one value in all training images; leave it out by "
             "data.bands=[...]"
         )
-    shown = [", ".join(f"{value:.4g}" for value in part) for part in (mean, std)]
+    texts = [", ".join(f"{value:.4g}" for value in part) for part in (mean, std)]
     log(
         f"Statistics of {len(spaced):,} of {len(paths):,} training images: "
-        f"data.band_mean=[{shown[0]}] data.band_std=[{shown[1]}]"
+        f"data.band_mean=[{texts[0]}] data.band_std=[{texts[1]}]"
     )
     return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
 
@@ -286,26 +288,26 @@ def _pages(file: tifffile.TiffFile) -> list[Any]:
         ValueError: They have different sizes.
     """
     pages: list[Any] = [page.aspage() for page in file.pages]
-    kept = [page for page in pages if not (page.is_reduced or page.is_mask)]
-    sizes = sorted({(page.imagelength, page.imagewidth) for page in kept})
-    deep = any(page.imagedepth > 1 for page in kept)
+    whole_pages = [page for page in pages if not (page.is_reduced or page.is_mask)]
+    sizes = sorted({(page.imagelength, page.imagewidth) for page in whole_pages})
+    deep = any(page.imagedepth > 1 for page in whole_pages)
     if deep or len(sizes) != 1 or sizes[0][0] * sizes[0][1] > MAX_PIXELS:
         raise ValueError(
             f"its pages are of {len(sizes)} sizes, {first_few(sizes)}, instead of one of at most "
             f"{MAX_PIXELS:,} pixels"
         )
-    return kept
+    return whole_pages
 
 
 def _read_tiff(path: Path) -> Pixels:
     """Return all bands of all pages."""
     with tifffile.TiffFile(plain_file(path)) as file:
-        found = []
+        measurements = []
         for page in _pages(file):
             values = page.asarray()
             values = values[:, :, None] if values.ndim == 2 else values
-            found.append(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=2)
+            measurements.append(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
+    return measurements[0] if len(measurements) == 1 else np.concatenate(measurements, axis=2)
 
 
 def _read_image(path: Path) -> Pixels:
@@ -327,12 +329,12 @@ def _check_unscaled(content: bytes, image: Image.Image) -> None:
         ValueError: The file has such values.
     """
     largest = None
-    if image.format == "PPM" and (found := PNM_LARGEST.match(content)) is not None:
-        largest = int(found[1])
+    if image.format == "PPM" and (measurements := PNM_LARGEST.match(content)) is not None:
+        largest = int(measurements[1])
     elif image.format == "JPEG2000" and (start := content.find(JP2_START)) >= 0:
         largest = 2 ** ((content[start + JP2_DEPTH_AT] & 0x7F) + 1) - 1
-    kept = (255,) if len(image.getbands()) > 1 else (255, 65_535)
-    if largest is not None and largest not in kept:
+    whole_pages = (255,) if len(image.getbands()) > 1 else (255, 65_535)
+    if largest is not None and largest not in whole_pages:
         raise ValueError(
             f"its values go up to {largest:,}, which Pillow scales; save it as TIFF, or as PNG of "
             "16 bits"

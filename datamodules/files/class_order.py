@@ -39,5 +39,5 @@ def other_orders(names: Sequence[str], order: ClassOrder | None) -> dict[str, tu
     """
     if order is None:
         return {}
-    others = {one: tuple(sort_classes(names, one)) for one in KEYS if one != order}
-    return {one: found for one, found in others.items() if found != tuple(names)}
+    orders = {name: tuple(sort_classes(names, name)) for name in KEYS if name != order}
+    return {name: names_of for name, names_of in orders.items() if names_of != tuple(names)}

@@ -269,10 +269,10 @@ class FolderNames:
 
     def find(self, name: str) -> str | None:
         """Return the name on disk, relative to the folder with slashes; None if it is missing."""
-        found = self._find(name)
-        if found is None and "\\" in name:
-            found = self._find(name.replace("\\", "/"))
-        return found
+        path = self._find(name)
+        if path is None and "\\" in name:
+            path = self._find(name.replace("\\", "/"))
+        return path
 
     def on_disk(self, name: str) -> str:
         """Return the name on disk, or the given one if the file is missing."""

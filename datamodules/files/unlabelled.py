@@ -128,6 +128,6 @@ def _memory_images(item: Any) -> list[Image.Image]:
         return []
     batch = values if values.ndim == 4 else values[None]
     return [
-        Image.fromarray(np.ascontiguousarray(one[:, :, 0] if one.shape[2] == 1 else one))
-        for one in batch
+        Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image))
+        for image in batch
     ]

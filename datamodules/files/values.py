@@ -50,8 +50,8 @@ def refuse(where: object, faults: Mapping[str, object]) -> None:
     """
     for fault, places in faults.items():
         if places:
-            named = f": {first_few(places)}" if isinstance(places, Collection) else ""
-            raise ValueError(f"{where} {fault}{named}".lstrip())
+            listing = f": {first_few(places)}" if isinstance(places, Collection) else ""
+            raise ValueError(f"{where} {fault}{listing}".lstrip())
 
 
 def integer_value(value: Any) -> int:

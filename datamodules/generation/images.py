@@ -135,15 +135,17 @@ class GenerationDataModule(BaseDataModule):
 
     def _read_classes(self) -> None:
         folder = self.folder / "train"
-        found = sorted(one.name for one in folder.glob("*/") if not one.name.startswith("."))
-        rule = f"holds {len(found)} class folders; it needs {self.layout}"
-        refuse(folder, {rule: len(found) < 2})
-        self.class_names = tuple(found)
+        class_folders = sorted(
+            path.name for path in folder.glob("*/") if not path.name.startswith(".")
+        )
+        rule = f"holds {len(class_folders)} class folders; it needs {self.layout}"
+        refuse(folder, {rule: len(class_folders) < 2})
+        self.class_names = tuple(class_folders)
 
     def _list(self, split: str) -> list[tuple[Path, int]]:
         names = VALIDATION if split == "val" else (split,)
         base = next(filter(Path.is_dir, (self.folder / name for name in names)), None)
-        found: list[tuple[Path, int]] = []
+        samples: list[tuple[Path, int]] = []
         if base is not None:
             strays = sorted({*list_folders(base)} - {*self.class_names})
             rule = f"has class folders that {self.folder / 'train'} lacks"
@@ -151,13 +153,13 @@ class GenerationDataModule(BaseDataModule):
         for label, name in enumerate(self.class_names if base else ()):
             assert base is not None
             files = sorted((base / name).glob("*")) if (base / name).is_dir() else []
-            found += [
+            samples += [
                 (file, label)
                 for file in files
                 if file.suffix.lower() in KNOWN and not file.name.startswith(".")
             ]
-        refuse(self.folder, {f"has no {split} images; it needs {self.layout}": not found})
-        return found
+        refuse(self.folder, {f"has no {split} images; it needs {self.layout}": not samples})
+        return samples
 
     def set_latent_scale(self, scale: tuple[float, float] | None) -> None:
         """Set factor and shift of means and deviations where the options leave them open."""
@@ -174,8 +176,8 @@ class GenerationDataModule(BaseDataModule):
         if self.latent_channels is None or self.latents is not None:
             return
         for dataset in self._datasets.values():
-            listed: Any = dataset.dataset
-            for file, _ in listed.files:
+            images: Any = dataset.dataset
+            for file, _ in images.files:
                 rule = (
                     f"is an image, but data.latent_channels={self.latent_channels} expects "
                     "latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
@@ -211,8 +213,8 @@ class GenerationDataModule(BaseDataModule):
         if scale != 1:
             width, height = (max(size, round(scale * side)) for side in image.size)
             image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
-        left, top = ((side - size) // 2 for side in image.size)
-        pixels = np.asarray(image.crop((left, top, left + size, top + size)))
+        x_min, top = ((side - size) // 2 for side in image.size)
+        pixels = np.asarray(image.crop((x_min, top, x_min + size, top + size)))
         return np.array(pixels.reshape(size, size, -1).transpose(2, 0, 1), order="C")
 
     def values(self, file: Path) -> NDArray[np.float32]:
@@ -241,8 +243,8 @@ class GenerationDataModule(BaseDataModule):
         Args:
             inputs: One class or several, by name or number; each gets ``draw_count`` images.
         """
-        chosen = inputs if isinstance(inputs, list | tuple) else [inputs]
-        return self._requests(chosen)
+        classes = inputs if isinstance(inputs, list | tuple) else [inputs]
+        return self._requests(classes)
 
     def _requests(self, chosen: Sequence[str | int] | None) -> NamedDataset:
         labels = range(len(self.class_names)) if chosen is None else map(self._label, chosen)
@@ -254,8 +256,8 @@ class GenerationDataModule(BaseDataModule):
             return self.class_names.index(str(name))
         if isinstance(name, int) and 0 <= name < len(self.class_names):
             return name
-        shown = ", ".join(self.class_names[:10]) + ", ..." * (len(self.class_names) > 10)
-        raise ValueError(f"{name!r} is not a class of these data; known are {shown}")
+        examples = ", ".join(self.class_names[:10]) + ", ..." * (len(self.class_names) > 10)
+        raise ValueError(f"{name!r} is not a class of these data; known are {examples}")
 
     def predict_dataloader(self) -> Any:
         """Return the requests of ``draw_classes``, or those of ``predict_path``."""

@@ -103,7 +103,7 @@ def _paper_steps(made: PaperAugmentation, size: int) -> list[Step]:
     scale, ratio = tuple(made.crop_scale), tuple(made.crop_ratio)
     name = made.train_interpolation or made.interpolation
     names = ("bilinear", "bicubic") if name == "random" else (name,)
-    crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(one)) for one in names]
+    crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(kind)) for kind in names]
     steps: list[Step] = [transforms.RandomChoice(crops) if len(crops) > 1 else crops[0]]
     return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
 
@@ -145,8 +145,8 @@ def _light_erasing(made: LightAugmentation) -> list[Step]:
 
 def _composed(steps: list[Step], statistics: Statistics, last: list[Step] | None = None) -> Step:
     normalise = transforms.Normalize([*statistics.mean], [*statistics.std])
-    made: Step = transforms.Compose([ToTensor(), *steps, normalise, *(last or ())])
-    return made
+    composed: Step = transforms.Compose([ToTensor(), *steps, normalise, *(last or ())])
+    return composed
 
 
 def _mode(name: str) -> InterpolationMode:

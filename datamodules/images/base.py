@@ -77,13 +77,13 @@ class ImageDataModule(BaseDataModule):
         """Return the statistics of the bands, as options."""
         if self.bands is None:
             return {}
-        known = self.known_statistics()
-        return {"band_mean": list(known.mean), "band_std": list(known.std)}
+        statistics = self.known_statistics()
+        return {"band_mean": list(statistics.mean), "band_std": list(statistics.std)}
 
     @property
     def backbone_arguments(self) -> dict[str, Any]:
         """The number of channels."""
-        return {"in_chans": 3 if self.bands is None else len(self.bands.chosen)}
+        return {"in_chans": 3 if self.bands is None else len(self.bands.numbers)}
 
     @property
     def num_classes(self) -> int:
@@ -130,8 +130,8 @@ class ImageDataModule(BaseDataModule):
         if self.bands is not None:
             several = UnlabelledBands(collect_bands(inputs), self.bands, self.predict_sample)
             return TolerantDataset(several, several.name)
-        found = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
-        return TolerantDataset(found, found.name)
+        images = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
+        return TolerantDataset(images, images.name)
 
     @abstractmethod
     def predict_sample(self, image: Any, name: str, index: int) -> Any:
@@ -162,5 +162,5 @@ class ImageDataModule(BaseDataModule):
         self.warned_absent = True
         if not absent:
             return []
-        named = first_few([self.class_names[label] for label in absent], 10)
-        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {named}"]
+        names = first_few([self.class_names[label] for label in absent], 10)
+        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {names}"]

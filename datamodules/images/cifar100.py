@@ -225,8 +225,8 @@ class PickledType:
     @property
     def is_bytes(self) -> bool:
         """True for uint8 without fields."""
-        plain = isinstance(self.state, tuple) and self.state[2:] == (None, None, None, -1, -1, 0)
-        return self.code in ("u1", b"u1", "|u1", b"|u1") and (self.state is None or plain)
+        is_plain = isinstance(self.state, tuple) and self.state[2:] == (None, None, None, -1, -1, 0)
+        return self.code in ("u1", b"u1", "|u1", b"|u1") and (self.state is None or is_plain)
 
 
 class PickledArray:
@@ -298,8 +298,8 @@ def check_labels(
     path: Path, content: dict[str, Any], count: int, archive: Archive = CIFAR100
 ) -> NDArray[np.int64]:
     """Return the labels of a file, (count,), after a check; CIFAR-100's fine ones."""
-    other = CIFAR10 if archive is CIFAR100 else CIFAR100
-    hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
+    second = CIFAR10 if archive is CIFAR100 else CIFAR100
+    hint = f" (these are {second.name}'s keys)" if second.labels in content else ""
     lack = f"lacks {archive.labels!r}, found {sorted(content)}{hint}"
     refuse(path, {lack: archive.labels not in content})
     labels = content[archive.labels]

@@ -78,8 +78,8 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         self.val_split = val_split
         self.labels, self.label_separator = labels, label_separator
         self._tables: dict[str, LabelTable] = {}
-        alone = labels is None or self.token_labels is None
-        check_option("labels", labels, alone, "null with data.token_labels, for class folders")
+        is_alone = labels is None or self.token_labels is None
+        check_option("labels", labels, is_alone, "null with data.token_labels, for class folders")
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images and divide them, unless folders divide them already."""
@@ -104,34 +104,34 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         self.class_names = tuple(sort_classes(class_folders(folder), self.class_order))
         self.check_count(folder, "class folders")
         images = list_class_images(folder, self.class_names, self.suffixes)
-        few = [name for name, found in images.items() if len(found) < 2]
+        few = [name for name, files in images.items() if len(files) < 2]
         rule = "has class folders of fewer than two images, one to train and one to validate with"
         refuse(folder, {f"{rule} (fill or remove them)": few})
         options = SplitOptions(share=self.val_share, seed=self.split_seed)
-        validating = {name: draw_names(found, options) for name, found in images.items()}
-        chosen = {
+        validating = {name: draw_names(files, options) for name, files in images.items()}
+        divided = {
             "train": {name: sorted(set(images[name]) - validating[name]) for name in images},
             "val": {name: sorted(validating[name]) for name in images},
         }
-        counts = {split: sum(map(len, parts.values())) for split, parts in chosen.items()}
+        counts = {split: sum(map(len, parts.values())) for split, parts in divided.items()}
         log(
             f"{folder} has only training images: {counts['val']} of its {sum(counts.values())} "
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
             f"{_unused(self.folder) if train.is_dir() else ''}"
         )
-        training = first_of_each(chosen["train"], self.train_share)
-        return self.datasets(folder, training, folder, chosen["val"])
+        training = first_of_each(divided["train"], self.train_share)
+        return self.datasets(folder, training, folder, divided["val"])
 
     def _build_from_table(self, name: str) -> dict[Any, SeededDataset]:
         """Read the images and labels of csv files."""
         options: dict[str, Any] = {"separator": self.label_separator, "order": self.class_order}
         first, second = find_tables(self.folder, name, self.validation())
-        whole = read_label_table(first, **options)
+        table = read_label_table(first, **options)
         if second is None:
-            train, val = divide(whole, SplitOptions(share=self.val_share, seed=self.split_seed))
+            train, val = divide(table, SplitOptions(share=self.val_share, seed=self.split_seed))
         else:
-            train, val = whole, read_label_table(second, names=whole.names, **options)
-        self.class_names = whole.names
+            train, val = table, read_label_table(second, names=table.names, **options)
+        self.class_names = table.names
         self.check_count(first, "classes")
         train = train.rows(range(math.ceil(self.train_share * len(train.images))))
         self._tables = {"training": train, "validation": val}
@@ -171,5 +171,5 @@ def _reject_splits(folder: Path) -> None:
 
 def _unused(folder: Path) -> str:
     """Return the message's part about unused folders beside ``train``."""
-    others = [name for name in list_folders(folder) if name != "train"]
-    return f"; not used: {first_few(others)}" if others else ""
+    folders = [name for name in list_folders(folder) if name != "train"]
+    return f"; not used: {first_few(folders)}" if folders else ""

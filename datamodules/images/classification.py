@@ -142,16 +142,16 @@ class ClassificationDataModule(ImageDataModule):
         self._resident: dict[Split, ResidentDataset] = {}
         if resident:
             batch_augmentation(self.augmentation, image_size)  # refuses what takes single images
-        alone = not resident or token_labels is None
-        check_option("token_labels", token_labels, alone, "null with data.resident=true")
+        is_alone = not resident or token_labels is None
+        check_option("token_labels", token_labels, is_alone, "null with data.resident=true")
         self.check_memory((self.image_size, self.image_size), "data.image_size")
 
     @property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
         """Mean and standard deviation per channel that normalise ``image``."""
         if self.bands is not None:
-            known = self.known_statistics()
-            return known.mean, known.std
+            statistics = self.known_statistics()
+            return statistics.mean, statistics.std
         return self.augmentation.mean, self.augmentation.std
 
     def check_files(self, seconds: float = 60.0) -> None:
@@ -197,9 +197,9 @@ class ClassificationDataModule(ImageDataModule):
             ValueError: The layout leaves the labels open before the images are read.
         """
         labels = getattr(self.dataset("train").dataset, "labels", None)
-        unknown = labels is None or getattr(self, "labels", None) is not None
+        is_unknown = labels is None or getattr(self, "labels", None) is not None
         rule = "does not count its classes; pass task.loss.class_weights=[<a weight per class>]"
-        refuse(type(self).__name__, {rule: unknown})
+        refuse(type(self).__name__, {rule: is_unknown})
         counts = np.bincount(np.asarray(labels), minlength=self.num_classes)
         return tuple(counts.tolist())
 
@@ -218,10 +218,10 @@ class ClassificationDataModule(ImageDataModule):
         source = self.dataset(split)
         if not self.resident:
             return source
-        kept = self._resident.get(split)
-        if kept is None or kept.dataset is not source.dataset:
-            kept = self._resident[split] = self._read_resident(split, source)
-        return kept
+        resident = self._resident.get(split)
+        if resident is None or resident.dataset is not source.dataset:
+            resident = self._resident[split] = self._read_resident(split, source)
+        return resident
 
     def _read_resident(self, split: Split, source: NamedDataset) -> ResidentDataset:
         """Decode the images of a split onto the trainer's device."""
@@ -253,8 +253,8 @@ class ClassificationDataModule(ImageDataModule):
     def train_transform(self) -> Any:
         """Return the transform of training images."""
         if self.bands is not None:
-            known = self.known_statistics()
-            return band_transforms.train_transform(self.augmentation, self.image_size, known)
+            statistics = self.known_statistics()
+            return band_transforms.train_transform(self.augmentation, self.image_size, statistics)
         return self.augmentation.train(self.image_size)
 
     def normalise(self, batch: Any) -> Any:
@@ -279,8 +279,8 @@ class ClassificationDataModule(ImageDataModule):
     @cached_property
     def _eval(self) -> Transform:
         if self.bands is not None:
-            known = self.known_statistics()
-            return band_transforms.eval_transform(self.augmentation, self.image_size, known)
+            statistics = self.known_statistics()
+            return band_transforms.eval_transform(self.augmentation, self.image_size, statistics)
         return self.augmentation.eval(self.image_size)
 
 

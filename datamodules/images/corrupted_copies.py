@@ -77,8 +77,8 @@ def write_copy(
     """
     inner = validation_folder(root)
     folder = inner if inner.is_dir() else root
-    listed = list_class_images(folder, list_folders(folder)) if folder.is_dir() else {}
-    names = [name for images in listed.values() for name in images]
+    images_of = list_class_images(folder, list_folders(folder)) if folder.is_dir() else {}
+    names = [name for images in images_of.values() for name in images]
     rule = f"is copied with resize={how.resize}, which must be at least the crop's side size="
     faults = {
         f"{rule}{how.size}": how.resize < how.size,
@@ -95,15 +95,15 @@ def write_copy(
     frost = load_frost(Path(how.frost), how.size) if how.frost else ()
     work = partial(write_image, folder, out, how, frost)
     if workers == 1:
-        for done, _ in enumerate(map(work, names), start=1):
-            _report(progress, done, len(names))
+        for count, _ in enumerate(map(work, names), start=1):
+            _report(progress, count, len(names))
         return len(names)
     # Forked: a fresh process imports for longer than many images take.
     check_shared_memory("workers=1")
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
-        for done, _ in enumerate(pool.map(work, names), start=1):
-            _report(progress, done, len(names))
+        for count, _ in enumerate(pool.map(work, names), start=1):
+            _report(progress, count, len(names))
     return len(names)
 
 
@@ -122,11 +122,11 @@ def write_image(folder: Path, out: Path, how: CopyOptions, frost: Photographs, n
     prepare = transforms.Compose([resize, crop])
     image: Image.Image = prepare(load_rgb(folder / name, upright=False))
     for (kind, severity), target in missing.items():
-        made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
+        corrupted = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
         begun = target.with_name(f".{os.getpid()}.part")  # image names may use all 255 bytes
         try:
-            made.save(begun, "JPEG", **JPEG)
+            corrupted.save(begun, "JPEG", **JPEG)
             begun.replace(target)
         except OSError as error:
             begun.unlink(missing_ok=True)
@@ -157,11 +157,13 @@ def load_frost(folder: Path, size: int) -> Photographs:
     Raises:
         ValueError: The folder is empty, or a photograph is too small.
     """
-    found = {path: np.asarray(load_rgb(path, upright=False)) / 255 for path in find_images(folder)}
-    small = [path.name for path, pixels in found.items() if min(pixels.shape[:2]) < size]
+    photographs = {
+        path: np.asarray(load_rgb(path, upright=False)) / 255 for path in find_images(folder)
+    }
+    small = [path.name for path, pixels in photographs.items() if min(pixels.shape[:2]) < size]
     rule = f"has photographs of frost with less than {size} pixels per side"
     refuse(folder, {rule: small})
-    return list(found.values())
+    return list(photographs.values())
 
 
 def _begin(out: Path, how: CopyOptions, folder: Path) -> None:
@@ -169,13 +171,13 @@ def _begin(out: Path, how: CopyOptions, folder: Path) -> None:
     note = json.loads(json.dumps({**asdict(how), "images": str(folder.resolve())}))
     file = out / NOTE
     before = read_json(file) if file.is_file() else {}
-    known = before if isinstance(before, dict) else {}
-    others = not file.is_file() and out.is_dir() and any(out.iterdir())
+    options = before if isinstance(before, dict) else {}
+    is_foreign = not file.is_file() and out.is_dir() and any(out.iterdir())
     faults = {
         "has a copy with other options (pass another out=)": [
-            key for key in note if file.is_file() and known.get(key) != note[key]
+            key for key in note if file.is_file() and options.get(key) != note[key]
         ],
-        "holds other files than a corrupted copy; pass another out=": others,
+        "holds other files than a corrupted copy; pass another out=": is_foreign,
     }
     refuse(out, faults)
     out.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ def choose_kinds(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: A name is unknown.
     """
-    chosen: Sequence[str] = text.split(",") if text else KINDS
-    unknown = [name for name in chosen if name not in KINDS]
-    refuse("kinds", {f"must be of {', '.join(KINDS)}, not": unknown})
-    return tuple(kind for kind in KINDS if kind in chosen)
+    kinds: Sequence[str] = text.split(",") if text else KINDS
+    strays = [name for name in kinds if name not in KINDS]
+    refuse("kinds", {f"must be of {', '.join(KINDS)}, not": strays})
+    return tuple(kind for kind in KINDS if kind in kinds)

@@ -99,12 +99,12 @@ class ImageFolderDataModule(ClassificationDataModule):
         strays = sorted(set(class_folders(val)) - set(self.class_names))
         rule = f"has class folders that {train} lacks"
         refuse(val, {rule: strays})
-        training = self._listed(train, self.train_share)
-        return self.datasets(train, training, val, self._listed(val))
+        training = self._list_classes(train, self.train_share)
+        return self.datasets(train, training, val, self._list_classes(val))
 
     def datasets(self, train: Path, training: Found, val: Path, validating: Found) -> Any:
         """Return the datasets of listed images, with the statistics of the bands from training."""
-        self.measure_bands([str(train / image) for found in training.values() for image in found])
+        self.measure_bands([str(train / image) for files in training.values() for image in files])
         return {
             "train": self.labelled(train, training, self.train_transform()),
             "val": self.labelled(val, validating, self._eval),
@@ -150,17 +150,17 @@ class ImageFolderDataModule(ClassificationDataModule):
 
         return check
 
-    def _listed(self, folder: Path, share: float = 1.0) -> Found:
-        found = list_class_images(folder, self.class_names, self.suffixes)
-        empty = [name for name, images in found.items() if not images]
-        needed = folder.name == "train" or len(empty) == len(found)
+    def _list_classes(self, folder: Path, share: float = 1.0) -> Found:
+        files = list_class_images(folder, self.class_names, self.suffixes)
+        bare = [name for name, images in files.items() if not images]
+        is_needed = folder.name == "train" or len(bare) == len(files)
         rule = "has class folders without images (fill or remove them)"
-        refuse(folder, {rule: empty if needed else []})
-        if empty:
+        refuse(folder, {rule: bare if is_needed else []})
+        if bare:
             rank_zero_warn(
-                f"{folder} lacks images of {first_few(empty)}; accuracy ignores these classes"
+                f"{folder} lacks images of {first_few(bare)}; accuracy ignores these classes"
             )
-        return first_of_each(found, share)
+        return first_of_each(files, share)
 
     def labelled(self, folder: Path, found: Found, transform: Any) -> SeededDataset:
         """Return the dataset of all classes' images, given in label order."""
@@ -187,7 +187,10 @@ def class_folders(folder: Path) -> list[str]:
     if names:
         return nfc_names(folder, names)
     images = list_images(folder)
-    what = f"holds images but no class folders ({first_few(images, 2)})"
-    faults = {f"{what}; {FLAT_FOLDER}": bool(images), f"has no class folders; {FLAT_FOLDER}": True}
+    images_found = f"holds images but no class folders ({first_few(images, 2)})"
+    faults = {
+        f"{images_found}; {FLAT_FOLDER}": bool(images),
+        f"has no class folders; {FLAT_FOLDER}": True,
+    }
     refuse(folder, faults)
     return []

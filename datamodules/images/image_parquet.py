@@ -83,8 +83,8 @@ class ImageParquetDataModule(ClassificationDataModule):
                 "pip install -c constraints.txt -e '.[parquet]'"
             )
         shards = {split: find_shards(self.folder, names) for split, names in SPLITS.items()}
-        rows = {split: [self._rows_of(shard) for shard in found] for split, found in shards.items()}
-        size = sum(shard.stat().st_size for found in shards.values() for shard in found)
+        rows = {split: [self._rows_of(shard) for shard in files] for split, files in shards.items()}
+        size = sum(shard.stat().st_size for files in shards.values() for shard in files)
         if size >= LARGE:
             log(f"Copying the shards ({size / 1e9:.0f} GB); later runs reuse the copy")
         tables = {split: self._open(shards[split]) for split in SPLITS}
@@ -149,15 +149,15 @@ class ImageParquetDataModule(ClassificationDataModule):
         """Return the class names, or their numbers if names are missing or ambiguous."""
         features = [table.features[self.label_column] for table in tables.values()]
         train, val = (getattr(feature, "names", None) for feature in features)
-        named = [nfc(str(name)) for name in train or ()], [nfc(str(name)) for name in val or ()]
-        train, val = named
+        texts = [nfc(str(name)) for name in train or ()], [nfc(str(name)) for name in val or ()]
+        train, val = texts
         differ = f"{first_few(train, 2)}; {first_few(val, 2)}"
         rule = f"has class names of training and validation that differ ({differ})"
         remedy = "take both from one release"
         refuse(self.folder, {f"{rule}; {remedy}": train and val and train != val})
         if not train:
-            listed = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
-            check_listed(self.folder, labels, listed)
+            advice = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
+            check_listed(self.folder, labels, advice)
         count = int(max(map(np.max, labels.values()))) + 1
         names = to_synsets(train or list(map(str, range(count))))
         rule = f"has label {count - 1} but names {len(names)} classes"
@@ -176,8 +176,8 @@ class ImageParquetDataModule(ClassificationDataModule):
         row = int(wrong.argmax()) if len(column) else 0
         rule = f"must hold class numbers from 0 to {MOST_CLASSES - 1}, got"
         where = f"{self.folder}: {self.label_column!r} of {split}"
-        empty = f"{self.folder}: the shards of {split}"
-        refuse(empty, {"are empty; copy them again": not len(column)})
+        where_split = f"{self.folder}: the shards of {split}"
+        refuse(where_split, {"are empty; copy them again": not len(column)})
         refuse(where, {f"{rule} {column[row]} in row {row}": bool(wrong.any())})
         return column.astype(np.int64)
 
@@ -250,23 +250,25 @@ def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
     """
     fallback = (TEST,) if tuple(names) == SPLITS["val"] else ()
     for place in (folder, folder / "data"):
-        found = {name: held for name in names if (held := _named(place, name))}
-        found = found or {name: held for name in fallback if (held := _named(place, name))}
+        files = {name: files_of for name in names if (files_of := _shards_of(place, name))}
+        files = files or {
+            name: files_of for name in fallback if (files_of := _shards_of(place, name))
+        }
         remedy = "all for validation; keep one"
         rule = f"has shards of several names, {remedy}"
-        refuse(place, {rule: [*found] if len(found) > 1 else []})
-        for held in found.values():
-            _require_all(held)
-            return held
+        refuse(place, {rule: [*files] if len(files) > 1 else []})
+        for files_of in files.values():
+            _require_all(files_of)
+            return files_of
     raise FileNotFoundError(
         f"{folder} lacks {names[0]}-*.parquet; pass the folder that holds "
         f"{ImageParquetDataModule.layout}"
     )
 
 
-def _named(place: Path, name: str) -> list[Path]:
-    found = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
-    return sorted(found or place.glob(f"{name}/*.parquet"))
+def _shards_of(place: Path, name: str) -> list[Path]:
+    files = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
+    return sorted(files or place.glob(f"{name}/*.parquet"))
 
 
 def _require_all(shards: Sequence[Path]) -> None:

@@ -129,15 +129,15 @@ class INaturalist2019DataModule(ImageFolderDataModule):
         files, labels = content["files"], content["labels"]
         images = sorted(files)
         on_disk = FolderNames(self.folder)
-        found = {image: on_disk.find(files[image]) for image in images}
+        paths = {image: on_disk.find(files[image]) for image in images}
         require_names(
-            [files[image] for image in images if found[image] is None],
+            [files[image] for image in images if paths[image] is None],
             "images of the json file do not exist",
             "unpack the whole archive of the images beside it",
         )
         dataset = ImageFiles(
             self.folder,
-            [name for name in found.values() if name is not None],
+            [name for name in paths.values() if name is not None],
             [label_of[labels[image]] for image in images],
             transform,
         )
@@ -157,14 +157,14 @@ def read_split(path: Path) -> dict[str, Any]:
     """
     with file_errors(path):
         content = SPLIT_FILE.validate_python(read_json(path))
-    categories = {one["id"]: one["name"] for one in content["categories"]}
-    files = {one["id"]: one["file_name"] for one in content["images"]}
-    labels = {one["image_id"]: one["category_id"] for one in content["annotations"]}
+    categories = {entry["id"]: entry["name"] for entry in content["categories"]}
+    files = {entry["id"]: entry["file_name"] for entry in content["images"]}
+    labels = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
     names = {number: normalise_path(name) for number, name in files.items()}
-    annotated = Counter(one["image_id"] for one in content["annotations"])
+    annotated = Counter(entry["image_id"] for entry in content["annotations"])
     faults = {
-        "duplicate ids of categories": _repeated(one["id"] for one in content["categories"]),
-        "duplicate ids of images": _repeated(one["id"] for one in content["images"]),
+        "duplicate ids of categories": _repeated(entry["id"] for entry in content["categories"]),
+        "duplicate ids of images": _repeated(entry["id"] for entry in content["images"]),
         "the same file under two image ids": _repeated(names.values()),
         "images without one annotation of a known category": [
             number

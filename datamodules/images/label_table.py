@@ -72,8 +72,8 @@ class LabelledFiles(ImageFiles):
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image`` (3, H, W), ``label`` (K,) of 0 and 1, and ``sample_id``."""
-        found = super().__getitem__(index)
-        return {**found, "label": torch.from_numpy(self.flags[index].astype(np.float32))}
+        class_names = super().__getitem__(index)
+        return {**class_names, "label": torch.from_numpy(self.flags[index].astype(np.float32))}
 
 
 def read_label_table(
@@ -100,26 +100,26 @@ def read_label_table(
     """
     rows = read_csv(path)
     refuse(path, {"lists no image below its first line": not rows})
-    image, *others = rows[0]
-    columns = [name for name in others if name.lower() != SPLIT]
+    image, *columns_after = rows[0]
+    columns = [name for name in columns_after if name.lower() != SPLIT]
     rule = (
         f"has the columns {first_few(rows[0])}; it needs the image, then a column of labels or a "
         "column of 0 and 1 per class"
     )
     refuse(path, {rule: not columns})
     if len(columns) == 1 and _has_lists(columns[0], [row[columns[0]] for row in rows]):
-        found, labels = _read_lists(path, rows, columns[0], names, separator, order)
+        class_names, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:
-        found, labels = tuple(columns), _read_flags(path, rows, columns)
+        class_names, labels = tuple(columns), _read_flags(path, rows, columns)
     rule = (
-        f"has the classes {first_few(found)}, but the training images have "
+        f"has the classes {first_few(class_names)}, but the training images have "
         f"{first_few(names or ())}; both files need the same ones in the same order"
     )
-    refuse(path, {rule: names is not None and tuple(names) != found})
+    refuse(path, {rule: names is not None and tuple(names) != class_names})
     images = _find_images(path, [row[image] for row in rows])
-    split = next((name for name in others if name.lower() == SPLIT), None)
+    split = next((name for name in columns_after if name.lower() == SPLIT), None)
     splits = tuple(row[split].lower() for row in rows) if split is not None else ()
-    return LabelTable(path, images, labels, splits, found)
+    return LabelTable(path, images, labels, splits, class_names)
 
 
 def divide(table: LabelTable, options: SplitOptions) -> tuple[LabelTable, LabelTable]:
@@ -129,21 +129,21 @@ def divide(table: LabelTable, options: SplitOptions) -> tuple[LabelTable, LabelT
         ValueError: A split lacks images.
     """
     if not table.splits:
-        drawn = draw_names(table.images, options, table.source)
-        log(f"{table.source}: {draw_notice(len(drawn), len(table.images), options)}")
+        val_names = draw_names(table.images, options, table.source)
+        log(f"{table.source}: {draw_notice(len(val_names), len(table.images), options)}")
         places = range(len(table.images))
-        val = [index for index in places if table.images[index] in drawn]
+        val = [index for index in places if table.images[index] in val_names]
         return table.rows([*{*places} - {*val}]), table.rows(val)
     parts = []
     for kind in (TRAIN, VAL):
-        chosen = [index for index, split in enumerate(table.splits) if split in kind]
+        indices = [index for index, split in enumerate(table.splits) if split in kind]
         counted = ", ".join(f"{n} {split!r}" for split, n in Counter(table.splits).items())
         rule = (
             f"has a column {SPLIT!r} without {kind[0]!r}, but with {counted}; write train or val "
             "in each row, or drop the column to draw validation images"
         )
-        refuse(table.source, {rule: not chosen})
-        parts.append(table.rows(chosen))
+        refuse(table.source, {rule: not indices})
+        parts.append(table.rows(indices))
     unused = len(table.splits) - sum(len(part.images) for part in parts)
     if unused:
         log(f"{table.source}: {unused} images of other splits than train and val are left out")
@@ -182,16 +182,20 @@ def notices(tables: Mapping[str, LabelTable]) -> list[str]:
         counts = zip(table.names, table.labels.sum(0), strict=True)
         absent = [name for name, count in counts if not count]
         if absent:
-            shown = first_few(absent, 10)
-            lines.append(f"{len(absent)} classes do not occur in {split}: {shown}")
+            listing = first_few(absent, 10)
+            lines.append(f"{len(absent)} classes do not occur in {split}: {listing}")
     for folder in dict.fromkeys(table.source.parent for table in tables.values()):
-        listed = {
-            image for one in tables.values() if one.source.parent == folder for image in one.images
+        names_in_file = {
+            image
+            for table in tables.values()
+            if table.source.parent == folder
+            for image in table.images
         }
-        others = [name for name in list_images(folder) if name not in listed]
-        if others:
+        unlisted = [name for name in list_images(folder) if name not in names_in_file]
+        if unlisted:
             lines.append(
-                f"{len(others)} images in {folder} are unlisted or unused: {first_few(others, 2)}"
+                f"{len(unlisted)} images in {folder} are unlisted or unused: "
+                f"{first_few(unlisted, 2)}"
             )
     return lines
 
@@ -228,21 +232,21 @@ def _read_lists(
 ) -> tuple[tuple[str, ...], Flags]:
     cells = [row[column] for row in rows]
     separator = separator or _find_separator(path, cells, column)
-    listed = [[label.strip() for label in cell.split(separator)] for cell in cells]
-    for number, labels in enumerate(listed, start=1):
+    names_in_file = [[label.strip() for label in cell.split(separator)] for cell in cells]
+    for number, labels in enumerate(names_in_file, start=1):
         rule = (
             f"image {number} has an empty or a repeated label in column {column!r} "
             f"({cells[number - 1]!r}); for images without labels write a column of 0 and 1 per "
             "class"
         )
         refuse(f"{path}:", {rule: not all(labels) or len({*labels}) < len(labels)})
-    known = {label for labels in listed for label in labels}
-    classes = tuple(sort_classes(sorted(known), order)) if names is None else tuple(names)
-    strange = sorted(known - {*classes})
+    labels_seen = {label for labels in names_in_file for label in labels}
+    classes = tuple(sort_classes(sorted(labels_seen), order)) if names is None else tuple(names)
+    strange = sorted(labels_seen - {*classes})
     refuse(path, {"has labels that the training images lack; correct them": strange})
     place = {name: index for index, name in enumerate(classes)}
     flags = np.zeros((len(rows), len(classes)), np.uint8)
-    for index, labels in enumerate(listed):
+    for index, labels in enumerate(names_in_file):
         flags[index, [place[label] for label in labels]] = 1
     return classes, flags
 
@@ -253,22 +257,22 @@ def _find_separator(path: Path, cells: Sequence[str], column: str) -> str:
     Raises:
         ValueError: They have several, or are lists as Python or JSON writes them.
     """
-    found = [one for one in SEPARATORS if any(one in cell for cell in cells)]
+    class_names = [mark for mark in SEPARATORS if any(mark in cell for cell in cells)]
     bracketed = next((cell for cell in cells if cell.startswith("[") and cell.endswith("]")), None)
     faults = {
-        f"has the separators {' and '.join(found)}; pass the one between labels, such as "
-        f"data.label_separator='{found[0] if found else ''}'": len(found) > 1,
+        f"has the separators {' and '.join(class_names)}; pass the one between labels, such as "
+        f"data.label_separator='{class_names[0] if class_names else ''}'": len(class_names) > 1,
         f"has lists in brackets ({bracketed!r}); write the labels alone, such as cat;dog": (
             bracketed is not None
         ),
     }
     refuse(f"{path}: column {column!r}", faults)
-    if not found and separated_by_spaces(cells):
+    if not class_names and separated_by_spaces(cells):
         log(
             f"{path}: words of column {column!r} recur in several labels ({first_few(cells, 3)}); "
             "if spaces separate labels, pass data.label_separator=' '"
         )
-    return found[0] if found else SEPARATORS[0]
+    return class_names[0] if class_names else SEPARATORS[0]
 
 
 def separated_by_spaces(cells: Sequence[str]) -> bool:
@@ -284,8 +288,8 @@ def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
     counted = Counter(map(normalise_path, given))
     twice = [name for name, count in counted.items() if count > 1]
     on_disk = FolderNames(path.parent)
-    found = [on_disk.find(name) for name in given]
-    missing = [name for name, real in zip(given, found, strict=True) if real is None]
+    class_names = [on_disk.find(name) for name in given]
+    missing = [name for name, real in zip(given, class_names, strict=True) if real is None]
     faults = {
         f"lists {len(twice)} images more than once (keep one row per image, with all its "
         "labels)": twice,
@@ -293,4 +297,4 @@ def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
         "must name files relative to that folder)": missing,
     }
     refuse(path, faults)
-    return tuple(normalise_path(str(name)) for name in found)
+    return tuple(normalise_path(str(name)) for name in class_names)

@@ -38,8 +38,8 @@ def check_listed(folder: Path, labels: Mapping[str, Labels], remedy: str) -> Non
 
 def warn_of_absent(folder: Path, labels: Mapping[str, Labels], names: Sequence[str]) -> None:
     """Warn of classes without training or validation images."""
-    for split, there in zip(("training", "validation"), _sets(labels), strict=True):
-        absent = [name for label, name in enumerate(names) if label not in there]
+    for split, occurring in zip(("training", "validation"), _sets(labels), strict=True):
+        absent = [name for label, name in enumerate(names) if label not in occurring]
         if absent:
             rank_zero_warn(f"{folder} lacks {split} images of {first_few(absent)}")
 

@@ -73,9 +73,9 @@ class RobustnessDataModule(ClassificationDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        unknown = [name for name in (*sets, *(roots or {})) if name not in IMAGES]
+        strays = [name for name in (*sets, *(roots or {})) if name not in IMAGES]
         rule = f"sets of {', '.join(IMAGES)}"
-        check_option("sets and data.roots", [*sets, *(roots or {})], sets and not unknown, rule)
+        check_option("sets and data.roots", [*sets, *(roots or {})], sets and not strays, rule)
         check_option("crop_pct", crop_pct, 0 < crop_pct <= 1, "above 0 and at most 1")
         self.sets, self.roots = tuple(sets), dict(roots or {})
         self.class_order = class_order
@@ -86,11 +86,11 @@ class RobustnessDataModule(ClassificationDataModule):
 
     def build(self) -> dict[Split, SeededDataset]:
         """Find the datasets and log those that are missing; raise an error if all are."""
-        alone = len(self.sets) == 1
-        given = {name: self.roots.get(name) for name in self.sets}
-        root = None if all(given.values()) else self.folder
+        is_alone = len(self.sets) == 1
+        folders = {name: self.roots.get(name) for name in self.sets}
+        root = None if all(folders.values()) else self.folder
         for name in self.sets:
-            place = locate_set(name, root, given[name], alone=alone)
+            place = locate_set(name, root, folders[name], alone=is_alone)
             if place is not None:
                 self.found[name] = find_set(
                     name,
@@ -107,11 +107,13 @@ class RobustnessDataModule(ClassificationDataModule):
             )
         if self.absent:
             log(f"Not in {root}: {', '.join(self.absent)}")
-        for name, found in self.found.items():
-            for line in found.lacks[:1]:
-                more = f" (and {len(found.lacks) - 1} more)" if len(found.lacks) > 1 else ""
+        for name, sets_found in self.found.items():
+            for line in sets_found.lacks[:1]:
+                more = (
+                    f" (and {len(sets_found.lacks) - 1} more)" if len(sets_found.lacks) > 1 else ""
+                )
                 log(f"{name} is incomplete: {line}{more}")
-        classes = {found.class_names for found in self.found.values()}
+        classes = {sets_found.class_names for sets_found in self.found.values()}
         rule = "has other classes than other sets, which need ImageNet's; pass data=imagenet_c"
         refuse("imagenet_c", {f"{rule} to evaluate it alone": len(classes) > 1})
         (self.class_names,) = classes
@@ -120,21 +122,21 @@ class RobustnessDataModule(ClassificationDataModule):
                 f"imagenet_c is evaluated as stored, resized to {self.image_size} where it has "
                 "another size; published figures are for 224 pixels"
             )
-        self.parts = self._listed()
+        self.parts = self._all_parts()
         return {"val": self._dataset(self.parts[0])}
 
-    def _listed(self) -> tuple[Part, ...]:
+    def _all_parts(self) -> tuple[Part, ...]:
         """Return all parts to evaluate, in order; of incomplete datasets ImageNet-C alone."""
         parts: list[Part] = []
-        for name, found in self.found.items():
-            if not found.lacks or name == "imagenet_c":
-                parts += found.parts
+        for name, sets_found in self.found.items():
+            if not sets_found.lacks or name == "imagenet_c":
+                parts += sets_found.parts
         clean = self.found.get("imagenet")
         if clean is not None and not clean.lacks:
             # Clean images of the same 200 classes show how much A and R cost a network.
             pairs = [name for name in SUBSETS if name in self.found]
             parts += [restrict_to_subset(clean.parts[0], name) for name in pairs]
-        lacks = [line for found in self.found.values() for line in found.lacks]
+        lacks = [line for sets_found in self.found.values() for line in sets_found.lacks]
         remedy = "restore them, or pass data.published_counts=false for a stand-in"
         refuse("all sets", {f"are incomplete ({remedy})": [] if parts else lacks})
         return tuple(parts)

@@ -37,13 +37,13 @@ def first_by_name(
         files = [file_name(name) for name in names]
         order = sorted(order, key=lambda i: (files[i], names[i]))  # type: ignore[assignment]
     quota = {k: math.ceil(share * n) for k, n in enumerate(np.bincount(labels).tolist())}
-    kept = []
+    indices = []
     for index in order:
         label = int(labels[index])
         if quota[label]:
             quota[label] -= 1
-            kept.append(index)
-    return np.array(sorted(kept), np.int64)
+            indices.append(index)
+    return np.array(sorted(indices), np.int64)
 
 
 def share_notice(share: float, names: Sequence[str] | None) -> str:

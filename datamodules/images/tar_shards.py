@@ -88,9 +88,9 @@ def read_shard(archive: Path, label_key: str | None = None) -> Shard:
     digest = hashlib.sha256(json.dumps([VERSION, *state]).encode()).hexdigest()[:32]
     file = cache_root() / "tar-indices" / f"{digest}.json"
     with contextlib.suppress(OSError, ValueError):  # the cached index is missing or damaged
-        kept = TypeAdapter(Shard).validate_json(read_file(file), strict=True)
-        if len(kept.names) == len(kept.offsets) == len(kept.sizes):
-            return kept
+        index = TypeAdapter(Shard).validate_json(read_file(file), strict=True)
+        if len(index.names) == len(index.offsets) == len(index.sizes):
+            return index
     shard = _read_shard(archive, label_key)
     try:
         _cache(shard, file)
@@ -114,8 +114,8 @@ def _read_shard(archive: Path, label_key: str | None) -> Shard:
             shard.skipped[file_suffix(file.name) or NO_ENDING] += 1
     for parts in samples.values():
         if SIDECAR in parts and _image_kinds(parts):
-            found = _sidecar(shard, parts)
-            shard.fields = ", ".join(map(str, found)) if isinstance(found, dict) else ""
+            content = _sidecar(shard, parts)
+            shard.fields = ", ".join(map(str, content)) if isinstance(content, dict) else ""
             break
     return shard
 
@@ -154,16 +154,18 @@ def _image_kinds(parts: Mapping[str, Any]) -> list[str]:
 def _add_samples(
     shard: Shard, samples: Mapping[str, Mapping[str, list[Member]]], label_key: str | None
 ) -> None:
-    wanted = SIDECAR if label_key is not None else LABEL
+    label_kind = SIDECAR if label_key is not None else LABEL
     for key, parts in samples.items():
         place = f"{shard.archive}, sample {key!r}"
         images = _image_kinds(parts)
-        if not images and not _means_an_image(parts, wanted):
-            shard.skipped.update({f".{kind}": len(held) for kind, held in parts.items()})
+        if not images and not _means_an_image(parts, label_kind):
+            shard.skipped.update({f".{kind}": len(members) for kind, members in parts.items()})
             continue
-        repeated = [kind for kind in parts if len(parts[kind]) > 1 and kind in (*images, wanted)]
-        if len(images) != 1 or wanted not in parts or repeated:
-            raise ValueError(f"{place}: {_sample_fault(parts, images, wanted)}")
+        repeated = [
+            kind for kind in parts if len(parts[kind]) > 1 and kind in (*images, label_kind)
+        ]
+        if len(images) != 1 or label_kind not in parts or repeated:
+            raise ValueError(f"{place}: {_sample_fault(parts, images, label_kind)}")
         (image,) = images
         shard.add(parts[image][0])
         shard.labels.append(
@@ -181,22 +183,22 @@ def _means_an_image(parts: Mapping[str, Any], wanted: str) -> bool:
 
 def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
     """Return what is wrong with a sample, and what to do."""
-    held = first_few(f".{kind}" for kind in parts)
+    members = first_few(f".{kind}" for kind in parts)
     dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == wanted]
     if dotted:
         return (
-            f"it has the members {held}; WebDataset's keys end at the first dot of a file name, so "
-            "replace the other dots"
+            f"it has the members {members}; WebDataset's keys end at the first dot of a file name, "
+            "so replace the other dots"
         )
     if len(images) > 1:
-        return f"it has several images ({held}); keep one per sample"
+        return f"it has several images ({members}); keep one per sample"
     if not images:
-        return f"it lacks an image ({held}); WebDataset needs one per sample, such as .jpg"
+        return f"it lacks an image ({members}); WebDataset needs one per sample, such as .jpg"
     if wanted in parts:
-        return f"it has several members of one kind ({held}); keep one"
+        return f"it has several members of one kind ({members}); keep one"
     if wanted == SIDECAR:
-        return f"it lacks a .json member for data.label_key ({held})"
-    return f"it lacks a .cls member ({held}); write one, or pass data.label_key=<field of .json>"
+        return f"it lacks a .json member for data.label_key ({members})"
+    return f"it lacks a .cls member ({members}); write one, or pass data.label_key=<field of .json>"
 
 
 def _label(shard: Shard, member: Member, place: str) -> int | str:

@@ -79,8 +79,8 @@ class LabelledTransform:
         self.crop: Any = None
         self.policy: list[Any] = []
         self.rest: list[Any] = []
-        made: Any = augmentation.train(size)
-        for part in made.transforms:
+        tensor: Any = augmentation.train(size)
+        for part in tensor.transforms:
             if isinstance(part, RandomResizedCropAndInterpolation):
                 self.crop = part
             elif isinstance(part, RandomHorizontalFlip):
@@ -108,10 +108,10 @@ class LabelledTransform:
             image = part(image)
         for matrix in self._moves:
             label_map = move_map(label_map, matrix)
-        made: Any = self.crop(image)
+        tensor: Any = self.crop(image)
         for part in self.rest:
-            made = part(made)
-        return made, label_map, torch.tensor(self._box)
+            tensor = part(tensor)
+        return tensor, label_map, torch.tensor(self._box)
 
     def _record_move(
         self, function: Callable[..., Any], image: Image.Image, *args: Any, **more: Any
@@ -121,11 +121,11 @@ class LabelledTransform:
 
     def _record_crop(self, image: Image.Image, *ranges: Any) -> tuple[int, int, int, int]:
         params: tuple[int, int, int, int] = type(self.crop).get_params(image, *ranges)
-        top, left, height, width = params
+        top, x_min, height, width = params
         box = (
-            left / image.width,
+            x_min / image.width,
             top / image.height,
-            (left + width) / image.width,
+            (x_min + width) / image.width,
             (top + height) / image.height,
         )
         self._box = (box[1], box[0], box[3], box[2]) if self.boxes == "released" else box
@@ -176,8 +176,8 @@ def move_map(label_map: Tensor, matrix: Matrix) -> Tensor:
     columns = ((a * x + b * y + c) * width).floor().long()
     rows = ((d * x + e * y + f) * height).floor().long()
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
-    taken = label_map[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
-    return torch.stack([taken[0] * inside, taken[1]])
+    moved = label_map[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+    return torch.stack([moved[0] * inside, moved[1]])
 
 
 def write_classes(folder: Path, names: Sequence[str]) -> None:
@@ -276,18 +276,18 @@ class TokenLabelledFiles(ImageFiles):
             ValueError: The map is invalid, has another shape than the first, or other classes.
         """
         file = self.map_file(index)
-        found = self._read(file)
-        low, high = found[1].min().item(), found[1].max().item()
+        label_map = self._read(file)
+        low, high = label_map[1].min().item(), label_map[1].max().item()
         faults = {
-            f"is a label map of {tuple(found.shape)}, the first one of {self.shape}; make all with "
-            "the same annotator and size": tuple(found.shape) != self.shape,
+            f"is a label map of {tuple(label_map.shape)}, the first one of {self.shape}; make all "
+            "with the same annotator and size": tuple(label_map.shape) != self.shape,
             f"has the classes {low:g} to {high:g}, but the data have {self.num_classes}; make "
             "label maps with an annotator of these classes": (
                 not 0 <= low <= high < self.num_classes
             ),
         }
         refuse(file, faults)
-        return found.float()
+        return label_map.float()
 
     @staticmethod
     def _read(file: Path) -> Tensor:
@@ -314,8 +314,8 @@ class TokenLabelledFiles(ImageFiles):
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image``, ``label``, ``sample_id``, and the label map's part of the loss."""
         image = load_rgb(self.path(index), upright=False)
-        made, label_map, box = self.transform(image, self.label_map(index))
-        return make_sample(made, int(self.labels[index]), index) | {
+        tensor, label_map, box = self.transform(image, self.label_map(index))
+        return make_sample(tensor, int(self.labels[index]), index) | {
             "token_scores": label_map[0],
             "token_classes": label_map[1].long(),
             "token_box": box,

@@ -133,11 +133,11 @@ class PointDataModule(BaseDataModule):
     def build(self) -> dict[Split, SeededDataset]:
         """List the clouds of all splits; a missing test split is that of validation."""
         splits: tuple[Split, ...] = ("train", "val", "test")
-        found = {split: self.find_clouds(split) for split in splits}
-        missing = [split for split in ("train", "val") if not found[split]]
+        files_of = {split: self.find_clouds(split) for split in splits}
+        missing = [split for split in ("train", "val") if not files_of[split]]
         refuse(self.folder, {f"must hold {self.layout}, but lacks clouds of": missing})
         built: dict[Split, SeededDataset] = {}
-        for split, files in found.items():
+        for split, files in files_of.items():
             if not files:
                 continue
             repeated = files * self.repeats if split == "train" else files
@@ -154,8 +154,10 @@ class PointDataModule(BaseDataModule):
             ValueError: The folder lacks clouds.
         """
         path = Path(inputs)
-        alone = is_cloud(path) or path.is_file()
-        files = [path] if alone else sorted(one for one in path.rglob("*") if _is_input(one))
+        is_single = is_cloud(path) or path.is_file()
+        files = (
+            [path] if is_single else sorted(entry for entry in path.rglob("*") if _is_input(entry))
+        )
         forms = "holds no clouds (.ply, .npy, .pth, folders with coord.npy)"
         refuse(path, {forms: not files})
         clouds = Clouds(self, files, training=False, labelled=False)
@@ -235,13 +237,13 @@ class Clouds:
             "and all other clouds of its split have ignored labels alone (-1 or 255); pass labels "
             f"from 0 to {len(self.data.class_names) - 1}"
         )
-        ignored = all((np.asarray(each.labels) == IGNORED).all() for each in clouds)
+        ignored = all((np.asarray(item.labels) == IGNORED).all() for item in clouds)
         refuse(self.name(0), {rule: ignored})
         if self.training and cloud.normal is None and "normal" in self.data.features:
-            kept = ",".join(one for one in self.data.features if one != "normal") or "coord"
+            advice = ",".join(name for name in self.data.features if name != "normal") or "coord"
             logger.warning(
-                f"{self.name(0)} lacks normals, which count as zeros; pass data.features=[{kept}] "
-                "to train without them"
+                f"{self.name(0)} lacks normals, which count as zeros; pass data.features=[{advice}] to "
+                "train without them"
             )
 
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:
@@ -285,10 +287,10 @@ class Clouds:
             if values is None and name == "normal":
                 values = np.zeros_like(cloud.coord)  # as Pointcept does
             if values is None:
-                others = [each for each in self.data.features if getattr(cloud, each) is not None]
+                features = [item for item in self.data.features if getattr(cloud, item) is not None]
                 rule = (
                     f"lacks {name}, which the network reads; add it to the cloud, or train with "
-                    f"data.features=[{','.join(others) or 'coord'}]"
+                    f"data.features=[{','.join(features) or 'coord'}]"
                 )
                 raise ValueError(f"{self.name(index)} {rule}")
             parts.append(values / 127.5 - 1 if name == "color" else values)

@@ -68,7 +68,7 @@ class Cloud:
     def take(self, chosen: Any) -> Cloud:
         """Return some points, by indices or a mask."""
         arrays = (self.coord, self.color, self.normal, self.labels, self.voxels)
-        return Cloud(*(None if one is None else one[chosen] for one in arrays))  # type: ignore[arg-type]
+        return Cloud(*(None if array is None else array[chosen] for array in arrays))  # type: ignore[arg-type]
 
 
 def read_cloud(path: Path, label: str = "segment") -> Cloud:
@@ -137,10 +137,10 @@ def _labels(values: Any, count: int) -> Labels:
 
 def _bytes_of(color: Floats) -> tuple[Floats, str]:
     """Return colours from 0 to 255, and a remark if the file has them from 0 to 1 or in 16 bits."""
-    low, high, whole = color.min(), color.max(), bool((color == np.rint(color)).all())
-    if 0 <= low and high <= 1 and not whole:
+    low, high, integral = color.min(), color.max(), bool((color == np.rint(color)).all())
+    if 0 <= low and high <= 1 and not integral:
         return color * 255, "its colours are from 0 to 1 and are multiplied by 255"
-    if 0 <= low and 255 < high < 2**16 and whole:
+    if 0 <= low and 255 < high < 2**16 and integral:
         return color / np.float32(
             257
         ), "its colours exceed 255; they count as 16 bits and are divided by 257"
@@ -180,9 +180,9 @@ def _saved_arrays(path: Path, label: str) -> dict[str, Any]:
     kinds += [type(np.dtype(kind)) for kind in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2")]
     with torch.serialization.safe_globals(kinds):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    old = label.replace("segment", "semantic_gt")
+    old_key = label.replace("segment", "semantic_gt")
     keys = {"coord": "coord", "color": "color", "normal": "normal"}
-    keys["labels"] = label if label in content else old
+    keys["labels"] = label if label in content else old_key
     return {name: content[key] for name, key in keys.items() if key in content}
 
 
@@ -196,8 +196,8 @@ def _ply_arrays(path: Path, _: str) -> dict[str, Any]:
             values = {name: vertices[name] for name, _ in fields}
         else:
             rows = [line.split()[: len(fields)] for line in itertools.islice(file, count)]
-            short = [at for at, row in enumerate(rows) if len(row) < len(fields)]
-            refuse("", {f"has vertices with fewer than {len(fields)} numbers": short})
+            cut_rows = [at for at, row in enumerate(rows) if len(row) < len(fields)]
+            refuse("", {f"has vertices with fewer than {len(fields)} numbers": cut_rows})
             vertices = np.array(rows, dtype="S32").astype("f8").reshape(len(rows), len(fields))
             values = {name: vertices[:, index] for index, (name, _) in enumerate(fields)}
     refuse("", {f"it ends after {len(vertices)} of {count} vertices": len(vertices) != count})
@@ -207,12 +207,12 @@ def _ply_arrays(path: Path, _: str) -> dict[str, Any]:
 def _named_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a cloud by the names of vertex properties, as any tool writes them."""
     # Of two names that differ in case or CloudCompare's prefix alone, the first one counts.
-    named = {name.lower().removeprefix("scalar_"): name for name in reversed([*values])}
+    by_name = {name.lower().removeprefix("scalar_"): name for name in reversed([*values])}
     parts = {}
     for part, choices in PROPERTIES.items():
-        names = next((one for one in choices if {*one} <= named.keys()), None)
+        names = next((array for array in choices if {*array} <= by_name.keys()), None)
         if names is not None:
-            arrays = [values[named[name]] for name in names]
+            arrays = [values[by_name[name]] for name in names]
             parts[part] = np.stack(arrays, axis=1).astype(np.float64)
     return parts
 
@@ -231,8 +231,8 @@ def _ply_header(file: BinaryIO) -> tuple[str, int, list[tuple[str, str]]]:
         if words[0] == "format":
             form = orders[words[1]]
         elif words[0] == "element":
-            other = not fields and words[1] != "vertex"
-            refuse("", {f"its first element must be vertex, got {words[1]}": other})
+            is_other = not fields and words[1] != "vertex"
+            refuse("", {f"its first element must be vertex, got {words[1]}": is_other})
             element = words[1]
             count = int(words[2]) if element == "vertex" else count
         elif words[0] == "property" and element == "vertex":

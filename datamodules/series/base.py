@@ -103,8 +103,8 @@ class SeriesDataModule(BaseDataModule):
             return self.root
         folder = self.folder
         if self.file is not None:
-            found = [folder / self.file, *sorted(folder.glob(f"*/{self.file}"))]
-            path = next((file for file in found if file.is_file()), folder)
+            candidates = [folder / self.file, *sorted(folder.glob(f"*/{self.file}"))]
+            path = next((file for file in candidates if file.is_file()), folder)
             remedy = "pass data.root=<its folder>"
             lost = [] if path.is_file() else [self.file]
             require_names(lost, f"file is missing in {folder} and its folders", remedy)
@@ -218,19 +218,19 @@ class SeriesDataModule(BaseDataModule):
         Raises:
             ValueError: A file lacks a variable or rows, or its last rows have gaps.
         """
-        given = inputs if isinstance(inputs, list | tuple) else [inputs]
+        items = inputs if isinstance(inputs, list | tuple) else [inputs]
         sources: list[Path | tuple[str, str]] = []
-        for number, one in enumerate(given, 1):
-            if hasattr(one, "columns") and hasattr(one, "to_csv"):
-                keeps = one.index.dtype.kind == "M" or one.index.name == self.time_column
-                text = one.to_csv(index=keeps, index_label=self.time_column)
+        for number, item in enumerate(items, 1):
+            if hasattr(item, "columns") and hasattr(item, "to_csv"):
+                keeps = item.index.dtype.kind == "M" or item.index.name == self.time_column
+                text = item.to_csv(index=keeps, index_label=self.time_column)
                 sources.append((f"table {number}", text))
-            elif isinstance(one, str | Path):
-                path = Path(one)
+            elif isinstance(item, str | Path):
+                path = Path(item)
                 sources += sorted(path.glob("*.csv")) if path.is_dir() else [path]
             else:
                 rule = "cannot be forecast; pass the path of a csv file or of a folder of them, or"
-                raise ValueError(f"{type(one).__name__} {rule} a DataFrame")
+                raise ValueError(f"{type(item).__name__} {rule} a DataFrame")
         refuse(inputs, {"holds no csv files to predict": not sources})
         assert self.scaling is not None
         tables = [self._last_rows(source) for source in sources]

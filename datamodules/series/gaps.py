@@ -54,16 +54,16 @@ def _check_order(table: Table) -> None:
     steps = np.diff(table.times)
     zero = np.zeros(1, dtype=steps.dtype)[0]
     doubled = np.flatnonzero(steps == zero)
-    alike = np.median(np.unique(table.times, return_counts=True)[1])
+    rows_per_stamp = np.median(np.unique(table.times, return_counts=True)[1])
     backwards = np.flatnonzero(steps < zero)
-    shown = ", ".join(table.row_name(int(row)) for row in doubled[:SHOWN])
+    places_shown = ", ".join(table.row_name(int(row)) for row in doubled[:SHOWN])
     after = [int(rows[0]) for rows in (doubled, backwards) if len(rows)]
     hint = _clock_change(table, after[0]) if after else ""
     row = int(backwards[0]) if len(backwards) else 0
     faults = {
-        f"has {alike:g} rows for most time stamps; write a column per series if several stand "
-        "below each other, and date and time of day into one column": alike > 1,
-        f"has {len(doubled)} duplicate time stamps ({shown}); keep one row each{hint}": (
+        f"has {rows_per_stamp:g} rows for most time stamps; write a column per series if several "
+        "stand below each other, and date and time of day into one column": rows_per_stamp > 1,
+        f"has {len(doubled)} duplicate time stamps ({places_shown}); keep one row each{hint}": (
             len(doubled) > 0
         ),
         f"is not sorted by time: {table.row_name(row + 1)} follows {table.row_name(row)}; sort its "
@@ -78,10 +78,10 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
     if len(table) < 2:
         return table
     step, steps = table.stamps.step, np.diff(table.times)
-    wide = np.flatnonzero(steps != step)
-    if not len(wide):
+    gap_rows = np.flatnonzero(steps != step)
+    if not len(gap_rows):
         return table
-    uneven = [int(row) for row in wide if steps[row] % step != steps[row] * 0]
+    uneven = [int(row) for row in gap_rows if steps[row] % step != steps[row] * 0]
     if uneven:
         row = uneven[0]
         rule = (
@@ -90,18 +90,19 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
             "to take rows as steps"
         )
         raise ValueError(f"{table.source} {rule}")
-    shown = "; ".join(
-        f"{int(steps[row] // step) - 1} after {table.row_name(int(row))}" for row in wide[:SHOWN]
+    places_shown = "; ".join(
+        f"{int(steps[row] // step) - 1} after {table.row_name(int(row))}"
+        for row in gap_rows[:SHOWN]
     )
-    count = int(sum(steps[row] // step - 1 for row in wide))
-    found = f"{table.source} lacks {count} rows in {len(wide)} gaps ({shown})"
-    change = _clock_change(table, int(wide[0]))
+    count = int(sum(steps[row] // step - 1 for row in gap_rows))
+    finding = f"{table.source} lacks {count} rows in {len(gap_rows)} gaps ({places_shown})"
+    change = _clock_change(table, int(gap_rows[0]))
     faults = {
         "are too many; correct the time stamps there": count > MOST_ADDED * len(table),
         f"that are refused; {REMEDY}, or {AS_STEPS}{change}": gaps == "error",
     }
-    refuse(found, faults)
-    log(f"{found}; data.gaps={gaps}")
+    refuse(finding, faults)
+    log(f"{finding}; data.gaps={gaps}")
     places = ((table.times - table.times[0]) // step).astype(np.int64)
     times = table.times[0] + np.arange(places[-1] + 1) * step
     values = np.full((len(times), len(table.names)), np.nan)
@@ -135,8 +136,8 @@ def _refuse_missing(table: Table) -> None:
 
 def _carried_on(table: Table) -> Table:
     """Return the table with each missing value replaced by the one before it."""
-    known = ~np.isnan(table.values)
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(table))[:, None], -1), axis=0)
+    is_value = ~np.isnan(table.values)
+    latest = np.maximum.accumulate(np.where(is_value, np.arange(len(table))[:, None], -1), axis=0)
     rule = "begins without values, so data.gaps=fill has none to carry on; remove the first rows of"
     columns = [table.names[column] for column in np.flatnonzero((latest < 0).any(axis=0))]
     refuse(table.source, {rule: columns})

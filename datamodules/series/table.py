@@ -103,7 +103,7 @@ def read_table(
     cells, rows = [], []
     for number, line in lines:
         cells.append((number, line[place].strip()))
-        rows.append(_read_row([line[one] for one in places], names, f"{path}, row {number}"))
+        rows.append(_read_row([line[column] for column in places], names, f"{path}, row {number}"))
     refuse(path, {"holds no rows; expected a line of names and a line per time": not rows})
     times, stamps = read_stamps(path, cells, time_column, time_format, usual_format)
     return Table(path, times, names, np.stack(rows), stamps)

@@ -60,13 +60,13 @@ def fit_scaling(table: Table, constant: Constant) -> Scaling:
     Raises:
         ValueError: A column is constant or empty.
     """
-    empty = np.isnan(table.values).all(axis=0)
+    is_empty = np.isnan(table.values).all(axis=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of empty columns
         mean, std = np.nanmean(table.values, axis=0), np.nanstd(table.values, axis=0)
     still = std <= 1e-12 * np.maximum(1.0, np.abs(mean))
     faults = {
-        "has columns without a training value": empty,
+        "has columns without a training value": is_empty,
         "has columns that are constant over the training rows and cannot be scaled (leave them out "
         "by data.targets=[...], or pass data.constant=keep)": still & (constant == "error"),
     }

@@ -96,10 +96,10 @@ class SuperResolutionDataModule(BaseDataModule):
         patches = Patches(
             train, self.scale, self.patch_size, self.patches_per_image, self.flip, self.decoded
         )
-        whole = WholeImages(val, self.scale)
+        images = WholeImages(val, self.scale)
         return {
             "train": self.seeded(patches, patches.path),
-            "val": self.seeded(whole, whole.path),
+            "val": self.seeded(images, images.path),
         }
 
     def file_check(self, split: Split) -> Callable[[int], None]:
@@ -118,10 +118,10 @@ class SuperResolutionDataModule(BaseDataModule):
         sides = high.width // self.scale, high.height // self.scale
         trained = split == "train"
         least = self.scale * self.patch_size if trained else 2 * self.scale + WINDOW
-        what = f"patches of data.patch_size={self.patch_size}" if trained else "PSNR and SSIM"
+        purpose = f"patches of data.patch_size={self.patch_size}" if trained else "PSNR and SSIM"
         remedy = "lower data.patch_size, or remove the image" if trained else "remove the image"
         rule = (
-            f"has {high.width}x{high.height} pixels, but {what} take {least} pixels and more at "
+            f"has {high.width}x{high.height} pixels, but {purpose} take {least} pixels and more at "
             f"data.scale={self.scale}; {remedy}"
         )
         refuse(pair.high, {rule: self.scale * min(sides) < least})
@@ -137,9 +137,11 @@ class SuperResolutionDataModule(BaseDataModule):
 
     def preview_batch(self, count: int) -> Any:
         """Return the middles of up to ``count`` images to draw."""
-        drawn = copy.copy(self)
-        drawn._datasets = {name: Middles(one, DRAWN) for name, one in self._datasets.items()}
-        return super(SuperResolutionDataModule, drawn).preview_batch(count)
+        view = copy.copy(self)
+        view._datasets = {
+            name: Middles(split_data, DRAWN) for name, split_data in self._datasets.items()
+        }
+        return super(SuperResolutionDataModule, view).preview_batch(count)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that makes a batch of samples."""
@@ -147,8 +149,8 @@ class SuperResolutionDataModule(BaseDataModule):
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
         """Return the dataset of images to enlarge."""
-        found = ImagesToEnlarge(collect_images(inputs))
-        return TolerantDataset(found, found.name)
+        images = ImagesToEnlarge(collect_images(inputs))
+        return TolerantDataset(images, images.name)
 
 
 def _scaled(images: Any) -> Any:

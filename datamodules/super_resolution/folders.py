@@ -65,15 +65,15 @@ class ImageFolderSRDataModule(SuperResolutionDataModule):
         if (self.folder / "train").is_dir():
             val = validation_folder(self.folder)
             require_folder(val, "add it beside train")
-            return tuple(find_pairs(one, self.scale) for one in (self.folder / "train", val))  # type: ignore[return-value]
-        found = find_pairs(self.folder, self.scale)
-        count = math.ceil(self.val_share * len(found))
+            return tuple(find_pairs(path, self.scale) for path in (self.folder / "train", val))  # type: ignore[return-value]
+        all_pairs = find_pairs(self.folder, self.scale)
+        count = math.ceil(self.val_share * len(all_pairs))
         rule = (
-            f"has {len(found)} images, of which data.val_share={self.val_share} leaves none to "
+            f"has {len(all_pairs)} images, of which data.val_share={self.val_share} leaves none to "
             "train with; add images, or lower it"
         )
-        refuse(self.folder, {rule: count == len(found)})
-        return found[:-count], found[-count:]
+        refuse(self.folder, {rule: count == len(all_pairs)})
+        return all_pairs[:-count], all_pairs[-count:]
 
 
 class DIV2KDataModule(SuperResolutionDataModule):
@@ -171,17 +171,19 @@ class BenchmarkDataModule(SuperResolutionDataModule):
 
     def choose(self, name: str) -> None:
         """Evaluate one of the sets from now on."""
-        whole = WholeImages(dict(self.parts)[name], self.scale)
-        self._datasets["val"] = self.seeded(whole, whole.path)
+        images = WholeImages(dict(self.parts)[name], self.scale)
+        self._datasets["val"] = self.seeded(images, images.path)
 
     def _find(self, name: str) -> list[Pair]:
         names = (SETS[name], *OTHER_NAMES.get(name, ()))
-        wanted = {one.lower() for one in names}
-        folders = [self.folder / one for one in list_folders(self.folder) if one.lower() in wanted]
-        alone = len(self.sets) == 1 and (self.folder.name.lower() in wanted or not folders)
-        lost = [] if folders or alone else [names[0]]
+        lower_names = {path.lower() for path in names}
+        folders = [
+            self.folder / path for path in list_folders(self.folder) if path.lower() in lower_names
+        ]
+        is_single = len(self.sets) == 1 and (self.folder.name.lower() in lower_names or not folders)
+        lost = [] if folders or is_single else [names[0]]
         require_names(lost, f"folder is missing in {self.folder}", "add it")
-        folder = self.folder if alone else folders[0]
+        folder = self.folder if is_single else folders[0]
         pairs = find_pairs(folder, self.scale)
         count = COUNTS[SETS[name]]
         rule = (
@@ -201,14 +203,16 @@ def find_pairs(folder: Path, scale: int) -> list[Pair]:
     high = next((folder / name for name in HIGH if (folder / name).is_dir()), folder)
     small = {path: re.sub("[^a-z0-9]", "", str(path.relative_to(folder)).lower())
              for path in _inner_folders(folder)}  # fmt: skip
-    scales = {path: known[1] for path, name in small.items() if (known := LOW.fullmatch(name))}
+    scales = {path: match[1] for path, name in small.items() if (match := LOW.fullmatch(name))}
     low = next((path for path in scales if scales[path] == str(scale)), None)
-    read = {folder / name for name in HIGH} | {part for one in scales for part in (one, one.parent)}
-    others = [path for path in small if path not in read and UNREAD.fullmatch(small[path])]
-    others = [path for path in others if list_images(path)]
-    if others:
+    read = {folder / name for name in HIGH} | {
+        part for place in scales for part in (place, place.parent)
+    }
+    strays = [path for path in small if path not in read and UNREAD.fullmatch(small[path])]
+    strays = [path for path in strays if list_images(path)]
+    if strays:
         text = (
-            f"{first_few(others)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
+            f"{first_few(strays)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
             f"or LRBI/x{scale} beside HR or GT only"
         )
         refuse(text, {f"; move the large ones to {folder / HIGH[0]}": high == folder})
@@ -219,7 +223,7 @@ def find_pairs(folder: Path, scale: int) -> list[Pair]:
 def _inner_folders(folder: Path) -> list[Path]:
     """Return the folders of two levels below a folder."""
     first = [folder / name for name in list_folders(folder)]
-    return [*first, *(one / name for one in first for name in list_folders(one))]
+    return [*first, *(path / name for path in first for name in list_folders(path))]
 
 
 def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
@@ -236,11 +240,11 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
     pairs, missing = [], []
     for name in names:
         stem = Path(name).stem
-        named = (name.format(stem, scale) for name in SMALL)
-        found = next((small[one] for one in named if one in small), None)
-        if found is None:
+        names_tried = (name.format(stem, scale) for name in SMALL)
+        all_pairs = next((small[path] for path in names_tried if path in small), None)
+        if all_pairs is None:
             missing.append(f"{stem}x{scale}")
-        pairs.append(Pair(high / name, found))
+        pairs.append(Pair(high / name, all_pairs))
     surplus = small.keys() - {pair.low.stem for pair in pairs if pair.low is not None}
     remedy = f"give both the same images, or remove {low} to shrink the large ones"
     faults = {

@@ -73,14 +73,14 @@ class Patches:
             f"{scale * side}x{scale * side}; lower data.patch_size, or remove the image"
         )
         refuse(pair.high, {rule: min(height, width) < side})
-        top, left = (int(np.random.randint(length - side + 1)) for length in (height, width))
+        top, x_min = (int(np.random.randint(length - side + 1)) for length in (height, width))
         if pair.low is None:
-            low = shrunk_patch(high, scale, (top, left), side)
+            low = shrunk_patch(high, scale, (top, x_min), side)
         else:
             low = load_low(pair.low, high, scale, self.decoded)[
-                top : top + side, left : left + side
+                top : top + side, x_min : x_min + side
             ]
-        high = high[scale * top : scale * (top + side), scale * left : scale * (left + side)]
+        high = high[scale * top : scale * (top + side), scale * x_min : scale * (x_min + side)]
         if self.flip:
             turns, flipped = int(np.random.randint(4)), bool(np.random.randint(2))
             low, high = (turn(image, turns, flipped) for image in (low, high))
@@ -182,10 +182,10 @@ def shrunk_patch(high: Pixels, scale: int, place: tuple[int, int], side: int) ->
     for first, length in zip(place, high.shape[:2], strict=True):
         start, stop = max(0, first - REACH), min(length // scale, first + side + REACH)
         cuts.append((start, slice(scale * start, scale * stop)))
-    (top, rows), (left, columns) = cuts
+    (top, rows), (x_min, columns) = cuts
     low = downscale(high[rows, columns], scale)
-    top, left = place[0] - top, place[1] - left
-    return low[top : top + side, left : left + side]
+    top, x_min = place[0] - top, place[1] - x_min
+    return low[top : top + side, x_min : x_min + side]
 
 
 def turn(image: Pixels, turns: int, flipped: bool) -> Pixels:
@@ -230,13 +230,13 @@ def crop_middle(sample: dict[str, Tensor], side: int) -> dict[str, Tensor]:
     cropped = {"low": low, "sample_id": sample["sample_id"]}
     for axis in (1, 2):
         length = low.shape[axis]
-        kept = min(side, length)
-        start = (length - kept) // 2
-        cropped["low"] = cropped["low"].narrow(axis, start, kept)
+        length_kept = min(side, length)
+        start = (length - length_kept) // 2
+        cropped["low"] = cropped["low"].narrow(axis, start, length_kept)
         if "high" in sample:
             scale = sample["high"].shape[axis] // length
             high = cropped.get("high", sample["high"])
-            cropped["high"] = high.narrow(axis, scale * start, scale * kept)
+            cropped["high"] = high.narrow(axis, scale * start, scale * length_kept)
     return {key: value.clone() for key, value in cropped.items()}
 
 
@@ -245,6 +245,6 @@ def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for key in samples[0]:
         values = [sample[key] for sample in samples]
-        alike = all(value.shape == values[0].shape for value in values)
-        batch[key] = torch.stack(values) if alike else values
+        is_equal = all(value.shape == values[0].shape for value in values)
+        batch[key] = torch.stack(values) if is_equal else values
     return batch

@@ -41,14 +41,14 @@ class BytePairs:
     lower = True
 
     def __init__(self, numbers: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
-        whole = all(type(place) is int for place in numbers.values())
-        numbered = whole and sorted(numbers.values()) == list(range(len(numbers)))
+        is_integral = all(type(place) is int for place in numbers.values())
+        numbered = is_integral and sorted(numbers.values()) == list(range(len(numbers)))
         rule = f"must number its pieces from 0 without gaps and hold {UNKNOWN}"
         refuse(NUMBERS, {rule: not numbered or UNKNOWN not in numbers})
         self.numbers = dict(numbers)
-        known = sorted(self.numbers, key=lambda piece: self.numbers[piece])
-        self.pieces = (*known, *ADDED)
-        self.start, self.separator, self.end = (len(known) + index for index in range(3))
+        ordered = sorted(self.numbers, key=lambda piece: self.numbers[piece])
+        self.pieces = (*ordered, *ADDED)
+        self.start, self.separator, self.end = (len(ordered) + index for index in range(3))
         self.ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._cut = functools.lru_cache(maxsize=100_000)(self._cut_word)
 
@@ -64,7 +64,7 @@ class BytePairs:
         pairs = [line.split() for line in lines if line.strip()]
         strays = [pair for pair in pairs if len(pair) != 2]
         refuse(folder / MERGES, {"must hold two pieces per line, not": strays[:1]})
-        return cls(read_json(folder / NUMBERS), [(one, other) for one, other in pairs])
+        return cls(read_json(folder / NUMBERS), [(first, second) for first, second in pairs])
 
     def write(self, folder: Path) -> list[Path]:
         """Write vocab.json and merges.txt to a folder and return them."""
@@ -93,8 +93,8 @@ class BytePairs:
             if best not in self.ranks:
                 break
             parts = _merged(parts, best)
-        unknown = self.numbers[UNKNOWN]
-        return tuple(self.numbers.get(part, unknown) for part in parts)
+        unknown_number = self.numbers[UNKNOWN]
+        return tuple(self.numbers.get(part, unknown_number) for part in parts)
 
 
 def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:

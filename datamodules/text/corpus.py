@@ -225,10 +225,10 @@ class Rows:
         sample = join_texts(self.tokenizer, [self.rows[index]])
         tokens, mask = sample["tokens"], self.tokenizer.mask
         if mask is None or self.given is None:
-            masked, chosen = draw_masks(tokens, self.tokenizer, self.share)
+            masked, is_target = draw_masks(tokens, self.tokenizer, self.share)
         else:
-            masked, chosen = tokens, tokens == mask
-        return {**sample, "masked": masked, "chosen": chosen, "sample_id": torch.tensor(index)}
+            masked, is_target = tokens, tokens == mask
+        return {**sample, "masked": masked, "chosen": is_target, "sample_id": torch.tensor(index)}
 
 
 def draw_masks(tokens: Tensor, tokenizer: Tokenizer, share: float) -> tuple[Tensor, Tensor]:
@@ -246,16 +246,16 @@ def draw_masks(tokens: Tensor, tokenizer: Tokenizer, share: float) -> tuple[Tens
     """
     inner = len(tokens) - 2
     count = max(1, round(share * inner)) if inner else 0
-    chosen = torch.zeros(len(tokens), dtype=torch.bool)
-    chosen[1 + torch.randperm(inner)[:count]] = True
+    is_target = torch.zeros(len(tokens), dtype=torch.bool)
+    is_target[1 + torch.randperm(inner)[:count]] = True
     dice = torch.rand(len(tokens))
     masked = tokens.clone()
     if tokenizer.mask is not None:
-        masked[chosen & (dice < MASKED)] = tokenizer.mask
+        masked[is_target & (dice < MASKED)] = tokenizer.mask
     random = torch.randint(len(tokenizer), tokens.shape)
-    replaced = chosen & (dice >= MASKED) & (dice < MASKED + OTHER)
+    replaced = is_target & (dice >= MASKED) & (dice < MASKED + OTHER)
     masked[replaced] = random[replaced]
-    return masked, chosen
+    return masked, is_target
 
 
 def cut_rows(lines: Iterator[list[int]], most: int, pack: bool) -> Iterator[list[int]]:

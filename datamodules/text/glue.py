@@ -101,21 +101,21 @@ def read_examples(file: Path, kind: GlueSet, *, labelled: bool = True) -> list[E
     header = lines.pop(0)[1] if kind.header and lines else []
     places, label = _places(file, kind, header, labelled)
     least = max(*places, -1 if label is None else label) + 1
-    found, short = [], []
+    examples, broken = [], []
     for number, row in lines:
         if len(row) < least and labelled and kind.folder in ("QQP", "MRPC"):
             # Published files have lines with too few columns; tests must keep their places.
-            short.append(number)
+            broken.append(number)
             continue
         columns = f"has {len(row)} columns, fewer than the header"
         refuse(f"{file} line {number}", {columns: len(row) < least})
         value = None if label is None else _label(file, number, kind, row[label])
         if label is None or value is not None:
-            found.append(Example(tuple(row[place] for place in places), value))
-    if short:
-        log(f"{file}: {len(short)} lines have too few columns and are left out, as {short[0]}")
-    refuse(file, {"holds no examples": not found})
-    return found
+            examples.append(Example(tuple(row[place] for place in places), value))
+    if broken:
+        log(f"{file}: {len(broken)} lines have too few columns and are left out, as {broken[0]}")
+    refuse(file, {"holds no examples": not examples})
+    return examples
 
 
 def _read_rows(file: Path) -> list[tuple[int, list[str]]]:
@@ -171,10 +171,10 @@ def _places(
 ) -> tuple[list[int], int | None]:
     if not kind.header:
         return [int(place) for place in kind.columns], int(kind.label) if labelled else None
-    wanted = [*kind.columns, *([kind.label] if labelled else [])]
-    missing = [str(name) for name in wanted if name not in header]
+    names = [*kind.columns, *([kind.label] if labelled else [])]
+    missing = [str(name) for name in names if name not in header]
     refuse(file, {f"has the columns {', '.join(header)} and lacks": missing})
-    places = [header.index(str(name)) for name in wanted]
+    places = [header.index(str(name)) for name in names]
     return places[: len(kind.columns)], places[-1] if labelled else None
 
 
@@ -328,7 +328,7 @@ class GlueDataModule(BaseDataModule):
             return TolerantDataset(texts_, texts_.name)
         lines = given_lines(inputs)
         count = len(self.kind.columns)
-        found = []
+        examples = []
         for number, line in enumerate(lines, 1):
             texts = tuple(line.split("\t"))
             rule = (
@@ -336,8 +336,8 @@ class GlueDataModule(BaseDataModule):
                 f"as {TAB.join(['a text', 'another text'][:count])!r}"
             )
             refuse(f"text {number}", {rule: len(texts) != count})
-            found.append(Example(texts))
-        texts_ = Texts(self, [found], "input")
+            examples.append(Example(texts))
+        texts_ = Texts(self, [examples], "input")
         return TolerantDataset(texts_, texts_.name)
 
     def predicted_texts(self, index: int) -> Example:

@@ -50,8 +50,8 @@ def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the numbers of a text's pieces, in which [MASK] is a token of its own."""
     if tokenizer.mask is None or MASK not in text:
         return tokenizer.encode(text)
-    first, *others = (tokenizer.encode(part) for part in text.split(MASK))
-    return [*first, *(number for part in others for number in (tokenizer.mask, *part))]
+    first, *rest = (tokenizer.encode(part) for part in text.split(MASK))
+    return [*first, *(number for part in rest for number in (tokenizer.mask, *part))]
 
 
 def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
@@ -73,6 +73,6 @@ def pad_texts(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for name in samples[0]:
         values = [sample[name] for sample in samples]
         if values[0].ndim:
-            values = [torch.nn.functional.pad(one, (0, length - len(one))) for one in values]
+            values = [torch.nn.functional.pad(value, (0, length - len(value))) for value in values]
         batch[name] = torch.stack(values)
     return batch

@@ -131,7 +131,7 @@ class WordPiece:
         return " ".join(self.pieces[number] for number in numbers).replace(" ##", "")
 
     def _cut_word(self, word: str) -> tuple[int, ...]:
-        found: list[int] = []
+        numbers: list[int] = []
         start = 0
         while start < len(word):
             if len(word) > LONGEST:
@@ -141,9 +141,9 @@ class WordPiece:
             end = next((end for end in ends if mark + word[start:end] in self.numbers), None)
             if end is None:
                 return (self.numbers[UNKNOWN],)
-            found.append(self.numbers[mark + word[start:end]])
+            numbers.append(self.numbers[mark + word[start:end]])
             start = end
-        return tuple(found)
+        return tuple(numbers)
 
 
 def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
