@@ -242,8 +242,8 @@ class Clouds:
         if self.training and cloud.normal is None and "normal" in self.data.features:
             advice = ",".join(name for name in self.data.features if name != "normal") or "coord"
             logger.warning(
-                f"{self.name(0)} lacks normals, which count as zeros; pass data.features=[{advice}] to "
-                "train without them"
+                f"{self.name(0)} lacks normals, which count as zeros; pass "
+                f"data.features=[{advice}] to train without them"
             )
 
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:

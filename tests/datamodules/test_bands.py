@@ -275,10 +275,6 @@ def test_options_for_rgb_are_refused(case, tmp_path):
     rejected(tmp_path, message, **options)
 
 
-def test_arrays_are_no_images_without_bands(tmp_path):
-    rejected(class_folders(tmp_path, count=2), "two images", augmentation=PLAIN)
-
-
 STATISTICS = Statistics((0.0,) * 5, (1.0,) * 5)
 EVERY = {
     "paper": PaperAugmentation(auto_augment=None, train_interpolation="random", random_erasing=1.0),

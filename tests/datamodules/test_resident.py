@@ -25,6 +25,7 @@ from datamodules.images.classification import collate, make_sample
 from datamodules.images.transforms import ERASED, MeanRectangle, NoiseRectangle
 from datamodules.loading import resident
 from datamodules.loading.resident import Draws
+from tests.errors import refuses
 
 COUNT = 4000
 PAPER = PaperAugmentation(auto_augment=None, random_erasing=0.5)
@@ -216,8 +217,7 @@ def test_labels_of_any_number_and_repeated_images(sample_cache):
     ],
 )  # fmt: skip
 def test_what_batches_cannot_do_is_refused(made, options, message):
-    with pytest.raises(ValueError, match=message):
-        ImageFolderDataModule("/data", augmentation=made, resident=True, **options)
+    refuses(message, ImageFolderDataModule, "/data", augmentation=made, resident=True, **options)
 
 
 def test_too_many_images_are_refused_before_decoding(sample_cache, monkeypatch):
@@ -226,5 +226,4 @@ def test_too_many_images_are_refused_before_decoding(sample_cache, monkeypatch):
     monkeypatch.setattr(resident, "machine_memory", lambda: 614_399)
     monkeypatch.setattr(data, "_loader", None)
     message = "keeps 614 KB of images on cpu, which has 614 KB free; lower data.image_size, or"
-    with pytest.raises(ValueError, match=message):
-        data.train_dataloader()
+    refuses(message, data.train_dataloader)

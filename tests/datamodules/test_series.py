@@ -18,10 +18,11 @@ from datamodules.series.benchmarks import (
     TrafficDataModule,
     WeatherDataModule,
 )
-from datamodules.series.sample import NAMES, SampleForecasting, make_series
+from datamodules.series.sample import NAMES, make_series
 from datamodules.series.table import read_table
 from datamodules.series.windows import Windows, split_rows
 from tasks.forecasting.pictures import Forecast
+from tests.errors import refuses
 
 HOURS = np.datetime64("2024-01-01T00") + np.arange(60) * np.timedelta64(1, "h")
 # Local hours around both changes of clocks.
@@ -146,18 +147,11 @@ def test_covariates_are_inputs_only(tmp_path):
     assert rest.names == ("a", "c", "b")
 
 
-def test_the_last_batch_of_the_test_is_kept(tmp_path):
-    data = opened(write(tmp_path / "t.csv"), eval_batch_size=4)
-    batches = [len(batch["series"]) for batch in data.test_dataloader()]
-    assert batches == [4, 4, 3]
-
-
 def test_gaps_are_named_split_or_filled(tmp_path):
     times = np.delete(HOURS, [20, 21, 50])
     path = write(tmp_path / "t.csv", rows=57, times=times)
     said = r"lacks 3 rows in 2 gaps \(2 after 2024-01-01 19:00:00; 1 after 2024-01-03 01:00:00\)"
-    with pytest.raises(ValueError, match=said + ".*data.gaps=split.*data.gaps=fill"):
-        opened(path)
+    refuses(said + ".*data.gaps=split.*data.gaps=fill", opened, path)
     split = opened(path, gaps="split")
     starts = split.dataset("train").dataset.starts.tolist()
     assert starts == [*range(15), *range(22, 25)]
@@ -216,8 +210,7 @@ PROBLEMS = [
 @pytest.mark.parametrize(("file", "options", "said"), PROBLEMS)
 def test_faults_of_a_table_are_named(tmp_path, file, options, said):
     path = write(tmp_path / "t.csv", **file)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        opened(path, **options)
+    refuses(re.escape(said), opened, path, **options)
 
 
 def test_other_forms_of_csv_are_read(tmp_path):
@@ -231,20 +224,15 @@ def test_other_forms_of_csv_are_read(tmp_path):
     path.write_text("t,a\n3,1\n4,2\n")
     assert read_table(path, "t").times.tolist() == [3, 4]
     path.write_text("t,a\nyesterday,1\n")
-    with pytest.raises(ValueError, match="row 2: 'yesterday' is not a time stamp"):
-        read_table(path, "t")
+    refuses("row 2: 'yesterday' is not a time stamp", read_table, path, "t")
     path.write_text("t,a\n2024-01-01,1\n,2\n")
-    with pytest.raises(ValueError, match="row 3: '' is not a time stamp"):
-        read_table(path, "t")
+    refuses("row 3: '' is not a time stamp", read_table, path, "t")
     path.write_text("t,a\n3,1\n\n4\n")
-    with pytest.raises(ValueError, match="row 4: 1 cells, but the first row names 2"):
-        read_table(path, "t")
+    refuses("row 4: 1 cells, but the first row names 2", read_table, path, "t")
     path.write_text("")
-    with pytest.raises(ValueError, match="is empty; expected a line of names"):
-        read_table(path, "t")
+    refuses("is empty; expected a line of names", read_table, path, "t")
     path.write_text("t,a\n")
-    with pytest.raises(ValueError, match="holds no rows"):
-        read_table(path, "t")
+    refuses("holds no rows", read_table, path, "t")
 
 
 TIMES = [
@@ -315,8 +303,7 @@ def test_steps_of_the_calendar_go_on_in_the_form_of_the_file(kind, tmp_path):
 def test_a_month_without_a_row_is_a_gap(tmp_path):
     times = np.delete(dates("2019-01", 61, "M"), 20)
     path = write(tmp_path / "t.csv", times=times)
-    with pytest.raises(ValueError, match=r"lacks 1 rows in 1 gaps \(1 after 2020-08-01 00:00:00\)"):
-        opened(path)
+    refuses(r"lacks 1 rows in 1 gaps \(1 after 2020-08-01 00:00:00\)", opened, path)
     filled = opened(path, gaps="fill", split=(30, 12, 13))
     assert filled.table().names == ("a", "b", "c")
     assert len(filled.dataset("train")) == 25
@@ -365,8 +352,7 @@ def test_tables_in_memory_are_predicted(tmp_path):
 def test_columns_that_are_left_out_may_hold_anything(tmp_path):
     """The remedy that the message names works."""
     path = write(tmp_path / "t.csv", columns=("a", "site"), change={(3, 1): "north"})
-    with pytest.raises(ValueError, match=r"column site: 'north' .* by data.targets"):
-        opened(path)
+    refuses(r"column site: 'north' .* by data.targets", opened, path)
     data = opened(path, targets=["a"])
     alone = module(None)
     alone.predict_only(**data.facts())
@@ -404,10 +390,3 @@ def test_sample_data_have_lagged_dependencies():
         abs(np.corrcoef(changes[: -lag or None, 0], changes[lag:, -1])[0, 1]) for lag in range(12)
     ]
     assert int(np.argmax(lags)) == 6
-
-
-def test_sample_data_are_a_file_in_the_format_of_ett(tmp_path):
-    data = SampleForecasting(tmp_path, hours=400, lookback=24, horizon=12, batch_size=8)
-    data.setup()
-    assert data.path.read_text().startswith("date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n2024-01-01 00:")
-    assert data.input_shape == (24, 7)

@@ -6,6 +6,7 @@ import pytest
 from datamodules.annotation_formats.yolo import describe_yaml
 from datamodules.files import text_files
 from datamodules.files.text_files import FolderNames, read_csv, read_json, read_lines, read_text
+from tests.errors import refuses
 
 NAMES = ["café", "naïve art", "zèbre"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
@@ -74,8 +75,7 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
 def test_faults_of_text_files(tmp_path, read, content, message):
     file = tmp_path / "data"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"^{file}.*({message})"):
-        read(file)
+    refuses(rf"^{file}.*({message})", read, file)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -18,6 +18,7 @@ from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from heads.dense_logits import dense_logits
 from tests.datamodules.loading import ready
+from tests.errors import refuses
 from tools.annotate import main
 
 SIDE, CLASSES = 8, 3
@@ -185,15 +186,11 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
     (maps / "1.pt").rename(maps / "b" / "1.pt")
     file = maps / "a" / "0.pt"
     file.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"a/0\.pt is not a label map"):
-        checked(root, maps)
+    refuses(r"a/0\.pt is not a label map", checked, root, maps)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(20_000))
     assert file.stat().st_size < 10_000
-    with pytest.raises(
-        ValueError, match=r"0\.pt is not a label map: .* at most 10\.0 KB, got 20000"
-    ):
-        checked(root, maps)
+    refuses(r"0\.pt is not a label map: .* at most 10\.0 KB, got 20000", checked, root, maps)
     gone = ready(data, root, tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"none does not exist; data\.token_labels="):
         gone.check_files()
@@ -203,8 +200,7 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
 def test_recipes_with_required_maps_stop_only_training(root):
     made = ready(data, root, "required")
     assert next(iter(made.val_dataloader()))["image"].ndim == 4
-    with pytest.raises(ValueError, match=r"pass data\.token_labels=<folder of label maps> .* or "):
-        made.check_files()
+    refuses(r"pass data\.token_labels=<folder of label maps> .* or ", made.check_files)
 
 
 @pytest.fixture
