@@ -58,7 +58,6 @@ def test_added_images_leave_most_others_in_place(tmp_path):
 @pytest.mark.parametrize(
     ("counts", "options", "message"),
     [
-        ({}, {"val_share": 1}, r"data\.val_share must be between 0 and 1, .* got 1"),
         ({}, {}, "no class folders"),
         ({"cat": 5, "dog": 1}, {}, r"fewer than two images, .*: dog"),
         ({"cat": 5, "dog": 2}, {"num_classes": 3}, r"2 class folders but data.num_classes is 3"),
