@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from datamodules.files.console import log
 from datamodules.files.folders import reject_system_folder
 from datamodules.files.headers import check_each
+from datamodules.files.values import check_option
 from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.resident import ResidentDataset
 from datamodules.loading.sampling import (
@@ -77,10 +79,12 @@ class BaseDataModule(LightningDataModule):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Record the keyword arguments as ``made_by``, which checkpoints store."""
-        made: Any = super().__new__(cls)
-        own = {key: value for key, value in options.items() if key not in ("seed", "predict_path")}
-        made.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **own}
-        return made
+        module: Any = super().__new__(cls)
+        arguments = {
+            key: value for key, value in options.items() if key not in ("seed", "predict_path")
+        }
+        module.made_by = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **arguments}
+        return module
 
     def __init__(
         self,
@@ -95,13 +99,10 @@ class BaseDataModule(LightningDataModule):
         super().__init__()
         self.root = None if root is None else Path(root).expanduser()
         self.set_batch_size(batch_size, eval_batch_size)
-        self.num_workers = check_minimum("num_workers", num_workers, 0)
         most = max(MANY_WORKERS, WORKERS_PER_CORE * (os.cpu_count() or 1))
-        if num_workers > most:
-            raise ValueError(
-                f"data.num_workers={num_workers} is too high: {os.cpu_count()} cores serve at most "
-                f"{most}; one or two per core are usual"
-            )
+        rule = f"at most {most} with {os.cpu_count()} cores; one or two per core are usual"
+        check_option("num_workers", num_workers, num_workers <= most, rule)
+        self.num_workers = check_minimum("num_workers", num_workers, 0)
         self.seed = check_minimum("seed", seed, 0)
         self.predict_path = predict_path
         self._datasets: dict[Split, NamedDataset] = {}
@@ -214,9 +215,9 @@ class BaseDataModule(LightningDataModule):
             check = self.file_check(split)
             if check is not None:
                 count = len(self.dataset(split))
-                done = check_each(check, count, started + seconds)
-                counts[split] = done
-                checked.append(f"{done:,} of {count:,} {name} {self.unit}")
+                count_done = check_each(check, count, started + seconds)
+                counts[split] = count_done
+                checked.append(f"{count_done:,} of {count:,} {name} {self.unit}")
         if checked:
             log(f"Files checked: {', '.join(checked)} ({time.monotonic() - started:.0f} s)")
         for line in self.notices(counts):
@@ -240,9 +241,9 @@ class BaseDataModule(LightningDataModule):
         """Return a check of a sample's files by index; None to skip the check."""
         return None
 
+    @abstractmethod
     def build(self) -> dict[Split, SeededDataset]:
         """Check the files and return the datasets; know the targets from then on."""
-        raise NotImplementedError
 
     def seeded(self, dataset: SizedDataset, describe: Callable[[int], str]) -> SeededDataset:
         """Wrap a dataset so that its samples depend on the run's seed alone."""
@@ -312,11 +313,11 @@ class BaseDataModule(LightningDataModule):
         """
         dataset = self._to_predict()
         spaced = range(0, len(dataset), max(1, len(dataset) // count))[:count]
-        others = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
-        samples = (dataset[0, index] for index in itertools.chain(spaced, others))
-        kept = (sample for sample in samples if not isinstance(sample, Unreadable))
+        further = (index for index in range(min(len(dataset), TRIED)) if index not in spaced)
+        samples = (dataset[0, index] for index in itertools.chain(spaced, further))
+        readable = (sample for sample in samples if not isinstance(sample, Unreadable))
         collate = self.collate() or default_collate
-        return self.normalise(collate(list(itertools.islice(kept, len(spaced)))))
+        return self.normalise(collate(list(itertools.islice(readable, len(spaced)))))
 
     def sizes(self) -> dict[str, int]:
         """Return the number of samples per split."""
@@ -398,22 +399,18 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def check_probability(name: str, value: float) -> float:
-    """Return the value after a check that it is a probability."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"data.{name} must be a probability from 0 to 1, got {value}")
-    return value
+def check_share(name: str, value: float) -> float:
+    """Return the value after a check that it is a share or probability."""
+    return check_option(name, value, 0 <= value <= 1, "a share or probability from 0 to 1")
 
 
 def check_range(name: str, value: Sequence[float]) -> tuple[float, float]:
     """Return a range as its smallest and largest value after a check."""
     ends = tuple(float(end) for end in value)
-    if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
-        raise ValueError(
-            f"data.{name} must be two positive factors in ascending order, such as [0.8,1.2], got "
-            f"{list(value)}"
-        )
-    return ends
+    valid = len(ends) == 2 and 0 < ends[0] <= ends[1]
+    rule = "two positive factors in ascending order, such as [0.8,1.2]"
+    check_option(name, [*value], valid, rule)
+    return ends  # type: ignore[return-value]
 
 
 def check_minimum(name: str, value: int, lowest: int) -> int:

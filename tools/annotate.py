@@ -73,7 +73,8 @@ def annotate(arguments: Sequence[str]) -> None:
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     from datamodules.files import require_folder
-    from datamodules.files.class_order import check_class_order, other_orders, sort_classes
+    from datamodules.files.class_order import KEYS, other_orders, sort_classes
+    from datamodules.files.values import check_option
     from datamodules.images.image_folder import class_folders
     from datamodules.images.token_labels import write_classes
     from tasks.classification.teacher import TeacherOptions, load_teacher
@@ -83,7 +84,8 @@ def annotate(arguments: Sequence[str]) -> None:
     root, out = (Path(options[key]).expanduser() for key in ("root", "out"))
     require_folder(root, "pass a folder of class folders as root=")
     folder = root / "train" if (root / "train").is_dir() else root
-    order = check_class_order(options["class_order"])
+    order: Any = options["class_order"]
+    check_option("class_order", order, order in KEYS, f"one of {', '.join(KEYS)}")
     names = sort_classes(class_folders(folder), order)
     images = list(list_image_names(folder, names))
     own = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # for weights without recorded statistics

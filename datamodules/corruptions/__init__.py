@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.corruptions import blur, digital, noise, weather
+from datamodules.files.values import refuse
 
 Pixels = NDArray[np.float64]
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -79,16 +80,16 @@ def corrupt(
     Raises:
         ValueError: Kind or severity is unknown, or the image is not square.
     """
-    if kind not in CORRUPTIONS or severity not in SEVERITIES:
-        raise ValueError(
-            f"unknown corruption {kind!r} of severity {severity}: kinds are {', '.join(KINDS)}, "
-            "severities 1 to 5"
-        )
-    if image.width != image.height:
-        raise ValueError(f"corruptions need square images, got {image.size} pixels; crop it")
+    is_valid = kind in CORRUPTIONS and severity in SEVERITIES
+    faults = {
+        f"{kind!r} of severity {severity} is unknown: kinds are {', '.join(KINDS)}, severities "
+        "1 to 5": not is_valid,
+        f"needs square images, got {image.size} pixels; crop it": image.width != image.height,
+    }
+    refuse("corruption", faults)
     make, parameters = CORRUPTIONS[kind]
     pixels = np.asarray(image.convert("RGB")) / 255.0
     options = {"photographs": frost} if kind == "frost" else {}
-    made = make(pixels, parameters[severity - 1], rng, **options)
+    corrupted = make(pixels, parameters[severity - 1], rng, **options)
     # Truncated instead of rounded, as in the published files.
-    return Image.fromarray((np.clip(made, 0, 1) * 255).astype(np.uint8))
+    return Image.fromarray((np.clip(corrupted, 0, 1) * 255).astype(np.uint8))

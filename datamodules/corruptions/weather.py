@@ -24,12 +24,12 @@ def snow(pixels: Pixels, fall: tuple[float, ...], rng: np.random.Generator) -> P
             standard deviation of their motion, and the share of the unchanged image.
         rng: Source of the flakes and their direction.
     """
-    mean, sigma, factor, threshold, radius, spread, kept = fall
+    mean, sigma, factor, threshold, radius, spread, mask = fall
     flakes = enlarge(rng.normal(mean, sigma, pixels.shape[:2]), factor)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1))
     moved = average_along(flakes, int(radius), spread, rng.uniform(-135, -45))[..., None]
     grey = (pixels @ np.array(GREY))[..., None]
-    whitened = kept * pixels + (1 - kept) * np.maximum(pixels, grey * 1.5 + 0.5)
+    whitened = mask * pixels + (1 - mask) * np.maximum(pixels, grey * 1.5 + 0.5)
     return whitened + moved + np.rot90(moved, 2)
 
 
@@ -51,8 +51,8 @@ def frost(
     if not photographs:
         return shares[0] * pixels + shares[1] * frost_texture(side, rng)
     photograph = photographs[int(rng.integers(len(photographs)))]
-    top, left = (rng.integers(length - side + 1) for length in photograph.shape[:2])
-    cut = photograph[top : top + side, left : left + side]
+    top, start = (rng.integers(length - side + 1) for length in photograph.shape[:2])
+    cut = photograph[top : top + side, start : start + side]
     return shares[0] * pixels + shares[1] * cut
 
 

@@ -10,6 +10,7 @@ from datamodules.dense.masks import consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.dense.segmentation_folder import index_by_stem, list_files
 from datamodules.files.folders import require_folder, require_names
+from datamodules.files.values import refuse
 
 ARCHIVE_FOLDER = "ADEChallengeData2016"
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
@@ -40,14 +41,14 @@ class ADE20KDataModule(SegmentationDataModule):
         folder = self.folder
         if (folder / ARCHIVE_FOLDER).is_dir():
             folder = folder / ARCHIVE_FOLDER
-        found = {
+        pairs = {
             split: pair_files(folder / "images" / name, folder / "annotations" / name)
             for split, name in FOLDERS.items()
         }
         self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=1, ignored=[0])
         self.category_ids = self.code.values
-        return found
+        return pairs
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""
@@ -64,10 +65,8 @@ def pair_files(images: Path, masks: Path) -> list[Pair]:
         require_folder(folder, f"an ADE20K folder has {ADE20KDataModule.layout}")
     image_of = index_by_stem(images, list_files(images, {".jpg"}))
     mask_of = index_by_stem(masks, list_files(masks, {".png"}))
-    if not image_of:
-        raise ValueError(
-            f"no .jpg images in {images}; an ADE20K folder has {ADE20KDataModule.layout}"
-        )
+    rule = f"holds no .jpg images; an ADE20K folder has {ADE20KDataModule.layout}"
+    refuse(images, {rule: not image_of})
     require_names(
         {str(masks / f"{stem}.png") for stem in image_of.keys() - mask_of},
         f"images in {images} lack their masks",

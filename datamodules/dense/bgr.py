@@ -93,8 +93,8 @@ def opencv_is_strict() -> bool:
     """Return True if OpenCV rejects a truncated JPEG, as 4.12 does; older ones pad it."""
     import cv2
 
-    whole = cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1]
-    return _decode(whole.tobytes()[:-2]) is None
+    encoded = cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1]
+    return _decode(encoded.tobytes()[:-2]) is None
 
 
 def _decode(content: bytes) -> Pixels | None:

@@ -11,6 +11,7 @@ from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.files.folders import list_folders, list_images, require_folder, require_names
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import FolderNames
+from datamodules.files.values import refuse
 
 SPLIT_FOLDERS: dict[Split, str] = {"train": "train", "val": "val"}
 IMAGE = "_leftImg8bit.png"
@@ -41,19 +42,19 @@ class CityscapesDataModule(SegmentationDataModule):
         folder = self.folder
         images = {split: self._images(folder, name) for split, name in SPLIT_FOLDERS.items()}
         gt = FolderNames(folder / "gtFine")
-        every = [image for found in images.values() for image in found]
+        every = [image for pairs_of in images.values() for image in pairs_of]
         kinds = [
             kind for kind in (TRAIN_IDS, LABEL_IDS) if any(gt.find(_mask(i, kind)) for i in every)
         ]
         kind = kinds[0] if kinds else LABEL_IDS
-        found = {
-            split: [Pair(image, gt.folder / gt.on_disk(_mask(image, kind))) for image in listed]
-            for split, listed in images.items()
+        pairs_of = {
+            split: [Pair(image, gt.folder / gt.on_disk(_mask(image, kind))) for image in files]
+            for split, files in images.items()
         }
         require_names(
             {
                 str(pair.mask)
-                for pairs in found.values()
+                for pairs in pairs_of.values()
                 for pair in pairs
                 if not pair.mask.is_file()
             },
@@ -65,7 +66,7 @@ class CityscapesDataModule(SegmentationDataModule):
         self.code = (
             label_ids() if kind == LABEL_IDS else consecutive_code(len(IDS), first=0, ignored=[])
         )
-        return found
+        return pairs_of
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""
@@ -75,15 +76,14 @@ class CityscapesDataModule(SegmentationDataModule):
         images = folder / "leftImg8bit" / split
         for part in (images, folder / "gtFine" / split):
             require_folder(part, f"Cityscapes has {self.layout}")
-        found = [
+        pairs = [
             images / city / name
             for city in list_folders(images)
             for name in list_images(images / city)
             if name.endswith(IMAGE)
         ]
-        if not found:
-            raise ValueError(f"no <city>/*{IMAGE} in {images}; Cityscapes has {self.layout}")
-        return found
+        refuse(images, {f"holds no <city>/*{IMAGE}; Cityscapes has {self.layout}": not pairs})
+        return pairs
 
 
 def _mask(image: Path, kind: str) -> str:
@@ -93,6 +93,6 @@ def _mask(image: Path, kind: str) -> str:
 
 def label_ids() -> MaskCode:
     """Return the code of label ids, which ignores all but the 19 classes."""
-    others = tuple(i for i in range(LAST_ID + 1) if i not in IDS)
+    rest = tuple(i for i in range(LAST_ID + 1) if i not in IDS)
     meaning = f"Cityscapes' label ids are 0 to {LAST_ID}, and {IGNORED} is ignored"
-    return MaskCode(IDS, (*others, IGNORED), meaning)
+    return MaskCode(IDS, (*rest, IGNORED), meaning)

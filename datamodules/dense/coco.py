@@ -9,9 +9,15 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datamodules.base import Split, check_probability, check_range
+from datamodules.annotation_formats.box_exports import AUTO, OWN, Export, Layout, open_export
+from datamodules.annotation_formats.coco_boxes import OPTION
+from datamodules.annotation_formats.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
+from datamodules.annotation_formats.coco_files import WHOLE
+from datamodules.annotation_formats.coco_records import Part
+from datamodules.annotation_formats.splits import SplitOptions, choose, divide, draw_notice
+from datamodules.base import Split, check_range, check_share
 from datamodules.dense.toolkit_data import (
     META_KEYS,
     DenseDataModule,
@@ -25,17 +31,10 @@ from datamodules.dense.toolkit_data import (
 )
 from datamodules.files.console import log
 from datamodules.files.decoding import UPRIGHT
-from datamodules.files.folders import first_few, require_folder
+from datamodules.files.folders import first_few, require_folder, require_names
 from datamodules.files.headers import read_header
-from datamodules.layouts import AUTO, WHOLE, check_layout
-from datamodules.layouts.coco_boxes import OPTION
-from datamodules.layouts.coco_checks import MIN_SIDE, CocoFacts, check_coco, read_coco
-from datamodules.layouts.splits import SplitOptions, choose, divide, draw_notice
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import SeededDataset
-
-if TYPE_CHECKING:
-    from datamodules.layouts.box_exports import Export
-    from datamodules.layouts.coco_records import Part
 
 TRAIN_ANNOTATIONS = "annotations/instances_train2017.json"
 # DETR's sizes for ``train_crops``: longest and shortest edges before cropping, then the smallest
@@ -88,7 +87,7 @@ class CocoDataModule(DenseDataModule):
         self,
         root: str | Path | None = None,
         *,
-        layout: str = AUTO,
+        layout: Layout = AUTO,
         train_split: str | None = None,
         val_split: str | None = None,
         val_share: float = 0.1,
@@ -110,9 +109,7 @@ class CocoDataModule(DenseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        from datamodules.layouts.box_exports import LAYOUTS  # reads all formats
-
-        self.chosen_layout = check_layout(layout, LAYOUTS)
+        self.chosen_layout = layout
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.train_annotations, self.train_images = train_annotations, train_images
         self.val_annotations, self.val_images = val_annotations, val_images
@@ -120,7 +117,7 @@ class CocoDataModule(DenseDataModule):
         self.train_sizes = [parse_size("train_sizes", size) for size in train_sizes or []]
         self.train_crops = train_crops
         self.scale_jitter = check_range("scale_jitter", scale_jitter) if scale_jitter else None
-        self.flip = check_probability("flip", flip)
+        self.flip = check_share("flip", flip)
         self.photometric, self.with_mask = photometric, with_mask
         self.skip_unusable_boxes = skip_unusable_boxes
         self._facts: dict[Split, CocoFacts] = {}
@@ -130,15 +127,10 @@ class CocoDataModule(DenseDataModule):
         self._val: Part | None = None
         self.classes = None if classes is None else tuple(classes)
         self.check_scales(self.scale, *self.train_sizes, factors=self.scale_jitter or ())
-        if self.train_sizes and self.scale_jitter:
-            raise ValueError(
-                "data.train_sizes and data.scale_jitter exclude each other; set one to null"
-            )
-        if train_crops and not self.train_sizes:
-            raise ValueError(
-                "data.train_crops=true resizes crops to one of data.train_sizes, which is null; "
-                "pass both, such as data.train_sizes=[[1333,640],[1333,800]]"
-            )
+        rule = "null beside data.train_sizes"
+        check_option("scale_jitter", scale_jitter, not (train_sizes and scale_jitter), rule)
+        rule = "false without data.train_sizes=[[1333,640],[1333,800]] or other sizes"
+        check_option("train_crops", train_crops, not train_crops or train_sizes, rule)
 
     @property
     def annotations(self) -> Mapping[str, Any]:
@@ -151,14 +143,18 @@ class CocoDataModule(DenseDataModule):
         if "val" not in self._facts or self._val is None:
             raise AttributeError("annotations are known after setup()")
         if len(self._facts["val"].absent) == self.num_classes:
-            empty = not self._annotations_of_val["annotations"]
-            found = "no annotations" if empty else f"no box of {first_few(self.class_names)} in AP"
-            skipped = f" without {self.left_out}" if self.left_out else ""
-            raise ValueError(
-                f"{self._val.source} has {found}{skipped}: its images can only be predicted "
-                "(mode=predict), such as for a benchmark's server; pass annotated images to test "
-                "or validate"
+            count_empty = not self._annotations_of_val["annotations"]
+            content = (
+                "no annotations"
+                if count_empty
+                else f"no box of {first_few(self.class_names)} in AP"
             )
+            skipped = f" without {self.left_out}" if self.left_out else ""
+            rule = (
+                f"has {content}{skipped}: its images can only be predicted (mode=predict), such as "
+                "for a benchmark's server; pass annotated images to test or validate"
+            )
+            raise ValueError(f"{self._val.source} {rule}")
         return self._annotations_of_val
 
     def build(self) -> dict[Any, SeededDataset]:
@@ -168,14 +164,12 @@ class CocoDataModule(DenseDataModule):
         train_content, val_content = self._train.content, self._val.content
         train = self._check(self._train, training=True)
         val = self._check(self._val, training=False)
-        if train.class_names != val.class_names:
-            difference = sorted(set(train.class_names) ^ set(val.class_names))
-            names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
-            raise ValueError(
-                f"{names[0]} and {names[1]} in {self.folder} must have the same categories in the "
-                f"same order, got {list(train.class_names)} and {list(val.class_names)}; only in "
-                f"one: {difference}"
-            )
+        names = [part.source.relative_to(self.folder) for part in (self._train, self._val)]
+        rule = (
+            f"{names[0]} and {names[1]} must have the same categories in the same order, got "
+            f"{list(train.class_names)} and {list(val.class_names)}"
+        )
+        refuse(f"{self.folder}:", {rule: train.class_names != val.class_names})
         self.class_names, self.category_ids = val.class_names, val.category_ids
         self._facts = {"train": train, "val": val}
         if self.skip_unusable_boxes and val_content["annotations"]:
@@ -219,11 +213,11 @@ class CocoDataModule(DenseDataModule):
         """Return notices of excluded, shared or rotated images, and of classes without boxes."""
         lines = super().notices(checked)
         train, val = self._facts["train"], self._facts["val"]
-        empty = train.num_images - train.num_boxed
-        if empty:
+        count_empty = train.num_images - train.num_boxed
+        if count_empty:
             lines.append(
-                f"{empty:,} of {train.num_images:,} training images lack boxes of these classes "
-                "and are excluded"
+                f"{count_empty:,} of {train.num_images:,} training images lack boxes of these "
+                "classes and are excluded"
             )
         if train.num_small:
             lines.append(
@@ -324,42 +318,40 @@ class CocoDataModule(DenseDataModule):
         export = self._export()
         if export is not None:
             return self._export_parts(export)
-        if self.splits.train or self.splits.val:
-            raise ValueError(
-                "data.train_split and data.val_split need an export; with data.layout=coco pass "
-                "data.train_annotations and data.val_annotations"
-            )
-        train = self._own(self.train_annotations, self.train_images)
+        rule = (
+            "data.train_split and data.val_split need an export; pass data.train_annotations and "
+            "data.val_annotations"
+        )
+        refuse("data.layout=coco:", {rule: bool(self.splits.train or self.splits.val)})
+        train = self._read_part(self.train_annotations, self.train_images)
         if self.val_annotations is None:
             return self._draw_val(train, str(self.folder / self.train_annotations))
-        return train, self._own(self.val_annotations, self.val_images, annotated=False)
+        return train, self._read_part(self.val_annotations, self.val_images, annotated=False)
 
     def _export(self) -> Export | None:
         """Return the export in the folder; None for COCO's own paths."""
-        from datamodules.layouts.box_exports import OWN, open_export
-
         if self.chosen_layout == OWN:
             return None
-        own = (self.train_annotations, str(self.val_annotations))
-        named = self.train_annotations != TRAIN_ANNOTATIONS
+        paths = (self.train_annotations, str(self.val_annotations))
+        has_name = self.train_annotations != TRAIN_ANNOTATIONS
         if self.chosen_layout == AUTO and (
-            named or any((self.folder / name).is_file() for name in own)
+            has_name or any((self.folder / name).is_file() for name in paths)
         ):
             return None
         return open_export(self.folder, self.chosen_layout)
 
     def _export_parts(self, export: Export) -> tuple[Part, Part]:
-        chosen = choose(list(export.parts), self.splits, export.title)
-        unused = first_few(chosen.unused)
-        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
-        train = export.parts[chosen.train]()
-        if chosen.val is None:
-            name = "" if chosen.train == WHOLE else f", {chosen.train}"
-            return self._draw_val(train, f"{export.title}{name}", left)
-        val = export.parts[chosen.val]()
+        choice = choose(list(export.parts), self.splits, export.title)
+        unused = first_few(choice.unused)
+        remark = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
+        train = export.parts[choice.train]()
+        if choice.val is None:
+            name = "" if choice.train == WHOLE else f", {choice.train}"
+            return self._draw_val(train, f"{export.title}{name}", remark)
+        val = export.parts[choice.val]()
         log(
-            f"{export.title}: {len(train.content['images'])} training images in {chosen.train}, "
-            f"{len(val.content['images'])} validation images in {chosen.val}{left}"
+            f"{export.title}: {len(train.content['images'])} training images in {choice.train}, "
+            f"{len(val.content['images'])} validation images in {choice.val}{remark}"
         )
         return train, val
 
@@ -377,19 +369,22 @@ class CocoDataModule(DenseDataModule):
         name = unused_supercategory(contents)
         if name is None or name in (self.classes or ()):
             return
-        kept = [[one for one in c["categories"] if one["id"] != 0] for c in contents]
-        self._train = replace(self._train, content={**contents[0], "categories": kept[0]})
-        self._val = replace(self._val, content={**contents[1], "categories": kept[1]})
+        categories = [[entry for entry in c["categories"] if entry["id"] != 0] for c in contents]
+        self._train = replace(self._train, content={**contents[0], "categories": categories[0]})
+        self._val = replace(self._val, content={**contents[1], "categories": categories[1]})
         log(
             f"Category 0, {name!r}, is skipped: it lacks annotations and is the supercategory of "
             "all others"
         )
 
-    def _own(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
-        from datamodules.layouts.coco_records import Part
-
+    def _read_part(self, annotations: str, images: str, *, annotated: bool = True) -> Part:
         require_folder(self.folder / images, f"a COCO folder has {self.layout}")
         source = self.folder / annotations
+        require_names(
+            [] if source.is_file() else [str(source)],
+            "annotation file does not exist",
+            "set data.train_annotations and data.val_annotations relative to data.root",
+        )
         return Part(source, self.folder / images, read_coco(source, annotated=annotated))
 
     def _check(self, part: Part, *, training: bool) -> CocoFacts:
@@ -427,13 +422,13 @@ def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of an unused category 0 that is the parent of all others; else None."""
     names = set()
     for content in contents:
-        roots = [one for one in content["categories"] if one["id"] == 0]
-        others = [one for one in content["categories"] if one["id"] != 0]
-        used = any(one["category_id"] == 0 for one in content["annotations"])
-        if len(roots) != 1 or not others or used:
+        roots = [entry for entry in content["categories"] if entry["id"] == 0]
+        rest = [entry for entry in content["categories"] if entry["id"] != 0]
+        used = any(entry["category_id"] == 0 for entry in content["annotations"])
+        if len(roots) != 1 or not rest or used:
             return None
         name = str(roots[0]["name"])
-        if not all(one.get("supercategory") == name for one in others):
+        if not all(entry.get("supercategory") == name for entry in rest):
             return None
         names.add(name)
     return names.pop() if len(names) == 1 else None
@@ -442,15 +437,15 @@ def unused_supercategory(contents: Sequence[Mapping[str, Any]]) -> str | None:
 def drop_annotations(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
     """Return the content of a json without the annotations at some positions."""
     annotations = content["annotations"]
-    kept = [one for place, one in enumerate(annotations) if place not in unusable]
-    return {**content, "annotations": kept}
+    categories = [entry for place, entry in enumerate(annotations) if place not in unusable]
+    return {**content, "annotations": categories}
 
 
 def mark_ignored(content: Mapping[str, Any], unusable: Collection[int]) -> dict[str, Any]:
     """Return the content of a json with some annotations marked as ignored for mmdet."""
     annotations = [
-        {**one, "ignore": 1} if place in unusable else one
-        for place, one in enumerate(content["annotations"])
+        {**entry, "ignore": 1} if place in unusable else entry
+        for place, entry in enumerate(content["annotations"])
     ]
     return {**content, "annotations": annotations}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +26,10 @@ from datamodules.files.mask_colours import (
 )
 from datamodules.files.mask_pixels import Pixels, is_grey, read_pixels
 from datamodules.files.text_files import read_lines
+from datamodules.files.values import refuse
 
 NO_LABEL = -1
+NAMES_RULE = f"1 to {IGNORED - 1} different class names"
 LOOKED = 100  # masks of which colours are counted for a message
 
 
@@ -69,26 +73,19 @@ class MaskCode:
         import cv2
 
         if pixels.ndim == 3:
-            if not is_grey(pixels):
-                raise ValueError(colour_message(path, count_colours([pixels]), len(self.values)))
+            check_grey(path, pixels, [pixels], len(self.values))
             pixels = pixels[..., 0]
+        outside: npt.NDArray[np.bool_] = np.zeros((), np.bool_)
+        small = pixels
         if pixels.dtype != np.uint8:
-            pixels = self._narrowed(pixels, path)
-        labels = cv2.LUT(pixels, self.lookup)  # in a quarter of numpy's time
-        unknown = labels == UNKNOWN
-        if unknown.any():
-            self._reject(pixels[unknown], path)
+            outside = (pixels < 0) | (pixels > IGNORED)
+            small = pixels.astype(np.uint8)
+        labels = cv2.LUT(small, self.lookup)  # in a quarter of numpy's time
+        unlabelled = (labels == UNKNOWN) | outside
+        if unlabelled.any():
+            values = first_few(np.unique(pixels[unlabelled]).tolist())
+            raise ValueError(f"mask {path} has labels [{values}], but {self.meaning}")
         return np.asarray(labels, np.uint8)
-
-    def _narrowed(self, pixels: Pixels, path: object) -> Pixels:
-        outside = (pixels < 0) | (pixels > IGNORED)
-        if outside.any():
-            self._reject(pixels[outside], path)
-        return pixels.astype(np.uint8)
-
-    def _reject(self, values: Pixels, path: object) -> None:
-        wrong = np.unique(values).tolist()
-        raise ValueError(f"mask {path} has labels [{first_few(wrong)}], but {self.meaning}")
 
 
 Code = MaskCode | ColourCode
@@ -133,20 +130,34 @@ def check_meaning(masks: Sequence[Path], code: MaskCode, remedy: str) -> None:
         ValueError: The first mask is in colours, or two classes are labelled 0 and 255.
     """
     pixels = read_pixels(masks[0])
-    if pixels.ndim == 3 and not is_grey(pixels):
-        looked = [masks[0], *_spread(masks[1:], LOOKED - 1)]
-        counts = count_colours(read_pixels(mask, colours=True) for mask in looked)
-        raise ValueError(colour_message(masks[0], counts, len(code.values), len(looked)))
-    if len(code.values) == 2 and remedy and _are_black_and_white(_spread(masks, 10 * LOOKED)):
-        raise ValueError(
-            f"the masks have only 0 and 255 (first: {masks[0]}), and 255 means ignored: one of the "
-            f"two classes would be absent; {remedy}"
-        )
+    if pixels.ndim == 3:
+        rest = (read_pixels(mask, colours=True) for mask in _spread(masks[1:], LOOKED - 1))
+        check_grey(masks[0], pixels, itertools.chain([pixels], rest), len(code.values))
+    binary = len(code.values) == 2 and remedy
+    rule = (
+        f"has only 0 and 255, as all other masks, and 255 means ignored: one of the two classes "
+        f"would be absent; {remedy}"
+    )
+    refuse(masks[0], {rule: binary and _are_black_and_white(_spread(masks, 10 * LOOKED))})
+
+
+def check_grey(path: object, pixels: Pixels, masks: Iterable[Pixels], num_classes: int) -> None:
+    """Raise an error with the options that read a mask in colours, unless its channels are equal.
+
+    Args:
+        path: The mask.
+        pixels: Its RGB values (H, W, 3).
+        masks: Masks of which colours are counted for the message.
+        num_classes: Number of classes of the data.
+    """
+    if not is_grey(pixels):
+        counts = [count_colours([mask]) for mask in masks]
+        raise ValueError(colour_message(path, sum(counts, Counter()), num_classes, len(counts)))
 
 
 def _are_black_and_white(masks: Iterable[Path]) -> bool:
     """Return True if masks have both 0 and 255, and only these."""
-    found: set[int] = set()
+    ends_seen: set[int] = set()
     for mask in masks:
         pixels = read_pixels(mask)
         if pixels.ndim == 3 and not is_grey(pixels):
@@ -154,8 +165,8 @@ def _are_black_and_white(masks: Iterable[Path]) -> bool:
         ends = [int((pixels == end).sum()) for end in (0, IGNORED)]
         if sum(ends) < pixels.size:
             return False
-        found.update(end for end, count in zip((0, IGNORED), ends, strict=True) if count)
-    return found == {0, IGNORED}
+        ends_seen.update(end for end, count in zip((0, IGNORED), ends, strict=True) if count)
+    return ends_seen == {0, IGNORED}
 
 
 def _spread(masks: Sequence[Path], limit: int) -> list[Path]:
@@ -210,11 +221,11 @@ def read_class_names(file: Path) -> tuple[str, ...]:
         ValueError: The file is empty, or has too many names or duplicates.
     """
     names = [line for line in read_lines(file) if line]
-    check_names(names, f"{file} must hold 1 to {IGNORED - 1} different class names, one per line")
+    rule = f"must be {NAMES_RULE}, one per line; found {first_few(names)}"
+    refuse(file, {rule: not are_names(names)})
     return tuple(names)
 
 
-def check_names(names: Sequence[str], rule: str) -> None:
-    """Raise an error unless names are unique and few enough for 8-bit labels."""
-    if not names or len(names) > IGNORED - 1 or len(set(names)) < len(names):
-        raise ValueError(f"{rule}; found {first_few(names)}")
+def are_names(names: Sequence[str]) -> bool:
+    """Return True for names that are unique and few enough for 8-bit labels."""
+    return 0 < len(names) < IGNORED and len(set(names)) == len(names)

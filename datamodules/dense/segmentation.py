@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from datamodules.base import SPLITS, Split, check_probability, check_range
+from datamodules.base import SPLITS, Split, check_range, check_share
 from datamodules.dense.masks import (
     Code,
     MaskCode,
@@ -32,8 +32,8 @@ from datamodules.files.bands import read_shape
 from datamodules.files.decoding import UPRIGHT
 from datamodules.files.folders import first_few
 from datamodules.files.headers import Header, read_header
-from datamodules.files.integers import format_value, integer_list
 from datamodules.files.mask_colours import IGNORED, Colour, ColourCode
+from datamodules.files.values import check_option, integer_list
 from datamodules.loading.sampling import SeededDataset
 
 
@@ -96,16 +96,14 @@ class SegmentationDataModule(DenseDataModule):
         self.crop_size = parse_size("crop_size", crop_size)
         self.scale_jitter = check_range("scale_jitter", scale_jitter)
         self.cat_max_ratio, self.photometric = cat_max_ratio, photometric
-        self.flip = check_probability("flip", flip)
+        self.flip = check_share("flip", flip)
         self.check_scales(self.scale, self.crop_size)
         self.colors = None if colors is None else parse_colours("colors", colors)
         self.ignored_colors = parse_colours("ignored_colors", ignored_colors or ())
-        if self.ignored_colors and self.colors is None:
-            raise ValueError("data.ignored_colors needs masks in colours; pass data.colors too")
-        if len({*(self.colors or ()), *self.ignored_colors}) < (
-            len(self.colors or ()) + len(self.ignored_colors)
-        ):
-            raise ValueError("data.colors and data.ignored_colors must be different colours")
+        every = [*(self.colors or ()), *self.ignored_colors]
+        rule = "beside data.colors, and all must be different colours"
+        valid = (self.colors is not None or not every) and len({*every}) == len(every)
+        check_option("ignored_colors", [*self.ignored_colors], valid, rule)
         self._seen: dict[Split, set[int]] = {}  # classes in the masks checked
         self._rotated: list[str] = []  # images with another EXIF orientation than their masks
         self._grey: list[str] = []  # masks with three equal channels
@@ -115,8 +113,8 @@ class SegmentationDataModule(DenseDataModule):
         """The number of classes, and the statistics of bands."""
         if self.bands is None:
             return super().head_arguments
-        known = self.known_statistics()
-        return super().head_arguments | {"mean": known.mean, "std": known.std}
+        info = self.known_statistics()
+        return super().head_arguments | {"mean": info.mean, "std": info.std}
 
     @property
     def metainfo(self) -> dict[str, Any]:
@@ -124,8 +122,10 @@ class SegmentationDataModule(DenseDataModule):
         info = super().metainfo
         if self.colors is not None and len(self.colors) == self.num_classes:
             return info | {"palette": [list(colour) for colour in self.colors]}
-        known = self.known_metainfo()
-        return known if list(self.class_names) == list(known.get("classes", ())) else info
+        layout_info = self.known_metainfo()
+        return (
+            layout_info if list(self.class_names) == list(layout_info.get("classes", ())) else info
+        )
 
     def known_metainfo(self) -> dict[str, Any]:
         """Return names and colours of the layout's own classes, or {}."""
@@ -142,7 +142,6 @@ class SegmentationDataModule(DenseDataModule):
     @abstractmethod
     def pairs(self) -> Pairs:
         """Check the folders; set ``class_names``, ``category_ids`` and ``code``."""
-        raise NotImplementedError
 
     def build(self) -> dict[Any, SeededDataset]:
         """Check the folders and wrap mmseg's datasets."""
@@ -160,11 +159,8 @@ class SegmentationDataModule(DenseDataModule):
         }
 
     def _colour_code(self, colors: tuple[Colour, ...], code: MaskCode) -> ColourCode:
-        if len(colors) != self.num_classes:
-            raise ValueError(
-                f"data.colors has {len(colors)} colours, but there are {self.num_classes} classes "
-                f"({first_few(self.class_names)}); pass one colour per class"
-            )
+        rule = f"one colour for each of {self.num_classes} classes ({first_few(self.class_names)})"
+        check_option("colors", colors, len(colors) == self.num_classes, rule)
         return ColourCode(colors, self.ignored_colors, code.values)
 
     def file_check(self, split: Split) -> Callable[[int], None]:
@@ -174,23 +170,23 @@ class SegmentationDataModule(DenseDataModule):
         """
         dataset: Any = self.dataset(split).dataset
         strict = StrictMask(self.code)
-        seen = self._seen[split] = set()
+        classes = self._seen[split] = set()
 
         def check(index: int) -> None:
             info = dataset.get_data_info(index)
             image, mask = info["img_path"], info["seg_map_path"]
             width, height, orientation = self._header(image)
-            own = read_header(mask, upright=True)
-            if UPRIGHT != orientation != own.orientation:
+            header = read_header(mask, upright=True)
+            if UPRIGHT != orientation != header.orientation:
                 self._rotated.append(image)
-            check_mask_shape(mask, (own.height, own.width), (height, width), image)
+            check_mask_shape(mask, (header.height, header.width), (height, width), image)
             scale = self.smallest_train_scale if split == "train" else self.scale
             check_not_thin(image, (width, height), scale)
-            if split == "val" or not seen:
+            if split == "val" or not classes:
                 pixels = strict.pixels(mask)
                 if pixels.ndim == 3 and isinstance(self.code, MaskCode):
                     self._grey.append(mask)
-                seen.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
+                classes.update(set(np.unique(self.code.labels(pixels, mask)).tolist()) - {IGNORED})
 
         return check
 
@@ -204,12 +200,12 @@ class SegmentationDataModule(DenseDataModule):
         """Return notices of masks without classes, absent classes, and doubtful readings."""
         lines = super().notices(checked)
         ignored = self.code.ignored
-        listed = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
+        labels = " and ".join(map(str, ignored)) if 0 < len(ignored) < 3 else "labels"
         for split, name in SPLITS.items():
             if checked[split] and not self._seen[split]:
                 lines.append(
                     f"All {checked[split]:,} {name} masks that were checked have only "
-                    f"{listed}, which {'are' if len(ignored) > 1 else 'is'} ignored: every class "
+                    f"{labels}, which {'are' if len(ignored) > 1 else 'is'} ignored: every class "
                     "is missing"
                 )
         if checked["val"] == len(self.dataset("val")):
@@ -318,13 +314,10 @@ def parse_colours(name: str, given: Sequence[Sequence[int]]) -> tuple[Colour, ..
     Raises:
         ValueError: An item is not a colour.
     """
-    colours = []
+    colours: list[Any] = []
     for place, colour in enumerate(given):
         values = () if isinstance(colour, str) else integer_list(f"data.{name}[{place}]", colour)
-        if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-            raise ValueError(
-                f"data.{name}[{place}] must be red, green and blue from 0 to 255, such as "
-                f"[128,0,0], got {format_value(colour)}"
-            )
-        colours.append(values)
+        valid = len(values) == 3 and all(0 <= value <= 255 for value in values)
+        rule = "red, green and blue from 0 to 255, such as [128,0,0]"
+        colours.append(check_option(f"{name}[{place}]", values or colour, valid, rule))
     return tuple(colours)

@@ -6,10 +6,18 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datamodules.annotation_formats.mask_exports import AUTO, OWN, Layout, Masks, open_masks
+from datamodules.annotation_formats.splits import SplitOptions, choose, draw_names, draw_notice
 from datamodules.base import SPLITS, Split
-from datamodules.dense.masks import MaskCode, check_names, consecutive_code, read_class_names
+from datamodules.dense.masks import (
+    NAMES_RULE,
+    MaskCode,
+    are_names,
+    consecutive_code,
+    read_class_names,
+)
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.files.bands import BAND_SUFFIXES
 from datamodules.files.console import log
@@ -23,14 +31,9 @@ from datamodules.files.folders import (
     skipped_notice,
     validation_folder,
 )
-from datamodules.files.integers import integer_list
 from datamodules.files.mask_colours import IGNORED
 from datamodules.files.text_files import nfc
-from datamodules.layouts import AUTO, check_layout
-from datamodules.layouts.splits import SplitOptions, choose, draw_names, draw_notice
-
-if TYPE_CHECKING:
-    from datamodules.layouts.mask_exports import Masks
+from datamodules.files.values import check_option, integer_list, refuse
 
 NAMES = "class_names.txt"
 LOSSLESS = (".png", ".bmp", ".tif", ".tiff")
@@ -74,7 +77,7 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self,
         root: str | Path | None = None,
         *,
-        layout: str = AUTO,
+        layout: Layout = AUTO,
         train_split: str | None = None,
         val_split: str | None = None,
         val_share: float = 0.1,
@@ -94,14 +97,9 @@ class SegmentationFolderDataModule(SegmentationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.set_bands(bands, band_mean, band_std)
-        if self.bands is not None and self.photometric:
-            raise ValueError(
-                "data.photometric=true distorts colours of 8-bit RGB; with data.bands pass "
-                "data.photometric=false"
-            )
-        from datamodules.layouts.mask_exports import LAYOUTS  # reads all formats
-
-        self.chosen_layout = check_layout(layout, LAYOUTS)
+        rgb = self.bands is None or not self.photometric
+        check_option("photometric", True, rgb, "false with data.bands")
+        self.chosen_layout = layout
         self.splits = SplitOptions(train_split, val_split, val_share, split_seed)
         self.folders: dict[Split, tuple[str, str]] = {
             "train": (train_images, train_masks),
@@ -114,13 +112,11 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         either = "pass data.values=[0,255], or [0,1] if 255 means ignored"
         self.two_values = either if values is None else ""
         for name, numbers in (("values", self.values or ()), ("ignored", self.ignored)):
-            if not all(0 <= number <= IGNORED for number in numbers):
-                raise ValueError(f"data.{name}={list(numbers)} must be numbers from 0 to {IGNORED}")
-        if self.colors is not None and (self.values is not None or self.ignored):
-            raise ValueError(
-                "data.colors is for masks in colours, but data.values and data.ignored are for "
-                "masks of values; pass data.colors and data.ignored_colors alone"
-            )
+            inside = all(0 <= number <= IGNORED for number in numbers)
+            check_option(name, [*numbers], inside, f"numbers from 0 to {IGNORED}")
+        is_alone = self.colors is None or (self.values is None and not self.ignored)
+        rule = "null with data.values or data.ignored; pass data.colors and ignored_colors alone"
+        check_option("colors", self.colors, is_alone, rule)
 
     def pairs(self) -> Pairs:
         """Pair images with masks and read the class names."""
@@ -137,19 +133,15 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def _export(self) -> Masks | None:
         """Return the export in the folder; None for folders of images and masks."""
-        from datamodules.layouts.mask_exports import OWN, open_masks
-
-        own = (self.folder / self.folders["train"][0]).is_dir()
-        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and own):
+        has_folder = (self.folder / self.folders["train"][0]).is_dir()
+        if self.chosen_layout == OWN or (self.chosen_layout == AUTO and has_folder):
             return None
         export = open_masks(self.folder, self.chosen_layout)
-        typed = {"classes": self.classes, "values": self.values, "colors": self.colors}
-        named = [name for name, value in typed.items() if value is not None]
-        if export is not None and named:
-            raise ValueError(
-                f"{export.title} defines classes and mask values; leave out "
-                f"{', '.join(f'data.{name}' for name in named)}"
-            )
+        options = {"classes": self.classes, "values": self.values, "colors": self.colors}
+        option_names = [name for name, value in options.items() if value is not None]
+        if export is not None:
+            rule = "defines classes and mask values; leave out"
+            refuse(export.title, {rule: [f"data.{name}" for name in option_names]})
         return export
 
     def _export_pairs(self, export: Masks) -> Pairs:
@@ -157,23 +149,25 @@ class SegmentationFolderDataModule(SegmentationDataModule):
         self.values, self.colors = export.values or None, export.colours or None
         self.code = self._code()
         self.category_ids = self.code.values
-        chosen = choose(list(export.splits), self.splits, export.title)
-        whole = [Pair(*pair) for pair in export.splits[chosen.train]]
-        unused = first_few(chosen.unused)
-        left = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
-        if chosen.val is not None:
-            val = [Pair(*pair) for pair in export.splits[chosen.val]]
+        choice = choose(list(export.splits), self.splits, export.title)
+        pairs = [Pair(*pair) for pair in export.splits[choice.train]]
+        unused = first_few(choice.unused)
+        remark = f"; unused: {unused} (data.val_split=<name> validates with it)" if unused else ""
+        if choice.val is not None:
+            val = [Pair(*pair) for pair in export.splits[choice.val]]
             log(
-                f"{export.title}: {len(whole)} training images in {chosen.train}, {len(val)} "
-                f"validation images in {chosen.val}{left}"
+                f"{export.title}: {len(pairs)} training images in {choice.train}, {len(val)} "
+                f"validation images in {choice.val}{remark}"
             )
-            return {"train": whole, "val": val}
-        names = [pair.image.relative_to(export.root).as_posix() for pair in whole]
-        picked = draw_names(names, self.splits, export.title)
-        log(f"{export.title}: {draw_notice(len(picked), len(names), self.splits)}{left}")
+            return {"train": pairs, "val": val}
+        names = [pair.image.relative_to(export.root).as_posix() for pair in pairs]
+        validating = draw_names(names, self.splits, export.title)
+        log(f"{export.title}: {draw_notice(len(validating), len(names), self.splits)}{remark}")
         return {
             split: [
-                p for n, p in zip(names, whole, strict=True) if (n in picked) == (split == "val")
+                p
+                for n, p in zip(names, pairs, strict=True)
+                if (n in validating) == (split == "val")
             ]
             for split in SPLITS
         }
@@ -189,29 +183,23 @@ class SegmentationFolderDataModule(SegmentationDataModule):
 
     def _names(self) -> tuple[str, ...]:
         if self.classes is not None:
-            rule = f"data.classes must be 1 to {IGNORED - 1} different names"
-            check_names(self.classes, rule)
+            check_option("classes", [*self.classes], are_names(self.classes), NAMES_RULE)
             return self.classes
         file = self.folder / NAMES
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"file {file} does not exist; write one class name per line, or pass "
-                "data.classes=[background,road,...]"
-            )
+        remedy = "write one class name per line, or pass data.classes=[background,road,...]"
+        require_names([] if file.is_file() else [str(file)], "file does not exist", remedy)
         return read_class_names(file)
 
     def _code(self) -> MaskCode:
         number = self.num_classes
         values = tuple(range(number)) if self.values is None else self.values
-        if len(values) != number or len(set(values)) < number or {*self.ignored} & {*values}:
-            raise ValueError(
-                f"data.values={list(values)} must be {number} different numbers, one per class, "
-                f"outside data.ignored={list(self.ignored)}"
-            )
+        differ = len(values) == number == len({*values}) and not {*self.ignored} & {*values}
+        rule = f"{number} different numbers, one per class, outside data.ignored={[*self.ignored]}"
+        check_option("values", [*values], differ, rule)
         if self.values is None:
             code = consecutive_code(number, first=0, ignored=self.ignored)
-            other = "; for masks with other labels pass data.values, one per class"
-            return replace(code, meaning=code.meaning + other)
+            remark = "; for masks with other labels pass data.values, one per class"
+            return replace(code, meaning=code.meaning + remark)
         ignored = tuple(sorted({*self.ignored, IGNORED} - {*values}))
         meaning = f"the classes have data.values={list(values)}"
         meaning += f", and {list(ignored)} are ignored" if ignored else ""
@@ -224,20 +212,21 @@ class SegmentationFolderDataModule(SegmentationDataModule):
             require_folder(folder, f"the dataset needs {self.layout}, or other folders in options")
         image_of = index_by_stem(images, list_files(images, self.suffixes))
         mask_of = index_by_stem(masks, list_files(masks, LOSSLESS))
-        if not image_of:
-            raise ValueError(f"no images in {images}; the dataset needs {self.layout}")
-        wanted = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
+        refuse(images, {f"holds no images; the dataset needs {self.layout}": not image_of})
+        mask_names = {stem: f"{stem}{self.mask_suffix}" for stem in image_of}
         require_names(
-            {str(masks / f"{mask}.png") for mask in wanted.values() if mask not in mask_of},
+            {str(masks / f"{mask}.png") for mask in mask_names.values() if mask not in mask_of},
             f"images in {images} lack their masks",
             "add the masks, remove the images, or pass the end of masks' names as data.mask_suffix",
         )
         require_names(
-            {str(masks / mask_of[mask]) for mask in mask_of.keys() - set(wanted.values())},
+            {str(masks / mask_of[mask]) for mask in mask_of.keys() - set(mask_names.values())},
             f"masks in {masks} lack their images",
             "add the images or remove the masks",
         )
-        return [Pair(images / image_of[s], masks / mask_of[m]) for s, m in sorted(wanted.items())]
+        return [
+            Pair(images / image_of[s], masks / mask_of[m]) for s, m in sorted(mask_names.items())
+        ]
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:
@@ -257,10 +246,6 @@ def index_by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
         ValueError: Two files differ only in their endings.
     """
     by_stem = {nfc(str(Path(name).with_suffix(""))): name for name in names}
-    if len(by_stem) < len(names):
-        twice = [name for name in names if name not in by_stem.values()]
-        raise ValueError(
-            f"{folder} has files that differ only in their endings or the form of accents (NFC, "
-            f"NFD): {first_few(twice)}; remove one of each"
-        )
+    rule = "has files that differ only in their endings or the form of accents (remove one of each)"
+    refuse(folder, {rule: sorted(set(names) - set(by_stem.values()))})
     return by_stem

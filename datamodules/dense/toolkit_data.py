@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.dense.bgr import load_bgr, to_bgr, to_planes
 from datamodules.files.bands import Bands, read_bands
-from datamodules.files.integers import integer_list
+from datamodules.files.values import check_option, integer_list, refuse
 from datamodules.images.base import ImageDataModule
 from datamodules.loading.memory import FLOAT, check_fits_memory
 from datamodules.loading.sampling import SeededDataset
@@ -115,11 +116,11 @@ class Flip:
 
 def check_annotated_size(path: object, size: Size, annotated: Size) -> None:
     """Raise an error if an image's width and height differ from its annotation's."""
-    if size != annotated:
-        raise ValueError(
-            f"{path} is {size[0]}x{size[1]} pixels, upright by "
-            f"its EXIF data, but annotated as {annotated[0]}x{annotated[1]}; correct either"
-        )
+    rule = (
+        f"is {size[0]}x{size[1]} pixels, upright by its EXIF data, but annotated as "
+        f"{annotated[0]}x{annotated[1]}; correct either"
+    )
+    refuse(path, {rule: size != annotated})
 
 
 def check_not_thin(path: object, size: Size, scale: Size) -> None:
@@ -131,12 +132,12 @@ def check_not_thin(path: object, size: Size, scale: Size) -> None:
         scale: Longest and shortest edge after resizing; the aspect ratio is kept.
     """
     factor = min(max(scale) / max(size), min(scale) / min(size))
-    if min(size) * factor < 0.5:
-        raise ValueError(
-            f"{path} is {size[0]}x{size[1]} pixels, too thin to be resized to {max(scale)}x"
-            f"{min(scale)} (data.scale): less than one pixel of its short side would remain; "
-            "remove it or cut it into pieces"
-        )
+    rule = (
+        f"is {size[0]}x{size[1]} pixels, too thin to be resized to {max(scale)}x{min(scale)} "
+        "(data.scale): less than one pixel of its short side would remain; remove it or cut it "
+        "into pieces"
+    )
+    refuse(path, {rule: min(size) * factor < 0.5})
 
 
 class Pipeline:
@@ -185,11 +186,8 @@ class DenseDataModule(ImageDataModule):
         super().__init__(root, **options)
         self.test_scales = tuple(float(factor) for factor in test_scales or (1.0,))
         self.test_flip = test_flip
-        if min(self.test_scales) <= 0:
-            raise ValueError(
-                f"data.test_scales={list(self.test_scales)} must be factors above 0, such as "
-                "[0.5,1.0,1.5]"
-            )
+        rule = "factors above 0, such as [0.5,1.0,1.5]"
+        check_option("test_scales", [*self.test_scales], min(self.test_scales) > 0, rule)
 
     def check_scales(self, *sizes: Size, factors: Sequence[float] = ()) -> None:
         """Check that batches of the largest resized images fit into the machine's memory.
@@ -202,8 +200,8 @@ class DenseDataModule(ImageDataModule):
             ValueError: A batch is larger than the memory; the message names its size.
         """
         factor = max(1.0, *self.test_scales, *factors)
-        long, short = max(sizes, key=math.prod)
-        self.check_memory((round(short * factor), round(long * factor)), "data.scale")
+        longest, shortest = max(sizes, key=math.prod)
+        self.check_memory((round(shortest * factor), round(longest * factor)), "data.scale")
 
     @property
     def maps(self) -> int:
@@ -258,8 +256,8 @@ class DenseDataModule(ImageDataModule):
 
         if not self.has_views:
             return self.test_steps(annotated=annotated)
-        long, short = self.scale
-        sizes = [(round(long * f), round(short * f)) for f in self.test_scales]
+        longest, shortest = self.scale
+        sizes = [(round(longest * f), round(shortest * f)) for f in self.test_scales]
         choices: list[list[Step]] = [[self.resize_step(size) for size in sizes]]
         flips: list[Step] = [Flip(False), Flip(True)]
         choices.append(flips[: 1 + self.test_flip])
@@ -267,17 +265,17 @@ class DenseDataModule(ImageDataModule):
         first = StrictImage(self.smallest_scale, self.maps, self.bands)
         return [first, TestTimeAug([*choices, [self.pack_step()]])]
 
+    @abstractmethod
     def resize_step(self, scale: Size) -> Step:
         """Return the step that resizes an image to a longest and a shortest edge."""
-        raise NotImplementedError
 
+    @abstractmethod
     def annotation_steps(self, *, annotated: bool) -> list[Step]:
         """Return the steps of evaluation that read annotations; [] if not ``annotated``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pack_step(self) -> Step:
         """Return the last step, which packs a sample."""
-        raise NotImplementedError
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the validation batches, with several views per image if options ask for them."""
@@ -334,13 +332,11 @@ def require_package(name: str) -> None:
         with contextlib.redirect_stdout(io.StringIO()):  # hides notes on missing optional parts
             importlib.import_module(name)
     except ImportError as error:
+        remedy = "`make install` installs it"
         if error.name == MMCV_OPERATORS:
-            raise ImportError(
-                f"{name} needs mmcv's operators; put `import heads` first, which provides them"
-            ) from error
+            remedy = "put `import heads` first, which provides mmcv's operators"
         raise ImportError(
-            f"this task needs {name}, which cannot be imported ({error}); "
-            "`make install` installs it"
+            f"this task needs {name}, which cannot be imported ({error}); {remedy}"
         ) from error
 
 
@@ -364,8 +360,6 @@ def parse_size(name: str, value: int | Sequence[int]) -> Size:
     """Return a size given as one number or as a pair."""
     edges = [value, value] if isinstance(value, int | float) else value
     pair = integer_list(f"data.{name}", edges)
-    if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(
-            f"data.{name} must be one positive number or two, such as [1333,800], got {value}"
-        )
-    return pair
+    valid = len(pair) == 2 and min(pair) >= 1
+    check_option(name, value, valid, "one positive number or two, such as [1333,800]")
+    return pair[0], pair[1]

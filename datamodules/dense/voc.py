@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from datamodules.annotation_formats.mask_exports import is_cvat
 from datamodules.base import Split
 from datamodules.dense.masks import consecutive_code
 from datamodules.dense.segmentation import Pair, Pairs, SegmentationDataModule
 from datamodules.files.folders import first_few, require_folder, require_names
 from datamodules.files.text_files import FolderNames, read_lines
-from datamodules.layouts.mask_exports import is_cvat
+from datamodules.files.values import refuse
 
 ARCHIVE_FOLDERS = ("VOCdevkit/VOC2012", "VOC2012")
 LISTS = "ImageSets/Segmentation"
@@ -57,26 +59,27 @@ class VOCDataModule(SegmentationDataModule):
         folder = self.folder
         folder = next((folder / n for n in ARCHIVE_FOLDERS if (folder / n).is_dir()), folder)
         images, masks = folder / "JPEGImages", folder / self.masks_folder
-        if is_cvat(folder) and not (folder / LISTS / f"{self.lists['train']}.txt").is_file():
-            raise ValueError(
-                f"{folder} is CVAT's Segmentation mask 1.1, with masks in the colours of "
-                "labelmap.txt; pass data=segmentation_folder data.layout=cvat"
-            )
+        trains = (folder / LISTS / f"{self.lists['train']}.txt").is_file()
+        rule = (
+            "is CVAT's Segmentation mask 1.1, with masks in the colours of labelmap.txt; pass "
+            "data=segmentation_folder data.layout=cvat"
+        )
+        refuse(folder, {rule: is_cvat(folder) and not trains})
         for part in (images, masks, folder / LISTS):
             require_folder(part, f"a VOC folder has {self.layout}")
         image_names, mask_names = FolderNames(images), FolderNames(masks)
-        found = {}
+        pairs_of = {}
         for split, name in self.lists.items():
             stems = _read_list(folder / LISTS / f"{name}.txt", f"data.{split}_list")
-            found[split] = [
+            pairs_of[split] = [
                 Pair(
                     images / image_names.on_disk(f"{s}.jpg"), masks / mask_names.on_disk(f"{s}.png")
                 )
                 for s in stems
             ]
         for place, files in (
-            (images, {pair.image for pairs in found.values() for pair in pairs}),
-            (masks, {pair.mask for pairs in found.values() for pair in pairs}),
+            (images, {pair.image for pairs in pairs_of.values() for pair in pairs}),
+            (masks, {pair.mask for pairs in pairs_of.values() for pair in pairs}),
         ):
             require_names(
                 {str(file) for file in files if not file.is_file()},
@@ -86,7 +89,7 @@ class VOCDataModule(SegmentationDataModule):
         self.class_names = self.read_names(folder)
         self.code = consecutive_code(self.num_classes, first=0, ignored=[])
         self.category_ids = self.code.values
-        return found
+        return pairs_of
 
     def predict_only(self, class_names: Sequence[str], category_ids: Sequence[int] = ()) -> None:
         """Set the classes and serve prediction alone, without reading a dataset."""
@@ -94,13 +97,13 @@ class VOCDataModule(SegmentationDataModule):
 
 
 def _read_list(file: Path, option: str) -> list[str]:
-    if not file.is_file():
-        there = first_few(sorted(path.stem for path in file.parent.glob("*.txt")))
-        raise FileNotFoundError(f"list {file} does not exist; pass {option}=<one of {there}>")
+    choices = first_few(sorted(path.stem for path in file.parent.glob("*.txt")))
+    remedy = f"pass {option}=<one of {choices}>"
+    require_names([] if file.is_file() else [str(file)], "list does not exist", remedy)
     stems = [line for line in read_lines(file) if line]
-    if not stems:
-        raise ValueError(f"{file} must list images, one name per line without ending, but is empty")
-    if len(set(stems)) < len(stems):
-        twice = sorted({stem for stem in stems if stems.count(stem) > 1})
-        raise ValueError(f"{file} lists images twice: {first_few(twice)}")
+    faults = {
+        "must list images, one name per line without ending, but is empty": not stems,
+        "lists images twice": [stem for stem, count in Counter(stems).items() if count > 1],
+    }
+    refuse(file, faults)
     return stems

@@ -6,9 +6,8 @@ Axes: H rows, W columns, C bands.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,15 @@ from torchvision.io import ImageReadMode, decode_png
 
 from datamodules.files.console import log
 from datamodules.files.decoding import MAX_PIXELS, decode, image_errors, plain_file
-from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, find_images, first_few
-from datamodules.files.integers import integer_list
+from datamodules.files.folders import IMAGE_SUFFIXES, file_suffix, first_few
+from datamodules.files.unlabelled import collect_inputs
+from datamodules.files.values import check_option, integer_list
 
 MOST = 12
+BAND_FORMS = (
+    "an image of bands is a path, an array (H, W, C) or a tensor (C, H, W), with values as in the "
+    "files"
+)
 ARRAY, TIFF = ".npy", (".tif", ".tiff")
 BAND_SUFFIXES = IMAGE_SUFFIXES | {ARRAY}
 PNG_START, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", 24  # first bytes, and the place of the depth
@@ -54,11 +58,11 @@ class Bands:
     """The bands of each file that a network sees.
 
     Attributes:
-        chosen: Their numbers in the file, from 0 on.
+        numbers: Their numbers in the file, from 0 on.
         total: Bands that each file must have; None for any number.
     """
 
-    chosen: tuple[int, ...]
+    numbers: tuple[int, ...]
     total: int | None = None
 
     def select(self, pixels: Pixels, name: str) -> NDArray[np.float32]:
@@ -68,14 +72,14 @@ class Bands:
             ValueError: A band is missing, or a value is complex, infinite or NaN.
         """
         self.check(pixels.shape[2], name)
-        if np.issubdtype(pixels.dtype, np.complexfloating):
-            raise ValueError(f"{name} has complex values; save amplitude and phase as two bands")
-        is_whole = self.chosen == tuple(range(pixels.shape[2]))
-        values = (pixels if is_whole else pixels[:, :, list(self.chosen)]).astype(np.float32)
-        if not np.isfinite(values).all():
+        is_whole = self.numbers == tuple(range(pixels.shape[2]))
+        values = pixels if is_whole else pixels[:, :, list(self.numbers)]
+        is_complex = np.issubdtype(pixels.dtype, np.complexfloating)
+        values = values if is_complex else values.astype(np.float32)
+        if is_complex or not np.isfinite(values).all():
             raise ValueError(
-                f"{name} has values that are NaN or infinite; replace them by numbers, such as the "
-                "band's mean"
+                f"{name} has values that are complex, NaN or infinite; save amplitude and phase as "
+                "two bands, and replace others by numbers, such as the band's mean"
             )
         return values
 
@@ -85,15 +89,12 @@ class Bands:
         Raises:
             ValueError: It has others than ``data.bands`` states.
         """
-        if self.total not in (None, count):
+        if self.total not in (None, count) or max(self.numbers) >= count:
+            option = list(self.numbers) if self.total is None else self.total
             raise ValueError(
-                f"{name} has {count} bands, but data.bands={self.total}; pass data.bands={count}, "
-                "or the numbers of the bands to use, such as data.bands=[0,1]"
-            )
-        if max(self.chosen) >= count:
-            raise ValueError(
-                f"{name} has {count} bands, numbered from 0, but data.bands={list(self.chosen)}; "
-                "name bands that every file has"
+                f"{name} has {count} bands, numbered from 0, but data.bands={option}; pass "
+                f"data.bands={count}, or the numbers of bands that every file has, such as "
+                "data.bands=[0,1]"
             )
 
 
@@ -106,15 +107,13 @@ def parse_bands(value: Any) -> Bands | None:
     if value is None:
         return None
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    chosen = tuple(range(value)) if is_number else ()
+    numbers = tuple(range(value)) if is_number else ()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        chosen = integer_list("data.bands", value)
-    if not 1 <= len(chosen) <= MOST or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"data.bands must be the number of bands, from 1 to {MOST}, or a list of different "
-            f"bands, such as [0,1,2,7], got {value}"
-        )
-    return Bands(chosen, value if is_number else None)
+        numbers = integer_list("data.bands", value)
+    valid = 1 <= len(numbers) <= MOST and min(numbers) >= 0 and len(set(numbers)) == len(numbers)
+    rule = f"the number of bands, from 1 to {MOST}, or a list of different ones, such as [0,1,2,7]"
+    check_option("bands", value, valid, rule)
+    return Bands(numbers, value if is_number else None)
 
 
 def parse_statistics(bands: Bands | None, mean: Any, std: Any) -> Statistics | None:
@@ -125,15 +124,12 @@ def parse_statistics(bands: Bands | None, mean: Any, std: Any) -> Statistics | N
     """
     if mean is None and std is None:
         return None
-    if bands is None:
-        raise ValueError("data.band_mean and data.band_std need data.bands; pass it, too")
-    found = [tuple(float(value) for value in part or ()) for part in (mean, std)]
-    if {len(part) for part in found} != {len(bands.chosen)} or min(found[1]) <= 0:
-        raise ValueError(
-            f"data.band_mean and data.band_std must both have {len(bands.chosen)} numbers, one per "
-            f"band, with deviations above 0, got {mean} and {std}"
-        )
-    return Statistics(*found)
+    count = 0 if bands is None else len(bands.numbers)
+    measurements = [tuple(float(value) for value in part or ()) for part in (mean, std)]
+    valid = {len(part) for part in measurements} == {count} and min(measurements[1], default=0) > 0
+    rule = f"one number per band of data.bands ({count}) each, with deviations above 0"
+    check_option("band_mean and data.band_std", [mean, std], valid, rule)
+    return Statistics(*measurements)
 
 
 def read_bands(path: str | Path, bands: Bands) -> NDArray[np.float32]:
@@ -155,7 +151,7 @@ def read_shape(path: str | Path, bands: Bands) -> tuple[int, int]:
     """
     path = Path(path)
     if file_suffix(path.name) in TIFF:
-        with _reader_errors(path), tifffile.TiffFile(plain_file(path)) as file:
+        with image_errors(path), tifffile.TiffFile(plain_file(path)) as file:
             pages = _pages(file)
             height, width = pages[0].imagelength, pages[0].imagewidth
             count = sum(page.samplesperpixel for page in pages)
@@ -174,26 +170,28 @@ def measure(paths: Sequence[str], bands: Bands) -> Statistics:
     spaced = paths[:: -(-len(paths) // MEASURED)]
 
     def sums(path: str) -> NDArray[np.float64]:
-        values = read_bands(path, bands).reshape(-1, len(bands.chosen)).astype(np.float64)
+        values = read_bands(path, bands).reshape(-1, len(bands.numbers)).astype(np.float64)
         count = np.full(values.shape[1], len(values))
         return np.stack([count, values.sum(0), (values**2).sum(0), values.min(0), values.max(0)])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        found = np.stack(list(pool.map(sums, spaced)))
-    count, total, squares = found[:, :3].sum(0)
+        measurements = np.stack(list(pool.map(sums, spaced)))
+    count, total, squares = measurements[:, :3].sum(0)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    varies = found[:, 3].min(0) < found[:, 4].max(0)  # rounding leaves a constant some deviation
-    constant = [one for one, some in zip(bands.chosen, varies, strict=True) if not some]
+    varies = measurements[:, 3].min(0) < measurements[:, 4].max(
+        0
+    )  # rounding leaves a constant some deviation
+    constant = [number for number, some in zip(bands.numbers, varies, strict=True) if not some]
     if constant:
         raise ValueError(
             f"band {first_few(constant)} has one value in all training images; leave it out by "
             "data.bands=[...]"
         )
-    shown = [", ".join(f"{value:.4g}" for value in part) for part in (mean, std)]
+    texts = [", ".join(f"{value:.4g}" for value in part) for part in (mean, std)]
     log(
         f"Statistics of {len(spaced):,} of {len(paths):,} training images: "
-        f"data.band_mean=[{shown[0]}] data.band_std=[{shown[1]}]"
+        f"data.band_mean=[{texts[0]}] data.band_std=[{texts[1]}]"
     )
     return Statistics(tuple(mean.tolist()), tuple(std.tolist()))
 
@@ -231,35 +229,24 @@ class UnlabelledBands:
         return self.prepare(self.bands.select(image, name), name, index)
 
 
-def collect_bands(given: Any) -> list[Path | Pixels]:
+def collect_bands(inputs: Any) -> list[Path | Pixels]:
     """Return one or several images as paths and arrays (H, W, C).
 
     Args:
-        given: A path (of an image or folder), an array (H, W) or (H, W, C), a tensor (H, W) or
+        inputs: A path (of an image or folder), an array (H, W) or (H, W, C), a tensor (H, W) or
             (C, H, W), or a list of these.
-
-    Raises:
-        ValueError: The type is unsupported, or the list is empty.
-        FileNotFoundError: A path does not exist.
     """
-    images: list[Path | Pixels] = []
-    for item in given if isinstance(given, list | tuple) else [given]:
-        if isinstance(item, str | Path):
-            images += find_images(item, BAND_SUFFIXES)
-        elif isinstance(item, np.ndarray | torch.Tensor) and item.ndim in (2, 3) and item.size:
-            values = item if isinstance(item, np.ndarray) else item.detach().cpu().numpy()
-            if values.ndim == 3 and isinstance(item, torch.Tensor):
-                values = values.transpose(1, 2, 0)
-            images.append(values[:, :, None] if values.ndim == 2 else values)
-        else:
-            shape = f" {tuple(item.shape)}" if hasattr(item, "shape") else ""
-            raise ValueError(
-                f"{type(item).__name__}{shape} is not an image of bands; pass a path, an array "
-                "(H, W, C) or a tensor (C, H, W), with values as in the files"
-            )
-    if not images:
-        raise ValueError("the list of images to predict is empty; pass at least one")
-    return images
+    return collect_inputs(inputs, _band_arrays, BAND_FORMS, BAND_SUFFIXES)
+
+
+def _band_arrays(item: Any) -> list[Pixels]:
+    """Return an array or tensor as images (H, W, C): one, or none if it has another shape."""
+    if not isinstance(item, np.ndarray | torch.Tensor) or item.ndim not in (2, 3) or not len(item):
+        return []
+    values = item if isinstance(item, np.ndarray) else item.detach().cpu().numpy()
+    if values.ndim == 3 and isinstance(item, torch.Tensor):
+        values = values.transpose(1, 2, 0)
+    return [values[:, :, None] if values.ndim == 2 else values]
 
 
 def _load(path: Path, bands: Bands) -> Pixels:
@@ -270,45 +257,27 @@ def _load(path: Path, bands: Bands) -> Pixels:
         ValueError: The file is broken.
     """
     suffix = file_suffix(path.name)
-    with _reader_errors(path):
+    with image_errors(path):
         if suffix == ARRAY:
             values = np.load(plain_file(path), mmap_mode="r", allow_pickle=False)
             return _channels_last(values, bands)
         return _read_tiff(path) if suffix in TIFF else _read_image(path)
 
 
-@contextlib.contextmanager
-def _reader_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of all readers into those of ``image_errors``."""
-    with image_errors(path):
-        try:
-            yield
-        except (OSError, Image.DecompressionBombError):
-            raise
-        except Exception as error:  # the readers and their codecs raise all kinds
-            if "imagecodecs" not in str(error):
-                raise ValueError(str(error)) from error
-            raise ValueError(
-                "its compression needs imagecodecs: type pip install imagecodecs, or save it "
-                "with deflate or without compression"
-            ) from error
-
-
 def _channels_last(values: Pixels, bands: Bands) -> Pixels:
     """Return an array (H, W), (H, W, C) or (C, H, W) as (H, W, C)."""
-    if values.dtype.hasobject or values.dtype.names or values.dtype.kind not in "biufc":
-        raise ValueError(f"it holds {values.dtype}, not numbers")
-    if values.ndim == 2:
+    numbers = values.dtype.kind in "biufc"
+    if numbers and values.ndim == 2:
         return values[:, :, None]
-    if values.ndim == 3 and 0 not in values.shape:
+    if numbers and values.ndim == 3 and 0 not in values.shape:
         first, last = values.shape[0], values.shape[2]
         if first != last and bands.total in (first, last):
             return values if last == bands.total else values.transpose(1, 2, 0)
         if first != last:
             return values if last < first else values.transpose(1, 2, 0)
     raise ValueError(
-        f"its shape is {values.shape}, not (H, W), (H, W, bands) or (bands, H, W) with fewer bands "
-        "than rows"
+        f"it holds {values.shape} of {values.dtype}, not numbers (H, W), (H, W, bands) or (bands, "
+        "H, W) with fewer bands than rows"
     )
 
 
@@ -319,24 +288,26 @@ def _pages(file: tifffile.TiffFile) -> list[Any]:
         ValueError: They have different sizes.
     """
     pages: list[Any] = [page.aspage() for page in file.pages]
-    kept = [page for page in pages if not (page.is_reduced or page.is_mask)]
-    sizes = sorted({(page.imagelength, page.imagewidth) for page in kept})
-    if len(sizes) != 1 or any(page.imagedepth > 1 for page in kept):
-        raise ValueError(f"its pages are of {len(sizes)} sizes: {first_few(sizes)}")
-    if sizes[0][0] * sizes[0][1] > MAX_PIXELS:
-        raise ValueError(f"it has more than {MAX_PIXELS:,} pixels")
-    return kept
+    whole_pages = [page for page in pages if not (page.is_reduced or page.is_mask)]
+    sizes = sorted({(page.imagelength, page.imagewidth) for page in whole_pages})
+    deep = any(page.imagedepth > 1 for page in whole_pages)
+    if deep or len(sizes) != 1 or sizes[0][0] * sizes[0][1] > MAX_PIXELS:
+        raise ValueError(
+            f"its pages are of {len(sizes)} sizes, {first_few(sizes)}, instead of one of at most "
+            f"{MAX_PIXELS:,} pixels"
+        )
+    return whole_pages
 
 
 def _read_tiff(path: Path) -> Pixels:
     """Return all bands of all pages."""
     with tifffile.TiffFile(plain_file(path)) as file:
-        found = []
+        measurements = []
         for page in _pages(file):
             values = page.asarray()
             values = values[:, :, None] if values.ndim == 2 else values
-            found.append(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
-    return found[0] if len(found) == 1 else np.concatenate(found, axis=2)
+            measurements.append(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
+    return measurements[0] if len(measurements) == 1 else np.concatenate(measurements, axis=2)
 
 
 def _read_image(path: Path) -> Pixels:
@@ -358,12 +329,12 @@ def _check_unscaled(content: bytes, image: Image.Image) -> None:
         ValueError: The file has such values.
     """
     largest = None
-    if image.format == "PPM" and (found := PNM_LARGEST.match(content)) is not None:
-        largest = int(found[1])
+    if image.format == "PPM" and (measurements := PNM_LARGEST.match(content)) is not None:
+        largest = int(measurements[1])
     elif image.format == "JPEG2000" and (start := content.find(JP2_START)) >= 0:
         largest = 2 ** ((content[start + JP2_DEPTH_AT] & 0x7F) + 1) - 1
-    kept = (255,) if len(image.getbands()) > 1 else (255, 65_535)
-    if largest is not None and largest not in kept:
+    whole_pages = (255,) if len(image.getbands()) > 1 else (255, 65_535)
+    if largest is not None and largest not in whole_pages:
         raise ValueError(
             f"its values go up to {largest:,}, which Pillow scales; save it as TIFF, or as PNG of "
             "16 bits"

@@ -35,12 +35,12 @@ def sample_folder(base: Path, name: str, write: Callable[[Path], None]) -> Path:
     if base.is_dir():
         reject_system_folder(base)
     folder = base / f"{name}-v{GENERATOR_VERSION}"
-    if _is_there(folder):
+    if _is_filled(folder):
         return folder
     try:
         base.mkdir(parents=True, exist_ok=True)
         with FileLock(base / f".{folder.name}.lock"):
-            if not _is_there(folder):
+            if not _is_filled(folder):
                 log(f"Generating the sample data {folder} (once, some seconds) ...")
                 _generate(folder, write)
     except OSError as error:
@@ -51,14 +51,7 @@ def sample_folder(base: Path, name: str, write: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _is_there(folder: Path) -> bool:
-    """Return True for a folder with files; an empty one is filled.
-
-    Raises:
-        ValueError: The path exists but is not a folder.
-    """
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder of sample data; remove it to generate the data")
+def _is_filled(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 

@@ -37,14 +37,16 @@ class ClassListing:
         Images in sub-folders belong to the outermost folder, as in torchvision.
         """
         on_disk = FolderNames(folder)
-        found = {name: self._images(folder, on_disk.find(name)) for name in names}
-        self.nested += [image for held in found.values() for image in held if image.count("/") > 1]
+        images = {name: self._images(folder, on_disk.find(name)) for name in names}
+        self.nested += [
+            image for files in images.values() for image in files if image.count("/") > 1
+        ]
         for entry in folder.iterdir():
             if not entry.name.startswith(".") and not entry.is_dir():
                 suffix = file_suffix(entry.name)
                 if suffix in self.suffixes:
                     self.outside.append(entry.name)
-        return found
+        return images
 
     def _images(self, folder: Path, name: str | None) -> list[str]:
         if name is None or not (folder / name).is_dir():
@@ -83,9 +85,9 @@ def list_class_images(
 ) -> dict[str, list[str]]:
     """Return the images of each class, relative to the folder; log skipped and nested files."""
     listing = ClassListing(folder, suffixes)
-    found = listing.images(folder, names)
+    images = listing.images(folder, names)
     listing.log()
-    return found
+    return images
 
 
 def nfc_names(folder: Path, names: Iterable[str]) -> list[str]:

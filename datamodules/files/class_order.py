@@ -7,8 +7,8 @@ and ignoring case: 1, 2, 10, 11.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 ClassOrder = Literal["text", "natural"]
 
@@ -22,9 +22,12 @@ def natural_key(name: str) -> tuple[list[int | str], str]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
+KEYS: dict[ClassOrder, Callable[[str], Any] | None] = {"text": None, "natural": natural_key}
+
+
 def sort_classes(names: Iterable[str], order: ClassOrder | None) -> list[str]:
     """Return the names in an order; None sorts as text."""
-    return sorted(names, key=natural_key) if order == "natural" else sorted(names)
+    return sorted(names, key=KEYS[order or "text"])
 
 
 def other_orders(names: Sequence[str], order: ClassOrder | None) -> dict[str, tuple[str, ...]]:
@@ -36,18 +39,5 @@ def other_orders(names: Sequence[str], order: ClassOrder | None) -> dict[str, tu
     """
     if order is None:
         return {}
-    others = {one: tuple(sort_classes(names, one)) for one in get_args(ClassOrder) if one != order}
-    return {one: found for one, found in others.items() if found != tuple(names)}
-
-
-def check_class_order(order: str) -> ClassOrder:
-    """Return the order.
-
-    Raises:
-        ValueError: The order is unknown.
-    """
-    if order not in get_args(ClassOrder):
-        raise ValueError(
-            f"data.class_order={order} is not one of {', '.join(get_args(ClassOrder))}"
-        )
-    return order  # type: ignore[return-value]
+    orders = {name: tuple(sort_classes(names, name)) for name in KEYS if name != order}
+    return {name: names_of for name, names_of in orders.items() if names_of != tuple(names)}

@@ -65,14 +65,10 @@ def decode_bytes(content: bytes, name: str) -> Image.Image:
     Raises:
         ValueError: The file is empty, truncated, too large or not an image.
     """
-    try:
-        with STRICT, image_errors(name), Image.open(io.BytesIO(content)) as image:
-            check_pixel_count(image)
-            image.load()
-            return image
-    except (FileNotFoundError, NotADirectoryError):  # image_errors has looked for it on the disk
-        reason = "is not an image, despite its name" if content else "is empty (0 bytes)"
-        raise ValueError(f"{name} {reason}; replace or remove it") from None
+    with STRICT, image_errors(name, content), Image.open(io.BytesIO(content)) as image:
+        check_pixel_count(image)
+        image.load()
+        return image
 
 
 class StrictDecoding(contextlib.AbstractContextManager[None]):
@@ -114,8 +110,12 @@ def plain_file(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def image_errors(path: str | Path) -> Iterator[None]:
-    """Turn what Pillow raises over a file into an error that says what is wrong with it.
+def image_errors(path: str | Path, content: bytes | None = None) -> Iterator[None]:
+    """Turn what Pillow and other readers raise over a file into an error that names it.
+
+    Args:
+        path: The file.
+        content: Its bytes, if they come from another place than this path.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -125,18 +125,17 @@ def image_errors(path: str | Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(f"image file {path} does not exist") from error
-    except UnidentifiedImageError as error:
-        empty = Path(path).stat().st_size == 0
-        reason = "is empty (0 bytes)" if empty else "is not an image, despite its name"
-        if file_suffix(str(path)) == ".avif" and not features.check("avif"):
-            raise ValueError(
-                f"{path}: this Pillow cannot read AVIF; type pip install -U pillow"
-            ) from error
-        raise ValueError(f"{path} {reason}; replace or remove it") from error
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{path} has more than {MAX_PIXELS:,} pixels; make it smaller") from error
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}); replace it") from error
+    except Exception as error:  # the readers and their codecs raise all kinds
+        reason = f"is truncated or damaged ({error}); replace it"
+        if isinstance(error, UnidentifiedImageError):
+            size = Path(path).stat().st_size if content is None else len(content)
+            kind = "not an image, despite its name" if size else "empty (0 bytes)"
+            reason = f"is {kind}; replace or remove it"
+            if file_suffix(str(path)) == ".avif" and not features.check("avif"):
+                reason = "is AVIF, which this Pillow lacks; type pip install -U pillow"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"has more than {MAX_PIXELS:,} pixels; make it smaller"
+        raise ValueError(f"{path} {reason}") from error
 
 
 def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
@@ -145,17 +144,17 @@ def to_rgb(image: Image.Image, path: str | Path) -> Image.Image:
     Grey is repeated, palettes are looked up, alpha is dropped and CMYK uses Pillow's formula.
     16-bit values keep their high byte, animations their first frame.
     """
-    if image.mode == "F":
-        raise ValueError(f"{path} has floating-point pixels; save it with 8 or 16 bits per channel")
-    if image.mode.startswith("I"):
+    if image.mode.startswith(("F", "I")):
         values = np.asarray(image).astype(np.int64)  # Pillow alone would clip 16 bits at 255.
-        if 0 < values.max() <= LARGEST_BYTE:
+        greatest = int(values.max())
+        if image.mode == "F" or 0 < greatest <= LARGEST_BYTE:
+            kind = "floating-point pixels" if image.mode == "F" else "16 bits per pixel"
             raise ValueError(
-                f"{path} has 16 bits per pixel but its largest value is {values.max()}, so it "
-                "would be read as black; save it with 8 bits"
+                f"{path} has {kind} and the largest value {greatest}, so it would be read wrongly "
+                "or as black; save it with 8 bits, or 16 bits up to 65535"
             )
-        if 0 < values.max() <= DARKEST:
-            _warn_of_darkness(str(path), int(values.max()))
+        if 0 < greatest <= DARKEST:
+            _warn_of_darkness(str(path), greatest)
         return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
         image = image.convert("RGBA")

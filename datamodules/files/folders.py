@@ -22,9 +22,9 @@ VALIDATION = ("val", "valid", "validation")  # names of the folder of validation
 
 def first_few(items: Iterable[object], limit: int = 5) -> str:
     """Return the first items as text, with the total where more exist."""
-    listed = list(items)
-    text = ", ".join(str(item) for item in listed[:limit])
-    return f"{text}, ... ({len(listed)} in all)" if len(listed) > limit else text
+    values = list(items)
+    text = ", ".join(str(item) for item in values[:limit])
+    return f"{text}, ... ({len(values)} in all)" if len(values) > limit else text
 
 
 def file_suffix(name: str) -> str:
@@ -111,13 +111,13 @@ def validation_folder(root: Path) -> Path:
     Raises:
         ValueError: More than one of them exists.
     """
-    there = [root / name for name in VALIDATION if (root / name).is_dir()]
-    if len(there) > 1:
+    folders = [root / name for name in VALIDATION if (root / name).is_dir()]
+    if len(folders) > 1:
         raise ValueError(
             f"{root} has several folders of validation images: "
-            f"{', '.join(folder.name for folder in there)}; keep one of them"
+            f"{', '.join(folder.name for folder in folders)}; keep one of them"
         )
-    return there[0] if there else root / VALIDATION[0]
+    return folders[0] if folders else root / VALIDATION[0]
 
 
 def list_folders(folder: Path) -> list[str]:
@@ -151,7 +151,7 @@ def _other_ending(wanted: Path) -> str:
     if wanted.exists() or not wanted.parent.is_dir():
         return ""
     stem = wanted.stem.lower()
-    beside = sorted(one.name for one in wanted.parent.iterdir() if one.stem.lower() == stem)
+    beside = sorted(file.name for file in wanted.parent.iterdir() if file.stem.lower() == stem)
     if not beside:
         return ""
     why = f"the name must be {wanted.name}"
@@ -167,12 +167,13 @@ def find_images(path: str | Path, suffixes: Set[str] = IMAGE_SUFFIXES) -> list[P
     path = Path(path).expanduser()
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise FileNotFoundError(f"the input {path} must be an image or a folder of images")
     skipped: Counter[str] = Counter()
-    names = list_images(path, skipped, suffixes)
+    names = list_images(path, skipped, suffixes) if path.is_dir() else []
     if not names:
-        raise ValueError(f"no images in the input {path}; known endings: {sorted(suffixes)}")
+        raise FileNotFoundError(
+            f"the input {path} must be an image or a folder of images; known endings: "
+            f"{sorted(suffixes)}"
+        )
     for line in skipped_notice(path, skipped):
         log(line)
     return [path / name for name in names]

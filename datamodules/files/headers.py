@@ -38,14 +38,14 @@ def check_each(check: Callable[[int], None], count: int, deadline: float) -> int
     Returns:
         Number of samples that were checked.
     """
-    done = 0
+    position = 0
     with ThreadPoolExecutor(THREADS) as pool:
-        while done < count and time.monotonic() < deadline:
-            chunk = range(done, min(done + CHUNK, count))
+        while position < count and time.monotonic() < deadline:
+            chunk = range(position, min(position + CHUNK, count))
             for _ in pool.map(check, chunk):
                 pass
-            done = chunk.stop
-    return done
+            position = chunk.stop
+    return position
 
 
 class Header(NamedTuple):

@@ -48,20 +48,24 @@ class ColourCode:
         Raises:
             ValueError: A colour lacks a label, or the mask has more than 8 bits.
         """
+        labels: Labels = np.empty(0, np.uint8)
+        fault = ""
         if pixels.ndim != 3:
-            raise ValueError(
-                f"mask {path} has grey values of {pixels.dtype}, but data.colors needs RGB with "
-                "8 bits per channel; save it so, or pass data.colors=null"
+            fault = (
+                f"grey values of {pixels.dtype}, but data.colors needs RGB with 8 bits per "
+                "channel; save it so, or pass data.colors=null"
             )
-        labels = self._lookup[_packed(pixels)]
-        unknown = labels == UNKNOWN
-        if unknown.any():
-            counts = count_colours([pixels[unknown]])
-            raise ValueError(
-                f"mask {path} has {len(counts)} colour{'s' * (len(counts) > 1)} that "
-                f"data.colors and data.ignored_colors lack: {_listed(counts, 5)}"
-                f"{', ...' * (len(counts) > 5)}{_smoothing_hint(len(counts))}"
-            )
+        else:
+            labels = self._lookup[_packed(pixels)]
+            counts = count_colours([pixels[labels == UNKNOWN]])
+            if counts:
+                fault = (
+                    f"{len(counts)} colour{'s' * (len(counts) > 1)} that data.colors and "
+                    f"data.ignored_colors lack: {_format_colours(counts, 5)}"
+                    f"{', ...' * (len(counts) > 5)}{_smoothing_hint(len(counts))}"
+                )
+        if fault:
+            raise ValueError(f"mask {path} has {fault}")
         return labels
 
 
@@ -84,19 +88,21 @@ def colour_message(mask: object, counts: Counter[Colour], num_classes: int, mask
         num_classes: Number of classes of the data.
         masks: Number of masks that were counted.
     """
-    options = f"data.colors={_listed(counts, num_classes)}"
-    others = len(counts) - num_classes
-    if 0 < others <= STRAY:
+    options = f"data.colors={_format_colours(counts, num_classes)}"
+    surplus = len(counts) - num_classes
+    if 0 < surplus <= STRAY:
         rest = Counter(dict(counts.most_common()[num_classes:]))
-        options += f" data.ignored_colors={_listed(rest, others)}"
-    found = f"{len(counts):,} colour{'s' * (len(counts) > 1)} in {masks} mask{'s' * (masks > 1)}"
+        options += f" data.ignored_colors={_format_colours(rest, surplus)}"
+    count_text = (
+        f"{len(counts):,} colour{'s' * (len(counts) > 1)} in {masks} mask{'s' * (masks > 1)}"
+    )
     return (
         f"mask {mask} is in colours; pass {options} in the order of the {num_classes} classes "
-        f"(here most frequent first, of {found}{_smoothing_hint(others)})"
+        f"(here most frequent first, of {count_text}{_smoothing_hint(surplus)})"
     )
 
 
-def _listed(counts: Counter[Colour], limit: int) -> str:
+def _format_colours(counts: Counter[Colour], limit: int) -> str:
     colours = [colour for colour, _ in counts.most_common(limit)]
     return f"[{','.join(f'[{r},{g},{b}]' for r, g, b in colours)}]"
 

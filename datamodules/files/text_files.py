@@ -11,10 +11,13 @@ import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from datamodules.files.console import log
 from datamodules.files.decoding import plain_file
+from datamodules.files.values import Text, file_errors
 
 MARKS = (  # UTF-32's mark begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -48,9 +51,9 @@ def read_file(path: Path) -> bytes:
     """
     try:
         return plain_file(path).read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"file {path} does not exist") from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f"file {path} does not exist") from None
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
@@ -61,24 +64,22 @@ def text_start(raw: bytes) -> str:
 
 def _decode_text(raw: bytes, name: object) -> tuple[str, str]:
     """Return the text of a file's bytes, and its encoding."""
-    encoding = _encoding_of(raw)
+    encoding, fault = _encoding_of(raw), "it holds zero bytes"
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        if encoding != "utf-8" or not CONTROLS.isdisjoint(raw):
-            raise ValueError(
-                f"{name} is not a text file: byte {error.start} of {len(raw)} is not {encoding}; "
-                "save it as UTF-8"
-            ) from None
-        text, encoding = _latin1(raw)
-        line = text.rfind("\n", 0, error.start) + 1
-        near = text[max(line, error.start - 20) : error.start + 20].split("\n")[0].strip()
-        log(
-            f"{name} is not UTF-8 and is read as Latin-1 (line "
-            f"{text.count(chr(10), 0, line) + 1}: {near}); save it as UTF-8 if letters are wrong"
-        )
+        text, fault = "\0", f"byte {error.start} of {len(raw)} is not {encoding}"
+        if encoding == "utf-8" and CONTROLS.isdisjoint(raw):
+            text, encoding = _latin1(raw)
+            line = text.rfind("\n", 0, error.start) + 1
+            near = text[max(line, error.start - 20) : error.start + 20].split("\n")[0].strip()
+            log(
+                f"{name} is not UTF-8 and is read as Latin-1 (line "
+                f"{text.count(chr(10), 0, line) + 1}: {near}); save it as UTF-8 if letters are "
+                "wrong"
+            )
     if "\0" in text:
-        raise ValueError(f"{name} is not a text file: it holds zero bytes; save it as UTF-8")
+        raise ValueError(f"{name} is not a text file: {fault}; save it as UTF-8")
     return text, encoding
 
 
@@ -161,18 +162,14 @@ def parse_json(raw: bytes, name: object) -> Any:
         ValueError: The bytes are not valid JSON.
     """
     text, encoding = _decode_text(raw, name)
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{name}: its lists are nested too deeply") from None
-    except json.JSONDecodeError as error:
-        position = len(text[: error.pos].encode(encoding))
-        raise ValueError(
-            f"{name} is not valid JSON at byte {position} of {len(raw)} ({error.msg}); "
-            "it may be cut off"
-        ) from error
-    except ValueError as error:  # an integer of more than 4,300 digits
-        raise ValueError(f"{name} cannot be read: {error}") from error
+    with file_errors(name, " is not valid JSON:"):  # nested deeply, or with endless integers
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            position = len(text[: error.pos].encode(encoding))
+            raise ValueError(
+                f"{error.msg} at byte {position} of {len(raw)}; it may be cut off"
+            ) from None
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -185,14 +182,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """
     columns: list[str] = []
     rows = []
-    for number, row in csv_rows(read_text(path), path):
+    for _, row in csv_rows(read_text(path), path):
         if not columns:
             columns = column_names(row, path)
-        elif len(row) != len(columns):
-            raise ValueError(
-                f"{path}: row {number} has {len(row)} fields, but the first row names "
-                f"{len(columns)} columns"
-            )
         else:
             fields = (nfc(field.strip()) for field in row)
             rows.append(dict(zip(columns, fields, strict=True)))
@@ -204,7 +196,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def csv_rows(text: str, name: object) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a csv file that are not blank, each with its last line's number.
 
-    The separator is the most frequent of comma, semicolon and tab in the first line.
+    The separator is the most frequent of comma, semicolon and tab in the first line. All rows have
+    as many cells as the first one.
 
     Args:
         text: Content of the file.
@@ -216,14 +209,17 @@ def csv_rows(text: str, name: object) -> Iterator[tuple[int, list[str]]]:
     text = text.rstrip("\x1a")
     first = text.lstrip().partition("\n")[0]
     delimiter = max(DELIMITERS, key=first.count)
-    usual = csv.field_size_limit(LONGEST_FIELD)  # of the whole process
+    usual, width = csv.field_size_limit(LONGEST_FIELD), 0  # the limit is of the whole process
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        for row in reader:
-            if any(map(str.strip, row)):
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise ValueError(f"{name} is not a csv file: {error}") from error
+        for row in filter(lambda row: any(map(str.strip, row)), reader):
+            width = width or len(row)
+            if len(row) != width:
+                raise ValueError(
+                    f"{name}, row {reader.line_num}: {len(row)} cells, but the first row names "
+                    f"{width} columns"
+                )
+            yield reader.line_num, row
     finally:
         csv.field_size_limit(usual)
 
@@ -235,19 +231,20 @@ def column_names(row: Sequence[str], name: object) -> list[str]:
         ValueError: A column lacks a name or repeats one; the message starts with ``name``.
     """
     columns = [nfc(column.strip()) for column in row]
-    if not all(columns):
+    if not all(columns) or len(set(columns)) < len(columns):
         raise ValueError(
-            f"{name} has a column without a name, number {columns.index('') + 1} of "
-            f"{len(columns)}; name it in the first row, or drop it (pandas' index: index=False)"
+            f"{name}: the first row must name different columns, got {columns}; name each, or drop "
+            "one without a name (pandas' index: index=False)"
         )
-    if len(set(columns)) < len(columns):
-        raise ValueError(f"{name}: the first row must name different columns, got {columns}")
     return columns
 
 
 def nfc(name: str) -> str:
     """Return a name in NFC, with "é" as one character."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+Name = Annotated[Text, AfterValidator(nfc)]  # of a class, in the schema of a file
 
 
 def normalise_path(name: str) -> str:
@@ -272,10 +269,10 @@ class FolderNames:
 
     def find(self, name: str) -> str | None:
         """Return the name on disk, relative to the folder with slashes; None if it is missing."""
-        found = self._find(name)
-        if found is None and "\\" in name:
-            found = self._find(name.replace("\\", "/"))
-        return found
+        path = self._find(name)
+        if path is None and "\\" in name:
+            path = self._find(name.replace("\\", "/"))
+        return path
 
     def on_disk(self, name: str) -> str:
         """Return the name on disk, or the given one if the file is missing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 
 from datamodules.files.decoding import load_rgb, to_rgb
-from datamodules.files.folders import find_images
+from datamodules.files.folders import IMAGE_SUFFIXES, find_images
 
 FORMS = (
     "an image is a path, a PIL image, an array (H, W, 3), a tensor (3, H, W) or greyscale (H, W), "
@@ -56,65 +57,77 @@ class UnlabelledImages:
         return self.prepare(image, name, index)
 
 
-def collect_images(given: Any) -> list[Path | Image.Image]:
-    """Return one or several images, given in any common form, as a list.
+def collect_inputs(
+    inputs: Any,
+    convert: Callable[[Any], Sequence[Any]],
+    forms: str,
+    suffixes: Set[str] = IMAGE_SUFFIXES,
+) -> list[Any]:
+    """Return one or several images as paths and images in memory.
 
     Args:
-        given: A path (of an image or folder), a PIL image, an array, a tensor, or a list of these.
+        inputs: A path (of an image or folder), an image in memory, or a list of these.
+        convert: Function from an input in memory to its images; none if it has another form.
+        forms: Description of the forms, for messages.
+        suffixes: Endings of images in folders.
 
     Raises:
-        ValueError: The type is unsupported, or the list is empty.
+        ValueError: A form is unsupported, or the list is empty.
         FileNotFoundError: A path does not exist.
     """
-    items = list(given) if isinstance(given, list | tuple) else [given]
-    images: list[Path | Image.Image] = []
+    items = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    images: list[Any] = []
+    strays = [] if items else ["the list of images to predict is empty"]
     for item in items:
-        if isinstance(item, str | Path):
-            images += find_images(item)
-        elif isinstance(item, Image.Image):
-            images.append(item)
-        elif isinstance(item, torch.Tensor | np.ndarray):
-            images += _array_images(item)
-        else:
-            raise ValueError(f"{type(item).__name__} is not an image; {FORMS}")
-    if not images:
-        raise ValueError(f"the list of images to predict is empty; {FORMS}")
+        is_path = isinstance(item, str | Path)
+        converted = find_images(item, suffixes) if is_path else convert(item)
+        images += converted
+        if not len(converted):
+            strays.append(f"{_describe(item)} is not an image")
+    if strays:
+        raise ValueError(f"{strays[0]}; {forms}")
     return images
 
 
-def _array_images(values: torch.Tensor | np.ndarray[Any, Any]) -> list[Image.Image]:
-    """Return the images of an array or tensor: one, or a batch if it has four axes."""
-    description = f"{type(values).__name__} {tuple(values.shape)} of {values.dtype}"
-    channels_last = isinstance(values, np.ndarray)
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
+def _describe(item: Any) -> str:
+    """Return type, shape and range of an input in memory."""
+    text = f"the {type(item).__name__}"
+    if isinstance(item, torch.Tensor | np.ndarray):
+        text += f" {tuple(item.shape)} of {item.dtype}"
+        if math.prod(item.shape) and "float" in str(item.dtype):
+            text += f" from {float(item.min()):g} to {float(item.max()):g}"
+    return text
+
+
+def collect_images(inputs: Any) -> list[Path | Image.Image]:
+    """Return one or several images, given in any common form, as a list.
+
+    Args:
+        inputs: A path (of an image or folder), a PIL image, an array, a tensor, or a list of these.
+    """
+    return collect_inputs(inputs, _memory_images, FORMS)
+
+
+def _memory_images(item: Any) -> list[Image.Image]:
+    """Return an image, or those of an array or tensor, which with four axes is a batch."""
+    if isinstance(item, Image.Image):
+        return [item]
+    if not isinstance(item, torch.Tensor | np.ndarray):
+        return []
+    values: Any = item
+    if isinstance(item, torch.Tensor):
+        values = item.detach().cpu()
         values = (values.float() if values.is_floating_point() else values).numpy()
-    batch = list(values) if values.ndim == 4 else [values]
-    if any(not _is_image(one, channels_last) for one in batch):
-        raise ValueError(f"the {description} is not an image; {FORMS}")
-    return [_array_image(one, description, channels_last) for one in batch]
-
-
-def _is_image(values: np.ndarray[Any, Any], channels_last: bool) -> bool:
-    if values.ndim == 3:
-        return values.shape[2 if channels_last else 0] in CHANNELS and values.size > 0
-    return values.ndim == 2 and values.size > 0
-
-
-def _array_image(
-    values: np.ndarray[Any, Any], description: str, channels_last: bool
-) -> Image.Image:
-    if values.ndim == 3:
-        values = values if channels_last else values.transpose(1, 2, 0)
-        values = values[:, :, 0] if values.shape[2] == 1 else values
-    if np.issubdtype(values.dtype, np.floating):
-        low, high = float(values.min()), float(values.max())
-        if not 0 <= low <= high <= 1:
-            raise ValueError(
-                f"the {description} has values from {low:g} to {high:g}; floats must be from "
-                "0 to 1, as they are before normalisation"
-            )
+        values = values if values.ndim < 3 else np.moveaxis(values, -3, -1)
+    values = values[..., None] if values.ndim == 2 else values
+    if values.ndim not in (3, 4) or values.shape[-1] not in CHANNELS or not values.size:
+        return []
+    if np.issubdtype(values.dtype, np.floating) and 0 <= values.min() <= values.max() <= 1:
         values = np.round(values.astype(np.float64) * 255).astype(np.uint8)
     if values.dtype != np.uint8:
-        raise ValueError(f"the {description} is not an image; {FORMS}")
-    return Image.fromarray(np.ascontiguousarray(values))
+        return []
+    batch = values if values.ndim == 4 else values[None]
+    return [
+        Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image))
+        for image in batch
+    ]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.decoding import load_rgb
-from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION, first_few, list_folders
+from datamodules.files.folders import IMAGE_SUFFIXES, VALIDATION, list_folders
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 
@@ -76,12 +77,12 @@ class GenerationDataModule(BaseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        if channels not in MODES:
-            raise ValueError(f"data.channels must be 1 or 3, got {channels}")
-        if latent_channels is None and factor != 1:
-            raise ValueError("data.factor must be 1 without data.latent_channels")
-        if latents is not None and latent_channels is None:
-            raise ValueError("data.latents needs data.latent_channels, such as 4")
+        check_option("channels", channels, channels in MODES, "1 or 3")
+        pixels = latent_channels is None
+        rule = "1 without data.latent_channels"
+        check_option("factor", factor, not pixels or factor == 1, rule)
+        rule = "null without data.latent_channels, such as 4"
+        check_option("latents", latents, not pixels or latents is None, rule)
         self.latents = None if latents is None else Path(latents).expanduser()
         self.typed_scale = latent_scale
         self.set_latent_scale(None)
@@ -134,33 +135,31 @@ class GenerationDataModule(BaseDataModule):
 
     def _read_classes(self) -> None:
         folder = self.folder / "train"
-        found = sorted(one.name for one in folder.glob("*/") if not one.name.startswith("."))
-        if len(found) < 2:
-            raise ValueError(f"{folder} holds {len(found)} class folders; it needs {self.layout}")
-        self.class_names = tuple(found)
+        class_folders = sorted(
+            path.name for path in folder.glob("*/") if not path.name.startswith(".")
+        )
+        rule = f"holds {len(class_folders)} class folders; it needs {self.layout}"
+        refuse(folder, {rule: len(class_folders) < 2})
+        self.class_names = tuple(class_folders)
 
     def _list(self, split: str) -> list[tuple[Path, int]]:
         names = VALIDATION if split == "val" else (split,)
         base = next(filter(Path.is_dir, (self.folder / name for name in names)), None)
-        found: list[tuple[Path, int]] = []
+        samples: list[tuple[Path, int]] = []
         if base is not None:
             strays = sorted({*list_folders(base)} - {*self.class_names})
-            if strays:
-                raise ValueError(
-                    f"{base} has class folders that {self.folder / 'train'} lacks: "
-                    f"{first_few(strays)}"
-                )
+            rule = f"has class folders that {self.folder / 'train'} lacks"
+            refuse(base, {rule: strays})
         for label, name in enumerate(self.class_names if base else ()):
             assert base is not None
             files = sorted((base / name).glob("*")) if (base / name).is_dir() else []
-            found += [
+            samples += [
                 (file, label)
                 for file in files
                 if file.suffix.lower() in KNOWN and not file.name.startswith(".")
             ]
-        if not found:
-            raise ValueError(f"{self.folder} has no {split} images; it needs {self.layout}")
-        return found
+        refuse(self.folder, {f"has no {split} images; it needs {self.layout}": not samples})
+        return samples
 
     def set_latent_scale(self, scale: tuple[float, float] | None) -> None:
         """Set factor and shift of means and deviations where the options leave them open."""
@@ -177,14 +176,14 @@ class GenerationDataModule(BaseDataModule):
         if self.latent_channels is None or self.latents is not None:
             return
         for dataset in self._datasets.values():
-            listed: Any = dataset.dataset
-            for file, _ in listed.files:
-                if file.suffix != LATENTS:
-                    raise ValueError(
-                        f"{file} is an image, but data.latent_channels={self.latent_channels} "
-                        "expects latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
-                        "data.latent_channels=null data.factor=1 to denoise pixels"
-                    )
+            images: Any = dataset.dataset
+            for file, _ in images.files:
+                rule = (
+                    f"is an image, but data.latent_channels={self.latent_channels} expects "
+                    "latents; pass head.vae=<folder of a diffusers AutoencoderKL>, or "
+                    "data.latent_channels=null data.factor=1 to denoise pixels"
+                )
+                refuse(file, {rule: file.suffix != LATENTS})
 
     def latent_file(self, image: Path) -> Path | None:
         """Return the file of an image's latents; None without ``latents``."""
@@ -214,8 +213,8 @@ class GenerationDataModule(BaseDataModule):
         if scale != 1:
             width, height = (max(size, round(scale * side)) for side in image.size)
             image = image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3)
-        left, top = ((side - size) // 2 for side in image.size)
-        pixels = np.asarray(image.crop((left, top, left + size, top + size)))
+        x_min, top = ((side - size) // 2 for side in image.size)
+        pixels = np.asarray(image.crop((x_min, top, x_min + size, top + size)))
         return np.array(pixels.reshape(size, size, -1).transpose(2, 0, 1), order="C")
 
     def values(self, file: Path) -> NDArray[np.float32]:
@@ -244,8 +243,8 @@ class GenerationDataModule(BaseDataModule):
         Args:
             inputs: One class or several, by name or number; each gets ``draw_count`` images.
         """
-        chosen = inputs if isinstance(inputs, list | tuple) else [inputs]
-        return self._requests(chosen)
+        classes = inputs if isinstance(inputs, list | tuple) else [inputs]
+        return self._requests(classes)
 
     def _requests(self, chosen: Sequence[str | int] | None) -> NamedDataset:
         labels = range(len(self.class_names)) if chosen is None else map(self._label, chosen)
@@ -257,8 +256,8 @@ class GenerationDataModule(BaseDataModule):
             return self.class_names.index(str(name))
         if isinstance(name, int) and 0 <= name < len(self.class_names):
             return name
-        shown = ", ".join(self.class_names[:10]) + ", ..." * (len(self.class_names) > 10)
-        raise ValueError(f"{name!r} is not a class of these data; known are {shown}")
+        examples = ", ".join(self.class_names[:10]) + ", ..." * (len(self.class_names) > 10)
+        raise ValueError(f"{name!r} is not a class of these data; known are {examples}")
 
     def predict_dataloader(self) -> Any:
         """Return the requests of ``draw_classes``, or those of ``predict_path``."""
@@ -319,13 +318,15 @@ class LabelledImages:
             noise = np.random.normal(size=mean.shape) if self.training else 0.0
             scale, shift = self.data.latent_scale, self.data.latent_shift
             values = np.asarray(scale * (mean + deviation * noise - shift), np.float32)
-        elif values.shape != (channels, *sides):
-            raise ValueError(
-                f"{file} is {values.shape}; latents must be {(channels, *sides)}, or means and "
-                f"deviations {moments}"
-            )
-        if not np.isfinite(values).all():
-            raise ValueError(f"{file} holds NaN or Inf; make it again, or remove it")
+        rule = (
+            f"is {values.shape}; latents must be {(channels, *sides)}, or means and deviations "
+            f"{moments}"
+        )
+        faults = {
+            rule: values.shape != (channels, *sides),
+            "holds NaN or Inf; make it again, or remove it": not np.isfinite(values).all(),
+        }
+        refuse(file, faults)
         return values
 
 
@@ -335,13 +336,10 @@ def read_latents(file: Path) -> NDArray[np.float32]:
     Raises:
         ValueError: The file is missing or damaged.
     """
+    needs = "pass head.vae=<folder of a diffusers AutoencoderKL> once, which computes the latents"
+    refuse(file, {f"is missing; {needs}": not file.is_file()})
     try:
         return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{file} is missing; pass head.vae=<folder of a diffusers AutoencoderKL> once, which "
-            "computes the latents"
-        ) from error
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{file} is no array of latents ({error}); remove it") from error
 

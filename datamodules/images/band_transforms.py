@@ -20,6 +20,7 @@ from torchvision.transforms.functional import center_crop
 
 from datamodules.files.bands import Statistics
 from datamodules.files.decoding import MAX_PIXELS
+from datamodules.files.values import check_option
 from datamodules.images.transforms import Augmentation, LightAugmentation, PaperAugmentation
 
 Step = Callable[[Any], Any]
@@ -71,56 +72,38 @@ class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is 
 def train_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
     """Return the training transform of bands.
 
-    Raises:
-        ValueError: The augmentation is for RGB images only.
+    Args:
+        made: One that ``check_bands`` accepts.
+        size: Side of the images.
+        statistics: Of the bands.
     """
     if isinstance(made, PaperAugmentation):
         return _composed(_paper_steps(made, size), statistics, _paper_erasing(made))
-    if isinstance(made, LightAugmentation):
-        return _composed(_light_steps(made, size), statistics, _light_erasing(made))
-    raise ValueError(_only_rgb(made))
+    assert isinstance(made, LightAugmentation)
+    return _composed(_light_steps(made, size), statistics, _light_erasing(made))
 
 
 def eval_transform(made: Augmentation, size: int, statistics: Statistics) -> Step:
-    """Return the evaluation transform of bands.
-
-    Raises:
-        ValueError: The augmentation is for RGB images only.
-    """
+    """Return the evaluation transform of bands; see ``train_transform``."""
     if isinstance(made, PaperAugmentation):
         resize = BoundedResize(int(size / made.crop_pct), _mode(made.interpolation))
         return _composed([resize, transforms.CenterCrop(size)], statistics)
-    if isinstance(made, LightAugmentation):
-        return _composed([_squeeze(size)], statistics)
-    raise ValueError(_only_rgb(made))
+    return _composed([_squeeze(size)], statistics)
 
 
-def check_policy(made: Augmentation) -> None:
-    """Refuse an augmentation that has a policy of 8-bit RGB.
-
-    Raises:
-        ValueError: It has one.
-    """
+def check_bands(made: Augmentation) -> None:
+    """Refuse an augmentation of 8-bit RGB, or one with such a policy."""
     policy = getattr(made, "auto_augment", None)
-    if policy is not None:
-        raise ValueError(
-            f"data.augmentation.auto_augment={policy} changes colours of 8-bit RGB; with "
-            "data.bands pass data.augmentation.auto_augment=null"
-        )
-
-
-def _only_rgb(made: Augmentation) -> str:
-    return (
-        f"data.augmentation={type(made).__name__} is for RGB images; with data.bands pass "
-        "PaperAugmentation or LightAugmentation"
-    )
+    fits = isinstance(made, PaperAugmentation | LightAugmentation) and policy is None
+    rule = "PaperAugmentation with data.augmentation.auto_augment=null, or LightAugmentation"
+    check_option("augmentation", made, fits, f"{rule}, with data.bands")
 
 
 def _paper_steps(made: PaperAugmentation, size: int) -> list[Step]:
     scale, ratio = tuple(made.crop_scale), tuple(made.crop_ratio)
     name = made.train_interpolation or made.interpolation
     names = ("bilinear", "bicubic") if name == "random" else (name,)
-    crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(one)) for one in names]
+    crops = [transforms.RandomResizedCrop(size, scale, ratio, _mode(kind)) for kind in names]
     steps: list[Step] = [transforms.RandomChoice(crops) if len(crops) > 1 else crops[0]]
     return [*steps, *_flip(made.flip), *_jitter(made.color_jitter)]
 
@@ -162,8 +145,8 @@ def _light_erasing(made: LightAugmentation) -> list[Step]:
 
 def _composed(steps: list[Step], statistics: Statistics, last: list[Step] | None = None) -> Step:
     normalise = transforms.Normalize([*statistics.mean], [*statistics.std])
-    made: Step = transforms.Compose([ToTensor(), *steps, normalise, *(last or ())])
-    return made
+    composed: Step = transforms.Compose([ToTensor(), *steps, normalise, *(last or ())])
+    return composed
 
 
 def _mode(name: str) -> InterpolationMode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence, Set
 from typing import Any, ClassVar
 
@@ -62,16 +63,8 @@ class ImageDataModule(BaseDataModule):
         return read_bands(path, self.bands)
 
     def known_statistics(self) -> Statistics:
-        """Return the statistics of the bands.
-
-        Raises:
-            ValueError: They are unknown before ``setup``.
-        """
-        if self.statistics is None:
-            raise ValueError(
-                "the statistics of the bands are known after setup(); call it first, or pass "
-                "band_mean and band_std"
-            )
+        """Return the statistics of the bands, known after ``setup``."""
+        assert self.statistics is not None, "call setup() first, or pass band_mean and band_std"
         return self.statistics
 
     def measure_bands(self, paths: Sequence[str]) -> None:
@@ -84,13 +77,13 @@ class ImageDataModule(BaseDataModule):
         """Return the statistics of the bands, as options."""
         if self.bands is None:
             return {}
-        known = self.known_statistics()
-        return {"band_mean": list(known.mean), "band_std": list(known.std)}
+        statistics = self.known_statistics()
+        return {"band_mean": list(statistics.mean), "band_std": list(statistics.std)}
 
     @property
     def backbone_arguments(self) -> dict[str, Any]:
         """The number of channels."""
-        return {"in_chans": 3 if self.bands is None else len(self.bands.chosen)}
+        return {"in_chans": 3 if self.bands is None else len(self.bands.numbers)}
 
     @property
     def num_classes(self) -> int:
@@ -137,9 +130,10 @@ class ImageDataModule(BaseDataModule):
         if self.bands is not None:
             several = UnlabelledBands(collect_bands(inputs), self.bands, self.predict_sample)
             return TolerantDataset(several, several.name)
-        found = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
-        return TolerantDataset(found, found.name)
+        images = UnlabelledImages(collect_images(inputs), self.predict_sample, upright=self.upright)
+        return TolerantDataset(images, images.name)
 
+    @abstractmethod
     def predict_sample(self, image: Any, name: str, index: int) -> Any:
         """Return the sample of an image to predict, prepared as in evaluation.
 
@@ -148,7 +142,6 @@ class ImageDataModule(BaseDataModule):
             name: File of the image, for messages and results.
             index: Position among the images to predict.
         """
-        raise NotImplementedError
 
     def check_memory(self, size: tuple[int, int], options: str) -> None:
         """Check that a batch fits into the machine's memory.
@@ -169,5 +162,5 @@ class ImageDataModule(BaseDataModule):
         self.warned_absent = True
         if not absent:
             return []
-        named = first_few([self.class_names[label] for label in absent], 10)
-        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {named}"]
+        names = first_few([self.class_names[label] for label in absent], 10)
+        return [f"{len(absent)} of {self.num_classes} classes do not occur in validation: {names}"]

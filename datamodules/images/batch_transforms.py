@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from datamodules.files.values import check_option
 from datamodules.images.transforms import (
     ERASED,
     NOISE,
@@ -69,18 +70,15 @@ class BatchPaper:
     def __init__(self, made: PaperAugmentation, size: int) -> None:
         self.made, self.size = made, size
         interpolation = made.train_interpolation or made.interpolation
-        if made.auto_augment is not None:
-            raise ValueError(
-                f"data.resident=true augments batches, but auto_augment={made.auto_augment} takes "
-                "single images: pass data.augmentation.auto_augment=null, or leave data.resident "
-                "out"
-            )
-        if interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"data.resident=true resizes by {', '.join(INTERPOLATIONS)}, not by "
-                f"{interpolation}: pass data.augmentation.train_interpolation=bicubic, or leave "
-                "data.resident out"
-            )
+        rule = (
+            "null with data.resident=true, which augments batches: pass "
+            "data.augmentation.auto_augment=null, or leave data.resident out"
+        )
+        policy = made.auto_augment
+        check_option("augmentation.auto_augment", policy, policy is None, rule)
+        rule = f"one of {', '.join(INTERPOLATIONS)} with data.resident=true"
+        name, valid = "augmentation.train_interpolation", interpolation in INTERPOLATIONS
+        check_option(name, interpolation, valid, rule)
         self.bicubic = INTERPOLATIONS[interpolation]
 
     def stored_side(self, native: int | None) -> int:
@@ -89,12 +87,12 @@ class BatchPaper:
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Return the batch augmented, with the rectangles to erase."""
-        made, images, sides = self.made, batch["image"], batch[SIDES].cpu().numpy()
-        boxes = draw_crops(draws, sides, made.crop_scale, made.crop_ratio)
+        augmentation, images, sides = self.made, batch["image"], batch[SIDES].cpu().numpy()
+        boxes = draw_crops(draws, sides, augmentation.crop_scale, augmentation.crop_ratio)
         boxes = boxes * np.tile(np.array(images.shape[2:]) / sides, 2)  # in pixels of the kept ones
-        drawn = boxes, draws.chance(self.bicubic), draws.chance(made.flip)
-        images = resized_crops(images, self.size, *tensors(images.device, *drawn))
-        return finished(batch, images, draws, made, NoiseRectangle)
+        draws_of_batch = boxes, draws.chance(self.bicubic), draws.chance(augmentation.flip)
+        images = resized_crops(images, self.size, *tensors(images.device, *draws_of_batch))
+        return finished(batch, images, draws, augmentation, NoiseRectangle)
 
 
 class BatchLight:
@@ -115,18 +113,18 @@ class BatchLight:
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """Return the batch augmented, with the rectangles to erase."""
-        made, images = self.made, batch["image"]
+        augmentation, images = self.made, batch["image"]
         corners = np.stack([draws.below(2 * self.margin + 1) for _ in range(2)], 1)
-        angles = np.radians(draws.uniform(-made.degrees, made.degrees)[:, 0])
-        low, high = made.scale
+        angles = np.radians(draws.uniform(-augmentation.degrees, augmentation.degrees)[:, 0])
+        low, high = augmentation.scale
         scales = draws.uniform(low, high)[:, 0]
-        drawn = corners, draws.chance(made.flip), angles, scales
-        corner, flipped, angle, scale = tensors(images.device, *drawn)
-        if made.degrees or (low, high) != (1, 1):
+        draws_of_batch = corners, draws.chance(augmentation.flip), angles, scales
+        corner, flipped, angle, scale = tensors(images.device, *draws_of_batch)
+        if augmentation.degrees or (low, high) != (1, 1):
             images = turned_crops(images, self.margin, corner, flipped, angle, scale)
-        elif self.margin or made.flip:
+        elif self.margin or augmentation.flip:
             images = shifted(images, corner - self.margin, flipped)
-        return finished(batch, images, draws, made, MeanRectangle)
+        return finished(batch, images, draws, augmentation, MeanRectangle)
 
 
 def batch_augmentation(made: Augmentation, size: int) -> BatchPaper | BatchLight:
@@ -137,12 +135,12 @@ def batch_augmentation(made: Augmentation, size: int) -> BatchPaper | BatchLight
     """
     if isinstance(made, PaperAugmentation):
         return BatchPaper(made, size)
-    if isinstance(made, LightAugmentation):
-        return BatchLight(made, size)
-    raise ValueError(
-        f"data.resident=true augments batches, but {type(made).__name__} takes single images: pass "
-        "PaperAugmentation or LightAugmentation, or leave data.resident out"
+    rule = (
+        "PaperAugmentation or LightAugmentation with data.resident=true, as others take single "
+        "images; or leave data.resident out"
     )
+    check_option("augmentation", type(made).__name__, isinstance(made, LightAugmentation), rule)
+    return BatchLight(made, size)  # type: ignore[arg-type]
 
 
 def finished(
@@ -170,8 +168,8 @@ def finished(
 
 def tensors(device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
     """Return arrays as tensors on a device, floats as float32."""
-    single = (one.astype(np.float32) if one.dtype == np.float64 else one for one in arrays)
-    return [torch.from_numpy(one).to(device) for one in single]
+    single = (array.astype(np.float32) if array.dtype == np.float64 else array for array in arrays)
+    return [torch.from_numpy(array).to(device) for array in single]
 
 
 def draw_boxes(
@@ -239,15 +237,15 @@ def resized_crops(
         bicubic: True for bicubic, False for bilinear interpolation, (B,).
         flipped: True to flip, (B,).
     """
-    top, left, height, width = boxes.T
+    top, x_min, height, width = boxes.T
     rows = _weights(top, height, images.shape[2], size, bicubic)
-    columns = _weights(left, width, images.shape[3], size, bicubic)
+    columns = _weights(x_min, width, images.shape[3], size, bicubic)
     columns = torch.where(flipped[:, None, None], columns.flip(1), columns)
     B, C, H, _ = images.shape
-    wide = images.float().flatten(1, 2) @ columns.transpose(1, 2)  # (B, C * H, size)
-    wide = _to_range(wide.add_(0.5)).view(B, C, H, size).transpose(1, 2).flatten(2)
-    whole = _to_range((rows @ wide).add_(0.5)).to(torch.uint8)  # (B, size, C * size)
-    return whole.view(B, size, C, size).transpose(1, 2).contiguous()
+    stretched = images.float().flatten(1, 2) @ columns.transpose(1, 2)  # (B, C * H, size)
+    stretched = _to_range(stretched.add_(0.5)).view(B, C, H, size).transpose(1, 2).flatten(2)
+    resized = _to_range((rows @ stretched).add_(0.5)).to(torch.uint8)  # (B, size, C * size)
+    return resized.view(B, size, C, size).transpose(1, 2).contiguous()
 
 
 def _weights(first: Tensor, length: Tensor, side: int, size: int, bicubic: Tensor) -> Tensor:
@@ -283,8 +281,8 @@ def shifted(images: Tensor, corners: Tensor, flipped: Tensor) -> Tensor:
     rows, columns = places
     columns = torch.where(flipped[:, None], columns.flip(1), columns)
     image = torch.arange(len(images), device=images.device)[:, None, None]
-    taken = images[image, :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
-    return taken.permute(0, 3, 1, 2).contiguous()
+    sampled = images[image, :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
+    return sampled.permute(0, 3, 1, 2).contiguous()
 
 
 def turned_crops(
@@ -310,9 +308,9 @@ def turned_crops(
     cos, sin = ((part / scale)[:, None, None] for part in (angle.cos(), angle.sin()))
     grid = torch.stack([cos * x + sin * y, cos * y - sin * x], -1) * (2 / side)  # from -1 to 1
     padded = F.pad(images.float(), (margin,) * 4, mode="reflect")
-    taken = F.grid_sample(padded, grid, padding_mode="border", align_corners=False)
+    sampled = F.grid_sample(padded, grid, padding_mode="border", align_corners=False)
     inside = ((grid >= -1) & (grid < 1)).all(-1)[:, None]
-    return (taken * inside).to(torch.uint8)
+    return (sampled * inside).to(torch.uint8)
 
 
 def change_colours(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:

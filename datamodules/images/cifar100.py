@@ -1,11 +1,14 @@
-"""CIFAR-10 and CIFAR-100 from their original Python pickles, read without executing their code."""
+"""CIFAR-10 and CIFAR-100 from their original Python pickles, read without executing their code.
+
+torchvision's readers take the published bytes alone, by their checksums, and so cannot read the
+sample set or another one in this layout.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
-import pickletools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -15,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datamodules.base import Split
-from datamodules.files.integers import format_value, integer_list
 from datamodules.files.text_files import nfc, read_file
+from datamodules.files.values import format_value, integer_list, refuse
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.transforms import Augmentation, PaperAugmentation, Transform
 from datamodules.loading.sampling import SeededDataset
@@ -195,34 +198,35 @@ class PixelRows:
         return make_sample(self.transform(image), int(self.labels[index]), index)
 
 
-class ArrayUnpickler(pickle.Unpickler):
-    """Unpickler of containers, numbers, texts and byte arrays; other names raise an error."""
+class ArrayUnpickler(pickle._Unpickler):
+    """Unpickler of containers, numbers, texts and byte arrays; other names raise an error.
+
+    Python's own class keeps its memo in a dictionary: pickle's faster one allocates as much as a
+    file asks for.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in for one of the few names that pickled numpy arrays need."""
-        if (module, name) == ("numpy", "ndarray"):
-            return PickledArray
-        if (module, name) == ("numpy", "dtype"):
-            return PickledType
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return _empty_array
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1
-        raise pickle.UnpicklingError(f"unexpected name {module}.{name}")
+        return STAND_INS[f"{module}.{name}"]
 
 
 class PickledType:
     """Stand-in for numpy's dtype, which would accept any state from a file."""
 
-    def __init__(self, code: bytes | str, *flags: object) -> None:
-        name = code.decode("latin1") if isinstance(code, bytes) else code
-        if name not in ("u1", "|u1"):
-            raise pickle.UnpicklingError(f"dtype {name} found; CIFAR arrays must be uint8")
+    state: object = None
+
+    def __init__(self, *code: object) -> None:
+        self.code = code[0]
 
     def __setstate__(self, state: object) -> None:
-        """Check the state of a plain type, which is redundant."""
-        if not isinstance(state, tuple) or state[2:] != (None, None, None, -1, -1, 0):
-            raise pickle.UnpicklingError(f"structured dtype found: {state!r:.80}")
+        """Keep the state, which is redundant for a plain type."""
+        self.state = state
+
+    @property
+    def is_bytes(self) -> bool:
+        """True for uint8 without fields."""
+        is_plain = isinstance(self.state, tuple) and self.state[2:] == (None, None, None, -1, -1, 0)
+        return self.code in ("u1", b"u1", "|u1", b"|u1") and (self.state is None or is_plain)
 
 
 class PickledArray:
@@ -232,63 +236,37 @@ class PickledArray:
         values: The array; set by its state.
     """
 
-    values: NDArray[np.uint8]
+    values: NDArray[np.uint8] | None = None
 
     def __setstate__(self, state: Any) -> None:
         """Build the array from its state."""
-        if not isinstance(state, tuple) or len(state) != 5:
-            raise pickle.UnpicklingError("an array has an unknown state")
         _, shape, kind, by_column, raw = state
         data = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote text
-        if not isinstance(kind, PickledType) or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("an array holds other data than bytes")
+        if not isinstance(kind, PickledType) or not kind.is_bytes or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("an array holds other data than plain uint8")
         array = np.frombuffer(data, dtype=np.uint8)
         self.values = array.reshape(shape, order="F" if by_column else "C")
 
 
-def _empty_array(kind: type, shape: object, code: object) -> PickledArray:
-    """Return an empty array, as numpy's pickles start; its state fills it."""
-    if kind is not PickledArray:
-        raise pickle.UnpicklingError(f"unexpected array type {kind}")
-    return PickledArray()
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """Encode text to bytes, as Python 3's pickles of protocol 2 ask for."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"unexpected codec {encoding}")
-    return text.encode("latin1")
+STAND_INS: dict[str, Callable[..., Any]] = {
+    "numpy.ndarray": PickledArray,
+    "numpy.dtype": PickledType,
+    "numpy.core.multiarray._reconstruct": lambda *_: PickledArray(),
+    "numpy._core.multiarray._reconstruct": lambda *_: PickledArray(),
+    "_codecs.encode": lambda text, _: text.encode("latin1"),
+}
 
 
 def read_pickle(path: Path, archive: Archive = CIFAR100) -> dict[str, Any]:
     """Load a CIFAR file; its keys become text for Python 2 and 3 alike."""
     try:
-        raw = read_file(path)
-        _check_memo_size(raw)
-        content = ArrayUnpickler(io.BytesIO(raw), encoding="latin1").load()
+        content = ArrayUnpickler(io.BytesIO(read_file(path)), encoding="latin1").load()
+        return {_text(key): getattr(value, "values", value) for key, value in content.items()}
     except Exception as error:  # A damaged pickle may raise nearly anything.
         raise ValueError(
-            f"{path} cannot be read as a {archive.name} file ({type(error).__name__}: {error}); "
-            "unpack the archive again"
+            f"{path} cannot be read as a {archive.name} file ({type(error).__name__}: "
+            f"{error!s:.200}); unpack the archive again"
         ) from error
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path} must hold the dictionary of a {archive.name} file, got a "
-            f"{type(content).__name__}"
-        )
-    return {_text(key): _array(value) for key, value in content.items()}
-
-
-def _array(value: object) -> object:
-    """Return the array of a stand-in; None if its state was missing."""
-    return getattr(value, "values", None) if isinstance(value, PickledArray) else value
-
-
-def _check_memo_size(raw: bytes) -> None:
-    """Reject memo indices beyond the file's length: a few bytes could ask for endless memory."""
-    for code, value, _ in pickletools.genops(raw):
-        if code.name.endswith("PUT") and value is not None and int(value) > len(raw):
-            raise pickle.UnpicklingError(f"memo index {value} exceeds the file's length")
 
 
 def _text(value: object) -> str:
@@ -298,65 +276,39 @@ def _text(value: object) -> str:
 def _class_names(path: Path, archive: Archive) -> tuple[str, ...]:
     content = read_pickle(path, archive)
     names = content.get(archive.names)
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str | bytes) for n in names):
-        raise ValueError(
-            f"{archive.names!r} in {path} must be a list of {archive.classes} texts, got "
-            f"{format_value(names)}; unpack the archive again"
-        )
-    names = [nfc(_text(name)) for name in names]
-    if len(set(names)) != archive.classes or len(names) != archive.classes:
-        kind = "fine classes" if archive is CIFAR100 else "classes"
-        raise ValueError(
-            f"{path} has {len(names if len(set(names)) == archive.classes else set(names))} "
-            f"{kind}; {archive.name} has {archive.classes}"
-        )
+    texts = isinstance(names, list | tuple) and all(isinstance(n, str | bytes) for n in names)
+    names = [nfc(_text(name)) for name in names] if texts else []  # type: ignore[union-attr]
+    distinct = len(set(names)) == len(names) == archive.classes
+    rule = f"must be a list of {archive.classes} different texts"
+    got = f"got {format_value(content.get(archive.names))}; unpack the archive again"
+    refuse(path, {f"{archive.names!r} {rule}, {got}": not distinct})
     return tuple(names)
 
 
 def check_images(path: Path, content: dict[str, Any]) -> NDArray[np.uint8]:
     """Return the pixels of a file, (N, 3072), after a check."""
-    images = content.get("data")
-    if (
-        not isinstance(images, np.ndarray)
-        or images.dtype != np.uint8
-        or images.shape[1:] != (3 * SIDE * SIDE,)
-        or not len(images)
-    ):
-        found = (
-            f"{images.dtype} {images.shape}"
-            if isinstance(images, np.ndarray)
-            else type(images).__name__
-        )
-        raise ValueError(
-            f"'data' in {path} must be a uint8 array (N, {3 * SIDE * SIDE}); found {found}"
-        )
-    return images
+    images, shape = content.get("data"), (3 * SIDE * SIDE,)
+    valid = isinstance(images, np.ndarray) and images.shape[1:] == shape and len(images)
+    rule = f"'data' must be a uint8 array (N, {shape[0]}), got {format_value(images)}"
+    refuse(f"{path}:", {rule: not valid})
+    return images  # type: ignore[return-value]
 
 
 def check_labels(
     path: Path, content: dict[str, Any], count: int, archive: Archive = CIFAR100
 ) -> NDArray[np.int64]:
     """Return the labels of a file, (count,), after a check; CIFAR-100's fine ones."""
-    labels = content.get(archive.labels)
-    if labels is None:
-        other = CIFAR10 if archive is CIFAR100 else CIFAR100
-        hint = f" (these are {other.name}'s keys)" if other.labels in content else ""
-        raise ValueError(f"{path} lacks {archive.labels!r}, found {sorted(content)}{hint}")
-    if not isinstance(labels, list | tuple) and getattr(labels, "ndim", 0) != 1:
-        raise ValueError(
-            f"{archive.labels!r} in {path} must be a list of {count} integers, got "
-            f"{format_value(labels)}"
-        )
-    if len(labels) != count:
-        raise ValueError(
-            f"{archive.labels!r} in {path} must be {count} integers, one per image; "
-            f"found {len(labels)}"
-        )
-    labels = integer_list(f"{path}: {archive.labels}", labels)
-    wrong = [row for row, label in enumerate(labels) if not 0 <= label < archive.classes]
-    if wrong:
-        raise ValueError(
-            f"{len(wrong)} labels in {path} lie outside 0 to {archive.classes - 1}, "
-            f"the first {format_value(labels[wrong[0]])} in row {wrong[0]}"
-        )
-    return np.array(labels, dtype=np.int64)
+    second = CIFAR10 if archive is CIFAR100 else CIFAR100
+    hint = f" (these are {second.name}'s keys)" if second.labels in content else ""
+    lack = f"lacks {archive.labels!r}, found {sorted(content)}{hint}"
+    refuse(path, {lack: archive.labels not in content})
+    labels = content[archive.labels]
+    numbers: tuple[int, ...] = ()
+    if isinstance(labels, list | tuple) or getattr(labels, "ndim", 0) == 1:
+        numbers = integer_list(f"{path}: {archive.labels}", labels)
+    wrong = [row for row, label in enumerate(numbers) if not 0 <= label < archive.classes]
+    rule = f"must be {count} integers from 0 to {archive.classes - 1}, one per image"
+    got = f"{len(wrong)} others, the first in row {wrong[0]}" if wrong else format_value(labels)
+    invalid = len(numbers) != count or bool(wrong)
+    refuse(f"{path}: {archive.labels!r}", {f"{rule}, got {got}": invalid})
+    return np.array(numbers, dtype=np.int64)

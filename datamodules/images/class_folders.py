@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from datamodules.annotation_formats.splits import TEST, SplitOptions, draw_names
 from datamodules.base import Split, check_minimum
 from datamodules.files.class_listing import list_class_images
 from datamodules.files.class_order import sort_classes
 from datamodules.files.console import log
 from datamodules.files.folders import VALIDATION, first_few, list_folders, require_folder
+from datamodules.files.values import check_option, refuse
 from datamodules.images.image_folder import ImageFolderDataModule, class_folders, first_of_each
 from datamodules.images.label_table import (
     LabelledFiles,
@@ -21,7 +23,6 @@ from datamodules.images.label_table import (
     read_label_table,
 )
 from datamodules.images.label_table import notices as table_notices
-from datamodules.layouts.splits import TEST, SplitOptions, draw_names
 from datamodules.loading.sampling import SeededDataset
 
 MULTI_LABEL = "_classes.csv"  # Roboflow's labels of its multi-label export
@@ -71,20 +72,14 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        if not 0 < val_share < 1:
-            raise ValueError(
-                f"data.val_share must be between 0 and 1, such as 0.1, got {val_share}"
-            )
-        self.val_share = val_share
+        rule = "between 0 and 1, such as 0.1"
+        self.val_share = check_option("val_share", val_share, 0 < val_share < 1, rule)
         self.split_seed = check_minimum("split_seed", split_seed, 0)
         self.val_split = val_split
         self.labels, self.label_separator = labels, label_separator
         self._tables: dict[str, LabelTable] = {}
-        if labels is not None and self.token_labels is not None:
-            raise ValueError(
-                "data.token_labels needs class folders, but data.labels reads a csv file; leave "
-                "one of them out"
-            )
+        is_alone = labels is None or self.token_labels is None
+        check_option("labels", labels, is_alone, "null with data.token_labels, for class folders")
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images and divide them, unless folders divide them already."""
@@ -92,12 +87,12 @@ class ClassFoldersDataModule(ImageFolderDataModule):
             return self._build_from_table(self.labels)
         train = self.folder / "train"
         for place in (train, self.folder):
-            if (place / MULTI_LABEL).is_file():
-                raise ValueError(
-                    f"{place / MULTI_LABEL} lists several labels per image (Roboflow's multi-label "
-                    f"export); pass task=multi_label data.labels={MULTI_LABEL}, or export class "
-                    "folders ('Folder Structure')"
-                )
+            rule = (
+                "lists several labels per image (Roboflow's multi-label export); pass "
+                f"task=multi_label data.labels={MULTI_LABEL}, or export class folders ('Folder "
+                "Structure')"
+            )
+            refuse(place / MULTI_LABEL, {rule: (place / MULTI_LABEL).is_file()})
         if train.is_dir() and self.validation().is_dir():
             for name in list_folders(self.folder):
                 if name.lower() in TEST and name != self.val_split:
@@ -109,37 +104,34 @@ class ClassFoldersDataModule(ImageFolderDataModule):
         self.class_names = tuple(sort_classes(class_folders(folder), self.class_order))
         self.check_count(folder, "class folders")
         images = list_class_images(folder, self.class_names, self.suffixes)
-        few = [name for name, found in images.items() if len(found) < 2]
-        if few:
-            raise ValueError(
-                f"class folders need two images, one to train and one to validate with; in "
-                f"{folder} these have fewer: {first_few(few)}; fill or remove them"
-            )
+        few = [name for name, files in images.items() if len(files) < 2]
+        rule = "has class folders of fewer than two images, one to train and one to validate with"
+        refuse(folder, {f"{rule} (fill or remove them)": few})
         options = SplitOptions(share=self.val_share, seed=self.split_seed)
-        validating = {name: draw_names(found, options) for name, found in images.items()}
-        chosen = {
+        validating = {name: draw_names(files, options) for name, files in images.items()}
+        divided = {
             "train": {name: sorted(set(images[name]) - validating[name]) for name in images},
             "val": {name: sorted(validating[name]) for name in images},
         }
-        counts = {split: sum(map(len, parts.values())) for split, parts in chosen.items()}
+        counts = {split: sum(map(len, parts.values())) for split, parts in divided.items()}
         log(
             f"{folder} has only training images: {counts['val']} of its {sum(counts.values())} "
             f"images validate (data.val_share={self.val_share}, data.split_seed={self.split_seed})"
             f"{_unused(self.folder) if train.is_dir() else ''}"
         )
-        training = first_of_each(chosen["train"], self.train_share)
-        return self.datasets(folder, training, folder, chosen["val"])
+        training = first_of_each(divided["train"], self.train_share)
+        return self.datasets(folder, training, folder, divided["val"])
 
     def _build_from_table(self, name: str) -> dict[Any, SeededDataset]:
         """Read the images and labels of csv files."""
         options: dict[str, Any] = {"separator": self.label_separator, "order": self.class_order}
         first, second = find_tables(self.folder, name, self.validation())
-        whole = read_label_table(first, **options)
+        table = read_label_table(first, **options)
         if second is None:
-            train, val = divide(whole, SplitOptions(share=self.val_share, seed=self.split_seed))
+            train, val = divide(table, SplitOptions(share=self.val_share, seed=self.split_seed))
         else:
-            train, val = whole, read_label_table(second, names=whole.names, **options)
-        self.class_names = whole.names
+            train, val = table, read_label_table(second, names=table.names, **options)
+        self.class_names = table.names
         self.check_count(first, "classes")
         train = train.rows(range(math.ceil(self.train_share * len(train.images))))
         self._tables = {"training": train, "validation": val}
@@ -173,14 +165,11 @@ def _reject_splits(folder: Path) -> None:
         for name in list_folders(folder)
         if name.lower() in SPLITS and list_folders(folder / name)
     ]
-    if splits:
-        raise ValueError(
-            f"{folder} has class folders in {first_few(splits)}, which are names of splits; "
-            "rename the folders to train and val"
-        )
+    rule = "has class folders in names of splits (rename these to train and val)"
+    refuse(folder, {rule: splits})
 
 
 def _unused(folder: Path) -> str:
     """Return the message's part about unused folders beside ``train``."""
-    others = [name for name in list_folders(folder) if name != "train"]
-    return f"; not used: {first_few(others)}" if others else ""
+    folders = [name for name in list_folders(folder) if name != "train"]
+    return f"; not used: {first_few(folders)}" if folders else ""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from datamodules.base import SPLITS, Split, check_minimum
 from datamodules.files.bands import Bands, read_bands
 from datamodules.files.console import log
 from datamodules.files.decoding import load_rgb
+from datamodules.files.values import check_option, refuse
 from datamodules.images import band_transforms
 from datamodules.images.base import ImageDataModule
 from datamodules.images.batch_transforms import Squeezed, batch_augmentation
@@ -131,10 +132,6 @@ class ClassificationDataModule(ImageDataModule):
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
         self.token_labels = token_labels
-        if token_boxes not in get_args(Boxes):
-            raise ValueError(
-                f"data.token_boxes={token_boxes} must be one of {', '.join(get_args(Boxes))}"
-            )
         self.token_boxes: Boxes = token_boxes
         self.image_size = check_minimum("image_size", image_size, 1)
         self.repeated_augmentation = check_minimum(
@@ -145,19 +142,16 @@ class ClassificationDataModule(ImageDataModule):
         self._resident: dict[Split, ResidentDataset] = {}
         if resident:
             batch_augmentation(self.augmentation, image_size)  # refuses what takes single images
-        if resident and token_labels is not None:
-            raise ValueError(
-                "data.resident=true keeps images without their label maps; pass "
-                "data.token_labels=null, or leave data.resident out"
-            )
+        is_alone = not resident or token_labels is None
+        check_option("token_labels", token_labels, is_alone, "null with data.resident=true")
         self.check_memory((self.image_size, self.image_size), "data.image_size")
 
     @property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
         """Mean and standard deviation per channel that normalise ``image``."""
         if self.bands is not None:
-            known = self.known_statistics()
-            return known.mean, known.std
+            statistics = self.known_statistics()
+            return statistics.mean, statistics.std
         return self.augmentation.mean, self.augmentation.std
 
     def check_files(self, seconds: float = 60.0) -> None:
@@ -167,18 +161,16 @@ class ClassificationDataModule(ImageDataModule):
             FileNotFoundError: A file does not exist.
             ValueError: A file is broken, or required label maps are missing or unsupported.
         """
-        if self.token_labels == REQUIRED:
-            raise ValueError(
-                "this recipe trains with token labels: pass data.token_labels=<folder of label "
-                "maps> (the authors' label_top5_train_nfnet, or the output of python "
-                "tools/annotate.py), or data.token_labels=null to train every token with its "
-                "image's label"
-            )
-        if self.token_labels is not None and not self.takes_maps:
-            raise ValueError(
-                "data.token_labels needs image files in class folders; pass data=imagenet, "
-                "data=folder or data.token_labels=null"
-            )
+        required = self.token_labels == REQUIRED
+        unsupported = self.token_labels is not None and not self.takes_maps
+        faults = {
+            "trains with label maps: pass data.token_labels=<folder of label maps> (the authors' "
+            "label_top5_train_nfnet, or the output of python tools/annotate.py), or "
+            "data.token_labels=null to train every token with its image's label": required,
+            "has label maps for image files in class folders only: pass data=imagenet, "
+            "data=folder or data.token_labels=null": unsupported,
+        }
+        refuse("data.token_labels", faults)
         super().check_files(seconds)
 
     def check_count(self, source: Path, kind: str = "classes") -> None:
@@ -187,11 +179,9 @@ class ClassificationDataModule(ImageDataModule):
         Raises:
             ValueError: The numbers differ.
         """
-        if self.expected_classes not in (None, len(self.class_names)):
-            raise ValueError(
-                f"{source} has {len(self.class_names)} {kind} but data.num_classes is "
-                f"{self.expected_classes}; correct it, or pass null to accept any number"
-            )
+        count, expected = len(self.class_names), self.expected_classes
+        rule = f"has {count} {kind} but data.num_classes is {expected}; correct it, or pass null"
+        refuse(source, {f"{rule} to accept any number": expected not in (None, count)})
 
     def files(
         self, root: Path, names: Sequence[str], labels: Sequence[int], transform: Transform
@@ -207,11 +197,9 @@ class ClassificationDataModule(ImageDataModule):
             ValueError: The layout leaves the labels open before the images are read.
         """
         labels = getattr(self.dataset("train").dataset, "labels", None)
-        if labels is None or getattr(self, "labels", None) is not None:
-            raise ValueError(
-                f"{type(self).__name__} does not count its classes; pass "
-                "task.loss.class_weights=[<a weight per class>]"
-            )
+        is_unknown = labels is None or getattr(self, "labels", None) is not None
+        rule = "does not count its classes; pass task.loss.class_weights=[<a weight per class>]"
+        refuse(type(self).__name__, {rule: is_unknown})
         counts = np.bincount(np.asarray(labels), minlength=self.num_classes)
         return tuple(counts.tolist())
 
@@ -230,10 +218,10 @@ class ClassificationDataModule(ImageDataModule):
         source = self.dataset(split)
         if not self.resident:
             return source
-        kept = self._resident.get(split)
-        if kept is None or kept.dataset is not source.dataset:
-            kept = self._resident[split] = self._read_resident(split, source)
-        return kept
+        resident = self._resident.get(split)
+        if resident is None or resident.dataset is not source.dataset:
+            resident = self._resident[split] = self._read_resident(split, source)
+        return resident
 
     def _read_resident(self, split: Split, source: NamedDataset) -> ResidentDataset:
         """Decode the images of a split onto the trainer's device."""
@@ -265,8 +253,8 @@ class ClassificationDataModule(ImageDataModule):
     def train_transform(self) -> Any:
         """Return the transform of training images."""
         if self.bands is not None:
-            known = self.known_statistics()
-            return band_transforms.train_transform(self.augmentation, self.image_size, known)
+            statistics = self.known_statistics()
+            return band_transforms.train_transform(self.augmentation, self.image_size, statistics)
         return self.augmentation.train(self.image_size)
 
     def normalise(self, batch: Any) -> Any:
@@ -291,8 +279,8 @@ class ClassificationDataModule(ImageDataModule):
     @cached_property
     def _eval(self) -> Transform:
         if self.bands is not None:
-            known = self.known_statistics()
-            return band_transforms.eval_transform(self.augmentation, self.image_size, known)
+            statistics = self.known_statistics()
+            return band_transforms.eval_transform(self.augmentation, self.image_size, statistics)
         return self.augmentation.eval(self.image_size)
 
 

@@ -20,8 +20,9 @@ from datamodules.corruptions import KINDS, corrupt
 from datamodules.corruptions.weather import Photographs
 from datamodules.files.class_listing import list_class_images
 from datamodules.files.decoding import load_rgb
-from datamodules.files.folders import find_images, first_few, list_folders, validation_folder
+from datamodules.files.folders import find_images, list_folders, validation_folder
 from datamodules.files.text_files import read_json
+from datamodules.files.values import refuse
 from datamodules.images.transforms import BoundedResize
 from datamodules.loading.memory import check_shared_memory
 from datamodules.loading.workers import end_with_parent
@@ -74,34 +75,35 @@ def write_copy(
     Raises:
         ValueError: Class folders are missing, an image is broken, or ``out`` has another copy.
     """
-    if how.resize < how.size:
-        raise ValueError(f"resize={how.resize} must be at least size={how.size}, the crop's side")
     inner = validation_folder(root)
     folder = inner if inner.is_dir() else root
-    if not folder.is_dir():
-        raise ValueError(f"root={root} is not a folder; pass one that holds class folders")
-    found = list_class_images(folder, list_folders(folder))
-    names = [name for held in found.values() for name in held]
-    if not names:
-        raise ValueError(f"{folder} must hold class folders with images: <class>/*.jpg")
-    targets = {copy_name(name) for name in names}
-    if len(targets) < len(names):
-        raise ValueError(f"{folder} has images that differ only in their endings; rename them")
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"out={out} lies in the folder to copy; pass one beside it")
+    images_of = list_class_images(folder, list_folders(folder)) if folder.is_dir() else {}
+    names = [name for images in images_of.values() for name in images]
+    rule = f"is copied with resize={how.resize}, which must be at least the crop's side size="
+    faults = {
+        f"{rule}{how.size}": how.resize < how.size,
+        "is not a folder that holds class folders with images: <class>/*.jpg": not names,
+        "has images that differ only in their endings; rename them": (
+            len({copy_name(name) for name in names}) < len(names)
+        ),
+        f"holds out={out}; pass a folder beside it": (
+            out.resolve().is_relative_to(folder.resolve())
+        ),
+    }
+    refuse(folder, faults)
     _begin(out, how, folder)
     frost = load_frost(Path(how.frost), how.size) if how.frost else ()
     work = partial(write_image, folder, out, how, frost)
     if workers == 1:
-        for done, _ in enumerate(map(work, names), start=1):
-            _report(progress, done, len(names))
+        for count, _ in enumerate(map(work, names), start=1):
+            _report(progress, count, len(names))
         return len(names)
     # Forked: a fresh process imports for longer than many images take.
     check_shared_memory("workers=1")
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
-        for done, _ in enumerate(pool.map(work, names), start=1):
-            _report(progress, done, len(names))
+        for count, _ in enumerate(pool.map(work, names), start=1):
+            _report(progress, count, len(names))
     return len(names)
 
 
@@ -120,11 +122,11 @@ def write_image(folder: Path, out: Path, how: CopyOptions, frost: Photographs, n
     prepare = transforms.Compose([resize, crop])
     image: Image.Image = prepare(load_rgb(folder / name, upright=False))
     for (kind, severity), target in missing.items():
-        made = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
+        corrupted = corrupt(image, kind, severity, generator(how.seed, name, kind, severity), frost)
         target.parent.mkdir(parents=True, exist_ok=True)
         begun = target.with_name(f".{os.getpid()}.part")  # image names may use all 255 bytes
         try:
-            made.save(begun, "JPEG", **JPEG)
+            corrupted.save(begun, "JPEG", **JPEG)
             begun.replace(target)
         except OSError as error:
             begun.unlink(missing_ok=True)
@@ -155,29 +157,29 @@ def load_frost(folder: Path, size: int) -> Photographs:
     Raises:
         ValueError: The folder is empty, or a photograph is too small.
     """
-    found = {path: np.asarray(load_rgb(path, upright=False)) / 255 for path in find_images(folder)}
-    small = [path.name for path, pixels in found.items() if min(pixels.shape[:2]) < size]
-    if small:
-        raise ValueError(
-            f"photographs of frost need at least {size} pixels per side: {first_few(small)}"
-        )
-    return list(found.values())
+    photographs = {
+        path: np.asarray(load_rgb(path, upright=False)) / 255 for path in find_images(folder)
+    }
+    small = [path.name for path, pixels in photographs.items() if min(pixels.shape[:2]) < size]
+    rule = f"has photographs of frost with less than {size} pixels per side"
+    refuse(folder, {rule: small})
+    return list(photographs.values())
 
 
 def _begin(out: Path, how: CopyOptions, folder: Path) -> None:
     """Create the folder, or raise an error if it holds something else."""
     note = json.loads(json.dumps({**asdict(how), "images": str(folder.resolve())}))
     file = out / NOTE
-    if file.is_file():
-        before = read_json(file)
-        known = before if isinstance(before, dict) else {}
-        differ = [key for key in note if known.get(key) != note[key]]
-        if differ:
-            raise ValueError(
-                f"{out} has a copy with other options ({', '.join(differ)}); pass another out="
-            )
-    elif out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} holds other files than a corrupted copy; pass another out=")
+    before = read_json(file) if file.is_file() else {}
+    options = before if isinstance(before, dict) else {}
+    is_foreign = not file.is_file() and out.is_dir() and any(out.iterdir())
+    faults = {
+        "has a copy with other options (pass another out=)": [
+            key for key in note if file.is_file() and options.get(key) != note[key]
+        ],
+        "holds other files than a corrupted copy; pass another out=": is_foreign,
+    }
+    refuse(out, faults)
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
@@ -193,8 +195,7 @@ def choose_kinds(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: A name is unknown.
     """
-    chosen: Sequence[str] = text.split(",") if text else KINDS
-    unknown = [name for name in chosen if name not in KINDS]
-    if unknown:
-        raise ValueError(f"unknown corruption {', '.join(unknown)}; choose from {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in chosen)
+    kinds: Sequence[str] = text.split(",") if text else KINDS
+    strays = [name for name in kinds if name not in KINDS]
+    refuse("kinds", {f"must be of {', '.join(KINDS)}, not": strays})
+    return tuple(kind for kind in KINDS if kind in kinds)

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from datamodules.base import Split
 from datamodules.files.bands import read_shape
 from datamodules.files.class_listing import list_class_images, nfc_names
-from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.console import log
 from datamodules.files.folders import (
     first_few,
@@ -22,6 +22,7 @@ from datamodules.files.folders import (
     validation_folder,
 )
 from datamodules.files.headers import read_header
+from datamodules.files.values import check_option, refuse
 from datamodules.images import band_transforms
 from datamodules.images.classification import REQUIRED, ClassificationDataModule
 from datamodules.images.shares import check_share
@@ -80,12 +81,12 @@ class ImageFolderDataModule(ClassificationDataModule):
         super().__init__(root, **options)
         self.set_bands(bands, band_mean, band_std)
         if self.bands is not None:
-            band_transforms.check_policy(self.augmentation)
+            band_transforms.check_bands(self.augmentation)
             for name in ("token_labels", "resident"):
-                if getattr(self, name):
-                    raise ValueError(f"data.{name} is for RGB images; leave it or data.bands out")
+                value = getattr(self, name)
+                check_option(name, value, not value, "left out with data.bands, as it is for RGB")
         self.expected_classes = num_classes
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.train_share = check_share(train_share)
 
     def build(self) -> dict[Any, SeededDataset]:
@@ -96,14 +97,14 @@ class ImageFolderDataModule(ClassificationDataModule):
         self.class_names = tuple(sort_classes(class_folders(train), self.class_order))
         self.check_count(train, "class folders")
         strays = sorted(set(class_folders(val)) - set(self.class_names))
-        if strays:
-            raise ValueError(f"{val} has class folders that {train} lacks: {first_few(strays)}")
-        training = self._listed(train, self.train_share)
-        return self.datasets(train, training, val, self._listed(val))
+        rule = f"has class folders that {train} lacks"
+        refuse(val, {rule: strays})
+        training = self._list_classes(train, self.train_share)
+        return self.datasets(train, training, val, self._list_classes(val))
 
     def datasets(self, train: Path, training: Found, val: Path, validating: Found) -> Any:
         """Return the datasets of listed images, with the statistics of the bands from training."""
-        self.measure_bands([str(train / image) for found in training.values() for image in found])
+        self.measure_bands([str(train / image) for files in training.values() for image in files])
         return {
             "train": self.labelled(train, training, self.train_transform()),
             "val": self.labelled(val, validating, self._eval),
@@ -149,18 +150,17 @@ class ImageFolderDataModule(ClassificationDataModule):
 
         return check
 
-    def _listed(self, folder: Path, share: float = 1.0) -> Found:
-        found = list_class_images(folder, self.class_names, self.suffixes)
-        empty = [name for name, images in found.items() if not images]
-        if empty and (folder.name == "train" or len(empty) == len(found)):
-            raise ValueError(
-                f"class folders without images in {folder}: {first_few(empty)}; fill or remove them"
-            )
-        if empty:
+    def _list_classes(self, folder: Path, share: float = 1.0) -> Found:
+        files = list_class_images(folder, self.class_names, self.suffixes)
+        bare = [name for name, images in files.items() if not images]
+        is_needed = folder.name == "train" or len(bare) == len(files)
+        rule = "has class folders without images (fill or remove them)"
+        refuse(folder, {rule: bare if is_needed else []})
+        if bare:
             rank_zero_warn(
-                f"{folder} lacks images of {first_few(empty)}; accuracy ignores these classes"
+                f"{folder} lacks images of {first_few(bare)}; accuracy ignores these classes"
             )
-        return first_of_each(found, share)
+        return first_of_each(files, share)
 
     def labelled(self, folder: Path, found: Found, transform: Any) -> SeededDataset:
         """Return the dataset of all classes' images, given in label order."""
@@ -187,8 +187,10 @@ def class_folders(folder: Path) -> list[str]:
     if names:
         return nfc_names(folder, names)
     images = list_images(folder)
-    if images:
-        raise ValueError(
-            f"{folder} holds images but no class folders ({first_few(images, 2)}); {FLAT_FOLDER}"
-        )
-    raise ValueError(f"no class folders in {folder}; {FLAT_FOLDER}")
+    images_found = f"holds images but no class folders ({first_few(images, 2)})"
+    faults = {
+        f"{images_found}; {FLAT_FOLDER}": bool(images),
+        f"has no class folders; {FLAT_FOLDER}": True,
+    }
+    refuse(folder, faults)
+    return []

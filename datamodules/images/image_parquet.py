@@ -1,4 +1,4 @@
-"""Images in parquet shards, Hugging Face's layout, with random access."""
+"""Images in parquet shards, Hugging Face's layout, with random access by the package datasets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from datamodules.files.console import log
 from datamodules.files.decoding import decode_bytes, plain_file, to_rgb
-from datamodules.files.folders import first_few
-from datamodules.files.integers import format_value
+from datamodules.files.folders import first_few, require_names
 from datamodules.files.text_files import nfc
+from datamodules.files.values import refuse
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.numbered_classes import Labels, check_listed, warn_of_absent
 from datamodules.images.shares import check_share, first_by_name, share_notice
@@ -29,8 +29,6 @@ from datamodules.loading.sampling import SeededDataset
 SPLITS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid")}
 TEST = "test"  # the test split validates if it is the only one beside train
 PLACE = re.compile(r"-(\d+)-of-(\d+)")
-BYTES = ("binary", "large_binary", "binary_view", "null")
-TEXTS = ("string", "large_string", "string_view", "null")
 MOST_CLASSES = 1_000_000
 LARGE = 1_000_000_000  # bytes that take long enough to copy to log it
 
@@ -85,11 +83,11 @@ class ImageParquetDataModule(ClassificationDataModule):
                 "pip install -c constraints.txt -e '.[parquet]'"
             )
         shards = {split: find_shards(self.folder, names) for split, names in SPLITS.items()}
-        rows = {split: [self._rows_of(shard) for shard in found] for split, found in shards.items()}
-        size = sum(shard.stat().st_size for found in shards.values() for shard in found)
+        rows = {split: [self._rows_of(shard) for shard in files] for split, files in shards.items()}
+        size = sum(shard.stat().st_size for files in shards.values() for shard in files)
         if size >= LARGE:
             log(f"Copying the shards ({size / 1e9:.0f} GB); later runs reuse the copy")
-        tables = {split: self._open(shards[split], sum(rows[split])) for split in SPLITS}
+        tables = {split: self._open(shards[split]) for split in SPLITS}
         labels = {split: self._labels_of(split, table) for split, table in tables.items()}
         self.class_names = self._names_of(tables, labels)
         self.check_count(self.folder)
@@ -112,7 +110,7 @@ class ImageParquetDataModule(ClassificationDataModule):
 
     def _rows_of(self, shard: Path) -> int:
         """Check the columns of a shard and return its number of rows."""
-        from pyarrow import ArrowException, parquet, types
+        from pyarrow import ArrowException, parquet
 
         try:
             metadata = parquet.read_metadata(plain_file(shard))
@@ -122,28 +120,12 @@ class ImageParquetDataModule(ClassificationDataModule):
                 f"{shard} is not a whole parquet file ({_line(error)}); copy it again"
             ) from error
         for option, column in (("image", self.image_column), ("label", self.label_column)):
-            if column not in schema.names:
-                raise ValueError(
-                    f"{shard} has the columns {', '.join(schema.names)} and not {column!r}; name "
-                    f"the right one: data.{option}_column=..."
-                )
-        kind = schema.field(self.image_column).type
-        if not hasattr(kind, "get_field_index") or kind.get_field_index("bytes") < 0:
-            raise ValueError(
-                f"{shard}: the column {self.image_column!r} must hold bytes and path of encoded "
-                f"images, got {kind}"
-            )
-        for name, allowed in (("bytes", BYTES), ("path", TEXTS)):
-            place = kind.get_field_index(name)
-            inner = kind.field(place).type if place >= 0 else None
-            if inner is not None and not any(getattr(types, f"is_{one}")(inner) for one in allowed):
-                raise ValueError(
-                    f"{shard}: {name!r} in the column {self.image_column!r} must hold "
-                    f"{allowed[0]} values, got {inner}"
-                )
+            columns = f"has the columns {', '.join(schema.names)} and not {column!r}"
+            remedy = f"name the right one: data.{option}_column=..."
+            refuse(shard, {f"{columns}; {remedy}": column not in schema.names})
         return int(metadata.num_rows)
 
-    def _open(self, shards: Sequence[Path], rows: int) -> Any:
+    def _open(self, shards: Sequence[Path]) -> Any:
         """Return the table of a split, mapped into memory."""
         from datasets import Dataset, Image
 
@@ -154,42 +136,32 @@ class ImageParquetDataModule(ClassificationDataModule):
                     cache_dir=self.cache_dir,
                     columns=[self.image_column, self.label_column],
                 )
+                return table.cast_column(self.image_column, Image(decode=False))
             except Exception as error:  # the package raises all kinds over bad metadata
                 cause = error.__cause__ or error
                 raise ValueError(
                     f"cannot copy the shards of {shards[0].parent} to data.cache_dir "
-                    f"({_line(cause)}); replace a damaged shard, or pass data.cache_dir=..."
+                    f"({_line(cause)}); replace a damaged shard, name a column of bytes and path "
+                    "of encoded images by data.image_column, or pass data.cache_dir=..."
                 ) from error
-        if len(table) != rows:
-            raise ValueError(
-                f"the copy of {shards[0].parent} has {len(table)} rows, but its shards {rows}; "
-                "remove the copy in data.cache_dir"
-            )
-        return table.cast_column(self.image_column, Image(decode=False))
 
     def _names_of(self, tables: Mapping[str, Any], labels: Mapping[str, Labels]) -> tuple[str, ...]:
         """Return the class names, or their numbers if names are missing or ambiguous."""
         features = [table.features[self.label_column] for table in tables.values()]
         train, val = (getattr(feature, "names", None) for feature in features)
-        for names in (train, val):
-            if names and not all(isinstance(name, str) for name in names):
-                raise ValueError(
-                    f"{self.folder}: the names of classes in the shards must be texts, got "
-                    f"{format_value(names)}"
-                )
-        train, val = ([nfc(name) for name in names or ()] for names in (train, val))
-        if train and val and train != val:
-            raise ValueError(
-                f"{self.folder}: class names of training and validation differ "
-                f"({first_few(train, 2)}; {first_few(val, 2)}); take both from one release"
-            )
+        texts = [nfc(str(name)) for name in train or ()], [nfc(str(name)) for name in val or ()]
+        train, val = texts
+        differ = f"{first_few(train, 2)}; {first_few(val, 2)}"
+        rule = f"has class names of training and validation that differ ({differ})"
+        remedy = "take both from one release"
+        refuse(self.folder, {f"{rule}; {remedy}": train and val and train != val})
         if not train:
-            listed = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
-            check_listed(self.folder, labels, listed)
+            advice = f"list all classes as names of the feature {self.label_column!r} (ClassLabel)"
+            check_listed(self.folder, labels, advice)
         count = int(max(map(np.max, labels.values()))) + 1
         names = to_synsets(train or list(map(str, range(count))))
-        if count > len(names):
-            raise ValueError(f"{self.folder} has label {count - 1} but names {len(names)} classes")
+        rule = f"has label {count - 1} but names {len(names)} classes"
+        refuse(self.folder, {rule: count > len(names)})
         if len(set(names)) < len(names):
             names = tuple(map(str, range(len(names))))
         warn_of_absent(self.folder, labels, names)
@@ -198,27 +170,15 @@ class ImageParquetDataModule(ClassificationDataModule):
     def _labels_of(self, split: str, table: Any) -> Labels:
         """Return all labels of a table, (N,)."""
         column = table.data.column(self.label_column).to_numpy()
-        if not len(column):
-            raise ValueError(f"the shards of {split} in {self.folder} are empty; copy them again")
-        if column.dtype.kind == "f":  # pandas writes integers as floats
-            broken = np.flatnonzero(np.floor(column) != column)  # catches NaN as well
-            if len(broken):
-                raise ValueError(
-                    f"{split} in {self.folder}: {self.label_column!r} must be an integer in row "
-                    f"{broken[0]}, got {column[broken[0]]}"
-                )
-            column = column.astype(np.int64)
-        if not np.issubdtype(column.dtype, np.integer) or column.min() < 0:
-            found = column.dtype if column.dtype.kind != "i" else f"a label {column.min()}"
-            raise ValueError(
-                f"{split} in {self.folder}: {self.label_column!r} must hold class numbers "
-                f"from 0 on; found {found}"
-            )
-        if column.max() >= MOST_CLASSES:
-            raise ValueError(
-                f"{split} in {self.folder}: {self.label_column!r} holds the label {column.max()}; "
-                f"at most {MOST_CLASSES:,} classes are supported"
-            )
+        wrong = np.ones(len(column), np.bool_)
+        if column.dtype.kind in "iuf":  # pandas writes integers as floats
+            wrong = ~((np.floor(column) == column) & (column >= 0) & (column < MOST_CLASSES))
+        row = int(wrong.argmax()) if len(column) else 0
+        rule = f"must hold class numbers from 0 to {MOST_CLASSES - 1}, got"
+        where = f"{self.folder}: {self.label_column!r} of {split}"
+        where_split = f"{self.folder}: the shards of {split}"
+        refuse(where_split, {"are empty; copy them again": not len(column)})
+        refuse(where, {f"{rule} {column[row]} in row {row}": bool(wrong.any())})
         return column.astype(np.int64)
 
 
@@ -270,8 +230,9 @@ class ParquetImages:
         """Return ``image`` (3, H, W), ``label`` and ``sample_id``."""
         (value,) = self.table[int(self.rows[index])].values()
         name, content = self.place(index), value["bytes"]
-        if content is None:
-            raise ValueError(f"{name} holds a path instead of image bytes; use shards with bytes")
+        refuse(
+            name, {"holds a path instead of image bytes; use shards with bytes": content is None}
+        )
         image = to_rgb(decode_bytes(content, name), name)
         return make_sample(self.transform(image), int(self.labels[index]), index)
 
@@ -289,24 +250,25 @@ def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
     """
     fallback = (TEST,) if tuple(names) == SPLITS["val"] else ()
     for place in (folder, folder / "data"):
-        found = {name: held for name in names if (held := _named(place, name))}
-        found = found or {name: held for name in fallback if (held := _named(place, name))}
-        if len(found) > 1:
-            raise ValueError(
-                f"{place} has shards of {' and of '.join(found)}, all for validation; keep one"
-            )
-        for held in found.values():
-            _require_all(held)
-            return held
+        files = {name: files_of for name in names if (files_of := _shards_of(place, name))}
+        files = files or {
+            name: files_of for name in fallback if (files_of := _shards_of(place, name))
+        }
+        remedy = "all for validation; keep one"
+        rule = f"has shards of several names, {remedy}"
+        refuse(place, {rule: [*files] if len(files) > 1 else []})
+        for files_of in files.values():
+            _require_all(files_of)
+            return files_of
     raise FileNotFoundError(
         f"{folder} lacks {names[0]}-*.parquet; pass the folder that holds "
         f"{ImageParquetDataModule.layout}"
     )
 
 
-def _named(place: Path, name: str) -> list[Path]:
-    found = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
-    return sorted(found or place.glob(f"{name}/*.parquet"))
+def _shards_of(place: Path, name: str) -> list[Path]:
+    files = [*place.glob(f"{name}-*.parquet"), *place.glob(f"{name}.parquet")]
+    return sorted(files or place.glob(f"{name}/*.parquet"))
 
 
 def _require_all(shards: Sequence[Path]) -> None:
@@ -315,13 +277,11 @@ def _require_all(shards: Sequence[Path]) -> None:
         return
     total = max(int(match[2]) for match in counted)
     missing = sorted(set(range(total)) - {int(match[1]) for match in counted})
-    if missing:
-        first, count = counted[0].string, counted[0]
-        named = first.replace(count[0], f"-{missing[0]:0{len(count[1])}d}-of-{count[2]}")
-        raise FileNotFoundError(
-            f"{len(missing)} of {total} shards are missing in {shards[0].parent}, the first is "
-            f"{named}; download them"
-        )
+    first, count = counted[0].string, counted[0]
+    names = [
+        first.replace(count[0], f"-{number:0{len(count[1])}d}-of-{count[2]}") for number in missing
+    ]
+    require_names(names, f"shards of {total} are missing in {shards[0].parent}", "download them")
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from datamodules.files.class_order import ClassOrder, check_class_order, sort_classes
+from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.console import log
 from datamodules.files.decoding import decode_bytes, to_rgb
 from datamodules.files.folders import VALIDATION, first_few, skipped_notice
 from datamodules.files.text_files import nfc, read_lines
+from datamodules.files.values import refuse
 from datamodules.images.classification import ClassificationDataModule, Sample, make_sample
 from datamodules.images.numbered_classes import check_listed, warn_of_absent
 from datamodules.images.shares import check_share, first_by_name, share_notice
@@ -82,24 +83,25 @@ class ImageTarsDataModule(ClassificationDataModule):
     ) -> None:
         super().__init__(root, **options)
         self.expected_classes = num_classes
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.train_share, self.label_key = check_share(train_share), label_key
 
     def build(self) -> dict[Any, SeededDataset]:
         """List the images in the tar files and their classes."""
         shards = {split: self._shards(split) for split in SPLITS}
-        both = {s.archive for s in shards["train"]} & {s.archive for s in shards["val"]}
-        if both:
-            raise ValueError(f"{min(both)} is named for training and validation; rename it")
-        every = [shard for found in shards.values() for shard in found]
+        shared = {s.archive for s in shards["train"]} & {s.archive for s in shards["val"]}
+        every = [shard for read in shards.values() for shard in read]
         numbered = [shard for shard in every if shard.is_webdataset]
-        if numbered and len(numbered) < len(every):
-            odd = next(shard for shard in every if not shard.is_webdataset)
-            raise ValueError(
-                f"{self.folder} mixes two layouts: {odd.archive} lacks the labels that "
-                f"{numbered[0].archive} has; {NEITHER}"
-            )
-        images = self._numbered(shards) if numbered else self._named(shards)
+        faults = {
+            "has tar files that are named for training and validation (rename them)": sorted(
+                shared
+            ),
+            f"mixes two layouts ({NEITHER}); without labels": sorted(
+                {shard.archive for shard in every if numbered and not shard.is_webdataset}
+            ),
+        }
+        refuse(self.folder, faults)
+        images = self._by_number(shards) if numbered else self._by_folder(shards)
         self.check_count(self.folder)
         if self.train_share < 1:
             train = images["train"]
@@ -108,26 +110,26 @@ class ImageTarsDataModule(ClassificationDataModule):
             # Images of class folders are sorted by name already.
             by_name = files if numbered else None
             train.keep(first_by_name(by_name, train.labels, self.train_share))
-        return {split: self.seeded(found, found.path) for split, found in images.items()}
+        return {split: self.seeded(read, read.path) for split, read in images.items()}
 
     def _shards(self, split: str) -> list[Shard]:
         """Return the tar files of a split that hold images."""
         tars = find_tars(self.folder, SPLITS[split])
-        found = [read_shard(path, self.label_key) for path in tars]
+        members_of = [read_shard(path, self.label_key) for path in tars]
         skipped: Counter[str] = Counter()
-        for shard in found:
+        for shard in members_of:
             skipped.update(shard.skipped)
         for line in skipped_notice(tars[0].parent, skipped):
             log(line)
-        if not any(shard.names for shard in found):
-            raise ValueError(f"{self.folder}: its tar files of {split} lack images; {NEITHER}")
-        return [shard for shard in found if shard.names]
+        images = any(shard.names for shard in members_of)
+        refuse(self.folder, {f"has tar files of {split} that lack images; {NEITHER}": not images})
+        return [shard for shard in members_of if shard.names]
 
     def _transform(self, split: str) -> Transform:
-        made = self.augmentation.train if split == "train" else self.augmentation.eval
-        return made(self.image_size)
+        images_of = self.augmentation.train if split == "train" else self.augmentation.eval
+        return images_of(self.image_size)
 
-    def _named(self, shards: Mapping[str, Sequence[Shard]]) -> dict[str, TarImages]:
+    def _by_folder(self, shards: Mapping[str, Sequence[Shard]]) -> dict[str, TarImages]:
         """Set the classes from folders or tar files; return the images of each split."""
         paths = {"train": class_paths(shards["train"])}
         classes = {path.partition("/")[0] for path in paths["train"]}
@@ -135,48 +137,47 @@ class ImageTarsDataModule(ClassificationDataModule):
         paths["val"] = class_paths(shards["val"], self.class_names)
         label_of = {name: label for label, name in enumerate(self.class_names)}
         strays = {path.partition("/")[0] for path in paths["val"]} - classes
-        if strays:
-            raise ValueError(
-                f"{self.folder}: tar files of val have classes that training lacks: "
-                f"{first_few(sorted(strays))}"
-            )
-        fields = next((s.fields for found in shards.values() for s in found if s.fields), "")
+        rule = "has tar files of val with classes that training lacks"
+        refuse(self.folder, {rule: sorted(strays)})
+        fields = next((s.fields for members in shards.values() for s in members if s.fields), "")
         if fields:
             log(
                 f"{self.folder}: folders are the classes, although images have .json members "
                 f"({fields}); pass data.label_key=<field> to use those"
             )
-        for split, found in paths.items():
-            nested = [path for path in found if path.count("/") > 1]
+        for split, members in paths.items():
+            nested = [path for path in members if path.count("/") > 1]
             if nested:
                 log(
                     f"{self.folder}, {split}: {len(nested)} images lie in sub-folders "
                     f"({first_few(nested, 2)}) and are labelled by the outermost folder; timm "
                     "labels by the innermost folder"
                 )
-        made = {}
-        for split, found in paths.items():
-            labels = np.array([label_of[path.partition("/")[0]] for path in found], np.int64)
-            made[split] = TarImages(shards[split], labels, self._transform(split))
+        images_of = {}
+        for split, members in paths.items():
+            labels = np.array([label_of[path.partition("/")[0]] for path in members], np.int64)
+            images_of[split] = TarImages(shards[split], labels, self._transform(split))
             # Sort as class folders are sorted.
-            made[split].keep(sorted(range(len(found)), key=lambda i: (labels[i], found[i])))
-        return made
+            images_of[split].keep(
+                sorted(range(len(members)), key=lambda i: (labels[i], members[i]))
+            )
+        return images_of
 
-    def _numbered(self, shards: Mapping[str, Sequence[Shard]]) -> dict[str, TarImages]:
+    def _by_number(self, shards: Mapping[str, Sequence[Shard]]) -> dict[str, TarImages]:
         """Set the classes from WebDataset's labels; return the images of each split."""
         if self.class_order != "text":
             log(f"data.class_order={self.class_order} is ignored: the tar files number the classes")
         self.class_order = None
         file = self.folder / NAMES
-        given = read_names(file) if file.is_file() else None
-        labels = {split: read_labels(found, given) for split, found in shards.items()}
-        if given is None:
+        names = read_names(file) if file.is_file() else None
+        labels = {split: read_labels(members_of, names) for split, members_of in shards.items()}
+        if names is None:
             check_listed(self.folder, labels, f"list all classes in {NAMES}, one per line")
-        count = len(given) if given else int(labels["train"].max()) + 1
+        count = len(names) if names else int(labels["train"].max()) + 1
         first = dict(zip(labels["train"].tolist(), _names_of(shards["train"]), strict=True))
         numbers = tuple(map(str, range(count)))
-        found = synsets_of_files(first, count)
-        self.class_names = found or (to_synsets(given) if given else numbers)
+        members_of = synsets_of_files(first, count)
+        self.class_names = members_of or (to_synsets(names) if names else numbers)
         warn_of_absent(self.folder, labels, self.class_names)
         return {
             split: TarImages(shards[split], labels[split], self._transform(split))
@@ -239,34 +240,34 @@ def find_tars(root: Path, names: Sequence[str]) -> list[Path]:
         FileNotFoundError: The split's tar files are missing.
         ValueError: The split exists under several names, or some of its files are compressed.
     """
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
+    beside = []
     for name in names:
         flat = [path for path in _tars_in(root) if name in re.split(r"[-_.]", path.stem)]
-        here = _tars_in(root / name) or flat
-        if len(here) > 1 and root / f"{name}.tar" in here:
-            raise ValueError(
-                f"{root} has {name}.tar and other tar files of {name} ({here[0].name}); keep one"
-            )
-        if here:
-            found[name] = here
-    if len(found) > 1:
-        raise ValueError(
-            f"{root} has tar files of {' and of '.join(found)}, all for validation; keep one"
-        )
+        tars = _tars_in(root / name) or flat
+        if len(tars) > 1 and root / f"{name}.tar" in tars:
+            beside = [path.name for path in tars]
+        if tars:
+            splits[name] = tars
     packed = [path for name in names for path in _compressed(root, name)]
-    if not found:
-        what = f" and has compressed ones ({first_few(packed, 2)}): unpack them to .tar files"
+    if not splits:
+        compressed = f" and has compressed ones ({first_few(packed, 2)}): unpack them to .tar files"
         raise FileNotFoundError(
-            f"{root} lacks plain tar files of {names[0]}{what if packed else ''}; it needs "
+            f"{root} lacks plain tar files of {names[0]}{compressed if packed else ''}; it needs "
             f"{ImageTarsDataModule.layout}"
         )
-    (tars,) = found.values()
-    beside = [name for name in packed if (root / name).parent == tars[0].parent]
-    if beside:
-        raise ValueError(
-            f"{root} has plain and compressed tar files of {names[0]} ({first_few(beside, 2)}); "
-            "unpack the latter to plain .tar files"
-        )
+    tars = next(iter(splits.values()))
+    remedy = "unpack the latter to plain .tar files"
+    faults = {
+        "has one tar file of a split and others of the same split (keep one)": beside,
+        "has tar files of several names, all for validation (keep one)": (
+            [*splits] if len(splits) > 1 else []
+        ),
+        f"has plain and compressed tar files of {names[0]} ({remedy})": [
+            path for path in packed if (root / path).parent == tars[0].parent
+        ],
+    }
+    refuse(root, faults)
     _warn_of_gaps(tars)
     return tars
 
@@ -279,9 +280,9 @@ def _tars_in(folder: Path) -> list[Path]:
 def _compressed(root: Path, name: str) -> list[str]:
     """Return the paths of a split's compressed tar files."""
     flat = [path for path in root.glob("*") if name in re.split(r"[-_.]", path.name)]
-    here = [*(root / name).glob("*"), *flat]
+    places = [*(root / name).glob("*"), *flat]
     return sorted(
-        path.relative_to(root).as_posix() for path in here if PACKED.search(path.name.lower())
+        path.relative_to(root).as_posix() for path in places if PACKED.search(path.name.lower())
     )
 
 
@@ -294,8 +295,8 @@ def _warn_of_gaps(tars: Sequence[Path]) -> None:
     missing = sorted(set(range(min(numbers), max(numbers))) - numbers)
     if missing:
         first, width = numbered[0], len(numbered[0][2])
-        named = [f"{first[1] or ''}{number:0{width}d}.tar" for number in missing]
-        rank_zero_warn(f"{tars[0].parent} lacks shards in its numbering: {first_few(named)}")
+        file_names = [f"{first[1] or ''}{number:0{width}d}.tar" for number in missing]
+        rank_zero_warn(f"{tars[0].parent} lacks shards in its numbering: {first_few(file_names)}")
 
 
 def class_paths(shards: Sequence[Shard], known: Sequence[str] = ()) -> list[str]:
@@ -311,19 +312,19 @@ def class_paths(shards: Sequence[Shard], known: Sequence[str] = ()) -> list[str]
         ValueError: An image has neither a folder nor a tar file that could be its class.
     """
     parts = [nfc(name).split("/") for name in _names_of(shards)]
-    while all(len(one) > 2 for one in parts) and len({one[0] for one in parts}) == 1:
+    while all(len(part) > 2 for part in parts) and len({part[0] for part in parts}) == 1:
         if parts[0][0] in known:
             break
-        parts = [one[1:] for one in parts]
+        parts = [part[1:] for part in parts]
     archives = [Path(shard.archive) for shard in shards for _ in shard.names]
-    flat = {path for path, one in zip(archives, parts, strict=True) if len(one) == 1}
+    flat = {path for path, part in zip(archives, parts, strict=True) if len(part) == 1}
     stems = {nfc(path.stem) for path in flat}
-    inside = {_class(one[0]) for one in parts if len(one) > 1}
+    inside = {_class(part[0]) for part in parts if len(part) > 1}
     if flat:
         _check_one_per_class(flat, stems, inside, shards)
     return [
-        "/".join([_class(one[0]), *one[1:]] if len(one) > 1 else [nfc(path.stem), *one])
-        for path, one in zip(archives, parts, strict=True)
+        "/".join([_class(part[0]), *part[1:]] if len(part) > 1 else [nfc(path.stem), *part])
+        for path, part in zip(archives, parts, strict=True)
     ]
 
 
@@ -338,14 +339,14 @@ def _check_one_per_class(
     """Raise an error unless tar files of images without folders are one per class."""
     first = min(flat)
     fields = next((shard.fields for shard in shards if shard.fields), "")
-    if fields:
-        raise ValueError(
-            f"{first} has images with .json members; pass data.label_key=<field with the label>, "
-            f"one of: {fields}"
-        )
     splits = {name for names in SPLITS.values() for name in names}
-    if _are_shards(stems) or stems & splits or (inside and not stems <= inside):
-        raise ValueError(f"{first} has images without a class; {NEITHER}")
+    mixed = _are_shards(stems) or bool(stems & splits) or bool(inside and not stems <= inside)
+    faults = {
+        "has images with .json members; pass data.label_key=<field with the label>, one of: "
+        f"{fields}": bool(fields),
+        f"has images without a class; {NEITHER}": mixed,
+    }
+    refuse(first, faults)
     log(f"The classes are the names of the tar files in {first.parent}: {first_few(sorted(stems))}")
 
 
@@ -388,8 +389,8 @@ def read_labels(shards: Sequence[Shard], names: Sequence[str] | None) -> Labels:
 def _number(label: int | str, places: Mapping[str, int]) -> int | None:
     if isinstance(label, int):
         return label
-    whole = re.fullmatch(r"([+-]?\d+)(\.0*)?", label, re.ASCII)
-    return places.get(nfc(label), int(whole[1]) if whole else None)
+    match = re.fullmatch(r"([+-]?\d+)(\.0*)?", label, re.ASCII)
+    return places.get(nfc(label), int(match[1]) if match else None)
 
 
 def read_names(file: Path) -> list[str]:
@@ -401,11 +402,8 @@ def read_names(file: Path) -> list[str]:
     names = read_lines(file)
     wrong = [f"line {i + 1}" for i, name in enumerate(names) if not name]
     wrong += [name for name, count in Counter(names).items() if name and count > 1]
-    if wrong or not names:
-        raise ValueError(
-            f"{file} must have one name per line, all different: "
-            f"{first_few(wrong) or 'it is empty'}"
-        )
+    wrong = wrong if names else ["it is empty"]
+    refuse(file, {"must have one name per line, all different": wrong})
     return names
 
 

@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from datamodules.base import Split
 from datamodules.files.folders import first_few, require_names
-from datamodules.files.integers import integer_value
-from datamodules.files.json_entries import Values, check_entries, name_value, text_value
-from datamodules.files.text_files import FolderNames, normalise_path, read_json
+from datamodules.files.text_files import FolderNames, Name, normalise_path, read_json
+from datamodules.files.values import Integer, Text, file_errors
 from datamodules.images.classification import ImageFiles
 from datamodules.images.image_folder import ImageFolderDataModule
 from datamodules.images.transforms import Transform
 from datamodules.loading.sampling import SeededDataset
 
 FILES = {"train": "train2019.json", "val": "val2019.json"}
-REQUIRED = {
-    "categories": ("id", "name"),
-    "images": ("id", "file_name"),
-    "annotations": ("image_id", "category_id"),
-}
-VALUES: Values = {
-    "categories": {"id": integer_value, "name": name_value},
-    "images": {"id": integer_value, "file_name": text_value},
-    "annotations": {"image_id": integer_value, "category_id": integer_value},
-}
+
+
+@with_config(extra="allow")
+class Category(TypedDict):
+    """Species of a json file."""
+
+    id: Integer
+    name: Name
+
+
+@with_config(extra="allow")
+class Photograph(TypedDict):
+    """Image of a json file."""
+
+    id: Integer
+    file_name: Text
+
+
+@with_config(extra="allow")
+class Annotation(TypedDict):
+    """Species of an image."""
+
+    image_id: Integer
+    category_id: Integer
+
+
+@with_config(extra="allow")
+class SplitFile(TypedDict):
+    """Content of a json file; those of test images lack annotations."""
+
+    categories: list[Category]
+    images: Annotated[list[Photograph], Field(min_length=1)]
+    annotations: list[Annotation]
+
+
+SPLIT_FILE = TypeAdapter(SplitFile)
 
 
 class INaturalist2019DataModule(ImageFolderDataModule):
@@ -55,10 +83,10 @@ class INaturalist2019DataModule(ImageFolderDataModule):
 
     def build(self) -> dict[Any, SeededDataset]:
         """Read both files and check them against each other and the images' folders."""
-        if self.train_share != 1:
-            raise ValueError("data.train_share needs class folders; leave it out")
-        if self.class_order != "text":
-            raise ValueError("data.class_order needs class folders; leave it out")
+        if self.train_share != 1 or self.class_order != "text":
+            raise ValueError(
+                "data.train_share and data.class_order need class folders; leave them out"
+            )
         self.class_order = None
         content = {split: read_split(self.folder / name) for split, name in FILES.items()}
         categories = content["train"]["categories"]
@@ -101,15 +129,15 @@ class INaturalist2019DataModule(ImageFolderDataModule):
         files, labels = content["files"], content["labels"]
         images = sorted(files)
         on_disk = FolderNames(self.folder)
-        found = {image: on_disk.find(files[image]) for image in images}
+        paths = {image: on_disk.find(files[image]) for image in images}
         require_names(
-            [files[image] for image in images if found[image] is None],
+            [files[image] for image in images if paths[image] is None],
             "images of the json file do not exist",
             "unpack the whole archive of the images beside it",
         )
         dataset = ImageFiles(
             self.folder,
-            [name for name in found.values() if name is not None],
+            [name for name in paths.values() if name is not None],
             [label_of[labels[image]] for image in images],
             transform,
         )
@@ -127,50 +155,31 @@ def read_split(path: Path) -> dict[str, Any]:
         ValueError: The json is invalid, lacks keys, or has images without one known category.
         FileNotFoundError: The file does not exist.
     """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"file {path} does not exist; iNaturalist 2019 has {INaturalist2019DataModule.layout}"
-        )
-    content = check_entries(path, read_json(path), REQUIRED, VALUES, "iNaturalist's files")
-    category_ids, image_ids, labelled, given = (
-        [one[key] for one in content[kind]]
-        for kind, key in (
-            ("categories", "id"),
-            ("images", "id"),
-            ("annotations", "image_id"),
-            ("annotations", "category_id"),
-        )
-    )
-    names = [one["name"] for one in content["categories"]]
-    photographs = [one["file_name"] for one in content["images"]]
-    for kind, numbers in (("categories", category_ids), ("images", image_ids)):
-        if len(set(numbers)) < len(numbers):
-            twice = first_few(number for number, count in Counter(numbers).items() if count > 1)
-            raise ValueError(f"{path} has duplicate ids of {kind}: {twice}")
-    categories = dict(zip(category_ids, names, strict=True))
-    files = dict(zip(image_ids, photographs, strict=True))
-    _check_repeated_files(path, files)
-    pairs = list(zip(labelled, given, strict=True))
-    labels = dict(pairs)
-    wrong = [image for image, category in pairs if image not in files or category not in categories]
-    wrong += [image for image in files if image not in labels]
-    if wrong or len(labels) != len(pairs):
-        named = first_few(wrong) if wrong else "some have two"
-        raise ValueError(f"{path}: each image needs one annotation of a known category: {named}")
-    if not files:
-        raise ValueError(f"{path} lacks images; test files lack labels, pass {FILES}")
-    outside = [name for name in files.values() if normalise_path(name).split("/")[0] in ("", "..")]
-    if outside:
-        raise ValueError(f"{path} names files outside its folder: {first_few(outside)}")
+    with file_errors(path):
+        content = SPLIT_FILE.validate_python(read_json(path))
+    categories = {entry["id"]: entry["name"] for entry in content["categories"]}
+    files = {entry["id"]: entry["file_name"] for entry in content["images"]}
+    labels = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
+    names = {number: normalise_path(name) for number, name in files.items()}
+    annotated = Counter(entry["image_id"] for entry in content["annotations"])
+    faults = {
+        "duplicate ids of categories": _repeated(entry["id"] for entry in content["categories"]),
+        "duplicate ids of images": _repeated(entry["id"] for entry in content["images"]),
+        "the same file under two image ids": _repeated(names.values()),
+        "images without one annotation of a known category": [
+            number
+            for number in {**files, **labels}
+            if annotated[number] != 1 or number not in files or labels[number] not in categories
+        ],
+        "files outside its folder": [
+            name for name in names.values() if name.split("/")[0] in ("", "..")
+        ],
+    }
+    for fault, places in faults.items():
+        if places:
+            raise ValueError(f"{path} has {fault}: {first_few(places)}; correct them")
     return {"categories": categories, "files": files, "labels": labels}
 
 
-def _check_repeated_files(path: Path, files: Mapping[int, str]) -> None:
-    ids: dict[str, int] = {}
-    for number, name in files.items():
-        first = ids.setdefault(normalise_path(name), number)
-        if first != number:
-            raise ValueError(
-                f"{path} lists the same file under two image ids: {name} (ids {first} and "
-                f"{number}); keep one of them"
-            )
+def _repeated(values: Iterable[Any]) -> list[Any]:
+    return [value for value, count in Counter(values).items() if count > 1]

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datamodules.annotation_formats.splits import TRAIN, VAL, SplitOptions, draw_names, draw_notice
 from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, list_images
+from datamodules.files.folders import first_few, list_images, require_names
 from datamodules.files.text_files import FolderNames, normalise_path, read_csv
+from datamodules.files.values import refuse
 from datamodules.images.classification import ImageFiles, Sample
 from datamodules.images.transforms import Transform
-from datamodules.layouts.splits import TRAIN, VAL, SplitOptions, draw_names, draw_notice
 
 SPLIT = "split"  # column that divides the images
 LISTS = ("labels", "label", "tags", "tag", "classes", "class")  # names of a column of lists
@@ -71,8 +72,8 @@ class LabelledFiles(ImageFiles):
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image`` (3, H, W), ``label`` (K,) of 0 and 1, and ``sample_id``."""
-        found = super().__getitem__(index)
-        return {**found, "label": torch.from_numpy(self.flags[index].astype(np.float32))}
+        class_names = super().__getitem__(index)
+        return {**class_names, "label": torch.from_numpy(self.flags[index].astype(np.float32))}
 
 
 def read_label_table(
@@ -98,28 +99,27 @@ def read_label_table(
         ValueError: Names the row, and what is wrong with it.
     """
     rows = read_csv(path)
-    if not rows:
-        raise ValueError(f"{path} lists no image below its first line")
-    image, *others = rows[0]
-    columns = [name for name in others if name.lower() != SPLIT]
-    if not columns:
-        raise ValueError(
-            f"{path} has the columns {first_few(rows[0])}; it needs the image, then a column of "
-            "labels or a column of 0 and 1 per class"
-        )
+    refuse(path, {"lists no image below its first line": not rows})
+    image, *columns_after = rows[0]
+    columns = [name for name in columns_after if name.lower() != SPLIT]
+    rule = (
+        f"has the columns {first_few(rows[0])}; it needs the image, then a column of labels or a "
+        "column of 0 and 1 per class"
+    )
+    refuse(path, {rule: not columns})
     if len(columns) == 1 and _has_lists(columns[0], [row[columns[0]] for row in rows]):
-        found, labels = _read_lists(path, rows, columns[0], names, separator, order)
+        class_names, labels = _read_lists(path, rows, columns[0], names, separator, order)
     else:
-        found, labels = tuple(columns), _read_flags(path, rows, columns)
-    if names is not None and tuple(names) != found:
-        raise ValueError(
-            f"{path} has the classes {first_few(found)}, but the training images have "
-            f"{first_few(names)}; both files need the same ones in the same order"
-        )
+        class_names, labels = tuple(columns), _read_flags(path, rows, columns)
+    rule = (
+        f"has the classes {first_few(class_names)}, but the training images have "
+        f"{first_few(names or ())}; both files need the same ones in the same order"
+    )
+    refuse(path, {rule: names is not None and tuple(names) != class_names})
     images = _find_images(path, [row[image] for row in rows])
-    split = next((name for name in others if name.lower() == SPLIT), None)
+    split = next((name for name in columns_after if name.lower() == SPLIT), None)
     splits = tuple(row[split].lower() for row in rows) if split is not None else ()
-    return LabelTable(path, images, labels, splits, found)
+    return LabelTable(path, images, labels, splits, class_names)
 
 
 def divide(table: LabelTable, options: SplitOptions) -> tuple[LabelTable, LabelTable]:
@@ -129,21 +129,21 @@ def divide(table: LabelTable, options: SplitOptions) -> tuple[LabelTable, LabelT
         ValueError: A split lacks images.
     """
     if not table.splits:
-        drawn = draw_names(table.images, options, table.source)
-        log(f"{table.source}: {draw_notice(len(drawn), len(table.images), options)}")
+        val_names = draw_names(table.images, options, table.source)
+        log(f"{table.source}: {draw_notice(len(val_names), len(table.images), options)}")
         places = range(len(table.images))
-        val = [index for index in places if table.images[index] in drawn]
+        val = [index for index in places if table.images[index] in val_names]
         return table.rows([*{*places} - {*val}]), table.rows(val)
     parts = []
     for kind in (TRAIN, VAL):
-        chosen = [index for index, split in enumerate(table.splits) if split in kind]
-        if not chosen:
-            counted = ", ".join(f"{n} {split!r}" for split, n in Counter(table.splits).items())
-            raise ValueError(
-                f"the column {SPLIT!r} of {table.source} has no {kind[0]!r}, but {counted}; write "
-                "train or val in each row, or drop the column to draw validation images"
-            )
-        parts.append(table.rows(chosen))
+        indices = [index for index, split in enumerate(table.splits) if split in kind]
+        counted = ", ".join(f"{n} {split!r}" for split, n in Counter(table.splits).items())
+        rule = (
+            f"has a column {SPLIT!r} without {kind[0]!r}, but with {counted}; write train or val "
+            "in each row, or drop the column to draw validation images"
+        )
+        refuse(table.source, {rule: not indices})
+        parts.append(table.rows(indices))
     unused = len(table.splits) - sum(len(part.images) for part in parts)
     if unused:
         log(f"{table.source}: {unused} images of other splits than train and val are left out")
@@ -164,11 +164,10 @@ def find_tables(root: Path, name: str, validation: Path) -> tuple[Path, Path | N
     if (root / name).is_file():
         return root / name, None
     train, val = root / "train" / name, validation / name
-    if not train.is_file():
-        raise FileNotFoundError(
-            f"data.labels={name} exists neither in {root} nor in {root / 'train'}; pass the csv "
-            "file of the labels, relative to data.root"
-        )
+    places = f"{root} nor in {root / 'train'}"
+    remedy = "pass the csv file of the labels, relative to data.root"
+    lost = [] if train.is_file() else [str(train)]
+    require_names(lost, f"file data.labels={name} exists neither in {places}", remedy)
     return train, val if val.is_file() else None
 
 
@@ -183,16 +182,20 @@ def notices(tables: Mapping[str, LabelTable]) -> list[str]:
         counts = zip(table.names, table.labels.sum(0), strict=True)
         absent = [name for name, count in counts if not count]
         if absent:
-            shown = first_few(absent, 10)
-            lines.append(f"{len(absent)} classes do not occur in {split}: {shown}")
+            listing = first_few(absent, 10)
+            lines.append(f"{len(absent)} classes do not occur in {split}: {listing}")
     for folder in dict.fromkeys(table.source.parent for table in tables.values()):
-        listed = {
-            image for one in tables.values() if one.source.parent == folder for image in one.images
+        names_in_file = {
+            image
+            for table in tables.values()
+            if table.source.parent == folder
+            for image in table.images
         }
-        others = [name for name in list_images(folder) if name not in listed]
-        if others:
+        unlisted = [name for name in list_images(folder) if name not in names_in_file]
+        if unlisted:
             lines.append(
-                f"{len(others)} images in {folder} are unlisted or unused: {first_few(others, 2)}"
+                f"{len(unlisted)} images in {folder} are unlisted or unused: "
+                f"{first_few(unlisted, 2)}"
             )
     return lines
 
@@ -209,14 +212,13 @@ def _is_flag(cell: str) -> bool:
 
 
 def _read_flags(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> Flags:
-    for number, row in enumerate(rows, start=1):
-        for name in columns:
-            if not _is_flag(row[name]):
-                found = "is empty" if not row[name] else f"is {row[name]!r}"
-                raise ValueError(
-                    f"{path}: column {name!r} of image {number} {found}; write 1 if the image "
-                    "shows the class, else 0"
-                )
+    strays = [
+        f"image {number} has {row[name]!r} in column {name!r}"
+        for number, row in enumerate(rows, start=1)
+        for name in columns
+        if not _is_flag(row[name])
+    ]
+    refuse(path, {"must hold 1 if the image shows the class, else 0": strays})
     return np.array([[FLAGS[row[name].lower()] for name in columns] for row in rows], np.uint8)
 
 
@@ -230,26 +232,21 @@ def _read_lists(
 ) -> tuple[tuple[str, ...], Flags]:
     cells = [row[column] for row in rows]
     separator = separator or _find_separator(path, cells, column)
-    listed = [[label.strip() for label in cell.split(separator)] for cell in cells]
-    for number, labels in enumerate(listed, start=1):
-        if not all(labels):
-            raise ValueError(
-                f"{path}: image {number} has an empty label in column {column!r} "
-                f"({cells[number - 1]!r}); for images without labels write a column of 0 and 1 "
-                "per class"
-            )
-        if len({*labels}) < len(labels):
-            raise ValueError(f"{path}: image {number} has a label twice ({cells[number - 1]!r})")
-    known = {label for labels in listed for label in labels}
-    classes = tuple(sort_classes(sorted(known), order)) if names is None else tuple(names)
-    strange = sorted(known - {*classes})
-    if strange:
-        raise ValueError(
-            f"{path} has labels that the training images lack: {first_few(strange)}; correct them"
+    names_in_file = [[label.strip() for label in cell.split(separator)] for cell in cells]
+    for number, labels in enumerate(names_in_file, start=1):
+        rule = (
+            f"image {number} has an empty or a repeated label in column {column!r} "
+            f"({cells[number - 1]!r}); for images without labels write a column of 0 and 1 per "
+            "class"
         )
+        refuse(f"{path}:", {rule: not all(labels) or len({*labels}) < len(labels)})
+    labels_seen = {label for labels in names_in_file for label in labels}
+    classes = tuple(sort_classes(sorted(labels_seen), order)) if names is None else tuple(names)
+    strange = sorted(labels_seen - {*classes})
+    refuse(path, {"has labels that the training images lack; correct them": strange})
     place = {name: index for index, name in enumerate(classes)}
     flags = np.zeros((len(rows), len(classes)), np.uint8)
-    for index, labels in enumerate(listed):
+    for index, labels in enumerate(names_in_file):
         flags[index, [place[label] for label in labels]] = 1
     return classes, flags
 
@@ -260,24 +257,22 @@ def _find_separator(path: Path, cells: Sequence[str], column: str) -> str:
     Raises:
         ValueError: They have several, or are lists as Python or JSON writes them.
     """
-    found = [one for one in SEPARATORS if any(one in cell for cell in cells)]
-    if len(found) > 1:
-        raise ValueError(
-            f"{path}: column {column!r} has the separators {' and '.join(found)}; pass the one "
-            f"between labels, such as data.label_separator='{found[0]}'"
-        )
+    class_names = [mark for mark in SEPARATORS if any(mark in cell for cell in cells)]
     bracketed = next((cell for cell in cells if cell.startswith("[") and cell.endswith("]")), None)
-    if bracketed is not None:
-        raise ValueError(
-            f"{path}: column {column!r} has lists in brackets ({bracketed!r}); write the labels "
-            "alone, such as cat;dog"
-        )
-    if not found and separated_by_spaces(cells):
+    faults = {
+        f"has the separators {' and '.join(class_names)}; pass the one between labels, such as "
+        f"data.label_separator='{class_names[0] if class_names else ''}'": len(class_names) > 1,
+        f"has lists in brackets ({bracketed!r}); write the labels alone, such as cat;dog": (
+            bracketed is not None
+        ),
+    }
+    refuse(f"{path}: column {column!r}", faults)
+    if not class_names and separated_by_spaces(cells):
         log(
             f"{path}: words of column {column!r} recur in several labels ({first_few(cells, 3)}); "
             "if spaces separate labels, pass data.label_separator=' '"
         )
-    return found[0] if found else SEPARATORS[0]
+    return class_names[0] if class_names else SEPARATORS[0]
 
 
 def separated_by_spaces(cells: Sequence[str]) -> bool:
@@ -292,17 +287,14 @@ def _find_images(path: Path, given: Sequence[str]) -> tuple[str, ...]:
     """Return the names on disk of the listed images."""
     counted = Counter(map(normalise_path, given))
     twice = [name for name, count in counted.items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"{path} lists {len(twice)} images more than once: {first_few(twice)}; keep one row "
-            "per image, with all its labels"
-        )
     on_disk = FolderNames(path.parent)
-    found = [on_disk.find(name) for name in given]
-    missing = [name for name, real in zip(given, found, strict=True) if real is None]
-    if missing:
-        raise ValueError(
-            f"{path} lists {len(missing)} of {len(given)} images that {path.parent} lacks: "
-            f"{first_few(missing)}; the first column must name files relative to that folder"
-        )
-    return tuple(normalise_path(str(name)) for name in found)
+    class_names = [on_disk.find(name) for name in given]
+    missing = [name for name, real in zip(given, class_names, strict=True) if real is None]
+    faults = {
+        f"lists {len(twice)} images more than once (keep one row per image, with all its "
+        "labels)": twice,
+        f"lists {len(missing)} of {len(given)} images that {path.parent} lacks (the first column "
+        "must name files relative to that folder)": missing,
+    }
+    refuse(path, faults)
+    return tuple(normalise_path(str(name)) for name in class_names)

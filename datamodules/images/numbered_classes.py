@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from datamodules.files.folders import first_few
+from datamodules.files.values import refuse
 
 Labels = NDArray[np.int64]
 
@@ -27,21 +28,18 @@ def check_listed(folder: Path, labels: Mapping[str, Labels], remedy: str) -> Non
     """
     train, val = _sets(labels)
     strays, last = sorted(val - train), max(train)
-    if strays:
-        raise ValueError(
-            f"{folder}: validation has labels that training lacks: {first_few(strays)}; {remedy}"
-        )
-    if 2 * len(train) <= last:
-        raise ValueError(
-            f"{folder}: labels go up to {last}, but training has only {len(train)} of them; "
-            f"{remedy}"
-        )
+    rule = f"has labels up to {last}, but training has only {len(train)} of them; {remedy}"
+    faults = {
+        f"has validation labels that training lacks ({remedy})": strays,
+        rule: 2 * len(train) <= last,
+    }
+    refuse(folder, faults)
 
 
 def warn_of_absent(folder: Path, labels: Mapping[str, Labels], names: Sequence[str]) -> None:
     """Warn of classes without training or validation images."""
-    for split, there in zip(("training", "validation"), _sets(labels), strict=True):
-        absent = [name for label, name in enumerate(names) if label not in there]
+    for split, occurring in zip(("training", "validation"), _sets(labels), strict=True):
+        absent = [name for label, name in enumerate(names) if label not in occurring]
         if absent:
             rank_zero_warn(f"{folder} lacks {split} images of {first_few(absent)}")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files.class_order import ClassOrder, check_class_order
+from datamodules.files.class_order import ClassOrder
 from datamodules.files.console import log
-from datamodules.files.folders import first_few
+from datamodules.files.values import check_option, refuse
 from datamodules.images.classification import ClassificationDataModule
 from datamodules.images.robustness_sets import (
     IMAGES,
@@ -73,13 +73,12 @@ class RobustnessDataModule(ClassificationDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        unknown = [name for name in (*sets, *(roots or {})) if name not in IMAGES]
-        if unknown or not sets:
-            raise ValueError(f"data.sets and data.roots must name sets of {', '.join(IMAGES)}")
-        if not 0 < crop_pct <= 1:
-            raise ValueError(f"data.crop_pct={crop_pct} must be above 0 and at most 1")
+        strays = [name for name in (*sets, *(roots or {})) if name not in IMAGES]
+        rule = f"sets of {', '.join(IMAGES)}"
+        check_option("sets and data.roots", [*sets, *(roots or {})], sets and not strays, rule)
+        check_option("crop_pct", crop_pct, 0 < crop_pct <= 1, "above 0 and at most 1")
         self.sets, self.roots = tuple(sets), dict(roots or {})
-        self.class_order = check_class_order(class_order)
+        self.class_order = class_order
         self.crop_pct, self.published_counts = crop_pct, published_counts
         self.found: dict[str, FoundSet] = {}
         self.absent: tuple[str, ...] = ()
@@ -87,11 +86,11 @@ class RobustnessDataModule(ClassificationDataModule):
 
     def build(self) -> dict[Split, SeededDataset]:
         """Find the datasets and log those that are missing; raise an error if all are."""
-        alone = len(self.sets) == 1
-        given = {name: self.roots.get(name) for name in self.sets}
-        root = None if all(given.values()) else self.folder
+        is_alone = len(self.sets) == 1
+        folders = {name: self.roots.get(name) for name in self.sets}
+        root = None if all(folders.values()) else self.folder
         for name in self.sets:
-            place = locate_set(name, root, given[name], alone=alone)
+            place = locate_set(name, root, folders[name], alone=is_alone)
             if place is not None:
                 self.found[name] = find_set(
                     name,
@@ -108,42 +107,38 @@ class RobustnessDataModule(ClassificationDataModule):
             )
         if self.absent:
             log(f"Not in {root}: {', '.join(self.absent)}")
-        for name, found in self.found.items():
-            for line in found.lacks[:1]:
-                more = f" (and {len(found.lacks) - 1} more)" if len(found.lacks) > 1 else ""
+        for name, sets_found in self.found.items():
+            for line in sets_found.lacks[:1]:
+                more = (
+                    f" (and {len(sets_found.lacks) - 1} more)" if len(sets_found.lacks) > 1 else ""
+                )
                 log(f"{name} is incomplete: {line}{more}")
-        classes = {found.class_names for found in self.found.values()}
-        if len(classes) > 1:
-            raise ValueError(
-                "imagenet_c has other classes than the other sets, which need ImageNet's; evaluate "
-                "it alone with data=imagenet_c"
-            )
+        classes = {sets_found.class_names for sets_found in self.found.values()}
+        rule = "has other classes than other sets, which need ImageNet's; pass data=imagenet_c"
+        refuse("imagenet_c", {f"{rule} to evaluate it alone": len(classes) > 1})
         (self.class_names,) = classes
         if "imagenet_c" in self.found and self.image_size != PUBLISHED_SIDE:
             log(
                 f"imagenet_c is evaluated as stored, resized to {self.image_size} where it has "
                 "another size; published figures are for 224 pixels"
             )
-        self.parts = self._listed()
+        self.parts = self._all_parts()
         return {"val": self._dataset(self.parts[0])}
 
-    def _listed(self) -> tuple[Part, ...]:
+    def _all_parts(self) -> tuple[Part, ...]:
         """Return all parts to evaluate, in order; of incomplete datasets ImageNet-C alone."""
         parts: list[Part] = []
-        for name, found in self.found.items():
-            if not found.lacks or name == "imagenet_c":
-                parts += found.parts
+        for name, sets_found in self.found.items():
+            if not sets_found.lacks or name == "imagenet_c":
+                parts += sets_found.parts
         clean = self.found.get("imagenet")
         if clean is not None and not clean.lacks:
             # Clean images of the same 200 classes show how much A and R cost a network.
             pairs = [name for name in SUBSETS if name in self.found]
             parts += [restrict_to_subset(clean.parts[0], name) for name in pairs]
-        if not parts:
-            lacks = [line for found in self.found.values() for line in found.lacks]
-            raise ValueError(
-                f"all sets are incomplete: {first_few(lacks)}; restore them, or pass "
-                "data.published_counts=false for a stand-in"
-            )
+        lacks = [line for sets_found in self.found.values() for line in sets_found.lacks]
+        remedy = "restore them, or pass data.published_counts=false for a stand-in"
+        refuse("all sets", {f"are incomplete ({remedy})": [] if parts else lacks})
         return tuple(parts)
 
     def choose(self, part: Part) -> None:

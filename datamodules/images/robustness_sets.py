@@ -15,6 +15,7 @@ from datamodules.corruptions import KINDS, SEVERITIES
 from datamodules.files.class_listing import ClassListing, list_class_images, nfc_names
 from datamodules.files.class_order import ClassOrder, sort_classes
 from datamodules.files.folders import first_few, list_folders, validation_folder
+from datamodules.files.values import refuse
 from datamodules.images.synsets import SYNSETS
 
 # Usual names of the datasets' folders, below a folder that holds several.
@@ -140,17 +141,14 @@ def _read_synsets(name: str, folder: Path, published: bool) -> FoundSet:
     masked = name in SUBSETS
     classes = subset_classes(name) if masked else tuple(range(len(SYNSETS)))
     folder = _inner(name, folder)
-    wanted = {SYNSETS[label]: label for label in classes}
-    found = list_folders(folder)
-    foreign = [one for one in found if one not in wanted]
-    if foreign:
-        raise ValueError(
-            f"{folder} has folders that are not among the {len(wanted)} classes of {name}: "
-            f"{first_few(foreign)}; pass the folder that holds only the class folders"
-        )
-    images = list_class_images(folder, found)
-    part = _part(name, folder, images, wanted, classes if masked else ())
-    missing = [one for one in wanted if not images.get(one)]
+    label_of = {SYNSETS[label]: label for label in classes}
+    folders = list_folders(folder)
+    foreign = [synset for synset in folders if synset not in label_of]
+    rule = f"has folders that are not among the {len(label_of)} classes of {name}"
+    refuse(folder, {f"{rule} (pass the folder that holds only the class folders)": foreign})
+    images = list_class_images(folder, folders)
+    part = _part(name, folder, images, label_of, classes if masked else ())
+    missing = [synset for synset in label_of if not images.get(synset)]
     return FoundSet((part,), _lacks(part, missing, published))
 
 
@@ -162,18 +160,15 @@ def _inner(name: str, folder: Path) -> Path:
 
 
 def _read_imagenet_v2(folder: Path, published: bool) -> FoundSet:
-    found = list_folders(folder)
-    foreign = [one for one in found if not (one.isdecimal() and int(one) < len(SYNSETS))]
-    if foreign:
-        raise ValueError(
-            f"{folder} has folders other than ImageNetV2's 0 to 999: "
-            f"{first_few(foreign)}; pass one of its three sets"
-        )
+    folders = list_folders(folder)
+    foreign = [name for name in folders if not (name.isdecimal() and int(name) < len(SYNSETS))]
+    rule = "has folders other than ImageNetV2's 0 to 999 (pass one of its three sets)"
+    refuse(folder, {rule: foreign})
     # By number: sorted as text, 10 would come before 2.
-    images = list_class_images(folder, sorted(found, key=int))
-    part = _part("imagenet_v2", folder, images, {one: int(one) for one in found})
-    held = {int(one) for one in found if images[one]}
-    missing = [str(label) for label in range(len(SYNSETS)) if label not in held]
+    images = list_class_images(folder, sorted(folders, key=int))
+    part = _part("imagenet_v2", folder, images, {name: int(name) for name in folders})
+    files = {int(name) for name in folders if images[name]}
+    missing = [str(label) for label in range(len(SYNSETS)) if label not in files]
     return FoundSet((part,), _lacks(part, missing, published))
 
 
@@ -184,32 +179,32 @@ def _lacks(part: Part, missing: list[str], published: bool) -> tuple[str, ...]:
 
 def _read_imagenet_c(folder: Path, published: bool, class_order: ClassOrder | None) -> FoundSet:
     """Read ImageNet-C, or a copy of any class folders in its layout."""
-    there = {
+    places = {
         (kind, severity): place
         for kind in KINDS
         for severity in SEVERITIES
         if (place := _place(folder, kind, severity)) is not None
     }
-    if not there:
-        raise ValueError(
-            f"{folder} lacks <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass the folder "
-            "of ImageNet-C, or make a copy of your own data with tools/corrupt.py"
-        )
+    rule = (
+        f"lacks <kind>/<severity>/<class>/ such as {KINDS[0]}/1/; pass ImageNet-C's folder, or "
+        "make a copy of your own data with tools/corrupt.py"
+    )
+    refuse(folder, {rule: not places})
     listing = ClassListing(folder)
     images = {
         key: listing.images(place, nfc_names(place, list_folders(place)))
-        for key, place in there.items()
+        for key, place in places.items()
     }
     listing.log()
-    classes = {one for held in images.values() for one in held}
+    classes = {name for files in images.values() for name in files}
     names = SYNSETS if classes <= set(SYNSETS) else tuple(sort_classes(classes, class_order))
-    labels = {one: label for label, one in enumerate(names)}
+    labels = {name: label for label, name in enumerate(names)}
     parts = [
-        _part(f"imagenet_c/{kind}/{severity}", there[kind, severity], held, labels)
-        for (kind, severity), held in images.items()
+        _part(f"imagenet_c/{kind}/{severity}", places[kind, severity], files, labels)
+        for (kind, severity), files in images.items()
     ]
     lacks = []
-    missing = [f"imagenet_c/{k}/{s}" for k in KINDS for s in SEVERITIES if (k, s) not in there]
+    missing = [f"imagenet_c/{k}/{s}" for k in KINDS for s in SEVERITIES if (k, s) not in places]
     if missing:
         lacks.append(f"no {first_few(missing)}")
     # In other data and stand-ins, every part must be as large as the largest.
@@ -234,10 +229,9 @@ def _part(
     labels: Mapping[str, int],
     columns: tuple[int, ...] = (),
 ) -> Part:
-    files = [image for held in images.values() for image in held]
-    if not files:
-        raise ValueError(f"{folder} must hold images in class folders; unpack {name} again")
-    numbers = [labels[one] for one, held in images.items() for _ in held]
+    files = [image for images_of in images.values() for image in images_of]
+    refuse(folder, {f"must hold images in class folders; unpack {name} again": not files})
+    numbers = [labels[synset] for synset, images_of in images.items() for _ in images_of]
     return Part(name, folder, tuple(files), tuple(numbers), columns)
 
 
@@ -256,11 +250,11 @@ def restrict_to_subset(clean: Part, name: str) -> Part:
     """
     columns = subset_classes(name)
     labels = np.array(clean.labels)
-    kept = np.flatnonzero(np.isin(labels, columns)).tolist()
+    places_kept = np.flatnonzero(np.isin(labels, columns)).tolist()
     return Part(
         f"imagenet/{name}",
         clean.folder,
-        tuple(clean.files[i] for i in kept),
-        tuple(clean.labels[i] for i in kept),
+        tuple(clean.files[i] for i in places_kept),
+        tuple(clean.labels[i] for i in places_kept),
         columns,
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.files.values import check_option
 from datamodules.images.synsets import file_name
 
 
@@ -17,9 +18,7 @@ def check_share(share: float) -> float:
     Raises:
         ValueError: The share is not above 0 and at most 1.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"data.train_share must be above 0 and at most 1; got {share}")
-    return share
+    return check_option("train_share", share, 0 < share <= 1, "above 0 and at most 1")
 
 
 def first_by_name(
@@ -38,13 +37,13 @@ def first_by_name(
         files = [file_name(name) for name in names]
         order = sorted(order, key=lambda i: (files[i], names[i]))  # type: ignore[assignment]
     quota = {k: math.ceil(share * n) for k, n in enumerate(np.bincount(labels).tolist())}
-    kept = []
+    indices = []
     for index in order:
         label = int(labels[index])
         if quota[label]:
             quota[label] -= 1
-            kept.append(index)
-    return np.array(sorted(kept), np.int64)
+            indices.append(index)
+    return np.array(sorted(indices), np.int64)
 
 
 def share_notice(share: float, names: Sequence[str] | None) -> str:

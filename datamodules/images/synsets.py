@@ -22,9 +22,9 @@ def to_synsets(names: Sequence[str]) -> tuple[str, ...]:
     if len(names) != len(SYNSETS):
         return tuple(names)
     info: Any = ImageNetInfo()
-    known = (info.label_name_to_description(synset) for synset in SYNSETS)
-    same = [_first(one) == _first(two) for one, two in zip(names, known, strict=True)]
-    return SYNSETS if sum(same) >= SAME_NAMES * len(same) else tuple(names)
+    descriptions = (info.label_name_to_description(synset) for synset in SYNSETS)
+    equal = [_first(first) == _first(two) for first, two in zip(names, descriptions, strict=True)]
+    return SYNSETS if sum(equal) >= SAME_NAMES * len(equal) else tuple(names)
 
 
 def synsets_of_files(files: Mapping[int, str], count: int) -> tuple[str, ...] | None:
@@ -36,8 +36,8 @@ def synsets_of_files(files: Mapping[int, str], count: int) -> tuple[str, ...] | 
     """
     if count != len(SYNSETS):
         return None
-    found = [PREFIX.match(files.get(label, "")) for label in range(count)]
-    return SYNSETS if [match and match[1] for match in found] == list(SYNSETS) else None
+    matches = [PREFIX.match(files.get(label, "")) for label in range(count)]
+    return SYNSETS if [match and match[1] for match in matches] == list(SYNSETS) else None
 
 
 def file_name(path: str) -> str:

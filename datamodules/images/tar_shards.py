@@ -23,6 +23,7 @@ from datamodules.files.cache import cache_root
 from datamodules.files.console import log
 from datamodules.files.folders import HIDDEN, IMAGE_SUFFIXES, NO_ENDING, file_suffix, first_few
 from datamodules.files.text_files import parse_json, read_file
+from datamodules.files.values import refuse
 from datamodules.images.tar_index import Member, list_members, read_member
 
 # Source: webdataset/tariterators.py, base_plus_ext and tar_file_iterator.
@@ -87,9 +88,9 @@ def read_shard(archive: Path, label_key: str | None = None) -> Shard:
     digest = hashlib.sha256(json.dumps([VERSION, *state]).encode()).hexdigest()[:32]
     file = cache_root() / "tar-indices" / f"{digest}.json"
     with contextlib.suppress(OSError, ValueError):  # the cached index is missing or damaged
-        kept = TypeAdapter(Shard).validate_json(read_file(file), strict=True)
-        if len(kept.names) == len(kept.offsets) == len(kept.sizes):
-            return kept
+        index = TypeAdapter(Shard).validate_json(read_file(file), strict=True)
+        if len(index.names) == len(index.offsets) == len(index.sizes):
+            return index
     shard = _read_shard(archive, label_key)
     try:
         _cache(shard, file)
@@ -113,8 +114,8 @@ def _read_shard(archive: Path, label_key: str | None) -> Shard:
             shard.skipped[file_suffix(file.name) or NO_ENDING] += 1
     for parts in samples.values():
         if SIDECAR in parts and _image_kinds(parts):
-            found = _sidecar(shard, parts)
-            shard.fields = ", ".join(map(str, found)) if isinstance(found, dict) else ""
+            content = _sidecar(shard, parts)
+            shard.fields = ", ".join(map(str, content)) if isinstance(content, dict) else ""
             break
     return shard
 
@@ -153,19 +154,19 @@ def _image_kinds(parts: Mapping[str, Any]) -> list[str]:
 def _add_samples(
     shard: Shard, samples: Mapping[str, Mapping[str, list[Member]]], label_key: str | None
 ) -> None:
-    wanted = SIDECAR if label_key is not None else LABEL
+    label_kind = SIDECAR if label_key is not None else LABEL
     for key, parts in samples.items():
         place = f"{shard.archive}, sample {key!r}"
         images = _image_kinds(parts)
-        if not images and not _means_an_image(parts, wanted):
-            shard.skipped.update({f".{kind}": len(held) for kind, held in parts.items()})
+        if not images and not _means_an_image(parts, label_kind):
+            shard.skipped.update({f".{kind}": len(members) for kind, members in parts.items()})
             continue
-        if len(images) != 1 or wanted not in parts:
-            raise ValueError(f"{place}: {_sample_fault(parts, images, wanted)}")
+        repeated = [
+            kind for kind in parts if len(parts[kind]) > 1 and kind in (*images, label_kind)
+        ]
+        if len(images) != 1 or label_kind not in parts or repeated:
+            raise ValueError(f"{place}: {_sample_fault(parts, images, label_kind)}")
         (image,) = images
-        twice = [kind for kind in (image, wanted) if len(parts[kind]) > 1]
-        if twice:
-            raise ValueError(f"{place} has {len(parts[twice[0]])} members .{twice[0]}; keep one")
         shard.add(parts[image][0])
         shard.labels.append(
             _label(shard, parts[LABEL][0], place)
@@ -182,30 +183,29 @@ def _means_an_image(parts: Mapping[str, Any], wanted: str) -> bool:
 
 def _sample_fault(parts: Mapping[str, Any], images: list[str], wanted: str) -> str:
     """Return what is wrong with a sample, and what to do."""
-    held = first_few(f".{kind}" for kind in parts)
+    members = first_few(f".{kind}" for kind in parts)
     dotted = [kind for kind in parts if "." in kind and kind.rpartition(".")[2] == wanted]
     if dotted:
         return (
-            f"it has the members {held}; WebDataset's keys end at the first dot of a file name, so "
-            "replace the other dots"
+            f"it has the members {members}; WebDataset's keys end at the first dot of a file name, "
+            "so replace the other dots"
         )
     if len(images) > 1:
-        return f"it has several images ({held}); keep one per sample"
+        return f"it has several images ({members}); keep one per sample"
     if not images:
-        return f"it lacks an image ({held}); WebDataset needs one per sample, such as .jpg"
+        return f"it lacks an image ({members}); WebDataset needs one per sample, such as .jpg"
+    if wanted in parts:
+        return f"it has several members of one kind ({members}); keep one"
     if wanted == SIDECAR:
-        return f"it lacks a .json member for data.label_key ({held})"
-    return f"it lacks a .cls member ({held}); write one, or pass data.label_key=<field of .json>"
+        return f"it lacks a .json member for data.label_key ({members})"
+    return f"it lacks a .cls member ({members}); write one, or pass data.label_key=<field of .json>"
 
 
 def _label(shard: Shard, member: Member, place: str) -> int | str:
     content = read_member(shard.archive, member.offset, min(member.size, LONGEST))
-    try:
-        text = content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        text = ""
-    if not text:
-        raise ValueError(f"{place}: its .cls must hold the number of a class; got {content[:20]!r}")
+    text = content.decode("utf-8-sig", "replace").strip()
+    number = f"its .cls must hold the number of a class; got {content[:20]!r}"
+    refuse(f"{place}:", {number: not text or "\ufffd" in text})
     return int(text) if re.fullmatch(r"[+-]?\d+", text, re.ASCII) else text
 
 
@@ -218,23 +218,23 @@ def _sidecar(shard: Shard, parts: Mapping[str, list[Member]]) -> Any:
 def _field(content: Any, key: str, place: str) -> int | str:
     value = content
     for part in [key] if isinstance(content, dict) and key in content else key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            fields = ", ".join(value) if isinstance(value, dict) else "none"
-            raise ValueError(f"{place}: its .json lacks the field {key!r}; it has: {fields}")
-        value = value[part]
-    if isinstance(value, dict):
-        raise ValueError(
-            f"{place}: {key!r} in its .json has inner fields; pass "
-            f"data.label_key={key}.<field> with one of: {', '.join(value)}"
-        )
+        fields = value if isinstance(value, dict) else {}
+        lack = f"its .json lacks the field {key!r}; it has: {', '.join(fields) or 'none'}"
+        refuse(f"{place}:", {lack: part not in fields})
+        value = fields[part]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, str):
         value = value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(
-            f"{place}: {key!r} in its .json must be the number or name of a class; got {value!r}"
-        )
+    inner = [*value] if isinstance(value, dict) else []
+    is_label = isinstance(value, int | str) and not isinstance(value, bool)
+    faults = {
+        f"{key!r} in its .json has inner fields; pass data.label_key={key}.<field> with one of": (
+            inner
+        ),
+        f"{key!r} in its .json must be the number or name of a class; got {value!r}": not is_label,
+    }
+    refuse(f"{place}:", faults)
     return value
 
 

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from timm.data import auto_augment
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
@@ -28,12 +29,13 @@ from torchvision.transforms import RandomHorizontalFlip
 
 from datamodules.files.decoding import load_rgb, plain_file
 from datamodules.files.folders import require_folder, require_names
-from datamodules.files.integers import format_value
 from datamodules.files.text_files import FolderNames, nfc, read_json
+from datamodules.files.values import check_option, file_errors, refuse
 from datamodules.images.classification import Boxes, ImageFiles, Sample, make_sample
 from datamodules.images.transforms import PaperAugmentation, augment_ops
 from datamodules.loading.memory import format_bytes
 
+NAMES = TypeAdapter(list[str])
 CLASSES = "classes.json"  # beside label maps: the class names in label order
 DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int16,
@@ -64,19 +66,21 @@ class LabelledTransform:
         self, augmentation: Any, size: int, folder: str | Path, boxes: Boxes = "image"
     ) -> None:
         policy = getattr(augmentation, "auto_augment", None) or ""
-        if not isinstance(augmentation, PaperAugmentation) or policy.startswith("augmix"):
-            raise ValueError(
-                "label maps support random crops, flips, RandAugment and AutoAugment only: pass "
-                "data.augmentation._target_=datamodules.images.transforms.PaperAugmentation, "
-                "or data.token_labels=null"
-            )
+        fits = isinstance(augmentation, PaperAugmentation) and not policy.startswith("augmix")
+        rule = (
+            "PaperAugmentation without augmix for label maps, which follow random crops, flips, "
+            "RandAugment and AutoAugment only: pass "
+            "data.augmentation._target_=datamodules.images.transforms.PaperAugmentation, or "
+            "data.token_labels=null"
+        )
+        check_option("augmentation", type(augmentation).__name__, fits, rule)
         self.folder, self.boxes = Path(folder).expanduser(), boxes
         self.flip = augmentation.flip
         self.crop: Any = None
         self.policy: list[Any] = []
         self.rest: list[Any] = []
-        made: Any = augmentation.train(size)
-        for part in made.transforms:
+        tensor: Any = augmentation.train(size)
+        for part in tensor.transforms:
             if isinstance(part, RandomResizedCropAndInterpolation):
                 self.crop = part
             elif isinstance(part, RandomHorizontalFlip):
@@ -104,10 +108,10 @@ class LabelledTransform:
             image = part(image)
         for matrix in self._moves:
             label_map = move_map(label_map, matrix)
-        made: Any = self.crop(image)
+        tensor: Any = self.crop(image)
         for part in self.rest:
-            made = part(made)
-        return made, label_map, torch.tensor(self._box)
+            tensor = part(tensor)
+        return tensor, label_map, torch.tensor(self._box)
 
     def _record_move(
         self, function: Callable[..., Any], image: Image.Image, *args: Any, **more: Any
@@ -117,11 +121,11 @@ class LabelledTransform:
 
     def _record_crop(self, image: Image.Image, *ranges: Any) -> tuple[int, int, int, int]:
         params: tuple[int, int, int, int] = type(self.crop).get_params(image, *ranges)
-        top, left, height, width = params
+        top, x_min, height, width = params
         box = (
-            left / image.width,
+            x_min / image.width,
             top / image.height,
-            (left + width) / image.width,
+            (x_min + width) / image.width,
             (top + height) / image.height,
         )
         self._box = (box[1], box[0], box[3], box[2]) if self.boxes == "released" else box
@@ -172,8 +176,8 @@ def move_map(label_map: Tensor, matrix: Matrix) -> Tensor:
     columns = ((a * x + b * y + c) * width).floor().long()
     rows = ((d * x + e * y + f) * height).floor().long()
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
-    taken = label_map[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
-    return torch.stack([taken[0] * inside, taken[1]])
+    moved = label_map[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+    return torch.stack([moved[0] * inside, moved[1]])
 
 
 def write_classes(folder: Path, names: Sequence[str]) -> None:
@@ -196,21 +200,15 @@ def check_map_classes(folder: Path, names: Sequence[str]) -> None:
     file = folder / CLASSES
     if not file.is_file():
         return
-    found = read_json(file)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"{file} must hold a JSON list of class names, got {format_value(found)}")
-    found = [nfc(name) for name in found]
-    if found == list(names):
-        return
-    if sorted(found) == sorted(names):
-        raise ValueError(
-            f"{folder} has label maps of these classes in another order; pass the class_order they "
-            "were made with, or make them again with tools/annotate.py"
-        )
-    raise ValueError(
-        f"{file} lists {len(found)} classes, not the {len(names)} of the data; make label maps "
-        "with an annotator of these classes"
-    )
+    with file_errors(file):
+        maps = [nfc(name) for name in NAMES.validate_python(read_json(file))]
+    faults = {
+        f"lists {len(maps)} classes, not the {len(names)} of the data; make label maps with an "
+        "annotator of these classes": sorted(maps) != sorted(names),
+        "has label maps of these classes in another order; pass the class_order they were made "
+        "with, or make them again with tools/annotate.py": maps != list(names),
+    }
+    refuse(file, faults)
 
 
 class TokenLabelledFiles(ImageFiles):
@@ -278,49 +276,46 @@ class TokenLabelledFiles(ImageFiles):
             ValueError: The map is invalid, has another shape than the first, or other classes.
         """
         file = self.map_file(index)
-        found = self._read(file)
-        if tuple(found.shape) != self.shape:
-            raise ValueError(
-                f"{file} is a label map of {tuple(found.shape)}, the first one of {self.shape}; "
-                "make all with the same annotator and size"
-            )
-        low, high = found[1].min().item(), found[1].max().item()
-        if not 0 <= low <= high < self.num_classes:
-            raise ValueError(
-                f"{file} has the classes {low:g} to {high:g}, but the data have "
-                f"{self.num_classes}; make label maps with an annotator of these classes"
-            )
-        return found.float()
+        label_map = self._read(file)
+        low, high = label_map[1].min().item(), label_map[1].max().item()
+        faults = {
+            f"is a label map of {tuple(label_map.shape)}, the first one of {self.shape}; make all "
+            "with the same annotator and size": tuple(label_map.shape) != self.shape,
+            f"has the classes {low:g} to {high:g}, but the data have {self.num_classes}; make "
+            "label maps with an annotator of these classes": (
+                not 0 <= low <= high < self.num_classes
+            ),
+        }
+        refuse(file, faults)
+        return label_map.float()
 
     @staticmethod
     def _read(file: Path) -> Tensor:
         try:
             size = _unpacked_size(plain_file(file))
-            found = torch.load(file, weights_only=True) if size <= MOST_BYTES else None
+            label_map: Any = torch.load(file, weights_only=True) if size <= MOST_BYTES else None
+            is_tensor = type(label_map) is Tensor and label_map.layout == torch.strided
+            form = f"{size} bytes"
+            if is_tensor and label_map.dtype in DTYPES and not label_map.is_meta:
+                form = f"{tuple(label_map.shape)} of {label_map.dtype}"
+                # A view may repeat one number 10^12 times.
+                numbers = label_map.numel() * label_map.element_size()
+                if label_map.ndim == 4 and len(label_map) == 2 and numbers:
+                    if numbers <= label_map.untyped_storage().nbytes():
+                        return label_map
         except Exception as error:  # torch raises all kinds over foreign bytes
-            raise ValueError(f"{file} is not a label map ({type(error).__name__})") from error
-        if found is None:
-            raise ValueError(
-                f"{file} is not a label map: it unpacks to {format_bytes(size)}, but at most "
-                f"{format_bytes(MOST_BYTES)} are allowed; make it again with tools/annotate.py"
-            )
-        if type(found) is not Tensor or found.layout != torch.strided or found.is_nested:
-            raise ValueError(f"{file} is not a label map: it must hold one dense tensor")
-        # A view may repeat one number 10^12 times.
-        whole = found.numel() * found.element_size() <= found.untyped_storage().nbytes()
-        plain = found.dtype in DTYPES and not found.is_meta and whole
-        if not plain or found.ndim != 4 or len(found) != 2 or not found.numel():
-            raise ValueError(
-                f"{file} is not a label map: it must hold a tensor (2, T, h, w) of floats or "
-                f"integers, got {tuple(found.shape)} of {found.dtype}"
-            )
-        return found
+            form = type(error).__name__
+        raise ValueError(
+            f"{file} is not a label map: it must hold a dense tensor (2, T, h, w) of floats or "
+            f"integers in at most {format_bytes(MOST_BYTES)}, got {form}; make it again with "
+            "tools/annotate.py"
+        )
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return ``image``, ``label``, ``sample_id``, and the label map's part of the loss."""
         image = load_rgb(self.path(index), upright=False)
-        made, label_map, box = self.transform(image, self.label_map(index))
-        return make_sample(made, int(self.labels[index]), index) | {
+        tensor, label_map, box = self.transform(image, self.label_map(index))
+        return make_sample(tensor, int(self.labels[index]), index) | {
             "token_scores": label_map[0],
             "token_classes": label_map[1].long(),
             "token_box": box,

@@ -23,8 +23,9 @@ from timm.data.auto_augment import AugmentOp, posterize
 from torch import Tensor
 from torchvision import transforms
 
-from datamodules.base import check_probability, check_range
+from datamodules.base import check_range, check_share
 from datamodules.files.decoding import MAX_PIXELS
+from datamodules.files.values import check_option
 
 TARGETS = ("LightAugmentation", "PaperAugmentation")
 
@@ -129,8 +130,10 @@ class MeanRectangle:
         box = [0, 0, 0, 0]
         if torch.rand(1) < self.probability:
             draw: Any = transforms.RandomErasing.get_params
-            drawn = [*draw(image, self.shares, self.ratios, [0.0])[:4]]
-            box = box if drawn[2:] == [*image.shape[1:]] else drawn  # the whole image: gave up
+            box_drawn = [*draw(image, self.shares, self.ratios, [0.0])[:4]]
+            box = (
+                box if box_drawn[2:] == [*image.shape[1:]] else box_drawn
+            )  # the whole image: gave up
         return Prepared(image, {ERASED: torch.tensor(box)})
 
 
@@ -154,26 +157,33 @@ class BoundedResize(transforms.Resize):  # type: ignore[misc]  # torchvision is 
 
     def forward(self, image: Image.Image) -> Image.Image:
         """Resize an image."""
-        short = min(image.size)
-        resized = [int(self.size * side / short) for side in image.size]
+        shortest = min(image.size)
+        resized = [int(self.size * side / shortest) for side in image.size]
         if math.prod(resized) <= MAX_PIXELS:
             return super().forward(image)
         box = []
-        for own, whole, seen in zip(image.size, resized, self.crop, strict=True):
-            first = round((whole - seen) / 2)
-            box.append((first * own / whole, (first + seen) * own / whole))
-        (left, right), (top, bottom) = box
+        for side_before, side_resized, side_of_crop in zip(
+            image.size, resized, self.crop, strict=True
+        ):
+            first = round((side_resized - side_of_crop) / 2)
+            box.append(
+                (
+                    first * side_before / side_resized,
+                    (first + side_of_crop) * side_before / side_resized,
+                )
+            )
+        (x_min, right), (top, bottom) = box
         resampling = Image.Resampling[self.interpolation.name]
-        return image.resize(self.crop, resampling, (left, top, right, bottom))
+        return image.resize(self.crop, resampling, (x_min, top, right, bottom))
 
 
 def with_bounded_resize(made: transforms.Compose) -> transforms.Compose:
     """Return timm's evaluation transform with ``BoundedResize`` before its central crop."""
-    first, crop, *others = made.transforms
+    first, crop, *rest = made.transforms
     assert type(first) is transforms.Resize
     assert type(crop) is transforms.CenterCrop
     bounded = BoundedResize(first.size, crop.size, first.interpolation)
-    return transforms.Compose([bounded, crop, *others])
+    return transforms.Compose([bounded, crop, *rest])
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,7 @@ class PaperAugmentation:
 
     def train(self, size: int) -> Transform:
         """Return random resized crop, flip, policy and the rectangle to erase."""
-        made = create_transform(
+        transform = create_transform(
             input_size=size,
             is_training=True,
             scale=(self.crop_scale[0], self.crop_scale[1]),
@@ -227,19 +237,19 @@ class PaperAugmentation:
             mean=tuple(self.mean),  # fills what a policy moves in
             std=tuple(self.std),
         )
-        guard_posterize(made)
+        guard_posterize(transform)
         erased = [NoiseRectangle(self.random_erasing)] if self.random_erasing else []
-        return with_bytes(made, *erased)
+        return with_bytes(transform, *erased)
 
     def eval(self, size: int) -> Transform:
         """Return resize and central crop."""
-        made = create_transform(
+        transform = create_transform(
             input_size=size,
             is_training=False,
             interpolation=self.interpolation,
             crop_pct=self.crop_pct,
         )
-        return with_bounded_resize(with_bytes(made))
+        return with_bounded_resize(with_bytes(transform))
 
 
 @dataclass(frozen=True)
@@ -309,23 +319,20 @@ def check_augmentation(made: Augmentation) -> None:
     """
     values = vars(made)
     for name in ("flip", "random_erasing"):
-        check_probability(f"augmentation.{name}", values[name])
-    for name in ("color_jitter", "shift", "degrees"):
-        if values.get(name, 0) < 0:
-            raise ValueError(f"data.augmentation.{name} must be at least 0, got {values[name]}")
-    if not 0 < values.get("crop_pct", 1) <= 1 or values.get("shift", 0) >= 0.5:
-        raise ValueError(
-            "data.augmentation.crop_pct must be above 0 and at most 1, and shift below 0.5"
-        )
+        check_share(f"augmentation.{name}", values[name])
+    for name, most in (("color_jitter", math.inf), ("degrees", math.inf), ("shift", 0.499)):
+        valid = 0 <= values.get(name, 0) <= most
+        check_option(f"augmentation.{name}", values.get(name), valid, f"from 0 to {most}")
+    crop = values.get("crop_pct", 1)
+    check_option("augmentation.crop_pct", crop, 0 < crop <= 1, "above 0 and at most 1")
     for name in ("scale", "crop_scale", "crop_ratio"):
         if name in values:
             check_range(f"augmentation.{name}", values[name])
     for name in ("mean", "std"):
-        if len(values[name]) != 3 or (name == "std" and min(values[name]) <= 0):
-            raise ValueError(
-                f"data.augmentation.{name} must be three numbers, one per channel, with deviations "
-                f"above 0, got {list(values[name])}"
-            )
+        numbers = [*values[name]]
+        valid = len(numbers) == 3 and (name == "mean" or min(numbers) > 0)
+        rule = "three numbers, one per channel, with deviations above 0"
+        check_option(f"augmentation.{name}", numbers, valid, rule)
     try:
         made.train(64), made.eval(64)
     except (AssertionError, KeyError, TypeError, ValueError) as error:

@@ -63,9 +63,9 @@ def check_images_fit(count: int, size: tuple[int, int], remedy: str, option: str
         ValueError: It is larger than the memory; the message names its size.
     """
     height, width = size
-    what = f"a batch of {count:,} images of {height:,}x{width:,} pixels"
-    named = f"{what} ({option})" if option else what
-    check_fits_memory(named, count * 3 * height * width * FLOAT, remedy)
+    description = f"a batch of {count:,} images of {height:,}x{width:,} pixels"
+    title = f"{description} ({option})" if option else description
+    check_fits_memory(title, count * 3 * height * width * FLOAT, remedy)
 
 
 def format_bytes(size: float) -> str:

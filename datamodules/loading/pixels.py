@@ -49,11 +49,11 @@ def erase(images: Tensor, boxes: Tensor, seed: int | None) -> Tensor:
         boxes: (B, 4): top, left, height, width in pixels; sides of 0 erase nothing.
         seed: Seed of the noise; None fills with 0.
     """
-    top, left, height, width = boxes.T[:, :, None]
+    top, x_min, height, width = boxes.T[:, :, None]
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
     in_rows = (rows >= top) & (rows < top + height)
-    in_columns = (columns >= left) & (columns < left + width)
+    in_columns = (columns >= x_min) & (columns < x_min + width)
     inside = in_rows[:, None, :, None] & in_columns[:, None, None, :]
     if seed is None:
         return images.masked_fill(inside, 0)

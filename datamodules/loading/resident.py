@@ -122,12 +122,12 @@ def check_room(size: int, device: torch.device) -> None:
         ValueError: They exceed it.
     """
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
+        available = torch.cuda.mem_get_info(device)[0]
     else:
-        free = min(psutil.virtual_memory().available, machine_memory())
+        available = min(psutil.virtual_memory().available, machine_memory())
         size *= process_group()[1]
-    if size > free:
+    if size > available:
         raise ValueError(
             f"data.resident=true keeps {format_bytes(size)} of images on {device}, which has "
-            f"{format_bytes(free)} free; lower data.image_size, or leave data.resident out"
+            f"{format_bytes(available)} free; lower data.image_size, or leave data.resident out"
         )

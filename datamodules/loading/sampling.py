@@ -164,8 +164,8 @@ def collate_readable(collate: Callable[[list[Any]], Any], samples: list[Any]) ->
     If all samples are unreadable, the batch has that entry alone.
     """
     broken = [sample for sample in samples if isinstance(sample, Unreadable)]
-    kept = [sample for sample in samples if not isinstance(sample, Unreadable)]
-    batch: dict[str, Any] = collate(kept) if kept else {}
+    readable = [sample for sample in samples if not isinstance(sample, Unreadable)]
+    batch: dict[str, Any] = collate(readable) if readable else {}
     return batch | {"unreadable": broken} if broken else batch
 
 
@@ -190,7 +190,10 @@ class SeededDataset(NamedDataset):
         # All at once, while numpy's code for it is still in the processor's cache.
         seeds = [generator_seeds(self.seed, epoch, index) for epoch, index in keys]
         with restored_generators():
-            return [self._seeded(key[1], own) for key, own in zip(keys, seeds, strict=True)]
+            return [
+                self._seeded(key[1], seeds_of_key)
+                for key, seeds_of_key in zip(keys, seeds, strict=True)
+            ]
 
     def _seeded(self, index: int, seeds: Sequence[int]) -> Any:
         seed_generators(seeds)

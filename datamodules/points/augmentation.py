@@ -44,8 +44,8 @@ def augment(cloud: Cloud, *, elastic: bool = True, drop: float = 0.2) -> Cloud:
         drop: Share of points that are left out of every fifth cloud.
     """
     if drop and _chance(0.2):
-        kept = np.random.permutation(len(cloud))[: max(1, round(len(cloud) * (1 - drop)))]
-        cloud = cloud.take(kept)
+        indices = np.random.permutation(len(cloud))[: max(1, round(len(cloud) * (1 - drop)))]
+        cloud = cloud.take(indices)
     for axis, most in ((2, 1.0), (0, TILT), (1, TILT)):
         if _chance(0.5):
             cloud = rotated(cloud, axis, np.pi * np.random.uniform(-most, most))
@@ -69,9 +69,12 @@ def _chance(share: float) -> bool:
 def rotated(cloud: Cloud, axis: int, angle: float) -> Cloud:
     """Rotate points and normals about an axis through the origin, by an angle in radians."""
     cos, sin = np.cos(angle), np.sin(angle)
-    matrix, (one, other) = np.eye(3), [each for each in range(3) if each != axis]
-    matrix[one, one] = matrix[other, other] = cos
-    matrix[one, other], matrix[other, one] = -sin, sin
+    matrix, (first, second) = (
+        np.eye(3),
+        [axis_number for axis_number in range(3) if axis_number != axis],
+    )
+    matrix[first, first] = matrix[second, second] = cos
+    matrix[first, second], matrix[second, first] = -sin, sin
 
     def turn(rows: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         return (rows @ matrix.T).astype(np.float32)
@@ -102,11 +105,11 @@ def distorted(coord: NDArray[np.floating], granularity: float, magnitude: float)
     position = (coord - low) / granularity + 1
     cells = np.floor(position).astype(np.int64)
     keys, index = np.unique(_keys(cells, counts), return_index=True)
-    wanted, noise = _smooth_noise(cells[index], counts)
+    node_keys, noise = _smooth_noise(cells[index], counts)
     cell, fraction = np.searchsorted(keys, _keys(cells, counts)), position - cells
     shift = np.zeros(coord.shape)
     for corner in itertools.product((0, 1), repeat=3):
-        node = np.searchsorted(wanted, keys + _keys(np.array(corner), counts))
+        node = np.searchsorted(node_keys, keys + _keys(np.array(corner), counts))
         weight = np.where(corner, fraction, 1 - fraction).prod(1, keepdims=True)
         shift += weight * noise[node][cell]
     return coord + shift * magnitude
@@ -149,17 +152,17 @@ def _keys(nodes: Integers, counts: Integers) -> Integers:
 
 def _recoloured(color: NDArray[np.float32]) -> NDArray[np.float32]:
     """Stretch the contrast, shift and jitter colours from 0 to 255."""
-    changed: Numbers = color.astype(np.float64)
+    values: Numbers = color.astype(np.float64)
     if _chance(0.2):
-        low, high = changed.min(0), changed.max(0)
-        stretched = (changed - low) * (255 / np.maximum(high - low, 1))
+        low, high = values.min(0), values.max(0)
+        stretched = (values - low) * (255 / np.maximum(high - low, 1))
         blend = np.random.random()
-        changed = (1 - blend) * changed + blend * stretched
+        values = (1 - blend) * values + blend * stretched
     if _chance(0.95):
-        changed += (np.random.random(3) - 0.5) * 255 * 2 * 0.05
+        values += (np.random.random(3) - 0.5) * 255 * 2 * 0.05
     if _chance(0.95):
-        changed += np.random.normal(size=color.shape) * 0.05 * 255
-    return changed.clip(0, 255).astype(np.float32)
+        values += np.random.normal(size=color.shape) * 0.05 * 255
+    return values.clip(0, 255).astype(np.float32)
 
 
 @dataclass(frozen=True)

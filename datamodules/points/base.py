@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.points.augmentation import Crop, augment, centred, grid_sample
 from datamodules.points.clouds import IGNORED, PROPERTIES, Cloud, is_cloud, read_cloud
@@ -77,18 +78,12 @@ class PointDataModule(BaseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        if grid_size <= 0:
-            raise ValueError(f"data.grid_size must be above 0 metres, got {grid_size}")
-        if not 0 < crop_share <= 1:
-            raise ValueError(f"data.crop_share must be above 0 and up to 1, got {crop_share}")
-        if not 0 <= drop_points < 1:
-            raise ValueError(f"data.drop_points must be from 0 to below 1, got {drop_points}")
-        unknown = [name for name in features if name not in get_args(Feature)]
-        if unknown or not features:
-            raise ValueError(
-                f"data.features must name some of {', '.join(get_args(Feature))}; got "
-                f"{list(features)}"
-            )
+        check_option("grid_size", grid_size, grid_size > 0, "above 0 metres")
+        check_option("crop_share", crop_share, 0 < crop_share <= 1, "above 0 and up to 1")
+        check_option("drop_points", drop_points, 0 <= drop_points < 1, "from 0 to below 1")
+        valid = features and set(features) <= set(get_args(Feature))
+        rule = f"some of {', '.join(get_args(Feature))}"
+        check_option("features", [*features], valid, rule)
         self.grid_size, self.features = grid_size, tuple(features)
         self.crop_share = crop_share
         self.crop_points = check_minimum("crop_points", crop_points, 2)
@@ -138,12 +133,11 @@ class PointDataModule(BaseDataModule):
     def build(self) -> dict[Split, SeededDataset]:
         """List the clouds of all splits; a missing test split is that of validation."""
         splits: tuple[Split, ...] = ("train", "val", "test")
-        found = {split: self.find_clouds(split) for split in splits}
-        for split in ("train", "val"):
-            if not found[split]:
-                raise ValueError(f"{self.folder} has no {split} clouds; it must hold {self.layout}")
+        files_of = {split: self.find_clouds(split) for split in splits}
+        missing = [split for split in ("train", "val") if not files_of[split]]
+        refuse(self.folder, {f"must hold {self.layout}, but lacks clouds of": missing})
         built: dict[Split, SeededDataset] = {}
-        for split, files in found.items():
+        for split, files in files_of.items():
             if not files:
                 continue
             repeated = files * self.repeats if split == "train" else files
@@ -160,10 +154,12 @@ class PointDataModule(BaseDataModule):
             ValueError: The folder lacks clouds.
         """
         path = Path(inputs)
-        alone = is_cloud(path) or path.is_file()
-        files = [path] if alone else sorted(one for one in path.rglob("*") if _is_input(one))
-        if not files:
-            raise ValueError(f"{path} holds no clouds (.ply, .npy, .pth, folders with coord.npy)")
+        is_single = is_cloud(path) or path.is_file()
+        files = (
+            [path] if is_single else sorted(entry for entry in path.rglob("*") if _is_input(entry))
+        )
+        forms = "holds no clouds (.ply, .npy, .pth, folders with coord.npy)"
+        refuse(path, {forms: not files})
         clouds = Clouds(self, files, training=False, labelled=False)
         return TolerantDataset(clouds, clouds.name)
 
@@ -237,32 +233,33 @@ class Clouds:
         cloud = self.cloud(0)
         self._tensor(cloud, 0)
         clouds = itertools.chain([cloud], map(self.cloud, range(1, len(self))))
-        if all((np.asarray(one.labels) == IGNORED).all() for one in clouds):
-            raise ValueError(
-                f"{self.name(0)} and all other clouds of its split have ignored labels alone "
-                f"(-1 or 255); pass labels from 0 to {len(self.data.class_names) - 1}"
-            )
+        rule = (
+            "and all other clouds of its split have ignored labels alone (-1 or 255); pass labels "
+            f"from 0 to {len(self.data.class_names) - 1}"
+        )
+        ignored = all((np.asarray(item.labels) == IGNORED).all() for item in clouds)
+        refuse(self.name(0), {rule: ignored})
         if self.training and cloud.normal is None and "normal" in self.data.features:
-            kept = ",".join(one for one in self.data.features if one != "normal") or "coord"
+            advice = ",".join(name for name in self.data.features if name != "normal") or "coord"
             logger.warning(
-                f"{self.name(0)} lacks normals, which count as zeros; pass data.features=[{kept}] "
-                "to train without them"
+                f"{self.name(0)} lacks normals, which count as zeros; pass "
+                f"data.features=[{advice}] to train without them"
             )
 
     def _labelled(self, file: Path, cloud: Cloud) -> Cloud:
-        if cloud.labels is None:
-            names = ", ".join(name for (name,) in PROPERTIES["labels"])
-            raise ValueError(
-                f"{file} lacks labels ({self.data.label}), which training needs; in ply files "
-                f"they are named {names}"
-            )
-        count = len(self.data.class_names)
+        names, count = (
+            ", ".join(name for (name,) in PROPERTIES["labels"]),
+            len(self.data.class_names),
+        )
+        lack = f"lacks labels ({self.data.label}), which training needs; in ply files they are"
+        refuse(file, {f"{lack} named {names}": cloud.labels is None})
+        assert cloud.labels is not None
         highest = int(cloud.labels[cloud.labels != OTHER_IGNORED].max(initial=IGNORED))
-        if highest >= count:
-            raise ValueError(
-                f"{file} has the label {highest}, but there are {count} classes; the highest label "
-                f"is {count - 1}, and -1 or 255 is ignored"
-            )
+        rule = (
+            f"has the label {highest}, but there are {count} classes; the highest label is "
+            f"{count - 1}, and -1 or 255 is ignored"
+        )
+        refuse(file, {rule: highest >= count})
         labels = np.where((cloud.labels < 0) | (cloud.labels >= count), IGNORED, cloud.labels)
         return Cloud(cloud.coord, cloud.color, cloud.normal, labels)
 
@@ -290,11 +287,12 @@ class Clouds:
             if values is None and name == "normal":
                 values = np.zeros_like(cloud.coord)  # as Pointcept does
             if values is None:
-                kept = [one for one in self.data.features if getattr(cloud, one) is not None]
-                raise ValueError(
-                    f"{self.name(index)} lacks {name}, which the network reads; add it to the "
-                    f"cloud, or train with data.features=[{','.join(kept) or 'coord'}]"
+                features = [item for item in self.data.features if getattr(cloud, item) is not None]
+                rule = (
+                    f"lacks {name}, which the network reads; add it to the cloud, or train with "
+                    f"data.features=[{','.join(features) or 'coord'}]"
                 )
+                raise ValueError(f"{self.name(index)} {rule}")
             parts.append(values / 127.5 - 1 if name == "color" else values)
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 

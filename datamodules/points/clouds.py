@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datamodules.files.values import refuse
+
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 IGNORED = -1  # label of points that do not count
@@ -66,7 +68,7 @@ class Cloud:
     def take(self, chosen: Any) -> Cloud:
         """Return some points, by indices or a mask."""
         arrays = (self.coord, self.color, self.normal, self.labels, self.voxels)
-        return Cloud(*(None if one is None else one[chosen] for one in arrays))  # type: ignore[arg-type]
+        return Cloud(*(None if array is None else array[chosen] for array in arrays))  # type: ignore[arg-type]
 
 
 def read_cloud(path: Path, label: str = "segment") -> Cloud:
@@ -95,21 +97,26 @@ def read_cloud(path: Path, label: str = "segment") -> Cloud:
 
 def _make_cloud(parts: Mapping[str, Any]) -> Cloud:
     """Return a checked cloud of arrays that are named as its fields."""
-    if "coord" not in parts:
-        raise ValueError("it lacks coordinates (x, y, z in ply, coord elsewhere)")
-    coord = np.asarray(parts["coord"], dtype=np.float64)
-    if coord.ndim != 2 or coord.shape[1] != 3 or not len(coord):
-        raise ValueError(f"coordinates must be (N, 3) with points, got {coord.shape}")
+    coord = np.asarray(parts.get("coord", ()), dtype=np.float64)
     arrays: dict[str, Any] = {"coord": coord}
     for name in ("color", "normal"):
         if name in parts:
-            values = np.asarray(parts[name], dtype=np.float32)
-            if values.shape != coord.shape:
-                raise ValueError(f"{name} is {values.shape}, not {coord.shape}")
-            arrays[name] = values
-    for name, values in arrays.items():
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} is not finite at some points; remove these points")
+            arrays[name] = np.asarray(parts[name], dtype=np.float32)
+    refuse(
+        "",
+        {
+            "it lacks coordinates (x, y, z in ply, coord elsewhere)": "coord" not in parts,
+            f"coordinates must be (N, 3) with points, got {coord.shape}": (
+                coord.ndim != 2 or coord.shape[1] != 3 or not len(coord)
+            ),
+            f"all arrays must have the shape {coord.shape}, unlike": [
+                name for name, values in arrays.items() if values.shape != coord.shape
+            ],
+            "numbers are not finite at some points (remove these points)": [
+                name for name, values in arrays.items() if not np.isfinite(values).all()
+            ],
+        },
+    )
     if "labels" in parts:
         arrays["labels"] = _labels(parts["labels"], len(coord))
     if "color" in arrays:
@@ -119,27 +126,26 @@ def _make_cloud(parts: Mapping[str, Any]) -> Cloud:
 
 def _labels(values: Any, count: int) -> Labels:
     labels = np.asarray(values, dtype=np.float64).reshape(-1)
-    if len(labels) != count:
-        raise ValueError(f"there are {len(labels)} labels for {count} points")
     odd = labels[~(np.isfinite(labels) & (labels == np.rint(labels)))]
-    if len(odd):
-        raise ValueError(f"labels must be whole numbers, got {odd[0]:g}; {LAST_COLUMN}")
+    faults = {
+        f"has {len(labels)} labels for {count} points": len(labels) != count,
+        f"labels must be whole numbers ({LAST_COLUMN}), got": odd[:1].tolist(),
+    }
+    refuse("", faults)
     return labels.astype(np.int64)
 
 
 def _bytes_of(color: Floats) -> tuple[Floats, str]:
     """Return colours from 0 to 255, and a remark if the file has them from 0 to 1 or in 16 bits."""
-    low, high, whole = color.min(), color.max(), bool((color == np.rint(color)).all())
-    if 0 <= low and high <= 1 and not whole:
+    low, high, integral = color.min(), color.max(), bool((color == np.rint(color)).all())
+    if 0 <= low and high <= 1 and not integral:
         return color * 255, "its colours are from 0 to 1 and are multiplied by 255"
-    if 0 <= low and 255 < high < 2**16 and whole:
+    if 0 <= low and 255 < high < 2**16 and integral:
         return color / np.float32(
             257
         ), "its colours exceed 255; they count as 16 bits and are divided by 257"
-    if low < 0 or high > 255:
-        raise ValueError(
-            f"colours must be from 0 to 255, to 1 or to 65535, got {low:g} to {high:g}"
-        )
+    rule = f"colours must be from 0 to 255, to 1 or to 65535, got {low:g} to {high:g}"
+    refuse("", {rule: low < 0 or high > 255})
     return color, ""
 
 
@@ -154,12 +160,11 @@ def _folder_arrays(folder: Path, label: str) -> dict[str, Any]:
 
 def _columns(path: Path, _: str) -> dict[str, Any]:
     values = np.load(path, allow_pickle=False)
-    if values.ndim != 2 or values.shape[1] not in COLUMNS:
-        known = ", ".join(map(str, COLUMNS))
-        raise ValueError(
-            f"its shape is {values.shape}; an array of points has {known} columns: x y z, then red "
-            "green blue, then a normal, then the label"
-        )
+    rule = (
+        f"its shape is {values.shape}; an array of points has {', '.join(map(str, COLUMNS))} "
+        "columns: x y z, then red green blue, then a normal, then the label"
+    )
+    refuse("", {rule: values.ndim != 2 or values.shape[1] not in COLUMNS})
     parts, place = {"coord": values[:, :3]}, 3
     for name in COLUMNS[values.shape[1]]:
         width = 1 if name == "labels" else 3
@@ -175,9 +180,9 @@ def _saved_arrays(path: Path, label: str) -> dict[str, Any]:
     kinds += [type(np.dtype(kind)) for kind in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2")]
     with torch.serialization.safe_globals(kinds):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    old = label.replace("segment", "semantic_gt")
+    old_key = label.replace("segment", "semantic_gt")
     keys = {"coord": "coord", "color": "color", "normal": "normal"}
-    keys["labels"] = label if label in content else old
+    keys["labels"] = label if label in content else old_key
     return {name: content[key] for name, key in keys.items() if key in content}
 
 
@@ -191,47 +196,43 @@ def _ply_arrays(path: Path, _: str) -> dict[str, Any]:
             values = {name: vertices[name] for name, _ in fields}
         else:
             rows = [line.split()[: len(fields)] for line in itertools.islice(file, count)]
-            short = next((at for at, row in enumerate(rows) if len(row) < len(fields)), None)
-            if short is not None:
-                raise ValueError(f"vertex {short} has fewer than {len(fields)} numbers")
+            cut_rows = [at for at, row in enumerate(rows) if len(row) < len(fields)]
+            refuse("", {f"has vertices with fewer than {len(fields)} numbers": cut_rows})
             vertices = np.array(rows, dtype="S32").astype("f8").reshape(len(rows), len(fields))
             values = {name: vertices[:, index] for index, (name, _) in enumerate(fields)}
-    if len(vertices) != count:
-        raise ValueError(f"it ends after {len(vertices)} of {count} vertices")
+    refuse("", {f"it ends after {len(vertices)} of {count} vertices": len(vertices) != count})
     return _named_parts(values)
 
 
 def _named_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a cloud by the names of vertex properties, as any tool writes them."""
     # Of two names that differ in case or CloudCompare's prefix alone, the first one counts.
-    named = {name.lower().removeprefix("scalar_"): name for name in reversed([*values])}
+    by_name = {name.lower().removeprefix("scalar_"): name for name in reversed([*values])}
     parts = {}
     for part, choices in PROPERTIES.items():
-        names = next((one for one in choices if {*one} <= named.keys()), None)
+        names = next((array for array in choices if {*array} <= by_name.keys()), None)
         if names is not None:
-            arrays = [values[named[name]] for name in names]
+            arrays = [values[by_name[name]] for name in names]
             parts[part] = np.stack(arrays, axis=1).astype(np.float64)
     return parts
 
 
 def _ply_header(file: BinaryIO) -> tuple[str, int, list[tuple[str, str]]]:
     """Return byte order (empty for text), number of vertices, and names and types of fields."""
-    if file.readline().strip() != b"ply":
-        raise ValueError("its first line differs from 'ply'")
+    refuse("", {"its first line differs from 'ply'": file.readline().strip() != b"ply"})
     orders = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
     fields: list[tuple[str, str]] = []
     form, count, element = "", 0, ""
     while True:
         words = file.readline().decode("ascii", "replace").split()
-        if not words:
-            raise ValueError("its header ends without end_header")
+        refuse("", {"its header ends without end_header": not words})
         if words[0] == "end_header":
             return form, count, fields
         if words[0] == "format":
             form = orders[words[1]]
         elif words[0] == "element":
-            if not fields and words[1] != "vertex":
-                raise ValueError(f"its first element must be vertex, got {words[1]}")
+            is_other = not fields and words[1] != "vertex"
+            refuse("", {f"its first element must be vertex, got {words[1]}": is_other})
             element = words[1]
             count = int(words[2]) if element == "vertex" else count
         elif words[0] == "property" and element == "vertex":

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.base import Split
-from datamodules.files.folders import VALIDATION
+from datamodules.files.folders import VALIDATION, require_names
 from datamodules.files.text_files import read_lines
+from datamodules.files.values import check_option
 from datamodules.points.base import PointDataModule
 from datamodules.points.clouds import is_cloud
 from datamodules.points.scannet200 import NAMES as SCANNET200
@@ -82,17 +83,15 @@ class S3DISDataModule(PointDataModule):
         self, root: str | Path | None = None, *, val_area: int = 5, **options: Any
     ) -> None:
         super().__init__(root, **options)
-        if val_area not in AREAS:
-            raise ValueError(f"data.val_area must be from 1 to 6, got {val_area}")
+        check_option("val_area", val_area, val_area in AREAS, "from 1 to 6")
         self.val_area = val_area
 
     def find_clouds(self, split: Split) -> list[Path]:
         """Return the rooms of the validation area, or of all others for training."""
         missing = [area for area in AREAS if not (self.folder / f"Area_{area}").is_dir()]
-        if missing:
-            raise FileNotFoundError(
-                f"{self.folder} lacks Area_{missing[0]}; it must hold {self.layout}"
-            )
+        remedy = f"the folder must hold {self.layout}"
+        names = [f"Area_{area}" for area in missing]
+        require_names(names, f"areas are missing in {self.folder}", remedy)
         areas = {"train": [area for area in AREAS if area != self.val_area], "val": [self.val_area]}
         return [
             room
@@ -120,8 +119,8 @@ class CloudFolderDataModule(PointDataModule):
         if self.class_names:
             return
         file = self.folder / CLASSES
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing; write one class name per line")
+        remedy = "write one class name per line"
+        require_names([] if file.is_file() else [str(file)], "list of classes is missing", remedy)
         self.class_names = tuple(filter(None, read_lines(file)))
 
     def find_clouds(self, split: Split) -> list[Path]:

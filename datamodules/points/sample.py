@@ -73,14 +73,14 @@ def make_room(seed: tuple[int, ...], density: int) -> dict[str, NDArray[Any]]:
     random = np.random.default_rng(seed)
     width, depth = random.uniform(3.5, 6.0, 2)
     parts = [_shell(random, width, depth, density)]
-    taken: list[tuple[float, float, float, float]] = []
+    places_taken: list[tuple[float, float, float, float]] = []
     for _ in range(random.integers(6, 11)):
         kind = str(random.choice(list(FURNITURE)))
         boxes = FURNITURE[kind](random)
-        placed = _place(random, boxes, (width, depth), taken)
+        placed = _place(random, boxes, (width, depth), places_taken)
         if placed is not None:
             parts.append(_surface(random, placed, kind, density))
-    columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    columns = [np.concatenate(columns_of) for columns_of in zip(*parts, strict=True)]
     coord = columns[0] + random.normal(0, 0.004, columns[0].shape)
     return {
         "coord": coord.astype(np.float32),
@@ -115,7 +115,7 @@ def _shell(
         side = random.integers(2) if kind == "door" else 1
         start[1 - axis] = side * (depth, width)[axis]
         openings.append((kind, start, start + extent))
-    points = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    points = [np.concatenate(columns_of) for columns_of in zip(*parts, strict=True)]
     for kind, low_corner, high_corner in openings:
         inner = ((points[0] >= low_corner - 0.02) & (points[0] <= high_corner + 0.02)).all(1)
         points[3][inner] = SCANNET.index(kind)
@@ -128,8 +128,8 @@ def _inner(points: tuple[Numbers, ...], inside: Numbers) -> tuple[Numbers, ...]:
     """Keep the points of a wall or floor that face the room."""
     coord, _, normal, _ = points
     ahead = coord + 0.02 * normal
-    seen = ((ahead > 0) & (ahead < inside)).all(1)
-    return tuple(each[seen] for each in points)
+    facing = ((ahead > 0) & (ahead < inside)).all(1)
+    return tuple(columns_of[facing] for columns_of in points)
 
 
 def _surface(
@@ -172,9 +172,9 @@ def _place(
         if (extent[:2] >= np.array(room) - 0.2).any():
             return None
         x, y = random.uniform(0.05, np.array(room) - extent[:2] - 0.05)
-        own = (x, y, x + extent[0], y + extent[1])
-        if all(own[0] > b[2] or own[2] < b[0] or own[1] > b[3] or own[3] < b[1] for b in taken):
-            taken.append(own)
+        box = (x, y, x + extent[0], y + extent[1])
+        if all(box[0] > b[2] or box[2] < b[0] or box[1] > b[3] or box[3] < b[1] for b in taken):
+            taken.append(box)
             shift = np.array([x, y, 0]) - [low[0], low[1], 0]
             return [(tuple(np.array(corner) + shift), size) for corner, size in boxes]
     return None

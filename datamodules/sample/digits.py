@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,27 +42,17 @@ class Material:
 @lru_cache(maxsize=2)
 def load_material(split: SampleSplit) -> Material:
     """Return the digits and photo regions of a split."""
-    datasets = _scikit_learn_datasets()
+    from sklearn import datasets
+
     bunch = datasets.load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(bunch.images))
-    chosen = order[:NUM_TRAIN_DIGITS] if split == "train" else order[NUM_TRAIN_DIGITS:]
-    digits = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
+    rows = order[:NUM_TRAIN_DIGITS] if split == "train" else order[NUM_TRAIN_DIGITS:]
+    digits = np.rint(bunch.images[rows] * (255 / 16)).astype(np.uint8)
     photos = tuple(
         Image.fromarray(np.ascontiguousarray(photo[:, PHOTO_COLUMNS[split]]))
         for photo in datasets.load_sample_images().images
     )
-    return Material(digits, bunch.target[chosen].astype(np.int64), photos)
-
-
-def _scikit_learn_datasets() -> Any:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise ValueError(
-            "the sample data needs scikit-learn's images; "
-            "pip install scikit-learn, or pass a real dataset"
-        ) from error
-    return datasets
+    return Material(digits, bunch.target[rows].astype(np.int64), photos)
 
 
 def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: int) -> Floats:
@@ -73,8 +63,8 @@ def photo_crop(rng: np.random.Generator, photos: tuple[Image.Image, ...], size: 
     """
     photo = photos[rng.integers(len(photos))]
     side = int(rng.integers(min(96, size), min(photo.size) + 1))
-    left, top = (int(rng.integers(edge - side + 1)) for edge in photo.size)
-    box = (left, top, left + side, top + side)
+    x_min, top = (int(rng.integers(edge - side + 1)) for edge in photo.size)
+    box = (x_min, top, x_min + side, top + side)
     crop = photo.resize((size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=2)
     pixels = np.asarray(crop, dtype=np.float32) / 255
     if rng.random() < 0.5:

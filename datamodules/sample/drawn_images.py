@@ -63,9 +63,9 @@ def one_digit(rng: np.random.Generator, source: Material, index: int, size: int)
     height, width = alpha.shape
     top = int(rng.integers(size - height + 1))
     room = size - width
-    left = int(np.clip(room / 2 + rng.uniform(-0.03, 0.03) * size, 0, room))
-    colour = contrasting_colour(rng, canvas[top : top + height, left : left + width])
-    paste(canvas, alpha, top, left, colour)
+    x_min = int(np.clip(room / 2 + rng.uniform(-0.03, 0.03) * size, 0, room))
+    colour = contrasting_colour(rng, canvas[top : top + height, x_min : x_min + width])
+    paste(canvas, alpha, top, x_min, colour)
     return to_image(canvas)
 
 
@@ -150,10 +150,10 @@ def two_digits(rng: np.random.Generator, source: Material, number: int) -> NDArr
         choice = rng.choice(np.flatnonzero(source.labels == digit))
         alpha = digit_alpha(rng, source.digits[choice], height, **POSE)
         if alpha.shape[1] > half - 1:
-            narrow = Image.fromarray(alpha).resize((half - 1, height), Image.Resampling.BILINEAR)
-            alpha = np.asarray(narrow)
+            thin = Image.fromarray(alpha).resize((half - 1, height), Image.Resampling.BILINEAR)
+            alpha = np.asarray(thin)
         top = int(rng.integers(PAIR_SIDE - height + 1))
-        left = place * half + int(rng.integers(half - alpha.shape[1] + 1))
-        paste(canvas, alpha, top, left, colour)
+        x_min = place * half + int(rng.integers(half - alpha.shape[1] + 1))
+        paste(canvas, alpha, top, x_min, colour)
     pixels = np.asarray(to_image(canvas))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)).reshape(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.layouts.outlines import mask_bounds, run_lengths, signed_area
+from datamodules.annotation_formats.outlines import mask_bounds, run_lengths, signed_area
 
 Mask = NDArray[np.bool_]
 Point = tuple[int, int]  # (x, y)

@@ -74,9 +74,9 @@ def make_scene(rng: np.random.Generator, source: Material, size: int) -> Scene:
         place = find_free_place(rng, alpha.shape, masks, size)
         if place is None:
             continue
-        top, left = place
-        window = (slice(top, top + alpha.shape[0]), slice(left, left + alpha.shape[1]))
-        paste(canvas, alpha, top, left, contrasting_colour(rng, canvas[window]))
+        top, x_min = place
+        window = (slice(top, top + alpha.shape[0]), slice(x_min, x_min + alpha.shape[1]))
+        paste(canvas, alpha, top, x_min, contrasting_colour(rng, canvas[window]))
         mask = np.zeros((size, size), dtype=bool)
         mask[window] = alpha > 0.5
         for covered in masks:
@@ -95,9 +95,9 @@ def find_free_place(
         return None
     boxes = [bounding_box(mask) for mask in masks]
     for _ in range(30):
-        top, left = int(rng.integers(size - height)), int(rng.integers(size - width))
-        if all(_overlap((left, top, width, height), box) <= MAX_OVERLAP for box in boxes):
-            return top, left
+        top, x_min = int(rng.integers(size - height)), int(rng.integers(size - width))
+        if all(_overlap((x_min, top, width, height), box) <= MAX_OVERLAP for box in boxes):
+            return top, x_min
     return None
 
 

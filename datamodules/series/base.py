@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,19 @@ import numpy as np
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.console import log
+from datamodules.files.folders import require_names
+from datamodules.files.values import refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.series.gaps import Gaps, check_policy, close_gaps
+from datamodules.series.gaps import Gaps, close_gaps
 from datamodules.series.table import Table, read_table
-from datamodules.series.windows import LastWindows, Scaling, Windows, fit_scaling, split_rows
+from datamodules.series.windows import (
+    Constant,
+    LastWindows,
+    Scaling,
+    Windows,
+    fit_scaling,
+    split_rows,
+)
 
 
 class SeriesDataModule(BaseDataModule):
@@ -58,12 +68,11 @@ class SeriesDataModule(BaseDataModule):
         time_column: str = "date",
         time_format: str | None = None,
         gaps: Gaps = "error",
-        constant: str = "error",
+        constant: Constant = "error",
         batch_size: int = 32,
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        check_policy(gaps)
         self.file, self.gaps, self.constant = file, gaps, constant
         self.lookback = check_minimum("lookback", lookback, 1)
         self.horizon = check_minimum("horizon", horizon, 1)
@@ -94,18 +103,15 @@ class SeriesDataModule(BaseDataModule):
             return self.root
         folder = self.folder
         if self.file is not None:
-            found = [folder / self.file, *sorted(folder.glob(f"*/{self.file}"))]
-            path = next((one for one in found if one.is_file()), None)
-            if path is None:
-                raise FileNotFoundError(
-                    f"{folder} and its folders lack {self.file}; pass data.root=<its folder>"
-                )
+            candidates = [folder / self.file, *sorted(folder.glob(f"*/{self.file}"))]
+            path = next((file for file in candidates if file.is_file()), folder)
+            remedy = "pass data.root=<its folder>"
+            lost = [] if path.is_file() else [self.file]
+            require_names(lost, f"file is missing in {folder} and its folders", remedy)
             return path
         files = sorted(folder.glob("*.csv"))
-        if len(files) != 1:
-            raise ValueError(
-                f"{folder} holds {len(files)} csv files; pass the file itself as data.root"
-            )
+        rule = f"holds {len(files)} csv files; pass the file itself as data.root"
+        refuse(folder, {rule: len(files) != 1})
         return files[0]
 
     def table(self) -> Table:
@@ -117,16 +123,15 @@ class SeriesDataModule(BaseDataModule):
         return self._table
 
     def _choose(self, columns: Sequence[str]) -> tuple[str, ...]:
-        both = set(self.chosen or ()) & set(self.covariates)
-        if both:
-            raise ValueError(f"{', '.join(sorted(both))} is in data.targets and data.covariates")
-        for option, names in (("targets", self.chosen or ()), ("covariates", self.covariates)):
-            if len(set(names)) < len(names):
-                raise ValueError(f"data.{option}={list(names)} names a column twice; leave one out")
-        rest = tuple(name for name in columns if name not in self.covariates)
-        self.target_names = self.chosen or rest
-        if not self.target_names:
-            raise ValueError("all columns are data.covariates; leave one of them out to predict it")
+        targets, covariates = self.chosen or (), self.covariates
+        rest = tuple(name for name in columns if name not in covariates)
+        self.target_names = targets or rest
+        every = Counter((*targets, *covariates))
+        faults = {
+            "name columns twice; leave one out": [n for n, count in every.items() if count > 1],
+            "leave no column to predict; leave a covariate out": not self.target_names,
+        }
+        refuse("data.targets and data.covariates", faults)
         return self.names
 
     @property
@@ -172,13 +177,13 @@ class SeriesDataModule(BaseDataModule):
                 values, usable, rows, lookback=self.lookback, horizon=self.horizon,
                 targets=len(self.target_names),
             )  # fmt: skip
-            if not len(windows):
-                raise ValueError(
-                    f"{table.source}: the {split} split has {len(rows)} rows with its look-back, "
-                    f"but a window takes {self.lookback} + {self.horizon}"
-                    + ("" if usable.all() else " rows without a gap")
-                    + "; pass a lower data.lookback or data.horizon, or another data.split"
-                )
+            gap = "" if usable.all() else " rows without a gap"
+            rule = (
+                f"has {len(rows)} rows with its look-back, but a window takes {self.lookback} + "
+                f"{self.horizon}{gap}; pass a lower data.lookback or data.horizon, or another "
+                "data.split"
+            )
+            refuse(f"{table.source}: the {split} split", {rule: not len(windows)})
             built[split] = self.seeded(windows, _Describe(table, windows))
         return built
 
@@ -213,23 +218,20 @@ class SeriesDataModule(BaseDataModule):
         Raises:
             ValueError: A file lacks a variable or rows, or its last rows have gaps.
         """
-        given = inputs if isinstance(inputs, list | tuple) else [inputs]
+        items = inputs if isinstance(inputs, list | tuple) else [inputs]
         sources: list[Path | tuple[str, str]] = []
-        for number, one in enumerate(given, 1):
-            if hasattr(one, "columns") and hasattr(one, "to_csv"):
-                keeps = one.index.dtype.kind == "M" or one.index.name == self.time_column
-                text = one.to_csv(index=keeps, index_label=self.time_column)
+        for number, item in enumerate(items, 1):
+            if hasattr(item, "columns") and hasattr(item, "to_csv"):
+                keeps = item.index.dtype.kind == "M" or item.index.name == self.time_column
+                text = item.to_csv(index=keeps, index_label=self.time_column)
                 sources.append((f"table {number}", text))
-            elif isinstance(one, str | Path):
-                path = Path(one)
+            elif isinstance(item, str | Path):
+                path = Path(item)
                 sources += sorted(path.glob("*.csv")) if path.is_dir() else [path]
             else:
-                raise ValueError(
-                    f"{type(one).__name__} cannot be forecast; pass the path of a csv file or of a "
-                    "folder of them, or a DataFrame"
-                )
-        if not sources:
-            raise ValueError(f"{inputs} holds no csv files to predict")
+                rule = "cannot be forecast; pass the path of a csv file or of a folder of them, or"
+                raise ValueError(f"{type(item).__name__} {rule} a DataFrame")
+        refuse(inputs, {"holds no csv files to predict": not sources})
         assert self.scaling is not None
         tables = [self._last_rows(source) for source in sources]
         windows = LastWindows(tables, self.scaling, self.lookback)
@@ -241,11 +243,8 @@ class SeriesDataModule(BaseDataModule):
             source, self.time_column, self.time_format, lambda _: self.names, usual_format=form
         )
         file, least = table.source, max(2, self.lookback)
-        if len(table) < least:
-            raise ValueError(
-                f"{file} has {len(table)} rows, but the network looks back {self.lookback}; pass a "
-                "longer table"
-            )
+        looks = f"but the network looks back {self.lookback}; pass a longer table"
+        refuse(file, {f"has {len(table)} rows, {looks}": len(table) < least})
         if step and table.stamps.step_name != step:
             log(
                 f"{file} has steps of {table.stamps.step_name}, but the network was trained on "
@@ -254,11 +253,11 @@ class SeriesDataModule(BaseDataModule):
         # Earlier gaps do not matter, but "fill" may need the rows before the look-back.
         last = table if self.gaps == "fill" else table.rows(slice(-self.lookback, None))
         closed, usable = close_gaps(last, self.gaps)
-        if not usable[-self.lookback :].all() or len(closed) < self.lookback:
-            raise ValueError(
-                f"the last {self.lookback} rows of {file} have gaps; pass data.gaps=fill to carry "
-                "the last value on"
-            )
+        rule = (
+            f"has gaps in its last {self.lookback} rows; pass data.gaps=fill to carry the last "
+            "value on"
+        )
+        refuse(file, {rule: not usable[-self.lookback :].all() or len(closed) < self.lookback})
         return closed
 
     def predicted_table(self, index: int) -> Table:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from datamodules.series.base import SeriesDataModule
 from datamodules.series.gaps import Gaps
+from datamodules.series.windows import Constant
 
 MONTH = 30 * 24  # hours
 HOURS = (12 * MONTH, 4 * MONTH, 4 * MONTH)
@@ -48,7 +49,7 @@ class BenchmarkDataModule(SeriesDataModule):
         file: str | None = None,
         split: Sequence[float] | None = None,
         gaps: Gaps = "ignore",
-        constant: str = "keep",
+        constant: Constant = "keep",
         **options: Any,
     ) -> None:
         super().__init__(

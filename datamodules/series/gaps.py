@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.files.console import log
+from datamodules.files.values import refuse
 from datamodules.series.stamps import DAY
 from datamodules.series.table import SHOWN, Table
 
@@ -20,12 +21,6 @@ REMEDY = (
 AS_STEPS = "data.gaps=ignore to take rows as steps, such as business days"
 MOST_ADDED = 100  # rows for each row of the file
 NIGHT = 4  # hours of a Sunday in which clocks change
-
-
-def check_policy(gaps: str) -> None:
-    """Refuse an unknown value of ``data.gaps``."""
-    if gaps not in get_args(Gaps):
-        raise ValueError(f"data.gaps must be one of {', '.join(get_args(Gaps))}; got {gaps!r}")
 
 
 def close_gaps(table: Table, gaps: Gaps) -> tuple[Table, NDArray[np.bool_]]:
@@ -40,7 +35,6 @@ def close_gaps(table: Table, gaps: Gaps) -> tuple[Table, NDArray[np.bool_]]:
     Raises:
         ValueError: Time stamps are unsorted or doubled, or there are gaps; the message names them.
     """
-    check_policy(gaps)
     if gaps == "ignore":
         _refuse_missing(table)
         return table, np.ones(len(table), dtype=bool)
@@ -60,25 +54,23 @@ def _check_order(table: Table) -> None:
     steps = np.diff(table.times)
     zero = np.zeros(1, dtype=steps.dtype)[0]
     doubled = np.flatnonzero(steps == zero)
-    alike = np.median(np.unique(table.times, return_counts=True)[1])
-    if alike > 1:
-        raise ValueError(
-            f"{table.source} has {alike:g} rows for most time stamps; write a column per series if "
-            "several stand below each other, and date and time of day into one column"
-        )
-    if len(doubled):
-        shown = ", ".join(table.row_name(int(row)) for row in doubled[:SHOWN])
-        raise ValueError(
-            f"{table.source} has {len(doubled)} duplicate time stamps ({shown}); keep one row "
-            f"each{_clock_change(table, int(doubled[0]))}"
-        )
+    rows_per_stamp = np.median(np.unique(table.times, return_counts=True)[1])
     backwards = np.flatnonzero(steps < zero)
-    if len(backwards):
-        row = int(backwards[0])
-        raise ValueError(
-            f"{table.source} is not sorted by time: {table.row_name(row + 1)} follows "
-            f"{table.row_name(row)}; sort its rows{_clock_change(table, row)}"
-        )
+    places_shown = ", ".join(table.row_name(int(row)) for row in doubled[:SHOWN])
+    after = [int(rows[0]) for rows in (doubled, backwards) if len(rows)]
+    hint = _clock_change(table, after[0]) if after else ""
+    row = int(backwards[0]) if len(backwards) else 0
+    faults = {
+        f"has {rows_per_stamp:g} rows for most time stamps; write a column per series if several "
+        "stand below each other, and date and time of day into one column": rows_per_stamp > 1,
+        f"has {len(doubled)} duplicate time stamps ({places_shown}); keep one row each{hint}": (
+            len(doubled) > 0
+        ),
+        f"is not sorted by time: {table.row_name(row + 1)} follows {table.row_name(row)}; sort its "
+        f"rows{hint}": len(backwards) > 0,
+    }
+    if after:
+        refuse(table.source, faults)
 
 
 def _with_all_rows(table: Table, gaps: Gaps) -> Table:
@@ -86,28 +78,31 @@ def _with_all_rows(table: Table, gaps: Gaps) -> Table:
     if len(table) < 2:
         return table
     step, steps = table.stamps.step, np.diff(table.times)
-    wide = np.flatnonzero(steps != step)
-    if not len(wide):
+    gap_rows = np.flatnonzero(steps != step)
+    if not len(gap_rows):
         return table
-    uneven = [int(row) for row in wide if steps[row] % step != steps[row] * 0]
+    uneven = [int(row) for row in gap_rows if steps[row] % step != steps[row] * 0]
     if uneven:
         row = uneven[0]
-        raise ValueError(
-            f"{table.source} has uneven time stamps: {table.row_name(row + 1)} follows "
-            f"{table.row_name(row)}, which is no multiple of the usual step {step}; resample "
-            "it, or pass data.gaps=ignore to take rows as steps"
+        rule = (
+            f"has uneven time stamps: {table.row_name(row + 1)} follows {table.row_name(row)}, "
+            f"which is no multiple of the usual step {step}; resample it, or pass data.gaps=ignore "
+            "to take rows as steps"
         )
-    shown = "; ".join(
-        f"{int(steps[row] // step) - 1} after {table.row_name(int(row))}" for row in wide[:SHOWN]
+        raise ValueError(f"{table.source} {rule}")
+    places_shown = "; ".join(
+        f"{int(steps[row] // step) - 1} after {table.row_name(int(row))}"
+        for row in gap_rows[:SHOWN]
     )
-    count = int(sum(steps[row] // step - 1 for row in wide))
-    found = f"{table.source} lacks {count} rows in {len(wide)} gaps ({shown})"
-    if count > MOST_ADDED * len(table):
-        raise ValueError(f"{found}; correct the time stamps there")
-    if gaps == "error":
-        change = _clock_change(table, int(wide[0]))
-        raise ValueError(f"{found}; {REMEDY}, or {AS_STEPS}{change}")
-    log(f"{found}; data.gaps={gaps}")
+    count = int(sum(steps[row] // step - 1 for row in gap_rows))
+    finding = f"{table.source} lacks {count} rows in {len(gap_rows)} gaps ({places_shown})"
+    change = _clock_change(table, int(gap_rows[0]))
+    faults = {
+        "are too many; correct the time stamps there": count > MOST_ADDED * len(table),
+        f"that are refused; {REMEDY}, or {AS_STEPS}{change}": gaps == "error",
+    }
+    refuse(finding, faults)
+    log(f"{finding}; data.gaps={gaps}")
     places = ((table.times - table.times[0]) // step).astype(np.int64)
     times = table.times[0] + np.arange(places[-1] + 1) * step
     values = np.full((len(times), len(table.names)), np.nan)
@@ -131,22 +126,20 @@ def _clock_change(table: Table, row: int) -> str:
 def _refuse_missing(table: Table) -> None:
     missing = np.isnan(table.values)
     if missing.any():
-        row, column = (int(one) for one in np.argwhere(missing)[0])
-        raise ValueError(
-            f"{table.source} has {int(missing.sum())} missing or infinite values, the first in "
-            f"column {table.names[column]} at {table.row_name(row)}; {REMEDY}"
+        row, column = (int(place) for place in np.argwhere(missing)[0])
+        rule = (
+            f"has {int(missing.sum())} missing or infinite values, the first in column "
+            f"{table.names[column]} at {table.row_name(row)}; {REMEDY}"
         )
+        raise ValueError(f"{table.source} {rule}")
 
 
 def _carried_on(table: Table) -> Table:
     """Return the table with each missing value replaced by the one before it."""
-    known = ~np.isnan(table.values)
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(table))[:, None], -1), axis=0)
-    if (latest < 0).any():
-        column = int(np.flatnonzero((latest < 0).any(axis=0))[0])
-        raise ValueError(
-            f"{table.source} begins without a value of {table.names[column]}, so data.gaps=fill "
-            "has none to carry on; remove the first rows"
-        )
+    is_value = ~np.isnan(table.values)
+    latest = np.maximum.accumulate(np.where(is_value, np.arange(len(table))[:, None], -1), axis=0)
+    rule = "begins without values, so data.gaps=fill has none to carry on; remove the first rows of"
+    columns = [table.names[column] for column in np.flatnonzero((latest < 0).any(axis=0))]
+    refuse(table.source, {rule: columns})
     values = np.take_along_axis(table.values, latest, axis=0)
     return replace(table, values=values)

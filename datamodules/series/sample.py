@@ -83,6 +83,6 @@ def make_series(hours: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         loads.append(3 + generator.uniform(1, 3) * (daily + weekly + trend + slow + noise))
     past = np.stack(loads, axis=1)
     followed = [past[longest - lag : len(time) - lag, index] for index, lag in enumerate(LAGS)]
-    target = 15 + 2.0 * sum(one - one.mean() for one in followed)
+    target = 15 + 2.0 * sum(load - load.mean() for load in followed)
     target += generator.normal(0, 0.3, hours)
     return np.column_stack([past[longest:], target])

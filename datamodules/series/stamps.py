@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.files.console import log
+from datamodules.files.values import refuse
 
 Times = NDArray[np.generic]
 DAY = np.timedelta64(1, "D")
@@ -78,7 +79,7 @@ class Stamps:
             unit, count = "month", self.step.astype(int)
         else:
             seconds = self.step / np.timedelta64(1, "s")
-            unit, length = next((one for one in UNITS if seconds % one[1] == 0), UNITS[-1])
+            unit, length = next((choice for choice in UNITS if seconds % choice[1] == 0), UNITS[-1])
             count = seconds / length
         return f"{count:g} {unit}{'' if count == 1 else 's'}"
 
@@ -128,9 +129,9 @@ def _read(
 ) -> tuple[Times, str]:
     texts = [text for _, text in cells]
     if form is None:
-        whole = [WHOLE.fullmatch(text) for text in texts]
-        if all(whole):
-            digits = [match[1] for match in whole if match]
+        matches = [WHOLE.fullmatch(text) for text in texts]
+        if all(matches):
+            digits = [match[1] for match in matches if match]
             compact = COMPACT.get(len(texts[0]), "")
             if compact and all(text.startswith(CENTURIES) for text in texts):
                 times = _parsed(texts, compact)
@@ -143,16 +144,17 @@ def _read(
             pass
     forms = FORMATS if form is None else (form,)
     fits = {one: times for one in forms if (times := _parsed(texts, one)) is not None}
-    if len(fits) > 1 and usual not in fits:
-        raise ValueError(
-            f"{source}: {texts[0]!r} may begin with the day or the month; pass "
-            f"data.time_format='{DAY_FIRST}' or '{MONTH_FIRST}', with the time if there is one"
-        )
+    either = len(fits) > 1 and usual not in fits
+    remedy = (
+        f"pass data.time_format='{DAY_FIRST}' or '{MONTH_FIRST}', with the time if there is one"
+    )
+    rule = f"{texts[0]!r} may begin with the day or the month; {remedy}"
+    refuse(f"{source}:", {rule: either})
     if fits:
         form = usual if usual in fits else next(iter(fits))
         return fits[form], form
-    likely = max(forms, key=lambda one: sum(_fits(text, one) for text in texts[:100]))
-    number, text = next(cell for cell in cells if not _fits(cell[1], likely))
+    best = max(forms, key=lambda one: sum(_fits(text, one) for text in texts[:100]))
+    number, text = next(cell for cell in cells if not _fits(cell[1], best))
     raise ValueError(
         f"{source}, row {number}: {text!r} is not a time stamp; write 2024-01-31 13:00:00, "
         "or pass data.time_format, such as '%d.%m.%Y %H:%M'"
@@ -183,7 +185,9 @@ def _read_iso(source: str, texts: Sequence[str]) -> tuple[Times, str]:
     if np.isnat(exact).any():  # an empty cell
         raise ValueError(f"{source} has rows without a time stamp")
     longest = max(texts, key=len)
-    form = next((one for one in FORMATS if _fits(longest.removesuffix("Z"), one)), FORMATS[0])
+    form = next(
+        (choice for choice in FORMATS if _fits(longest.removesuffix("Z"), choice)), FORMATS[0]
+    )
     zone = "Z" if longest.endswith("Z") else ""
     if offsets:  # numpy converts them
         log(f"{source}: time stamps with an offset are converted to UTC")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.files.text_files import column_names, csv_rows, finite_number, read_text
+from datamodules.files.values import refuse
 from datamodules.series.stamps import Stamps, Times, read_stamps
 
 MISSING = frozenset(("", "na", "nan", "n/a", "#n/a", "<na>", "null", "none", "?"))
@@ -86,42 +87,26 @@ def read_table(
     path, text = source if isinstance(source, tuple) else (str(source), read_text(source))
     lines = csv_rows(text, path)
     header = column_names(next(lines, (0, []))[1], path)
-    _check_header(path, header, time_column)
-    names = tuple(choose([name for name in header if name != time_column]))
-    _check_names(path, names, header, time_column)
+    columns = ", ".join(header)
+    faults = {
+        "is empty; expected a line of names and a line per time": not header,
+        f"lacks the time column {time_column!r}; its columns are {columns}: pass "
+        "data.time_column=<name>": time_column not in header,
+        f"holds {time_column} only; add a column per variable": len(header) < 2,
+    }
+    refuse(path, faults)
+    variables = [name for name in header if name != time_column]
+    names = tuple(choose(variables))
+    lack = f"has the columns {', '.join(variables)} and lacks"
+    refuse(path, {lack: [name for name in names if name not in variables]})
     place, places = header.index(time_column), [header.index(name) for name in names]
     cells, rows = [], []
     for number, line in lines:
-        if len(line) != len(header):
-            raise ValueError(f"{path}, row {number}: {len(line)} cells instead of {len(header)}")
         cells.append((number, line[place].strip()))
-        rows.append(_read_row([line[one] for one in places], names, f"{path}, row {number}"))
-    if not rows:
-        raise ValueError(f"{path} holds no rows; expected a line of names and a line per time")
+        rows.append(_read_row([line[column] for column in places], names, f"{path}, row {number}"))
+    refuse(path, {"holds no rows; expected a line of names and a line per time": not rows})
     times, stamps = read_stamps(path, cells, time_column, time_format, usual_format)
     return Table(path, times, names, np.stack(rows), stamps)
-
-
-def _check_header(path: str, header: Sequence[str], time_column: str) -> None:
-    if not header:
-        raise ValueError(f"{path} is empty; expected a line of names and a line per time")
-    if time_column not in header:
-        raise ValueError(
-            f"{path} lacks the time column {time_column!r}; its columns are {', '.join(header)}: "
-            "pass data.time_column=<name>"
-        )
-    if len(header) < 2:
-        raise ValueError(f"{path} holds {time_column} only; add a column per variable")
-
-
-def _check_names(path: str, names: Sequence[str], header: Sequence[str], time_column: str) -> None:
-    absent = [name for name in names if name not in header or name == time_column]
-    if absent:
-        columns = ", ".join(name for name in header if name != time_column)
-        raise ValueError(
-            f"{path} lacks the column{'s' * (len(absent) > 1)} {', '.join(absent)}; its columns "
-            f"are {columns}"
-        )
 
 
 def _read_row(cells: Sequence[str], names: Sequence[str], where: str) -> Values:
@@ -141,12 +126,10 @@ def _number(cell: str, name: str, where: str) -> float:
         return math.nan
     try:
         value = finite_number(text)
-        if abs(value) > LARGEST:
-            raise ValueError
     except ValueError:
+        value = math.inf
+    if abs(value) > LARGEST:
         remedy = next((hint for form, hint in HINTS if form.fullmatch(text)), OTHER_CELL)
-        raise ValueError(
-            f"{where}, column {name}: {cell!r} is not a number; {remedy}, or leave the column out "
-            "by data.targets=[...]"
-        ) from None
+        rule = f"{cell!r} is not a number; {remedy}, or leave it out by data.targets=[...]"
+        raise ValueError(f"{where}, column {name}: {rule}")
     return value

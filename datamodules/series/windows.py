@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from datamodules.files.values import check_option, refuse
 from datamodules.series.table import Table, Values
+
+Constant = Literal["error", "keep"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +37,12 @@ class Scaling:
         """
         with np.errstate(over="ignore"):
             scaled = self.apply(table.values).astype(np.float32)
-        for row, column in np.argwhere(np.isinf(scaled))[:1]:
-            raise ValueError(
-                f"{table.source}: column {table.names[column]} at {table.row_name(int(row))} is "
-                f"{table.values[row, column]:g}, too far from the training rows; correct it"
-            )
+        far = [
+            f"{table.values[row, column]:g} in column {table.names[column]} at "
+            f"{table.row_name(int(row))}"
+            for row, column in np.argwhere(np.isinf(scaled))
+        ]
+        refuse(table.source, {"has values too far from the training rows; correct them": far})
         return scaled
 
     def undo(self, values: NDArray[Any], count: int) -> NDArray[Any]:
@@ -45,7 +50,7 @@ class Scaling:
         return values * self.std[:count] + self.mean[:count]
 
 
-def fit_scaling(table: Table, constant: str) -> Scaling:
+def fit_scaling(table: Table, constant: Constant) -> Scaling:
     """Return mean and population standard deviation over a training split.
 
     Args:
@@ -55,19 +60,21 @@ def fit_scaling(table: Table, constant: str) -> Scaling:
     Raises:
         ValueError: A column is constant or empty.
     """
-    if constant not in ("error", "keep"):
-        raise ValueError(f"data.constant must be error or keep; got {constant!r}")
-    empty = np.isnan(table.values).all(axis=0)
-    for column in np.flatnonzero(empty):
-        raise ValueError(f"{table.source}: column {table.names[column]} has no training value")
-    mean, std = np.nanmean(table.values, axis=0), np.nanstd(table.values, axis=0)
+    is_empty = np.isnan(table.values).all(axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of empty columns
+        mean, std = np.nanmean(table.values, axis=0), np.nanstd(table.values, axis=0)
     still = std <= 1e-12 * np.maximum(1.0, np.abs(mean))
-    if still.any() and constant == "error":
-        names = ", ".join(table.names[column] for column in np.flatnonzero(still))
-        raise ValueError(
-            f"{table.source}: {names} is constant over the training rows and cannot be scaled; "
-            "leave it out by data.targets=[...], or pass data.constant=keep"
-        )
+    faults = {
+        "has columns without a training value": is_empty,
+        "has columns that are constant over the training rows and cannot be scaled (leave them out "
+        "by data.targets=[...], or pass data.constant=keep)": still & (constant == "error"),
+    }
+    places = {
+        rule: [table.names[column] for column in np.flatnonzero(columns)]
+        for rule, columns in faults.items()
+    }
+    refuse(table.source, places)
     return Scaling(mean, np.where(still, 1.0, std))
 
 
@@ -136,17 +143,14 @@ def split_rows(count: int, split: Sequence[float]) -> tuple[int, int, int]:
     Raises:
         ValueError: The split is not three positive numbers, or needs more rows than there are.
     """
-    if len(split) != 3 or min(split) <= 0:
-        raise ValueError(f"data.split must be three positive numbers, got {list(split)}")
-    if all(float(part) == int(part) for part in split):
+    rows, shares = all(float(part) == int(part) for part in split), abs(sum(split) - 1) < 1e-6
+    valid = len(split) == 3 and min(split) > 0 and (rows or shares)
+    check_option("split", [*split], valid, "three positive shares that add up to 1, or rows")
+    if rows:
         train, val, test = (int(part) for part in split)
-    elif abs(sum(split) - 1) < 1e-6:
+    else:
         train, test = int(count * split[0]), int(count * split[2])
         val = count - train - test
-    else:
-        raise ValueError(f"data.split={list(split)} must be shares that add up to 1, or rows")
-    if train + val + test > count:
-        raise ValueError(
-            f"data.split={list(split)} needs {train + val + test} rows, but the table has {count}"
-        )
+    needs = f"three that need at most the table's {count} rows, not {train + val + test}"
+    check_option("split", [*split], train + val + test <= count, needs)
     return train, val, test

@@ -10,9 +10,17 @@ from typing import Any
 
 from datamodules.base import BaseDataModule, Split, check_minimum
 from datamodules.files.headers import read_header
+from datamodules.files.values import refuse
 from datamodules.loading.pixels import is_bytes, scale_bytes
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.super_resolution.pairs import Middles, Pair, Patches, WholeImages, collate
+from datamodules.super_resolution.pairs import (
+    Middles,
+    Pair,
+    Patches,
+    WholeImages,
+    check_low,
+    collate,
+)
 from datamodules.super_resolution.reading import ImagesToEnlarge
 from datamodules.super_resolution.reading import collect as collect_images
 
@@ -88,10 +96,10 @@ class SuperResolutionDataModule(BaseDataModule):
         patches = Patches(
             train, self.scale, self.patch_size, self.patches_per_image, self.flip, self.decoded
         )
-        whole = WholeImages(val, self.scale)
+        images = WholeImages(val, self.scale)
         return {
             "train": self.seeded(patches, patches.path),
-            "val": self.seeded(whole, whole.path),
+            "val": self.seeded(images, images.path),
         }
 
     def file_check(self, split: Split) -> Callable[[int], None]:
@@ -110,23 +118,17 @@ class SuperResolutionDataModule(BaseDataModule):
         sides = high.width // self.scale, high.height // self.scale
         trained = split == "train"
         least = self.scale * self.patch_size if trained else 2 * self.scale + WINDOW
-        if self.scale * min(sides) < least:
-            what = f"patches of data.patch_size={self.patch_size}" if trained else "PSNR and SSIM"
-            remedy = "lower data.patch_size, or remove the image" if trained else "remove the image"
-            raise ValueError(
-                f"{pair.high} has {high.width}x{high.height} pixels, but {what} take {least} "
-                f"pixels and more at data.scale={self.scale}; {remedy}"
-            )
+        purpose = f"patches of data.patch_size={self.patch_size}" if trained else "PSNR and SSIM"
+        remedy = "lower data.patch_size, or remove the image" if trained else "remove the image"
+        rule = (
+            f"has {high.width}x{high.height} pixels, but {purpose} take {least} pixels and more at "
+            f"data.scale={self.scale}; {remedy}"
+        )
+        refuse(pair.high, {rule: self.scale * min(sides) < least})
         if pair.low is None:
             return
         low = read_header(pair.low)
-        if (low.width, low.height) != sides:
-            raise ValueError(
-                f"{pair.low} has {low.width}x{low.height} pixels, but {pair.high} has "
-                f"{high.width}x{high.height}: data.scale={self.scale} takes "
-                f"{sides[0]}x{sides[1]}, rounded down; make the small image again, or remove its "
-                "folder"
-            )
+        check_low(pair.low, (low.width, low.height), sides, self.scale)
 
     def normalise(self, batch: Any) -> Any:
         """Return a batch with floats from 0 to 1 in place of bytes."""
@@ -135,9 +137,11 @@ class SuperResolutionDataModule(BaseDataModule):
 
     def preview_batch(self, count: int) -> Any:
         """Return the middles of up to ``count`` images to draw."""
-        drawn = copy.copy(self)
-        drawn._datasets = {name: Middles(one, DRAWN) for name, one in self._datasets.items()}
-        return super(SuperResolutionDataModule, drawn).preview_batch(count)
+        view = copy.copy(self)
+        view._datasets = {
+            name: Middles(split_data, DRAWN) for name, split_data in self._datasets.items()
+        }
+        return super(SuperResolutionDataModule, view).preview_batch(count)
 
     def collate(self) -> Callable[[list[Any]], Any]:
         """Return the function that makes a batch of samples."""
@@ -145,8 +149,8 @@ class SuperResolutionDataModule(BaseDataModule):
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
         """Return the dataset of images to enlarge."""
-        found = ImagesToEnlarge(collect_images(inputs))
-        return TolerantDataset(found, found.name)
+        images = ImagesToEnlarge(collect_images(inputs))
+        return TolerantDataset(images, images.name)
 
 
 def _scaled(images: Any) -> Any:

@@ -10,7 +10,15 @@ from typing import Any
 
 from datamodules.base import Split
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, list_folders, list_images, validation_folder
+from datamodules.files.folders import (
+    first_few,
+    list_folders,
+    list_images,
+    require_folder,
+    require_names,
+    validation_folder,
+)
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset
 from datamodules.super_resolution.base import SuperResolutionDataModule
 from datamodules.super_resolution.pairs import Pair, WholeImages
@@ -49,25 +57,23 @@ class ImageFolderSRDataModule(SuperResolutionDataModule):
         self, root: str | Path | None = None, *, val_share: float = 0.1, **options: Any
     ) -> None:
         super().__init__(root, **options)
-        if not 0 < val_share < 1:
-            raise ValueError(f"data.val_share must be between 0 and 1, got {val_share}")
+        check_option("val_share", val_share, 0 < val_share < 1, "between 0 and 1")
         self.val_share = val_share
 
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
         """Return the images of both folders, or of one folder in two parts."""
         if (self.folder / "train").is_dir():
             val = validation_folder(self.folder)
-            if not val.is_dir():
-                raise FileNotFoundError(f"{self.folder} has train, but lacks val; add it")
-            return tuple(find_pairs(one, self.scale) for one in (self.folder / "train", val))  # type: ignore[return-value]
-        found = find_pairs(self.folder, self.scale)
-        count = math.ceil(self.val_share * len(found))
-        if count == len(found):
-            raise ValueError(
-                f"{self.folder} has {len(found)} images, of which data.val_share={self.val_share} "
-                "leaves none to train with; add images, or lower it"
-            )
-        return found[:-count], found[-count:]
+            require_folder(val, "add it beside train")
+            return tuple(find_pairs(path, self.scale) for path in (self.folder / "train", val))  # type: ignore[return-value]
+        all_pairs = find_pairs(self.folder, self.scale)
+        count = math.ceil(self.val_share * len(all_pairs))
+        rule = (
+            f"has {len(all_pairs)} images, of which data.val_share={self.val_share} leaves none to "
+            "train with; add images, or lower it"
+        )
+        refuse(self.folder, {rule: count == len(all_pairs)})
+        return all_pairs[:-count], all_pairs[-count:]
 
 
 class DIV2KDataModule(SuperResolutionDataModule):
@@ -90,14 +96,13 @@ class DIV2KDataModule(SuperResolutionDataModule):
         if not (folder / "DIV2K_valid_HR").is_dir():
             val = [pair for pair in train if _number(pair) in VALIDATION]
             if not val:
-                raise FileNotFoundError(f"folder {folder / 'DIV2K_valid_HR'} does not exist")
+                require_folder(folder / "DIV2K_valid_HR", f"the set has {self.layout}")
             return [pair for pair in train if pair not in val], val
         return train, self._published(folder, "DIV2K_valid")
 
     def _published(self, folder: Path, name: str) -> list[Pair]:
         high = folder / f"{name}_HR"
-        if not high.is_dir():
-            raise FileNotFoundError(f"folder {high} does not exist; the set has {self.layout}")
+        require_folder(high, f"the set has {self.layout}")
         return match_pairs(high, folder / f"{name}_LR_bicubic" / f"X{self.scale}", self.scale)
 
 
@@ -144,8 +149,8 @@ class BenchmarkDataModule(SuperResolutionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        if not sets or not set(sets) <= SETS.keys():
-            raise ValueError(f"data.sets must name sets of {', '.join(SETS)}; got {list(sets)}")
+        valid = sets and set(sets) <= SETS.keys()
+        check_option("sets", [*sets], valid, f"sets of {', '.join(SETS)}")
         self.sets, self.published_counts = tuple(sets), published_counts
 
     def pairs(self) -> tuple[Sequence[Pair], Sequence[Pair]]:
@@ -160,33 +165,32 @@ class BenchmarkDataModule(SuperResolutionDataModule):
 
     def dataset(self, split: Split) -> NamedDataset:
         """Return the images of the chosen set, which is for evaluation only."""
-        if split == "train":
-            raise ValueError(
-                f"{', '.join(self.sets)}: images for evaluation only; pass mode=test ckpt=<run "
-                "folder>, or train with data=div2k"
-            )
+        rule = "has images for evaluation only: pass mode=test ckpt=<run folder>, or train with"
+        refuse(", ".join(self.sets), {f"{rule} data=div2k": split == "train"})
         return super().dataset(split)
 
     def choose(self, name: str) -> None:
         """Evaluate one of the sets from now on."""
-        whole = WholeImages(dict(self.parts)[name], self.scale)
-        self._datasets["val"] = self.seeded(whole, whole.path)
+        images = WholeImages(dict(self.parts)[name], self.scale)
+        self._datasets["val"] = self.seeded(images, images.path)
 
     def _find(self, name: str) -> list[Pair]:
         names = (SETS[name], *OTHER_NAMES.get(name, ()))
-        wanted = {one.lower() for one in names}
-        folders = [self.folder / one for one in list_folders(self.folder) if one.lower() in wanted]
-        alone = len(self.sets) == 1 and (self.folder.name.lower() in wanted or not folders)
-        if not folders and not alone:
-            raise FileNotFoundError(f"{self.folder} must hold a folder {names[0]}; add it")
-        folder = self.folder if alone else folders[0]
+        lower_names = {path.lower() for path in names}
+        folders = [
+            self.folder / path for path in list_folders(self.folder) if path.lower() in lower_names
+        ]
+        is_single = len(self.sets) == 1 and (self.folder.name.lower() in lower_names or not folders)
+        lost = [] if folders or is_single else [names[0]]
+        require_names(lost, f"folder is missing in {self.folder}", "add it")
+        folder = self.folder if is_single else folders[0]
         pairs = find_pairs(folder, self.scale)
         count = COUNTS[SETS[name]]
-        if self.published_counts and len(pairs) != count:
-            raise ValueError(
-                f"{folder} has {len(pairs)} images, but {SETS[name]} has {count}; complete it, or "
-                "pass data.published_counts=false"
-            )
+        rule = (
+            f"has {len(pairs)} images, but {SETS[name]} has {count}; complete it, or pass "
+            "data.published_counts=false"
+        )
+        refuse(folder, {rule: self.published_counts and len(pairs) != count})
         return pairs
 
 
@@ -199,18 +203,19 @@ def find_pairs(folder: Path, scale: int) -> list[Pair]:
     high = next((folder / name for name in HIGH if (folder / name).is_dir()), folder)
     small = {path: re.sub("[^a-z0-9]", "", str(path.relative_to(folder)).lower())
              for path in _inner_folders(folder)}  # fmt: skip
-    scales = {path: known[1] for path, name in small.items() if (known := LOW.fullmatch(name))}
+    scales = {path: match[1] for path, name in small.items() if (match := LOW.fullmatch(name))}
     low = next((path for path in scales if scales[path] == str(scale)), None)
-    read = {folder / name for name in HIGH} | {part for one in scales for part in (one, one.parent)}
-    others = [path for path in small if path not in read and UNREAD.fullmatch(small[path])]
-    others = [path for path in others if list_images(path)]
-    if others:
+    read = {folder / name for name in HIGH} | {
+        part for place in scales for part in (place, place.parent)
+    }
+    strays = [path for path in small if path not in read and UNREAD.fullmatch(small[path])]
+    strays = [path for path in strays if list_images(path)]
+    if strays:
         text = (
-            f"{first_few(others)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
+            f"{first_few(strays)}: small images are read from LR_bicubic/X{scale}, LRbicx{scale} "
             f"or LRBI/x{scale} beside HR or GT only"
         )
-        if high == folder:
-            raise ValueError(f"{text}; move the large ones to {folder / HIGH[0]}")
+        refuse(text, {f"; move the large ones to {folder / HIGH[0]}": high == folder})
         log(f"{text}; " + (f"read: {low}" if low else "the large ones are shrunk"))
     return match_pairs(high, low, scale)
 
@@ -218,7 +223,7 @@ def find_pairs(folder: Path, scale: int) -> list[Pair]:
 def _inner_folders(folder: Path) -> list[Path]:
     """Return the folders of two levels below a folder."""
     first = [folder / name for name in list_folders(folder)]
-    return [*first, *(one / name for one in first for name in list_folders(one))]
+    return [*first, *(path / name for path in first for name in list_folders(path))]
 
 
 def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
@@ -228,26 +233,25 @@ def match_pairs(high: Path, low: Path | None, scale: int) -> list[Pair]:
         ValueError: The first folder is empty, or names differ.
     """
     names = list_images(high)
-    if not names:
-        raise ValueError(f"{high} holds no images; put the high-resolution images there")
+    refuse(high, {"holds no images; put the high-resolution images there": not names})
     if low is None or not low.is_dir():
         return [Pair(high / name) for name in names]
     small = {Path(name).stem: low / name for name in list_images(low)}
     pairs, missing = [], []
     for name in names:
         stem = Path(name).stem
-        named = (name.format(stem, scale) for name in SMALL)
-        found = next((small[one] for one in named if one in small), None)
-        if found is None:
+        names_tried = (name.format(stem, scale) for name in SMALL)
+        all_pairs = next((small[path] for path in names_tried if path in small), None)
+        if all_pairs is None:
             missing.append(f"{stem}x{scale}")
-        pairs.append(Pair(high / name, found))
+        pairs.append(Pair(high / name, all_pairs))
     surplus = small.keys() - {pair.low.stem for pair in pairs if pair.low is not None}
-    if missing or surplus:
-        wrong = f"lacks {first_few(missing)}" if missing else f"has {first_few(sorted(surplus))}"
-        raise ValueError(
-            f"{low} {wrong}, unlike {high}; give both the same images, or remove {low} to shrink "
-            "the large ones"
-        )
+    remedy = f"give both the same images, or remove {low} to shrink the large ones"
+    faults = {
+        f"lacks images of {high} ({remedy})": missing,
+        f"has images that {high} lacks ({remedy})": sorted(surplus),
+    }
+    refuse(low, faults)
     return pairs
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datamodules.files.decoding import load_rgb
+from datamodules.files.values import refuse
 from datamodules.loading.sampling import Key, NamedDataset, Unreadable
 from datamodules.super_resolution.imresize import crop_to_multiple, downscale
 
@@ -67,19 +68,19 @@ class Patches:
         pair, scale, side = self.pairs[index % len(self.pairs)], self.scale, self.side
         high = load_high(pair, scale, self.decoded)
         height, width = (length // scale for length in high.shape[:2])
-        if min(height, width) < side:
-            raise ValueError(
-                f"{pair.high} has {high.shape[1]}x{high.shape[0]} pixels, but a patch takes "
-                f"{scale * side}x{scale * side}; lower data.patch_size, or remove the image"
-            )
-        top, left = (int(np.random.randint(length - side + 1)) for length in (height, width))
+        rule = (
+            f"has {high.shape[1]}x{high.shape[0]} pixels, but a patch takes "
+            f"{scale * side}x{scale * side}; lower data.patch_size, or remove the image"
+        )
+        refuse(pair.high, {rule: min(height, width) < side})
+        top, x_min = (int(np.random.randint(length - side + 1)) for length in (height, width))
         if pair.low is None:
-            low = shrunk_patch(high, scale, (top, left), side)
+            low = shrunk_patch(high, scale, (top, x_min), side)
         else:
             low = load_low(pair.low, high, scale, self.decoded)[
-                top : top + side, left : left + side
+                top : top + side, x_min : x_min + side
             ]
-        high = high[scale * top : scale * (top + side), scale * left : scale * (left + side)]
+        high = high[scale * top : scale * (top + side), scale * x_min : scale * (x_min + side)]
         if self.flip:
             turns, flipped = int(np.random.randint(4)), bool(np.random.randint(2))
             low, high = (turn(image, turns, flipped) for image in (low, high))
@@ -153,23 +154,26 @@ def load_pixels(path: Path, decoded: Path | None = None) -> Pixels:
 def load_high(pair: Pair, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a high-resolution image, cropped at right and bottom to a multiple of the scale."""
     image = crop_to_multiple(load_pixels(pair.high, decoded), scale)
-    if 0 in image.shape:
-        raise ValueError(f"{pair.high} has sides below data.scale={scale}; remove it")
+    refuse(pair.high, {f"has sides below data.scale={scale}; remove it": 0 in image.shape})
     return image
 
 
 def load_low(path: Path, high: Pixels, scale: int, decoded: Path | None = None) -> Pixels:
     """Read a low-resolution image, whose sides must be those of the other one over the scale."""
     image = load_pixels(path, decoded)
-    wanted = tuple(side // scale for side in high.shape[:2])
-    if image.shape[:2] != wanted:
-        (height, width), (rows, columns) = image.shape[:2], wanted
-        raise ValueError(
-            f"{path} has {width}x{height} pixels, but data.scale={scale} takes {columns}x{rows}, "
-            "the sides of its high-resolution image over the scale, rounded down; make it again or "
-            "remove its folder, so that it is made from that image"
-        )
+    (height, width), (rows, columns) = image.shape[:2], high.shape[:2]
+    check_low(path, (width, height), (columns // scale, rows // scale), scale)
     return image
+
+
+def check_low(path: Path, size: tuple[int, int], sides: tuple[int, int], scale: int) -> None:
+    """Raise an error for a low-resolution image of another width and height than it must have."""
+    rule = (
+        f"has {size[0]}x{size[1]} pixels, but data.scale={scale} takes {sides[0]}x{sides[1]}, the "
+        "sides of its high-resolution image over the scale, rounded down; make it again or remove "
+        "its folder, so that it is made from that image"
+    )
+    refuse(path, {rule: size != sides})
 
 
 def shrunk_patch(high: Pixels, scale: int, place: tuple[int, int], side: int) -> Pixels:
@@ -178,10 +182,10 @@ def shrunk_patch(high: Pixels, scale: int, place: tuple[int, int], side: int) ->
     for first, length in zip(place, high.shape[:2], strict=True):
         start, stop = max(0, first - REACH), min(length // scale, first + side + REACH)
         cuts.append((start, slice(scale * start, scale * stop)))
-    (top, rows), (left, columns) = cuts
+    (top, rows), (x_min, columns) = cuts
     low = downscale(high[rows, columns], scale)
-    top, left = place[0] - top, place[1] - left
-    return low[top : top + side, left : left + side]
+    top, x_min = place[0] - top, place[1] - x_min
+    return low[top : top + side, x_min : x_min + side]
 
 
 def turn(image: Pixels, turns: int, flipped: bool) -> Pixels:
@@ -226,13 +230,13 @@ def crop_middle(sample: dict[str, Tensor], side: int) -> dict[str, Tensor]:
     cropped = {"low": low, "sample_id": sample["sample_id"]}
     for axis in (1, 2):
         length = low.shape[axis]
-        kept = min(side, length)
-        start = (length - kept) // 2
-        cropped["low"] = cropped["low"].narrow(axis, start, kept)
+        length_kept = min(side, length)
+        start = (length - length_kept) // 2
+        cropped["low"] = cropped["low"].narrow(axis, start, length_kept)
         if "high" in sample:
             scale = sample["high"].shape[axis] // length
             high = cropped.get("high", sample["high"])
-            cropped["high"] = high.narrow(axis, scale * start, scale * kept)
+            cropped["high"] = high.narrow(axis, scale * start, scale * length_kept)
     return {key: value.clone() for key, value in cropped.items()}
 
 
@@ -241,6 +245,6 @@ def collate(samples: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for key in samples[0]:
         values = [sample[key] for sample in samples]
-        alike = all(value.shape == values[0].shape for value in values)
-        batch[key] = torch.stack(values) if alike else values
+        is_equal = all(value.shape == values[0].shape for value in values)
+        batch[key] = torch.stack(values) if is_equal else values
     return batch

@@ -15,10 +15,16 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_png
 
 from datamodules.files.decoding import decode, image_errors, plain_file
-from datamodules.files.folders import file_suffix, find_images
+from datamodules.files.folders import file_suffix
+from datamodules.files.unlabelled import collect_inputs
+from datamodules.files.values import refuse
 
 PNG, DEPTH_AT = b"\x89PNG\r\n\x1a\n", 24  # of a PNG: its first bytes, and the place of its depth
 TIFF = (".tif", ".tiff")
+FORMS = (
+    "an image is a path, a PIL image, an array (H, W, C) or a tensor (C, H, W) with one to four "
+    "channels, of uint8, uint16 or floats from 0 to 1"
+)
 Pixels = NDArray[Any]
 
 
@@ -58,33 +64,22 @@ class ImagesToEnlarge:
         }
 
 
-def collect(given: Any) -> list[Path | Pixels]:
+def collect(inputs: Any) -> list[Path | Pixels]:
     """Return one or several images as paths and arrays.
 
     Args:
-        given: A path (of an image or folder), a PIL image, an array (H, W) or (H, W, C), a tensor
+        inputs: A path (of an image or folder), a PIL image, an array (H, W) or (H, W, C), a tensor
             (C, H, W), or a list of these; of uint8, uint16, or floats from 0 to 1.
-
-    Raises:
-        ValueError: The type is unsupported, or the list is empty.
     """
-    items = list(given) if isinstance(given, list | tuple) else [given]
-    images: list[Path | Pixels] = []
-    for item in items:
-        if isinstance(item, str | Path):
-            images += find_images(item)
-        elif isinstance(item, Image.Image):
-            images.append(pil_pixels(item, "the image"))
-        elif isinstance(item, np.ndarray | Tensor):
-            images.append(array_pixels(item))
-        else:
-            raise ValueError(
-                f"{type(item).__name__} is not an image; pass a path, a PIL image, an array "
-                "(H, W, 3) or a tensor (3, H, W)"
-            )
-    if not images:
-        raise ValueError("the list of images to enlarge is empty; pass at least one")
-    return images
+    return collect_inputs(inputs, _memory_pixels, FORMS)
+
+
+def _memory_pixels(item: Any) -> list[Pixels]:
+    """Return an image in memory; none if it has another form."""
+    if isinstance(item, Image.Image):
+        return [pil_pixels(item, "the image")]
+    pixels = array_pixels(item) if isinstance(item, np.ndarray | Tensor) else None
+    return [] if pixels is None else [pixels]
 
 
 def read_pixels(path: Path) -> Pixels:
@@ -93,16 +88,11 @@ def read_pixels(path: Path) -> Pixels:
         with image_errors(path):
             pixels = tifffile.imread(plain_file(path))
         if pixels.dtype == np.uint16 and pixels.ndim in (2, 3):
-            return _with_channels(pixels, str(path))
-    content = plain_file(path).read_bytes() if is_deep_png(path) else b""
-    if content:
+            return _with_channels(pixels)
+    if is_deep_png(path):
         with image_errors(path):
-            try:
-                raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-                decoded = decode_png(raw, ImageReadMode.UNCHANGED)
-            except RuntimeError as error:
-                raise ValueError(str(error)) from error
-        return decoded.permute(1, 2, 0).numpy()
+            raw = torch.frombuffer(bytearray(plain_file(path).read_bytes()), dtype=torch.uint8)
+            return decode_png(raw, ImageReadMode.UNCHANGED).permute(1, 2, 0).numpy()
     return pil_pixels(ImageOps.exif_transpose(decode(path)), str(path))
 
 
@@ -115,40 +105,32 @@ def is_deep_png(path: Path) -> bool:
 
 def pil_pixels(image: Image.Image, name: str) -> Pixels:
     """Convert any mode of Pillow to (H, W, C) of uint8 or uint16."""
-    if image.mode == "F":
-        raise ValueError(f"{name} has floating-point pixels; save it with 8 or 16 bits per channel")
+    rule = "has floating-point pixels; save it with 8 or 16 bits per channel"
+    refuse(name, {rule: image.mode == "F"})
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         return values.clip(0, 65535).astype(np.uint16)[..., None]
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
         has_alpha = image.mode in ("P", "PA", "La", "RGBa") and image.has_transparency_data
         image = image.convert("L" if image.mode == "1" else "RGBA" if has_alpha else "RGB")
-    return _with_channels(np.asarray(image), name)
+    return _with_channels(np.asarray(image))
 
 
-def array_pixels(values: Pixels | Tensor) -> Pixels:
-    """Convert an array (H, W, C) or tensor (C, H, W) to (H, W, C) of uint8 or uint16.
+def array_pixels(values: Pixels | Tensor) -> Pixels | None:
+    """Return an array (H, W, C) or tensor (C, H, W) as (H, W, C) of uint8 or uint16.
 
-    Raises:
-        ValueError: It has another shape or type.
+    None for another shape or type.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values.movedim(0, -1) if values.ndim == 3 else values).numpy()
-    what = f"the array {tuple(values.shape)} of {values.dtype}"
-    if np.issubdtype(values.dtype, np.floating):
-        if not (0 <= values.min() and values.max() <= 1):
-            raise ValueError(f"{what} has floats outside 0 to 1; divide them by their range")
-        values = np.round(values.astype(np.float64) * 65535).astype(np.uint16)
-    if values.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"{what} is not an image; pass uint8, uint16, or floats from 0 to 1")
-    return _with_channels(values, what)
-
-
-def _with_channels(pixels: Pixels, name: str) -> Pixels:
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    pixels = _with_channels(values)
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 2, 3, 4) or pixels.size == 0:
-        raise ValueError(
-            f"{name} has the shape {tuple(pixels.shape)}; an image has one to four channels, last"
-        )
-    return pixels
+        return None
+    if np.issubdtype(pixels.dtype, np.floating) and 0 <= pixels.min() and pixels.max() <= 1:
+        pixels = np.round(pixels.astype(np.float64) * 65535).astype(np.uint16)
+    return pixels if pixels.dtype in (np.uint8, np.uint16) else None
+
+
+def _with_channels(pixels: Pixels) -> Pixels:
+    return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -54,21 +54,21 @@ class SampleSuperResolution(SampleDataModule, ImageFolderSRDataModule):
 
 def parts() -> dict[str, tuple[Pixels, Pixels]]:
     """Return the training and the validation part of each photograph, by name."""
-    found = {}
+    parts_of = {}
     china, flower = load_sample_images().images
     # The columns of all sample datasets, so that networks of other tasks share the split.
-    found["china"] = tuple(china[:, PHOTO_COLUMNS[split]] for split in ("train", "val"))
-    found["flower"] = flower[:, PHOTO_COLUMNS["train"]], flower[:0]
+    parts_of["china"] = tuple(china[:, PHOTO_COLUMNS[split]] for split in ("train", "val"))
+    parts_of["flower"] = flower[:, PHOTO_COLUMNS["train"]], flower[:0]
     for name in ("astronaut", "chelsea", "coffee", "rocket"):
         photo = getattr(photographs, name)()
         cut = round(SHARE * photo.shape[1])
-        found[name] = photo[:, :cut], photo[:, cut + GAP :]
+        parts_of[name] = photo[:, :cut], photo[:, cut + GAP :]
     stereo = photographs.stereo_motorcycle()  # type: ignore[no-untyped-call]
     for name, photo in zip(("left", "right"), stereo[:2], strict=True):
-        found[f"motorcycle_{name}"] = photo, photo[:0]
+        parts_of[f"motorcycle_{name}"] = photo, photo[:0]
     return {
-        name: tuple(np.ascontiguousarray(part) for part in both)  # type: ignore[misc]
-        for name, both in found.items()
+        name: tuple(np.ascontiguousarray(part) for part in halves)  # type: ignore[misc]
+        for name, halves in parts_of.items()
     }
 
 
@@ -76,7 +76,7 @@ def crops(photo: Pixels) -> list[Pixels]:
     """Return squares side by side, around the middle."""
     height, width = photo.shape[:2]
     return [
-        photo[top : top + CROP, left : left + CROP]
+        photo[top : top + CROP, x_min : x_min + CROP]
         for top in range(height % CROP // 2, height - CROP + 1, CROP)
-        for left in range(width % CROP // 2, width - CROP + 1, CROP)
+        for x_min in range(width % CROP // 2, width - CROP + 1, CROP)
     ]

@@ -12,8 +12,10 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from datamodules.files.text_files import read_json, read_plain_lines
+from datamodules.files.values import refuse
 from datamodules.text.wordpiece import split_words
 
 NUMBERS, MERGES = "vocab.json", "merges.txt"
@@ -39,18 +41,19 @@ class BytePairs:
     lower = True
 
     def __init__(self, numbers: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
-        places = sorted(numbers.values())
-        is_whole = {type(place) for place in places} == {int}
-        if not is_whole or places != list(range(len(places))) or UNKNOWN not in numbers:
-            raise ValueError(
-                f"{NUMBERS} must number its pieces from 0 without gaps and hold {UNKNOWN}"
-            )
+        is_integral = all(type(place) is int for place in numbers.values())
+        numbered = is_integral and sorted(numbers.values()) == list(range(len(numbers)))
+        rule = f"must number its pieces from 0 without gaps and hold {UNKNOWN}"
+        refuse(NUMBERS, {rule: not numbered or UNKNOWN not in numbers})
         self.numbers = dict(numbers)
-        known = sorted(self.numbers, key=lambda piece: self.numbers[piece])
-        self.pieces = (*known, *ADDED)
-        self.start, self.separator, self.end = (len(known) + index for index in range(3))
+        ordered = sorted(self.numbers, key=lambda piece: self.numbers[piece])
+        self.pieces = (*ordered, *ADDED)
+        self.start, self.separator, self.end = (len(ordered) + index for index in range(3))
         self.ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._cut = functools.lru_cache(maxsize=100_000)(self._cut_word)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BytePairs, (self.numbers, [*self.ranks])
 
     @classmethod
     def from_folder(cls, folder: Path) -> BytePairs:
@@ -59,10 +62,9 @@ class BytePairs:
         if lines[0].startswith("#version"):
             lines = lines[1:]
         pairs = [line.split() for line in lines if line.strip()]
-        wrong = next((pair for pair in pairs if len(pair) != 2), None)
-        if wrong is not None:
-            raise ValueError(f"{folder / MERGES} must hold two pieces per line, not {wrong}")
-        return cls(read_json(folder / NUMBERS), [(one, other) for one, other in pairs])
+        strays = [pair for pair in pairs if len(pair) != 2]
+        refuse(folder / MERGES, {"must hold two pieces per line, not": strays[:1]})
+        return cls(read_json(folder / NUMBERS), [(first, second) for first, second in pairs])
 
     def write(self, folder: Path) -> list[Path]:
         """Write vocab.json and merges.txt to a folder and return them."""
@@ -91,8 +93,8 @@ class BytePairs:
             if best not in self.ranks:
                 break
             parts = _merged(parts, best)
-        unknown = self.numbers[UNKNOWN]
-        return tuple(self.numbers.get(part, unknown) for part in parts)
+        unknown_number = self.numbers[UNKNOWN]
+        return tuple(self.numbers.get(part, unknown_number) for part in parts)
 
 
 def _merged(parts: list[str], pair: tuple[str, str]) -> list[str]:

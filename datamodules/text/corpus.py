@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.base import BaseDataModule, Split, check_minimum, check_probability
+from datamodules.base import BaseDataModule, Split, check_share
+from datamodules.files.folders import require_names
 from datamodules.files.text_files import read_plain_lines
+from datamodules.files.values import refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
-from datamodules.text.glue import MOST_TOKENS, Example, named_file, read_lines
+from datamodules.text.glue import Example, check_tokens, given_lines
 from datamodules.text.tokenizers import (
     Tokenizer,
     encode_masked,
@@ -70,24 +72,20 @@ class CorpusDataModule(BaseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        self.max_tokens = check_minimum("max_tokens", max_tokens, 8)
-        if max_tokens > MOST_TOKENS:
-            raise ValueError(f"data.max_tokens must be at most {MOST_TOKENS}, got {max_tokens}")
+        self.max_tokens = check_tokens(max_tokens)
         self.tokenizer_folder = None if tokenizer is None else Path(tokenizer).expanduser()
         self.lower, self.pack = lower, pack
-        self.mask_share = check_probability("mask_share", mask_share)
-        self.val_share = check_probability("val_share", val_share)
+        self.mask_share = check_share("mask_share", mask_share)
+        self.val_share = check_share("val_share", val_share)
         self._tokenizer: Tokenizer | None = None
 
     def files(self) -> tuple[Path, Path | None]:
         """Return the files to train and to validate with; None to share one."""
         if self.root is not None and self.root.is_file():
             return self.root, None
-        if self.root is not None and not self.root.exists():
-            raise FileNotFoundError(f"data.root={self.root} does not exist; pass {self.layout}")
         train, validation = self.folder / TRAIN, self.folder / VALIDATION
-        if not train.is_file():
-            raise FileNotFoundError(f"{train} is missing; pass data.root=<a text file>")
+        lost = [] if train.is_file() else [str(train)]
+        require_names(lost, "file of texts is missing", "pass data.root=<a text file>")
         return train, validation if validation.is_file() else None
 
     def tokenizer(self) -> Tokenizer:
@@ -97,11 +95,10 @@ class CorpusDataModule(BaseDataModule):
             ValueError: Its folder is unknown.
         """
         if self._tokenizer is None:
-            if self.tokenizer_folder is None:
-                raise ValueError(
-                    "text needs a tokenizer: pass data.tokenizer=<folder with BERT's vocab.txt, or "
-                    "GPT's vocab.json and merges.txt>"
-                )
+            needs = "pass data.tokenizer=<folder with BERT's vocab.txt, or GPT's vocab.json and"
+            missing = self.tokenizer_folder is None
+            refuse("text", {f"needs a tokenizer: {needs} merges.txt>": missing})
+            assert self.tokenizer_folder is not None
             self._tokenizer = read_tokenizer(self.tokenizer_folder, self.lower)
         return self._tokenizer
 
@@ -143,11 +140,11 @@ class CorpusDataModule(BaseDataModule):
         train = self._rows(first)
         if second is None:
             count = max(1, round(self.val_share * len(train)))
-            if count >= len(train):
-                raise ValueError(
-                    f"{first} holds {len(train)} rows of data.max_tokens={self.max_tokens} tokens, "
-                    f"too few to validate with data.val_share={self.val_share}"
-                )
+            rule = (
+                f"holds {len(train)} rows of data.max_tokens={self.max_tokens} tokens, too few to "
+                f"validate with data.val_share={self.val_share}"
+            )
+            refuse(first, {rule: count >= len(train)})
             train, validation = train[:-count], train[-count:]
         else:
             validation = self._rows(second)
@@ -163,8 +160,7 @@ class CorpusDataModule(BaseDataModule):
     def _rows(self, file: Path) -> list[list[int]]:
         lines = map(self.tokenizer().encode, read_plain_lines(file))
         rows = list(cut_rows(lines, self.max_tokens - 2, self.pack))
-        if not rows:
-            raise ValueError(f"{file} holds no text")
+        refuse(file, {"holds no text": not rows})
         return rows
 
     def unlabelled_dataset(self, inputs: Any) -> NamedDataset:
@@ -173,13 +169,7 @@ class CorpusDataModule(BaseDataModule):
         Args:
             inputs: A file, a text, or a list of texts.
         """
-        if isinstance(inputs, list | tuple):
-            lines = [str(one) for one in inputs]
-            if not lines:
-                raise ValueError("the list of texts is empty")
-        else:
-            file = named_file(inputs)
-            lines = [str(inputs)] if file is None else read_lines(file)
+        lines = given_lines(inputs)
         tokenizer = self.tokenizer()
         rows = [encode_masked(tokenizer, line)[: self.max_tokens - 2] for line in lines]
         texts = Rows(self, rows, "input", given=lines)
@@ -235,10 +225,10 @@ class Rows:
         sample = join_texts(self.tokenizer, [self.rows[index]])
         tokens, mask = sample["tokens"], self.tokenizer.mask
         if mask is None or self.given is None:
-            masked, chosen = draw_masks(tokens, self.tokenizer, self.share)
+            masked, is_target = draw_masks(tokens, self.tokenizer, self.share)
         else:
-            masked, chosen = tokens, tokens == mask
-        return {**sample, "masked": masked, "chosen": chosen, "sample_id": torch.tensor(index)}
+            masked, is_target = tokens, tokens == mask
+        return {**sample, "masked": masked, "chosen": is_target, "sample_id": torch.tensor(index)}
 
 
 def draw_masks(tokens: Tensor, tokenizer: Tokenizer, share: float) -> tuple[Tensor, Tensor]:
@@ -256,16 +246,16 @@ def draw_masks(tokens: Tensor, tokenizer: Tokenizer, share: float) -> tuple[Tens
     """
     inner = len(tokens) - 2
     count = max(1, round(share * inner)) if inner else 0
-    chosen = torch.zeros(len(tokens), dtype=torch.bool)
-    chosen[1 + torch.randperm(inner)[:count]] = True
+    is_target = torch.zeros(len(tokens), dtype=torch.bool)
+    is_target[1 + torch.randperm(inner)[:count]] = True
     dice = torch.rand(len(tokens))
     masked = tokens.clone()
     if tokenizer.mask is not None:
-        masked[chosen & (dice < MASKED)] = tokenizer.mask
+        masked[is_target & (dice < MASKED)] = tokenizer.mask
     random = torch.randint(len(tokenizer), tokens.shape)
-    replaced = chosen & (dice >= MASKED) & (dice < MASKED + OTHER)
+    replaced = is_target & (dice >= MASKED) & (dice < MASKED + OTHER)
     masked[replaced] = random[replaced]
-    return masked, chosen
+    return masked, is_target
 
 
 def cut_rows(lines: Iterator[list[int]], most: int, pack: bool) -> Iterator[list[int]]:

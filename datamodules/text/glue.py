@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.base import BaseDataModule, Split, check_minimum
+from datamodules.base import BaseDataModule, Split
 from datamodules.files.console import log
+from datamodules.files.folders import require_names
 from datamodules.files.text_files import finite_number, read_plain_lines
+from datamodules.files.values import check_option, refuse
 from datamodules.loading.sampling import NamedDataset, SeededDataset, TolerantDataset
 from datamodules.text.tokenizers import (
     Tokenizer,
@@ -93,30 +95,27 @@ def read_examples(file: Path, kind: GlueSet, *, labelled: bool = True) -> list[E
         FileNotFoundError: The file does not exist.
         ValueError: A column, value or label is missing; names file and line.
     """
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing; pass data.root=<folder of GLUE's {kind.folder}>"
-        )
+    remedy = f"pass data.root=<folder of GLUE's {kind.folder}>"
+    require_names([] if file.is_file() else [str(file)], "file is missing", remedy)
     lines = _read_rows(file)
     header = lines.pop(0)[1] if kind.header and lines else []
     places, label = _places(file, kind, header, labelled)
     least = max(*places, -1 if label is None else label) + 1
-    found, short = [], []
+    examples, broken = [], []
     for number, row in lines:
-        if len(row) < least:
+        if len(row) < least and labelled and kind.folder in ("QQP", "MRPC"):
             # Published files have lines with too few columns; tests must keep their places.
-            if labelled and kind.folder in ("QQP", "MRPC"):
-                short.append(number)
-                continue
-            raise ValueError(f"{file} line {number} has {len(row)} columns, fewer than the header")
+            broken.append(number)
+            continue
+        columns = f"has {len(row)} columns, fewer than the header"
+        refuse(f"{file} line {number}", {columns: len(row) < least})
         value = None if label is None else _label(file, number, kind, row[label])
         if label is None or value is not None:
-            found.append(Example(tuple(row[place] for place in places), value))
-    if short:
-        log(f"{file}: {len(short)} lines have too few columns and are left out, as {short[0]}")
-    if not found:
-        raise ValueError(f"{file} holds no examples")
-    return found
+            examples.append(Example(tuple(row[place] for place in places), value))
+    if broken:
+        log(f"{file}: {len(broken)} lines have too few columns and are left out, as {broken[0]}")
+    refuse(file, {"holds no examples": not examples})
+    return examples
 
 
 def _read_rows(file: Path) -> list[tuple[int, list[str]]]:
@@ -163,8 +162,7 @@ def read_lines(file: Path) -> list[str]:
         ValueError: Texts are missing, or the file is not text.
     """
     lines = [line for line in read_plain_lines(file) if line.strip()]
-    if not lines:
-        raise ValueError(f"{file} has no texts; write one per line")
+    refuse(file, {"has no texts; write one per line": not lines})
     return lines
 
 
@@ -173,11 +171,10 @@ def _places(
 ) -> tuple[list[int], int | None]:
     if not kind.header:
         return [int(place) for place in kind.columns], int(kind.label) if labelled else None
-    wanted = [*kind.columns, *([kind.label] if labelled else [])]
-    missing = [str(name) for name in wanted if name not in header]
-    if missing:
-        raise ValueError(f"{file} lacks the column {missing[0]}; it has {', '.join(header)}")
-    places = [header.index(str(name)) for name in wanted]
+    names = [*kind.columns, *([kind.label] if labelled else [])]
+    missing = [str(name) for name in names if name not in header]
+    refuse(file, {f"has the columns {', '.join(header)} and lacks": missing})
+    places = [header.index(str(name)) for name in names]
     return places[: len(kind.columns)], places[-1] if labelled else None
 
 
@@ -190,6 +187,24 @@ def _label(file: Path, number: int, kind: GlueSet, text: str) -> float | None:
     except ValueError:
         expected = ", ".join(kind.classes) or "a number"
         raise ValueError(f"{file} line {number}: label {text!r} must be {expected}") from None
+
+
+def check_tokens(count: int) -> int:
+    """Return ``data.max_tokens`` after a check."""
+    return check_option("max_tokens", count, 8 <= count <= MOST_TOKENS, f"from 8 to {MOST_TOKENS}")
+
+
+def given_lines(inputs: Any) -> list[str]:
+    """Return texts to predict: of a file, one per line, or given as a text or a list.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if isinstance(inputs, list | tuple):
+        refuse("the list of texts", {"is empty": not inputs})
+        return [str(text) for text in inputs]
+    file = named_file(inputs)
+    return [str(inputs)] if file is None else read_lines(file)
 
 
 class GlueDataModule(BaseDataModule):
@@ -231,12 +246,9 @@ class GlueDataModule(BaseDataModule):
         **options: Any,
     ) -> None:
         super().__init__(root, batch_size=batch_size, **options)
-        if set not in SETS:
-            raise ValueError(f"data.set must be one of {', '.join(SETS)}; got {set!r}")
+        check_option("set", set, set in SETS, f"one of {', '.join(SETS)}")
         self.kind = SETS[set]
-        self.max_tokens = check_minimum("max_tokens", max_tokens, 8)
-        if max_tokens > MOST_TOKENS:
-            raise ValueError(f"data.max_tokens must be at most {MOST_TOKENS}, got {max_tokens}")
+        self.max_tokens = check_tokens(max_tokens)
         self.tokenizer_folder = None if tokenizer is None else Path(tokenizer).expanduser()
         self.lower = lower
         self.swaps = both_orders and self.kind.symmetric
@@ -309,28 +321,23 @@ class GlueDataModule(BaseDataModule):
         Args:
             inputs: A file, a text, or a list of texts; a tab separates the texts of a pair.
         """
-        if isinstance(inputs, list | tuple):
-            lines = [str(one) for one in inputs]
-            if not lines:
-                raise ValueError("the list of texts is empty")
-        else:
-            file = named_file(inputs)
-            found = [] if file is None else read_tests(file, self.kind)
-            if file is not None and found:
-                texts_ = Texts(self, [found], file.name)
-                return TolerantDataset(texts_, texts_.name)
-            lines = [str(inputs)] if file is None else read_lines(file)
+        file = None if isinstance(inputs, list | tuple) else named_file(inputs)
+        tests = [] if file is None else read_tests(file, self.kind)
+        if file is not None and tests:
+            texts_ = Texts(self, [tests], file.name)
+            return TolerantDataset(texts_, texts_.name)
+        lines = given_lines(inputs)
         count = len(self.kind.columns)
-        found = []
+        examples = []
         for number, line in enumerate(lines, 1):
             texts = tuple(line.split("\t"))
-            if len(texts) != count:
-                raise ValueError(
-                    f"text {number} has {len(texts)} parts between tabs, but {self.kind.folder} "
-                    f"takes {count}, such as {TAB.join(['a text', 'another text'][:count])!r}"
-                )
-            found.append(Example(texts))
-        texts_ = Texts(self, [found], "input")
+            rule = (
+                f"has {len(texts)} parts between tabs, but {self.kind.folder} takes {count}, such "
+                f"as {TAB.join(['a text', 'another text'][:count])!r}"
+            )
+            refuse(f"text {number}", {rule: len(texts) != count})
+            examples.append(Example(texts))
+        texts_ = Texts(self, [examples], "input")
         return TolerantDataset(texts_, texts_.name)
 
     def predicted_texts(self, index: int) -> Example:

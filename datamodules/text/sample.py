@@ -123,15 +123,15 @@ def write_grammar(folder: Path, sentences: Mapping[str, int], seed: int) -> None
         seed: Seed of all of them.
     """
     random = np.random.default_rng(seed)
-    seen: set[str] = set()
+    texts_seen: set[str] = set()
     texts: dict[str, list[str]] = {}
     for name, count in {**sentences, CORPUS: CORPUS_SENTENCES}.items():
-        found = texts.setdefault(name, [])
-        while len(found) < count:
-            text = make_sentence(random, right=name == CORPUS or len(found) % 2 == 1)
-            if text not in seen:
-                seen.add(text)
-                found.append(text)
+        sentences_made = texts.setdefault(name, [])
+        while len(sentences_made) < count:
+            text = make_sentence(random, right=name == CORPUS or len(sentences_made) % 2 == 1)
+            if text not in texts_seen:
+                texts_seen.add(text)
+                sentences_made.append(text)
     for name in sentences:
         marks = [(number % 2, text) for number, text in enumerate(texts[name])]
         lines = [f"grammar\t{label}\t{'' if label else '*'}\t{text}" for label, text in marks]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from datamodules.files.values import file_errors
 from datamodules.text.byte_pairs import MERGES, NUMBERS, BytePairs
 from datamodules.text.wordpiece import MASK, VOCABULARY, WordPiece
 
@@ -26,12 +27,10 @@ def read_tokenizer(folder: Path, lower: bool | None = None) -> Tokenizer:
         ValueError: A file is malformed.
     """
     is_gpt = (folder / NUMBERS).is_file() and (folder / MERGES).is_file()
-    try:
+    with file_errors(folder, " holds no tokenizer of BERT or GPT-1:"):
         if is_gpt and not (folder / VOCABULARY).is_file():
             return BytePairs.from_folder(folder)
         return WordPiece.from_folder(folder, lower)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder} holds no tokenizer of BERT or GPT-1: {error}") from error
 
 
 def join_texts(tokenizer: Tokenizer, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
@@ -51,8 +50,8 @@ def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the numbers of a text's pieces, in which [MASK] is a token of its own."""
     if tokenizer.mask is None or MASK not in text:
         return tokenizer.encode(text)
-    first, *others = (tokenizer.encode(part) for part in text.split(MASK))
-    return [*first, *(number for part in others for number in (tokenizer.mask, *part))]
+    first, *rest = (tokenizer.encode(part) for part in text.split(MASK))
+    return [*first, *(number for part in rest for number in (tokenizer.mask, *part))]
 
 
 def cut_to(parts: list[list[int]], most: int) -> list[list[int]]:
@@ -74,6 +73,6 @@ def pad_texts(samples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for name in samples[0]:
         values = [sample[name] for sample in samples]
         if values[0].ndim:
-            values = [torch.nn.functional.pad(one, (0, length - len(one))) for one in values]
+            values = [torch.nn.functional.pad(value, (0, length - len(value))) for value in values]
         batch[name] = torch.stack(values)
     return batch

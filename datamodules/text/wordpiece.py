@@ -11,8 +11,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from datamodules.files.folders import require_names
 from datamodules.files.text_files import read_json, read_plain_lines
+from datamodules.files.values import refuse
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLASS, SEPARATOR, MASK)
@@ -76,12 +79,14 @@ class WordPiece:
         self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
         self.lower, self.strip_accents = lower, strip_accents
         missing = [token for token in SPECIAL if token not in self.numbers]
-        if missing:
-            raise ValueError(f"the vocabulary of {len(self)} pieces lacks {', '.join(missing)}")
+        refuse(f"the vocabulary of {len(self)} pieces", {"lacks": missing})
         self.start, self.separator, self.end, self.mask = (
             self.numbers[token] for token in (CLASS, SEPARATOR, SEPARATOR, MASK)
         )
         self._cut = functools.lru_cache(maxsize=100_000)(self._cut_word)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WordPiece, (self.pieces, self.lower, self.strip_accents)
 
     @classmethod
     def from_folder(cls, folder: Path, lower: bool | None = None) -> WordPiece:
@@ -96,17 +101,15 @@ class WordPiece:
             ValueError: A file is malformed.
         """
         file = folder / VOCABULARY
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"{file} is missing; pass data.tokenizer=<folder with BERT's {VOCABULARY}, or "
-                "GPT's vocab.json and merges.txt>"
-            )
+        needs = f"pass data.tokenizer=<folder with BERT's {VOCABULARY}, or GPT's vocab.json and"
+        lost = [] if file.is_file() else [str(file)]
+        require_names(lost, "vocabulary is missing", f"{needs} merges.txt>")
         config = folder / CONFIG
         options = read_json(config) if lower is None and config.is_file() else {}
         case = options.get("do_lower_case", True) if lower is None else lower
         accents = options.get("strip_accents")
-        if not {case, accents} <= {True, False, None}:
-            raise ValueError(f"{config}: do_lower_case and strip_accents must be true or false")
+        valid = {case, accents} <= {True, False, None}
+        refuse(config, {"do_lower_case and strip_accents must be true or false": not valid})
         return cls(read_plain_lines(file), case, accents)
 
     def write(self, folder: Path) -> list[Path]:
@@ -128,7 +131,7 @@ class WordPiece:
         return " ".join(self.pieces[number] for number in numbers).replace(" ##", "")
 
     def _cut_word(self, word: str) -> tuple[int, ...]:
-        found: list[int] = []
+        numbers: list[int] = []
         start = 0
         while start < len(word):
             if len(word) > LONGEST:
@@ -138,9 +141,9 @@ class WordPiece:
             end = next((end for end in ends if mark + word[start:end] in self.numbers), None)
             if end is None:
                 return (self.numbers[UNKNOWN],)
-            found.append(self.numbers[mark + word[start:end]])
+            numbers.append(self.numbers[mark + word[start:end]])
             start = end
-        return tuple(found)
+        return tuple(numbers)
 
 
 def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:

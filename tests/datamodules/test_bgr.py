@@ -17,6 +17,7 @@ from mmseg.datasets.transforms import PackSegInputs
 from datamodules.dense import bgr
 from datamodules.dense.toolkit_data import Packed
 from datamodules.files.decoding import load_rgb
+from tests.errors import refuses
 
 cv2 = pytest.importorskip("cv2")
 
@@ -63,8 +64,7 @@ def test_pixels_equal_those_of_pillow(tmp_path, monkeypatch, strict, mode, optio
 @pytest.mark.parametrize("left", [100, 1500, -2])
 def test_truncated_files_are_rejected(tmp_path, left):
     (tmp_path / "x.jpg").write_bytes(to_file(noise("RGB"), format="JPEG")[:left])
-    with pytest.raises(ValueError, match=r"x\.jpg is truncated or damaged"):
-        bgr.load_bgr(tmp_path / "x.jpg", upright=True)
+    refuses(r"x\.jpg is truncated or damaged", bgr.load_bgr, tmp_path / "x.jpg", upright=True)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -10,6 +10,7 @@ import torch
 from datamodules import CIFAR10DataModule, CIFAR100DataModule, LightAugmentation
 from datamodules.images.cifar100 import read_pickle
 from tests.datamodules import loading
+from tests.stand_ins import write_cifar10
 
 
 def content(count=200, **changes):
@@ -44,27 +45,47 @@ module, ready, rejected, not_found = loading.bound(
 
 
 @pytest.mark.parametrize("inner", ["", "cifar-100-python"])
-def test_batches(root, inner):
-    data = ready(root / inner)
-    assert data.num_classes == 100
-    assert data.class_names[7] == "class7"
-    assert len(list(data.train_dataloader())) == 4
-    batch = next(iter(data.val_dataloader()))
-    assert batch["image"].shape == (50, 3, 40, 40)
-    assert batch["label"].tolist() == batch["sample_id"].tolist() == list(range(50))
-
-
-def test_pixels_are_read_channel_by_channel(root):
+def test_pixels_are_read_channel_by_channel(root, inner):
     pixels = np.zeros((100, 3, 32, 32), dtype=np.uint8)
     pixels[:, 0] = 255
     pixels[:, 1, 16:] = 255
     write(root / "cifar-100-python/test", content(100, data=pixels.reshape(100, -1)))
+    labels = np.arange(200, dtype=np.uint8) % 98
+    write(root / "cifar-100-python/train", content(fine_labels=labels))  # numpy's labels
     plain = LightAugmentation(mean=(0, 0, 0), std=(1, 1, 1))
-    data = CIFAR100DataModule(root, image_size=32, augmentation=plain, num_workers=0)
-    data.setup()
+    data = ready(root / inner, image_size=32, augmentation=plain)
     batch = next(iter(data.val_dataloader()))
     assert torch.equal(batch["image"][0], torch.from_numpy(pixels[0]))
     assert torch.equal(data.normalise(batch)["image"][0], torch.from_numpy(pixels[0]) / 255)
+    assert batch["label"].tolist() == batch["sample_id"].tolist() == list(range(50))
+    assert data.class_names[7] == "class7"
+    assert data.notices({}) == []
+    write(root / "cifar-100-python/test", content(100, fine_labels=[*range(98), 0, 0]))
+    (line,) = ready(root).notices({})
+    assert line == "2 of 100 classes do not occur in validation: class98, class99"
+
+
+def test_the_batches_of_cifar10_follow_each_other(tmp_path):
+    write_cifar10(tmp_path, rows=20)
+    data = CIFAR10DataModule(tmp_path, num_workers=0)
+    data.setup()
+    labels = [int(data.dataset("train")[0, i]["label"]) for i in (0, 19, 20, 99)]
+    assert labels == [0, 9, 0, 9]
+    assert data.dataset("train").describe(20).endswith("data_batch_2, row 0")
+    assert data.dataset("train").describe(19).endswith("data_batch_1, row 19")
+    (tmp_path / "data_batch_3").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks cifar-10-batches-py/data_batch_1 to"):
+        CIFAR10DataModule(tmp_path).setup()
+    write(tmp_path / "data_batch_3", content(20))
+    with pytest.raises(ValueError, match=r"data_batch_3 lacks 'labels', .*CIFAR-100's keys"):
+        CIFAR10DataModule(tmp_path).setup()
+
+
+def test_missing_files_name_the_archive_beside_them(root):
+    (root / "cifar-100-python/meta").unlink()
+    not_found(root, "lacks cifar-100-python/train, test and meta")
+    (root / "cifar-100-python.tar.gz").touch()
+    not_found(root, r"tar -xzf .*cifar-100-python\.tar\.gz")
 
 
 def test_python_2_pickles(tmp_path):
@@ -93,116 +114,33 @@ def dtype(*state):
 
 
 ATTACK = Reduced(os.system, ("touch /tmp/should_not_exist",))
-HARMFUL = [
+# Written content or bytes of the training file, and the message.
+FAULTS = [
     (ATTACK, "posix.system"),
     ({"data": [ATTACK]}, "posix.system"),
     # numpy would read these bytes as the addresses of two objects.
-    (array(1, (2,), np.dtype("O"), False, b"\x01" * 16), "dtype O8 found"),
-    (dtype(("u1", 8), None, None, -1, -1, 0), "structured dtype"),
-    (dtype(None, ("a",), {"a": 1}, 8, 1, 16), "structured dtype"),
+    (array(1, (2,), np.dtype("O"), False, b"\x01" * 16), "other data than plain uint8"),
+    (dtype(("u1", 8), None, None, -1, -1, 0), "'data' must be a uint8 array|lacks"),
     (array(1, (9, 9), np.dtype("u1"), False, b"short"), "cannot reshape"),
-    (array(1, (3,), "u1", False, b"abc"), "other data than bytes"),
+    (array(1, (3,), "u1", False, b"abc"), "other data than plain uint8"),
+    (b"\x80\x02}r\xff\xff\xff\xff.", "'data' must be a uint8 array"),  # an endless memo
+    (pickle.dumps(content(), protocol=2)[:1000], "unpack the archive again"),
+    ([1, 2], "'list' object"),
+    (content(data=np.zeros((200, 3071), np.uint8)), r"must be a uint8 array \(N, 3072\)"),
+    (content(data=np.zeros((200, 3072), np.float32)), "other data than plain uint8"),
+    (content(fine_labels=[0] * 199), "must be 200 integers"),
+    (content(fine_labels=[0.0] * 199 + [0.5]), r"fine_labels\[199\] must be an int.* got 0\.5"),
+    (content(fine_labels=[0] * 150 + [100, -1] + [0] * 48), "got 2 others, the first in row 150"),
 ]
 
 
-@pytest.mark.parametrize(("payload", "message"), HARMFUL)
-def test_code_and_arrays_that_would_crash_numpy_are_rejected(root, payload, message):
-    write(root / "cifar-100-python/train", payload)
-    rejected(root, f"train cannot be read .*{message}")
-
-
-class Reduced:
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def __reduce__(self):
-        return self.parts
-
-
-def test_huge_memo_indices_are_rejected(root):
-    (root / "cifar-100-python/train").write_bytes(b"\x80\x02}r\xff\xff\xff\xff.")
-    rejected(root, "memo index 4294967295 exceeds")
-
-
-def test_missing_files(root):
-    (root / "cifar-100-python/meta").unlink()
-    not_found(root, "lacks cifar-100-python/train, test and meta")
-    (root / "cifar-100-python.tar.gz").touch()
-    not_found(root, r"tar -xzf .*cifar-100-python\.tar\.gz")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": np.zeros((200, 3071), np.uint8)}, r"must be a uint8 array \(N, 3072\)"),
-        ({"data": np.zeros((200, 3072), np.float32)}, "dtype f4 found; CIFAR arrays must be uint8"),
-        ({"data": b"text"}, "found bytes"),
-        ({"fine_labels": [0] * 199}, "must be 200 integers"),
-        ({"fine_labels": [0.0] * 199 + [0.5]}, r"fine_labels\[199\] must be an integer, got 0\.5"),
-        ({"fine_labels": [0] * 150 + [100, -1] + [0] * 48}, "2 labels .* the first 100 in row 150"),
-    ],
-)
-def test_wrong_content(root, changes, message):
-    write(root / "cifar-100-python/train", content(**changes))
-    rejected(root, message)
-
-
-def test_wrong_files(root):
-    folder = root / "cifar-100-python"
-    cifar10 = content()
-    cifar10[b"labels"] = cifar10.pop(b"fine_labels")
-    for entry, message in ((cifar10, "CIFAR-10's keys"), ([1, 2], "got a list")):
-        write(folder / "train", entry)
-        rejected(root, message)
-    (folder / "train").write_bytes(pickle.dumps(content(), protocol=2)[:1000])
-    rejected(root, "unpack the archive again")
-    write(folder / "meta", {b"fine_label_names": [b"cat"]})
-    rejected(root, "has 1 fine classes")
-
-
-def test_classes_without_test_images_are_logged(root, caplog):
-    write(root / "cifar-100-python/test", content(100, fine_labels=[*range(98), 0, 0]))
-    data = ready(root)
-    with caplog.at_level("INFO"):
-        data.check_files()
-    assert caplog.messages == ["2 of 100 classes do not occur in validation: class98, class99"]
-
-
-def write_cifar10(folder):
-    folder.mkdir(exist_ok=True)
-    for number, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        labels = [(i + number) % 10 for i in range(20)]
-        write(folder / name, {b"data": content(20)[b"data"], b"labels": labels})
-    write(folder / "batches.meta", {b"label_names": [f"kind{i}".encode() for i in range(10)]})
-
-
-_, ready_10, rejected_10, not_found_10 = loading.bound(
-    CIFAR10DataModule, image_size=32, batch_size=10, num_workers=0
-)
-
-
-@pytest.mark.parametrize("inner", ["", "cifar-10-batches-py"])
-def test_cifar10(tmp_path, inner):
-    write_cifar10(tmp_path / "cifar-10-batches-py")
-    data = ready_10(tmp_path / inner)
-    assert data.class_names == tuple(f"kind{i}" for i in range(10))
-    assert data.sizes() == {"train": 100, "val": 20}
-    labels = [int(data.dataset("train")[0, i]["label"]) for i in (0, 19, 20, 99)]
-    assert labels == [0, 9, 1, 3]
-    assert data.dataset("train").describe(20).endswith("data_batch_2, row 0")
-    assert data.dataset("train").describe(19).endswith("data_batch_1, row 19")
-
-
-def test_wrong_cifar10(tmp_path):
-    folder = tmp_path / "cifar-10-batches-py"
-    write_cifar10(folder)
-    (folder / "data_batch_3").unlink()
-    not_found_10(tmp_path, "lacks cifar-10-batches-py/data_batch_1 to")
-    write(folder / "data_batch_3", content(20))
-    rejected_10(tmp_path, r"data_batch_3 lacks 'labels', .*CIFAR-100's keys")
-    write_cifar10(folder)
-    write(folder / "batches.meta", {b"label_names": [b"cat"]})
-    rejected_10(tmp_path, "has 1 classes; CIFAR-10 has 10")
+@pytest.mark.parametrize(("payload", "message"), FAULTS)
+def test_wrong_files_are_named_and_run_nothing(root, payload, message):
+    file = root / "cifar-100-python/train"
+    file.write_bytes(payload) if isinstance(payload, bytes) else write(file, payload)
+    assert str(file) in rejected(root, message)
+    write(root / "cifar-100-python/meta", {b"fine_label_names": [b"cat"]})
+    rejected(root, "'fine_label_names' must be a list of 100 different texts")
 
 
 ODD = [None, 0, 1.5, True, "x", b"x", {}, {"a": 1}, [], [None], [[1]], [[1], [2, 3]], (),
@@ -221,9 +159,3 @@ def test_other_types_than_expected(root, file, key, value):
         said = rejected(root, str(path))
         assert "\n" not in said
         assert len(said) < 400
-
-
-def test_arrays_may_hold_labels(root):
-    labels = np.arange(200, dtype=np.uint8) % 100
-    write(root / "cifar-100-python/train", content(fine_labels=labels))
-    ready(root)

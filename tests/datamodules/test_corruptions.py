@@ -209,8 +209,8 @@ def test_elastic_by_scikit_image(photo, severity):
 @pytest.mark.parametrize(
     ("size", "kind", "severity", "message"),
     [
-        (9, "rain", 1, "unknown corruption 'rain' of severity 1: kinds are gaussian"),
-        (9, "fog", 6, "unknown corruption 'fog' of severity 6"),
+        (9, "rain", 1, "'rain' of severity 1 is unknown: kinds are gaussian"),
+        (9, "fog", 6, "'fog' of severity 6 is unknown"),
         (20, "fog", 1, "square images"),
     ],
 )
@@ -271,14 +271,14 @@ def test_uncopyable_folders_are_rejected(folder, capsys):
     write_copy(folder / "set", folder / "c2", CopyOptions(kinds=("fog",), size=32, resize=32))
     for typed, message in (
         ([root], "out=FOLDER is missing"),
-        ([root, out, "kinds=rain"], "unknown corruption rain; choose from gaussian_noise"),
+        ([root, out, "kinds=rain"], "not: rain"),
         ([root, out, "severities=6"], "severities are 1 to 5"),
-        ([root, out, "size=32", "resize=30"], "must be at least size"),
-        ([f"root={folder}/absent", out], "is not a folder"),
-        ([f"root={folder}/set/val/cat", out], "must hold class folders"),
-        ([root, f"out={folder}/set/val/c"], "lies in the folder"),
-        ([root, out, f"frost={folder}/set/val/cat"], "need at least 224 pixels"),
-        ([root, f"out={folder}/c2", "size=32"], "with other options (kinds, "),
+        ([root, out, "size=32", "resize=30"], "must be at least the crop's side size=32"),
+        ([f"root={folder}/absent", out], "is not a folder that holds"),
+        ([f"root={folder}/set/val/cat", out], "that holds class folders with images"),
+        ([root, f"out={folder}/set/val/c"], "pass a folder beside it"),
+        ([root, out, f"frost={folder}/set/val/cat"], "less than 224 pixels per side"),
+        ([root, f"out={folder}/c2", "size=32"], "with other options (pass another out=): kinds, "),
         ([root, f"out={folder}/set"], "other files than a corrupted copy"),
     ):
         assert main(typed) == 2

@@ -12,12 +12,11 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from datamodules import CocoDataModule, SegmentationFolderDataModule
-from datamodules.layouts.box_exports import open_export
+from datamodules.annotation_formats.box_exports import open_export
 from tasks.detection.coco_metric import CocoMetric
 from tests.datamodules import loading
 from tests.datamodules.exported import draw, stem, truth, unpack
 
-# Name in ``exports``, value of data.layout, splits.
 # Name in ``exports``, value of data.layout, splits; names with outlines follow.
 ONE = ("the export",)
 BOXES = (
@@ -181,9 +180,15 @@ def test_masks_of_roboflow_are_read_by_their_list_of_classes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "old", "new", "message"),
     [
-        ("roboflow_yolo", "train/labels/b.txt", "0 ", "9 ", r"b.txt, line 1: class must be an int"),
-        ("roboflow_yolo", "train/labels/b.txt", "0.", "40.", r"b.txt, line 1: coordinates must be"),
-        ("roboflow_yolo", "data.yaml", "nc: 3", "nc: 4", r"data.yaml: nc is 4, but names has 3"),
+        (
+            "roboflow_yolo",
+            "train/labels/b.txt",
+            "0 ",
+            "9 ",
+            r"b.txt, line 1: must hold a class from 0 to 2",
+        ),
+        ("roboflow_yolo", "train/labels/b.txt", "0.", "40.", r"b.txt, line 1: .* from 0 to 1, got"),
+        ("roboflow_yolo", "data.yaml", "nc: 3", "nc: 4", r"data.yaml has nc 4, but 3 names"),
         ("roboflow_yolo", "data.yaml", "nc: 3", "kpt_shape: [4, 2]", r"describes key points"),
         ("roboflow_voc", "train/b.xml", "</annotation>", "", r"b.xml is not valid XML"),
         ("cvat_images", "annotations.xml", '"cat"', '"cow"', r"label 'cow' must be one of dog"),

@@ -60,25 +60,10 @@ def test_equal_to_class_folders(folders, shards):
 
 
 def test_processes_share_one_copy(shards):
-    alone = ready(shards)
-    expected = [batch["image"] for batch in alone.train_dataloader()]
-    data = ready(shards, num_workers=2)
-    data.dataset("train")[0, 0]  # opens the file before the loader's processes start
-    found = [batch["image"] for batch in data.train_dataloader()]
-    assert len(found) == len(expected) == 4
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    # Spawned processes get the path of the copy instead of the images.
-    images = data.dataset("train").dataset
-    table = images.table
+    """Spawned processes get the path of the copy instead of the images."""
+    table = ready(shards).dataset("train").dataset.table
     assert len(pickle.dumps(table)) < 5000 < table.data.nbytes
     assert table.cache_files
-
-
-def test_a_stopped_epoch_resumes_exactly(shards):
-    data = ready(shards)
-    whole = [batch["sample_id"].tolist() for batch in data.train_dataloader()]
-    data.resume_at(0, 2)
-    assert [batch["sample_id"].tolist() for batch in data.train_dataloader()] == whole[2:]
 
 
 def test_imagenets_names_become_synsets():
@@ -108,7 +93,7 @@ def test_column_names_are_options(folders, tmp_path):
     data = ready(root, **options)
     assert data.class_names == ("0", "1", "2")  # numbers, as the shards lack names
     swapped = {"image_column": "fine_label", "label_column": "img"}
-    rejected(root, r"must hold bytes and path .* got int64", **swapped)
+    rejected(root, r"cannot copy .* cast from int64 .*by data.image_column", **swapped)
 
 
 def cut(path):
@@ -128,7 +113,7 @@ FIRST, SECOND = "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"
     ("change", "message"),
     [
         (lambda data: (data / FIRST).unlink(),
-         f"1 of 2 shards are missing in .*data, the first is {FIRST}"),
+         f"1 shards of 2 are missing in .*data: {FIRST}; download them"),
         (lambda data: cut(data / SECOND), f"{SECOND} is not a whole parquet file"),
         (lambda data: spoil(data / "validation-00000-of-00002.parquet"),
          "cannot copy the shards of .*data"),
@@ -145,13 +130,13 @@ def test_incomplete_shards_are_rejected(shards, change, message):
 @pytest.mark.parametrize(
     ("labels", "names", "message"),
     [
-        ([0, -1], None, "must hold class numbers from 0 on; found a label -1"),
-        ([-1, -1], CLASSES, "found a label -1"),
-        (["cat", "dog"], None, "must hold class numbers from 0 on; found object"),
-        ([0.0, 1.5], None, "'label' must be an integer in row 1, got 1.5"),
+        ([0, -1], None, "must hold class numbers from 0 to 999999, got -1 in row 1"),
+        ([-1, -1], CLASSES, "got -1 in row 0"),
+        (["cat", "dog"], None, "class numbers from 0 to 999999, got cat in row 0"),
+        ([0.0, 1.5], None, "got 1.5 in row 1"),
         ([0, 9], None, r"up to 9, but training has only 2 of them; list all .*ClassLabel"),
-        ([0.0, float("nan")], None, "'label' must be an integer in row 1, got nan"),
-        ([0, 10**12], None, r"the label 1000000000000; at most 1,000,000 classes"),
+        ([0.0, float("nan")], None, "got nan in row 1"),
+        ([0, 10**12], None, r"got 1000000000000 in row 1"),
     ],
 )
 def test_invalid_labels_are_rejected(folders, tmp_path, labels, names, message):
@@ -159,28 +144,20 @@ def test_invalid_labels_are_rejected(folders, tmp_path, labels, names, message):
     rejected(tmp_path / "bad", message)
 
 
-def test_classes_without_images_are_logged(folders, tmp_path):
+def test_classes_without_images_floats_and_broken_images(folders, tmp_path):
     write_parquet(folders, tmp_path / "few", [*CLASSES, "owl"], labels=[0, 1])
     with pytest.warns(UserWarning, match="lacks training images of fox, owl"):
         data = ready(tmp_path / "few")
     assert data.class_names == (*CLASSES, "owl")
-
-
-def test_labels_may_be_floats(folders, tmp_path):
     write_parquet(folders, tmp_path / "floats", labels=[1.0, 0.0])
     labels = ready(tmp_path / "floats").dataset("train").dataset.labels
-    assert labels.dtype == np.int64
-    assert labels.tolist() == [1, 0] * 6
-
-
-def test_invalid_images_are_rejected(folders, tmp_path):
+    assert (labels.dtype, labels.tolist()) == (np.int64, [1, 0] * 6)
     (folders / "val" / "cat" / "0.JPEG").write_bytes(b"x")
-    write_parquet(folders, tmp_path / "shards", CLASSES)
-    data = ready(tmp_path / "shards")
+    write_parquet(folders, tmp_path / "broken", CLASSES)
     message = r"validation-00000-of-00002.parquet, row 0 is not an image"
     with pytest.raises(ValueError, match=message):
-        data.dataset("val")[0, 0]
-    rejected(tmp_path / "shards", r"3 classes but data.num_classes is 1000", num_classes=1000)
+        ready(tmp_path / "broken").dataset("val")[0, 0]
+    rejected(tmp_path / "broken", r"3 classes but data.num_classes is 1000", num_classes=1000)
 
 
 def test_a_share_has_the_images_of_class_folders(tmp_path, caplog):
@@ -252,14 +229,3 @@ METADATA = [
 def test_other_metadata_types_are_rejected(tmp_path, meta):
     root = write_shards(tmp_path / "shards", {"bytes": b"x", "path": "a"}, meta)
     assert "\n" not in rejected(root, str(root))
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        ({"bytes": "x", "path": "a"}, "'bytes' in the column 'image' must hold binary values"),
-        ({"bytes": b"x", "path": 3}, "'path' in the column 'image' must hold string values"),
-    ],
-)
-def test_other_image_types_are_rejected(tmp_path, image, message):
-    rejected(write_shards(tmp_path / "shards", image), message)

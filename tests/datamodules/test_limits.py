@@ -25,6 +25,7 @@ from datamodules.files.mask_pixels import read_pixels
 from datamodules.images.transforms import BoundedResize
 from datamodules.loading import memory
 from datamodules.loading.memory import check_fits_memory, format_bytes, machine_memory
+from tests.errors import refuses
 
 
 @pytest.fixture
@@ -49,8 +50,7 @@ def test_formatted_sizes(monkeypatch, tmp_path):
 def test_sizes_above_memory_are_rejected(small):
     check_fits_memory("a batch", 4 * 10**9, "lower it")
     message = r"^a batch takes 5\.0 TB, but this machine has 4\.0 GB .*; lower it$"
-    with pytest.raises(ValueError, match=message):
-        check_fits_memory("a batch", 5 * 10**12, "lower it")
+    refuses(message, check_fits_memory, "a batch", 5 * 10**12, "lower it")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,7 @@ def test_sizes_above_memory_are_rejected(small):
     ],
 )
 def test_batches_above_memory_are_rejected(small, kind, options, message):
-    with pytest.raises(ValueError, match=f"a batch of .*{message}"):
-        kind("/data", **options)
+    refuses(f"a batch of .*{message}", kind, "/data", **options)
     kind("/data", batch_size=2)
 
 
@@ -81,8 +80,7 @@ def test_batches_above_memory_are_rejected(small, kind, options, message):
     ],
 )
 def test_sample_data_are_limited(kind, options):
-    with pytest.raises(ValueError, match=r"sample images of .* at most 10\.0 GB are allowed"):
-        kind(**options)
+    refuses(r"sample images of .* at most 10\.0 GB are allowed", kind, **options)
 
 
 @pytest.mark.parametrize("place", ["/", "/proc", "/proc/self/fd", "/proc/1/task", "/sys/class"])
@@ -91,17 +89,10 @@ def test_system_folders_are_rejected(place, tmp_path):
     link.symlink_to(place)
     for call in (reject_system_folder, list_images, list_folders, find_images):
         for folder in (Path(place), link):
-            with pytest.raises(ValueError, match=f"{folder} is a folder of the operating system"):
-                call(folder)
+            refuses(f"{folder} is a folder of the operating system", call, folder)
     with pytest.raises(ValueError, match="is a folder of the operating system"):
         SampleClassification(place).prepare_data()
     reject_system_folder(tmp_path)
-
-
-def test_links_into_the_system_are_skipped(tmp_path):
-    (tmp_path / "a.png").touch()
-    (tmp_path / "proc").symlink_to("/proc")
-    assert list_images(tmp_path) == ["a.png"]
 
 
 def noise(width, height):
@@ -146,5 +137,4 @@ def test_large_images_are_rejected_by_their_headers(tmp_path, read, monkeypatch)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("it is decoded"))
     for most in (Image.MAX_IMAGE_PIXELS, None):  # other packages raise Pillow's limit
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-        with pytest.raises(ValueError, match=rf"{path} has more than 178,956,970 pixels"):
-            read(path)
+        refuses(rf"{path} has more than 178,956,970 pixels", read, path)

@@ -1,6 +1,5 @@
 """Names of files and classes from other systems: encodings, accents, backslashes."""
 
-import json
 import tarfile
 import unicodedata
 
@@ -11,16 +10,13 @@ from datamodules import (
     ClassFoldersDataModule,
     ImageFolderDataModule,
     ImageTarsDataModule,
-    INaturalist2019DataModule,
     SegmentationFolderDataModule,
     VOCDataModule,
 )
-from datamodules.layouts.coco_checks import check_coco, read_coco
 from tasks.engine.classes import check_classes
 from tests.datamodules.loading import ready
 from tests.segmentation_sets import folder, voc
 from tests.segmentation_sets import ready as dense_ready
-from tests.stand_ins import write_inaturalist
 
 
 def nfd(name):
@@ -85,62 +81,9 @@ def test_lists_of_classes(tmp_path, kind, make, encoding):
     assert dense_ready(kind, tmp_path).class_names == tuple(names)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
-def test_names_with_spaces_and_accents_in_voc_lists(tmp_path, encoding):
-    pytest.importorskip("mmseg")
-    root = voc(tmp_path)
-    for place, ending in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
-        (root / place / f"2007_0.{ending}").rename(root / place / f"été 1.{ending}")
-    (root / "SegmentationClass/été 1.png").rename(root / "SegmentationClass" / nfd("été 1.png"))
-    file = root / "ImageSets/Segmentation/train.txt"
-    file.write_bytes("2007_2\r\nété 1\r\n./2007_1 \r\n".encode(encoding))
-    train = dense_ready(VOCDataModule, root).dataset("train")
-    assert train.describe(1).endswith("JPEGImages/été 1.jpg")
-    train[0, 1]
-
-
 def test_masks_of_another_system(tmp_path):
     pytest.importorskip("mmseg")
     root = folder(tmp_path)
     (root / "images/train/0.tif").rename(root / "images/train/é.tif")
     (root / "masks/train/0.png").rename(root / "masks/train" / nfd("é.png"))
     assert len(dense_ready(SegmentationFolderDataModule, root).dataset("train")) == 2
-
-
-@pytest.mark.parametrize(
-    ("encoding", "name"),
-    [
-        ("utf-8-sig", "a/é.jpg"),
-        ("utf-16", nfd("./a/é.jpg")),
-        ("latin-1", "a\\é.jpg"),
-        ("utf-8", nfd(".\\a\\é.jpg")),
-    ],
-)
-def test_coco_files_of_other_systems(tmp_path, encoding, name):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/é.jpg").touch()
-    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 40, 40], "area": 1600}
-    content = {
-        "categories": [{"id": 1, "name": "café"}],
-        "images": [{"id": 1, "file_name": name, "width": 64, "height": 64}],
-        "annotations": [box],
-    }
-    file = tmp_path / "train.json"
-    file.write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
-    read = read_coco(file)
-    facts = check_coco(read, file, tmp_path, [nfd("café")], with_mask=False, training=True)
-    assert facts.class_names == ("café",)
-    assert read["images"][0]["file_name"] == "a/é.jpg"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_inaturalist_files_of_other_systems(tmp_path, encoding):
-    write_inaturalist(tmp_path)
-    for split in ("train", "val"):
-        file = tmp_path / f"{split}2019.json"
-        content = json.loads(file.read_text())
-        for image in content["images"]:
-            image["file_name"] = ".\\" + image["file_name"].replace("/", "\\")
-        file.write_bytes(json.dumps(content).encode(encoding))
-    data = decoded_images(INaturalist2019DataModule, tmp_path, num_classes=None)
-    assert len(data.dataset("train")) == 6

@@ -1,12 +1,20 @@
-"""Sample and real datasets have the same options, so one command line works with both."""
-
-import re
+"""Sample and real datasets have the same options; values out of their ranges are named."""
 
 import pytest
 import yaml
 
-import datamodules
-from tests.datamodules.loading import rejected
+from datamodules import (
+    ClassFoldersDataModule,
+    CocoDataModule,
+    ImageFolderDataModule,
+    RobustnessDataModule,
+    SegmentationFolderDataModule,
+)
+from datamodules.generation.images import GenerationDataModule
+from datamodules.points.folders import CloudFolderDataModule, S3DISDataModule
+from datamodules.super_resolution.folders import BenchmarkDataModule, ImageFolderSRDataModule
+from datamodules.text.glue import GlueDataModule
+from tests.errors import refuses
 from tests.runs import CONFIGS
 
 # Options that locate a dataset's files or generate samples.
@@ -46,12 +54,33 @@ def test_datasets_of_one_kind_have_the_same_options(other):
     assert own == options(kind)
 
 
-KINDS = [getattr(datamodules, name) for name in datamodules.__all__]
-
-
-REAL = [kind for kind in KINDS if vars(kind).get("example") and "Sample" not in kind.__name__]
-
-
-@pytest.mark.parametrize("kind", REAL)
-def test_a_missing_root_names_an_example(kind):
-    rejected(kind, None, f"pass {re.escape(kind.example)}")
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "rule"),
+    [
+        (ImageFolderDataModule, "batch_size", 0, "the lowest value is 1"),
+        (ImageFolderDataModule, "num_workers", -1, "the lowest value is 0"),
+        (ImageFolderDataModule, "seed", -1, "the lowest value is 0"),
+        (ImageFolderDataModule, "train_share", 0, "above 0 and at most 1"),
+        (ImageFolderDataModule, "train_share", 1.5, "above 0 and at most 1"),
+        (ImageFolderDataModule, "bands", 13, "from 1 to 12"),
+        (ClassFoldersDataModule, "val_share", 1, "between 0 and 1"),
+        (ClassFoldersDataModule, "split_seed", -1, "the lowest value is 0"),
+        (SegmentationFolderDataModule, "val_share", 0, "between 0 and 1"),
+        (SegmentationFolderDataModule, "values", [0, 256], "numbers from 0 to 255"),
+        (CocoDataModule, "test_scales", [0], "factors above 0"),
+        (RobustnessDataModule, "sets", ["imagenet_x"], "sets of "),
+        (RobustnessDataModule, "crop_pct", 0, "above 0 and at most 1"),
+        (CloudFolderDataModule, "grid_size", 0, "above 0 metres"),
+        (CloudFolderDataModule, "crop_share", 0, "above 0 and up to 1"),
+        (CloudFolderDataModule, "drop_points", 1, "from 0 to below 1"),
+        (CloudFolderDataModule, "features", [], "some of "),
+        (S3DISDataModule, "val_area", 7, "from 1 to 6"),
+        (ImageFolderSRDataModule, "val_share", 1, "between 0 and 1"),
+        (BenchmarkDataModule, "sets", ["Set6"], "sets of "),
+        (GenerationDataModule, "channels", 2, "1 or 3"),
+        (GlueDataModule, "set", "sst3", "one of "),
+        (GlueDataModule, "max_tokens", 7, "from 8 to "),
+    ],
+)
+def test_values_out_of_their_range_are_named(kind, option, value, rule):
+    refuses(rf"data\.{option}\b.*{rule}", kind, None, **{option: value})

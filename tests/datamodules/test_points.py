@@ -30,6 +30,7 @@ from datamodules.points.folders import (
 )  # fmt: skip
 from datamodules.points.sample import SamplePoints, make_room
 from tasks.point_segmentation.ply import write_ply
+from tests.errors import refuses
 
 SMALL = {"grid_size": 0.1, "batch_size": 2, "num_workers": 0, "elastic": False}
 
@@ -97,7 +98,7 @@ def test_arrays_and_pth_files(tmp_path):
      ("g.ply", b"ply\nformat ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\n"
       b"property float z\nend_header\n", r"must be \(N, 3\) with points, got \(0, 3\)"),
      ("h.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\n"
-      b"property float z\nend_header\n1 2 3\n4\n", "vertex 1 has fewer than 3 numbers"),
+      b"property float z\nend_header\n1 2 3\n4\n", "vertices with fewer than 3 numbers: 1"),
      ("i.ply", b"ply\nformat ascii 1.0\nelement vertex 1000000000000\nproperty float x\n"
       b"property float y\nproperty float z\nend_header\n1 2 3\n", "ends after 1 of 1000000000000"),
      ("j.ply", b"ply\nformat binary_little_endian 1.0\nelement vertex 1000000000000\nproperty float"
@@ -114,8 +115,7 @@ def test_arrays_and_pth_files(tmp_path):
 )  # fmt: skip
 def test_broken_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name} .*{message}.*"):
-        read_cloud(tmp_path / name)
+    refuses(rf"{name} .*{message}.*", read_cloud, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,7 @@ def test_broken_files_are_named(name, content, message, tmp_path):
 def test_foreign_content_is_named(content, tmp_path):
     path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.pth")
     np.save(path, content) if path.suffix == ".npy" else torch.save(content, path)
-    with pytest.raises(ValueError, match=rf"^[^\n]*{path.name} is not a readable cloud[^\n]*$"):
-        read_cloud(path)
+    refuses(rf"^[^\n]*{path.name} is not a readable cloud[^\n]*$", read_cloud, path)
 
 
 def test_properties_of_other_tools_are_read(tmp_path):
@@ -141,35 +140,32 @@ def test_properties_of_other_tools_are_read(tmp_path):
         assert (read.coord.tolist(), read.color.tolist()) == ([[1, 2, 3]], [[10, 20, 30]])
         assert read.labels.tolist() == [4]
     write_text_ply(tmp_path / "a.ply", [[1, 2, 3]], ("x", "y", "height"))
-    with pytest.raises(ValueError, match=r"a\.ply .* lacks coordinates \(x, y, z"):
-        read_cloud(tmp_path / "a.ply")
+    refuses(r"a\.ply .* lacks coordinates \(x, y, z", read_cloud, tmp_path / "a.ply")
 
 
 @pytest.mark.parametrize(
     ("part", "value", "message"),
-    [("labels", 0.7, "labels must be whole numbers, got 0.7; in an array of 4, 7 or 10 columns"),
-     ("labels", np.nan, "labels must be whole numbers, got nan"),
-     ("labels", np.inf, "labels must be whole numbers, got inf"),
+    [("labels", 0.7, r"labels must be whole numbers \(in an array of 4, 7 .*, got: 0.7"),
+     ("labels", np.nan, "labels must be whole numbers .* got: nan"),
+     ("labels", np.inf, "labels must be whole numbers .* got: inf"),
      ("color", -1, "colours must be from 0 to 255, to 1 or to 65535, got -1 to 255"),
      ("color", 300.5, "colours must be from 0 to 255, to 1 or to 65535, got 0 to 300.5"),
-     ("normal", np.nan, "normal is not finite"), ("color", np.inf, "color is not finite")],
+     ("normal", np.nan, "numbers are not finite at some .*: normal"),
+     ("color", np.inf, "numbers are not finite .*: color"),
+     ("coord", np.nan, "numbers are not finite .*: coord")],
 )  # fmt: skip
 def test_numbers_that_are_no_labels_colours_or_normals_are_refused(part, value, message, tmp_path):
     parts = {name: getattr(cloud(), name).astype(float)
              for name in ("coord", "color", "normal", "labels")}  # fmt: skip
     parts[part][7] = value
     np.save(tmp_path / "a.npy", np.column_stack(list(parts.values())))
-    with pytest.raises(ValueError, match=rf"a\.npy is not a readable cloud: {message}"):
-        read_cloud(tmp_path / "a.npy")
+    refuses(rf"a\.npy is not a readable cloud: {message}", read_cloud, tmp_path / "a.npy")
 
 
-def test_columns_and_coordinates_are_checked(tmp_path):
+def test_columns_are_checked(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((4, 5)))
     with pytest.raises(ValueError, match=r"its shape is \(4, 5\); an array of points has 3, 4, 6"):
         read_cloud(tmp_path / "a.npy")
-    np.save(tmp_path / "b.npy", np.full((4, 3), np.nan))
-    with pytest.raises(ValueError, match=r"b\.npy .*coord is not finite at some points"):
-        read_cloud(tmp_path / "b.npy")
 
 
 @pytest.mark.parametrize("offset", [0, 9_999, 99_000, 5_000_000])
@@ -228,14 +224,11 @@ def test_scannet_and_s3dis_folders(tmp_path):
     assert batch["points"][0, :, 2].min() == 0
     more = ScanNet200DataModule(tmp_path / "scannet", **SMALL)
     assert len(more.class_names) == 200
-    with pytest.raises(
-        ValueError, match=r"val.* lacks labels \(segment200\), which training needs"
-    ):
-        more.setup()
+    refuses(r"val.* lacks labels \(segment200\), which training needs", more.setup)
     np.save(tmp_path / "scannet/val/scene0000_00/segment200.npy", many)
     more.setup()
     assert more.dataset("train")[0, 0]["labels"].max() > 20
-    with pytest.raises(FileNotFoundError, match="lacks Area_1; it must hold"):
+    with pytest.raises(FileNotFoundError, match=r"areas are missing in .*: Area_1, Area_2"):
         S3DISDataModule(tmp_path / "scannet", **SMALL).setup()
     for area in range(1, 7):
         write_folder(tmp_path / f"s3dis/Area_{area}/office_1")
@@ -252,11 +245,10 @@ def test_a_folder_of_labelled_clouds(tmp_path):
         with (tmp_path / split / "a.ply").open("wb") as file:
             write_ply(file, one.coord, one.color, one.labels, [])
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
-    with pytest.raises(FileNotFoundError, match=r"classes\.txt is missing"):
+    with pytest.raises(FileNotFoundError, match=r"list of classes is missing: .*classes\.txt"):
         data.setup()
     (tmp_path / "classes.txt").write_text("wall\nfloor\n")
-    with pytest.raises(ValueError, match=r"has the label 2, but there are 2 classes"):
-        data.setup()
+    refuses(r"has the label 2, but there are 2 classes", data.setup)
     (tmp_path / "classes.txt").write_text("wall\nfloor\nchair\n", encoding="utf-8-sig")
     data = CloudFolderDataModule(tmp_path, features=["color"], **SMALL)
     assert data.backbone_arguments == {"channels": 3}
@@ -264,7 +256,7 @@ def test_a_folder_of_labelled_clouds(tmp_path):
     batch = next(iter(data.train_dataloader()))
     assert batch["points"].shape[2] == 6
     assert data.class_names == ("wall", "floor", "chair")
-    with pytest.raises(ValueError, match=r"data\.features must name some of color, normal, coord"):
+    with pytest.raises(ValueError, match=r"data\.features must be some of color, normal, coord"):
         CloudFolderDataModule(tmp_path, features=["colour"], **SMALL)
 
 
@@ -284,14 +276,6 @@ def test_a_split_without_a_labelled_point_is_refused(split, tmp_path):
         CloudFolderDataModule(tmp_path, **SMALL).setup()
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
-def test_class_lists_of_any_encoding(encoding, tmp_path):
-    (tmp_path / "classes.txt").write_text("Fußboden\n\nTür\n", encoding=encoding)
-    data = CloudFolderDataModule(tmp_path, **SMALL)
-    assert data.backbone_arguments
-    assert data.class_names == ("Fußboden", "Tür")
-
-
 def test_missing_colours_and_normals_are_named(tmp_path, caplog):
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
     one = cloud()
@@ -300,10 +284,7 @@ def test_missing_colours_and_normals_are_named(tmp_path, caplog):
         np.save(tmp_path / split / "a.npy", np.column_stack([one.coord, one.labels]))
     for features, advice in ((["color", "normal"], "coord"), (["color", "coord"], "coord")):
         data = CloudFolderDataModule(tmp_path, features=features, **SMALL)
-        with pytest.raises(
-            ValueError, match=rf"train.* lacks color, .*data\.features=\[{advice}\]"
-        ):
-            data.setup()
+        refuses(rf"train.* lacks color, .*data\.features=\[{advice}\]", data.setup)
     for split in ("train", "val"):
         columns = np.column_stack([one.coord, one.color, one.labels])
         np.save(tmp_path / split / "a.npy", columns)
@@ -317,14 +298,6 @@ def test_missing_colours_and_normals_are_named(tmp_path, caplog):
     data.set_predict_inputs(tmp_path / "b.npy")
     (broken,) = next(iter(data.predict_dataloader()))["unreadable"]
     assert "add it to the cloud, or train with data.features=[coord]" in broken.reason
-
-
-def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path):
-    data = SamplePoints(tmp_path, num_train=2, num_val=1, density=20, **SMALL)
-    data.setup()
-    one, again = (data.dataset("train")[3, 1]["points"] for _ in range(2))
-    assert torch.equal(one, again)
-    assert not torch.equal(one[:50], data.dataset("train")[4, 1]["points"][:50])
 
 
 def test_training_clouds_keep_the_voxels_of_the_grid_sample(tmp_path):

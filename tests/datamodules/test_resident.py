@@ -25,6 +25,7 @@ from datamodules.images.classification import collate, make_sample
 from datamodules.images.transforms import ERASED, MeanRectangle, NoiseRectangle
 from datamodules.loading import resident
 from datamodules.loading.resident import Draws
+from tests.errors import refuses
 
 COUNT = 4000
 PAPER = PaperAugmentation(auto_augment=None, random_erasing=0.5)
@@ -209,15 +210,14 @@ def test_labels_of_any_number_and_repeated_images(sample_cache):
     [
         (PaperAugmentation(), {}, r"pass \+\+data.augmentation.auto_augment=null"),
         (PaperAugmentation(auto_augment=None, interpolation="lanczos"), {},
-         r"by bicubic, bilinear, random, not by lanczos: pass \+\+data.augmentation.train_interp"),
-        (object(), {}, "object takes single images: pass PaperAugmentation or LightAugmentation"),
-        (LIGHT, {"token_labels": "maps"}, "without their label maps; pass data.token_labels=null"),
-        (LIGHT, {"bands": 4}, "data.resident is for RGB images; leave it or data.bands out"),
+         r"train_interpolation must be one of bicubic, bilinear, random .*got \"lanczos\""),
+        (object(), {}, "must be PaperAugmentation or LightAugmentation .*, got \"object\""),
+        (LIGHT, {"token_labels": "maps"}, "data.token_labels must be null with data.resident=true"),
+        (LIGHT, {"bands": 4}, "data.resident must be left out with data.bands"),
     ],
 )  # fmt: skip
 def test_what_batches_cannot_do_is_refused(made, options, message):
-    with pytest.raises(ValueError, match=message):
-        ImageFolderDataModule("/data", augmentation=made, resident=True, **options)
+    refuses(message, ImageFolderDataModule, "/data", augmentation=made, resident=True, **options)
 
 
 def test_too_many_images_are_refused_before_decoding(sample_cache, monkeypatch):
@@ -226,5 +226,4 @@ def test_too_many_images_are_refused_before_decoding(sample_cache, monkeypatch):
     monkeypatch.setattr(resident, "machine_memory", lambda: 614_399)
     monkeypatch.setattr(data, "_loader", None)
     message = "keeps 614 KB of images on cpu, which has 614 KB free; lower data.image_size, or"
-    with pytest.raises(ValueError, match=message):
-        data.train_dataloader()
+    refuses(message, data.train_dataloader)

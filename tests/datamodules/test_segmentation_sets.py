@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("mmseg")
@@ -16,11 +15,13 @@ from datamodules import (
     SegmentationFolderDataModule,
     VOCDataModule,
 )
+from tests.datamodules.loading import check_both
 from tests.segmentation_sets import (
     SIZE,
     ade20k,
     cityscapes,
     folder,
+    logged_lines,
     module,
     not_found,
     ready,
@@ -53,21 +54,6 @@ def check_same(ours, theirs):
     for name, labels in ours.items():
         assert np.array_equal(labels, theirs[name])
         assert len(np.unique(labels)) > 2
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_batches(kind, tmp_path):
-    data = ready(kind, MAKERS[kind](tmp_path))
-    batch = next(iter(data.train_dataloader()))
-    for image, sample in zip(batch["inputs"], batch["data_samples"], strict=True):
-        assert image.dtype == torch.uint8
-        assert image.shape[1:] == sample.gt_sem_seg.data.shape[1:]
-        assert max(image.shape[1:]) <= 64
-    batch = next(iter(data.val_dataloader()))
-    assert batch["inputs"][0].shape == (3, 80, 120)
-    assert batch["data_samples"][0].gt_sem_seg.data.shape == (1, *SIZE)
-    assert len(data.category_ids) == data.num_classes == len(data.metainfo["palette"])
-    data.check_files()
 
 
 @pytest.mark.parametrize("kinds", [("labelIds",), ("labelIds", "labelTrainIds")])
@@ -113,15 +99,6 @@ def test_folder_with_custom_values(tmp_path):
     assert data.category_ids == (20, 10, 30)
 
 
-def test_masks_of_other_names(tmp_path):
-    folder(tmp_path)
-    for mask in list(tmp_path.glob("masks/*/*.png")):
-        mask.rename(mask.with_name(f"{mask.stem}_gt.png"))
-    kind = SegmentationFolderDataModule
-    not_found(kind, tmp_path, r"2 images .* lack their masks.*data\.mask_suffix")
-    ready(kind, tmp_path, mask_suffix="_gt")
-
-
 @pytest.mark.parametrize("kind", MAKERS)
 def test_missing_and_wrong_masks_are_named(kind, tmp_path):
     make, masks, mask, meaning = SETS[kind]
@@ -137,36 +114,6 @@ def test_missing_and_wrong_masks_are_named(kind, tmp_path):
     not_found(kind, root, rf"^1 .*{path.name}")
     shutil.rmtree(root / masks)
     not_found(kind, root, rf"^folder .*{masks} does not exist; ")
-
-
-def test_lists_of_voc(tmp_path):
-    root = voc(tmp_path)
-    message = r"list .*trainaug\.txt does not exist; pass data\.train_list="
-    not_found(VOCDataModule, root, message, train_list="trainaug")
-    (root / "ImageSets/Segmentation/train.txt").write_text("2007_0\n2007_0\n")
-    rejected(VOCDataModule, root, r"lists images twice: 2007_0")
-    (root / "ImageSets/Segmentation/train.txt").write_text("\n")
-    rejected(VOCDataModule, root, "must list images")
-
-
-def test_classes_of_a_folder(tmp_path):
-    root = folder(tmp_path)
-    kind = SegmentationFolderDataModule
-    assert ready(kind, root, classes=["a", "b", "c"]).class_names == ("a", "b", "c")
-    rejected(kind, root, r"data\.classes must be 1 to 254 different names", classes=["a", "a"])
-    rejected(kind, root, r"data\.values=\[1, 1, 2\] must be 3 different numbers", values=[1, 1, 2])
-    with pytest.raises(ValueError, match=r"data\.ignored=\[300\] must be numbers from 0 to 255"):
-        module(kind, root, ignored=[300])
-    (root / "class_names.txt").unlink()
-    not_found(kind, root, r"class_names\.txt does not exist; write one class name per line")
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_prediction_works_without_data(kind):
-    data = module(kind, None)
-    data.predict_only(("a", "b"))
-    assert data.class_names == ("a", "b")
-    assert len(data.category_ids) >= 2
 
 
 def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
@@ -186,17 +133,121 @@ def test_folders_may_be_nested_and_called_valid(tmp_path, caplog):
     rejected(SegmentationFolderDataModule, root, message)
 
 
+FOLDER, VOC, ADE = SegmentationFolderDataModule, VOCDataModule, ADE20KDataModule
+NAMES, LIST = "class_names.txt", "ImageSets/Segmentation/train.txt"
+
+
+def renamed(file, name):
+    return lambda root: (root / file).rename((root / file).with_name(name))
+
+
+def written(file, text):
+    return lambda root: (root / file).write_text(text)
+
+
+def without(pattern):
+    return lambda root: [file.unlink() for file in root.glob(pattern)]
+
+
+def nothing(root):
+    """Leave the set as it is."""
+
+
+# Layout, change of its files, options and message; a missing file is a FileNotFoundError.
+FAULTS = [
+    (FOLDER, renamed("masks/val/0.png", "0.jpg"), {}, r"0\.png; .*0\.jpg is there, .*lossy"),
+    (FOLDER, renamed("masks/train/1.png", "1.gif"), {}, r"1\.gif is there, .*must be PNG; convert"),
+    (FOLDER, renamed("masks/train/1.png", "1_gt.png"), {}, r"1 images .*data\.mask_suffix"),
+    (FOLDER, without(NAMES), {}, r"1 file does not exist: .*class_names\.txt; write one"),
+    (FOLDER, nothing, {"classes": ["a", "a"]}, r"data\.classes must be 1 to 254 different cl"),
+    (FOLDER, nothing, {"values": [1, 1, 2]}, r"data\.values must be 3 different numbers, one p"),
+    (FOLDER, nothing, {"ignored": [300]}, r"data\.ignored must be numbers from 0 to 255"),
+    (VOC, renamed("SegmentationClass/2007_3.png", "2007_3.JPG"), {}, "lossy compression"),
+    (VOC, renamed("JPEGImages/2007_3.jpg", "2007_3.jpeg"), {}, "must be 2007_3.jpg"),
+    (VOC, nothing, {"train_list": "aug"}, r"list does not .*aug\.txt; pass data\.train"),
+    (VOC, written(LIST, "2007_0\n2007_0\n"), {}, r"lists images twice: 2007_0"),
+    (VOC, written(LIST, "\n"), {}, "must list images"),
+    (ADE, written(NAMES, "sky\nsky\n"), {}, r"must be 1 to 254 different class names, "),
+    (ADE, without("images/*/*"), {}, r"images/training holds no \.jpg images"),
+    (ADE, without("images/*/1.jpg"), {}, r"1 masks .* lack their images: .*1\.jpg"),
+    (ADE, lambda root: (root / "images/training/1.JPG").touch(), {},
+     r"files that differ only in their ending"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "change", "options", "message"), FAULTS)
+def test_faults_of_files_and_options_are_named(tmp_path, kind, change, options, message):
+    change(MAKERS[kind](tmp_path))
+    error = (ValueError, FileNotFoundError)
+    rejected(kind, tmp_path, message, error=error, **options)
+
+
 @pytest.mark.parametrize(
-    ("kind", "mask", "other", "message"),
+    ("mask", "message"),
     [
-        (SegmentationFolderDataModule, "masks/val/0.png", "0.jpg", "lossy compression"),
-        (SegmentationFolderDataModule, "masks/train/1.png", "1.gif", "PNG; convert them"),
-        (VOCDataModule, "SegmentationClass/2007_3.png", "2007_3.JPG", "lossy compression"),
-        (VOCDataModule, "JPEGImages/2007_3.jpg", "2007_3.jpeg", "name must be 2007_3.jpg"),
+        (Image.new("RGB", (60, 40), (1, 1, 2)), r"is in colours; pass data\.colors=\[\[1,1,2\]\]"),
+        (Image.fromarray(np.full((40, 60), 257, np.uint16)), r"has labels \[257\], but 150"),
+        (None, "is truncated"),
     ],
-)
-def test_files_with_other_endings_are_named(tmp_path, kind, mask, other, message):
-    root = MAKERS[kind](tmp_path)
-    (root / mask).rename((root / mask).with_name(other))
-    wanted = rf"{Path(mask).name}; .*\. {(root / mask).with_name(other)} is there, but not used: "
-    not_found(kind, root, f"{wanted}.*{message}")
+)  # fmt: skip
+def test_wrong_masks_are_named_by_reading_and_checks(tmp_path, mask, message):
+    path = ade20k(tmp_path) / "annotations/validation/1.png"
+    if mask is None:
+        path.write_bytes(path.read_bytes()[:200])
+    else:
+        mask.save(path)
+    check_both(ready(ADE20KDataModule, tmp_path), rf"annotations/validation/1\.png {message}")
+
+
+def test_ade20k_labels_equal_mmsegs(tmp_path):
+    from mmseg.datasets.transforms import LoadAnnotations
+
+    root = ade20k(tmp_path / "ADEChallengeData2016")
+    labels = np.random.default_rng(1).integers(0, 151, SIZE)
+    labels[0, :9] = 255
+    path = root / "annotations/validation/0.png"
+    save(path, labels)
+    entry = {"seg_map_path": str(path), "reduce_zero_label": True, "label_map": None}
+    expected = LoadAnnotations()(entry | {"seg_fields": []})["gt_seg_map"]
+    data = ready(ADE20KDataModule, tmp_path)
+    assert np.array_equal(truths(data)[str(root / "images/validation/0.jpg")], expected)
+    assert (data.num_classes, data.class_names[:2]) == (150, ("wall", "building"))
+    assert data.metainfo["palette"][0] == [120, 120, 120]
+
+
+def test_flip_mirrors_image_and_labels(tmp_path):
+    pixels = np.zeros((*SIZE, 3), np.uint8)
+    pixels[:, 30:] = 255
+    ade20k(tmp_path)
+    for i in range(3):
+        Image.fromarray(pixels).save(tmp_path / f"images/training/{i}.jpg", quality=100)
+        save(tmp_path / f"annotations/training/{i}.png", np.where(pixels[..., 0] > 0, 2, 1))
+    size = {"scale": (60, 40), "crop_size": (40, 60), "scale_jitter": (1, 1)}
+    data = ready(ADE20KDataModule, tmp_path, flip=1.0, photometric=False, cat_max_ratio=1.0, **size)
+    (image, *_), (sample, *_) = next(iter(data.train_dataloader())).values()
+    assert ((image[0] > 128) == (sample.gt_sem_seg.data[0] == 1)).all()
+    assert image[0, 0, 0] > 128
+
+
+def test_absent_classes_ignored_masks_and_small_sets_are_logged(tmp_path, caplog):
+    def fill(value, *splits):
+        for split in splits:
+            for i in range(3):
+                save(tmp_path / f"annotations/{split}/{i}.png", np.full(SIZE, value))
+
+    def said(**options):
+        return logged_lines(module(ADE20KDataModule, tmp_path, **options), caplog)
+
+    (ade20k(tmp_path) / "class_names.txt").write_text("a\nb\n\nc\n")
+    fill(2, "training", "validation")
+    assert said() == ["2 of 3 classes do not occur in validation: a, c"]
+    fill(0, "training")
+    save(tmp_path / "annotations/training/1.png", np.full(SIZE, 255))
+    assert said()[0].startswith("All 3 training masks that were checked have only 0 and 255")
+    fill(255, "validation")
+    assert [line.split(" masks")[0] for line in said()] == ["All 3 validation", "All 3 training"]
+    assert said(batch_size=4)[0] == (
+        "The training set has 3 images, fewer than data.batch_size=4: each step uses all of them"
+    )
+    save(tmp_path / "annotations/training/2.png", np.full(SIZE, 3))
+    assert len(said()) == 1

@@ -3,9 +3,10 @@ import unicodedata
 
 import pytest
 
+from datamodules.annotation_formats.yolo import describe_yaml
 from datamodules.files import text_files
 from datamodules.files.text_files import FolderNames, read_csv, read_json, read_lines, read_text
-from datamodules.layouts.yolo import describe_yaml
+from tests.errors import refuses
 
 NAMES = ["café", "naïve art", "zèbre"]
 NFD = [unicodedata.normalize("NFD", name) for name in NAMES]
@@ -54,7 +55,7 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        (read_json, '{"é": '.encode(), r"not valid JSON at byte 7 of 7 .*cut off"),
+        (read_json, '{"é": '.encode(), r"not valid JSON: .* at byte 7 of 7; it may be cut off"),
         (read_json, '{"é": '.encode("utf-16"), r"at byte 14 of 14"),
         (read_json, b"[" * 100_000, "nested too deeply|not valid JSON"),
         (read_json, b"[" + b"9" * 5000 + b"]", "4300 digits"),
@@ -63,9 +64,9 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
         (read_json, b"cat\0dog", "is not a text file"),
         (read_csv, b"", "is empty"),
         (read_csv, b"\n\n", "is empty"),
-        (read_csv, b"a,b\n1,2\n1\n", "row 3 has 1 fields, but the first row names 2 columns"),
+        (read_csv, b"a,b\n1,2\n1\n", "row 3: 1 cells, but the first row names 2 columns"),
         (read_csv, b"a,a\n1,2\n", "different columns"),
-        (read_csv, b",a\n0,1\n", "a column without a name, number 1 of 2"),
+        (read_csv, b",a\n0,1\n", "different columns, got"),
         (describe_yaml, b"names: &a [*a]", YAML),
         (describe_yaml, b"a: &a [x]\nb: [*a, *a]", YAML),
         (describe_yaml, b"names: " + b"[" * 10**4, YAML),
@@ -74,8 +75,7 @@ def test_json_in_any_encoding(tmp_path, encoding, logged):
 def test_faults_of_text_files(tmp_path, read, content, message):
     file = tmp_path / "data"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"^{file}.*({message})"):
-        read(file)
+    refuses(rf"^{file}.*({message})", read, file)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

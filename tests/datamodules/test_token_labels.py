@@ -18,6 +18,7 @@ from datamodules.images.token_labels import MOVES, LabelledTransform, move_map
 from datamodules.images.transforms import LightAugmentation, PaperAugmentation
 from heads.dense_logits import dense_logits
 from tests.datamodules.loading import ready
+from tests.errors import refuses
 from tools.annotate import main
 
 SIDE, CLASSES = 8, 3
@@ -155,13 +156,13 @@ def checked(*given, **options):
 
 
 WRONG_MAPS = [
-    (torch.zeros(5, 6, 6), r"must hold a tensor \(2, T, h, w\)"),
+    (torch.zeros(5, 6, 6), r"must hold a dense tensor \(2, T, h, w\) .* got \(5, 6, 6\)"),
     (torch.zeros(2, 5, 7, 7), r"is a label map of \(2, 5, 7, 7\), the first one of \(2, 2, 6"),
     (torch.full((2, 2, 6, 6), 4.0), r"has the classes 4 to 4, but the data have 3"),
     (torch.full((2, 2, 6, 6), torch.nan), "has the classes nan to nan"),
-    (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map: .*float8_e4m3fn"),
+    (torch.zeros(2, 2, 6, 6).to(torch.float8_e4m3fn), "is not a label map"),
     (torch.empty(2, 2, 6, 6, device="meta"), "is not a label map"),
-    (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold one dense"),
+    (torch.zeros(2, 2, 6, 6).to_sparse(), "is not a label map: it must hold a dense"),
     (torch.zeros(1).expand(2, 2, 10**6, 10**6), "is not a label map"),
     (torch.quantize_per_tensor(torch.zeros(2, 2, 6, 6), 1.0, 0, torch.qint8), "is not a label"),
     (torch.nested.nested_tensor([torch.zeros(2, 6, 6)] * 2), "is not a label map"),
@@ -185,26 +186,21 @@ def test_damaged_and_missing_maps_are_rejected(root, maps, tmp_path, monkeypatch
     (maps / "1.pt").rename(maps / "b" / "1.pt")
     file = maps / "a" / "0.pt"
     file.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"a/0\.pt is not a label map"):
-        checked(root, maps)
+    refuses(r"a/0\.pt is not a label map", checked, root, maps)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(20_000))
     assert file.stat().st_size < 10_000
-    with pytest.raises(ValueError, match=r"0\.pt is not a label map: it unpacks to 20\.0 KB, but"):
-        checked(root, maps)
+    refuses(r"0\.pt is not a label map: .* at most 10\.0 KB, got 20000", checked, root, maps)
     gone = ready(data, root, tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"none does not exist; data\.token_labels="):
         gone.check_files()
     assert next(iter(gone.val_dataloader()))["image"].ndim == 4  # evaluation needs no label maps
-    with pytest.raises(ValueError, match=r"data\.token_boxes=yx must be one of image, released"):
-        data(root, maps, token_boxes="yx")
 
 
 def test_recipes_with_required_maps_stop_only_training(root):
     made = ready(data, root, "required")
     assert next(iter(made.val_dataloader()))["image"].ndim == 4
-    with pytest.raises(ValueError, match=r"pass data\.token_labels=<folder of label maps> .* or "):
-        made.check_files()
+    refuses(r"pass data\.token_labels=<folder of label maps> .* or ", made.check_files)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_prediction_without_input_uses_the_validation_images(trained, tmp_path, 
     ("name", "message"),
     [
         ("nothing", "the input {} must be an image or a folder of images"),
-        ("empty", "no images in the input {}; known endings"),
+        ("empty", "the input {} must be an image or a folder of images; known endings"),
         ("broken.jpg", "{} is truncated or damaged"),
         ("text.png", "{} is not an image, despite its name"),
     ],

@@ -157,7 +157,7 @@ def test_a_failure_keeps_the_rows_before_it(example, photos, tmp_path, monkeypat
 
 @pytest.mark.parametrize("image", [FLOAT * 255, FLOAT - 0.5, FLOAT * float("nan")])
 def test_floats_outside_their_range_are_refused(example, image):
-    with pytest.raises(ValueError, match=r"values from .* to .*; floats must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"from .* to .* is not an image; .* floats from 0 to 1"):
         example[0].predict(image)
 
 

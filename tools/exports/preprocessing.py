@@ -93,7 +93,7 @@ def read_preprocessing(
         return None
     mean, std = datamodule.normalisation
     bands = getattr(datamodule, "bands", None)
-    chosen = () if bands is None else bands.chosen
+    chosen = () if bands is None else bands.numbers
     return Preprocessing(size, crop_pct, squash, interpolation, tuple(mean), tuple(std), chosen)
 
 
@@ -181,7 +181,7 @@ def _dense_preprocessing(
         for key in ("mean", "std")
     )
     if bands is not None:
-        known, channels = datamodule.known_statistics(), list(bands.chosen)
+        known, channels = datamodule.known_statistics(), list(bands.numbers)
         mean, std = list(known.mean), list(known.std)
     longest, shortest = max(datamodule.scale), min(datamodule.scale)
     if fixed:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
+from datamodules.annotation_formats.coco_files import WHOLE
+from datamodules.annotation_formats.image_lookup import Images
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, list_folders
+from datamodules.files.folders import first_few, list_folders, require_names
 from datamodules.files.mask_colours import IGNORED, Colour
 from datamodules.files.text_files import nfc, read_csv, read_lines
-from datamodules.layouts import AUTO, WHOLE
-from datamodules.layouts.image_lookup import Images
+from datamodules.files.values import file_errors, refuse
 
-OWN = "folder"
+AUTO: Final = "auto"
+OWN: Final = "folder"
 CLASSES, VALUE, NAME = "_classes.csv", "Pixel Value", "Class"
 MASK = "_mask"  # suffix of Roboflow's masks
 LABEL_MAP, MASKS, LISTS = "labelmap.txt", "SegmentationClass", "ImageSets/Segmentation"
@@ -59,8 +62,9 @@ def open_masks(root: Path, layout: str) -> Masks | None:
             return convert(root)
     if layout == AUTO:
         return None
-    wanted = {"roboflow": f"<split>/{CLASSES}", "cvat": f"{LABEL_MAP} and {MASKS}/"}[layout]
-    raise ValueError(f"{root} is not an export of data.layout={layout}: it must hold {wanted}")
+    contents = {"roboflow": f"<split>/{CLASSES}", "cvat": f"{LABEL_MAP} and {MASKS}/"}[layout]
+    raise ValueError(f"{root} is not an export of data.layout={layout}: it must hold {contents}")
+    return None
 
 
 def find_roboflow(root: Path) -> list[str]:
@@ -79,12 +83,8 @@ def _roboflow(root: Path) -> Masks:
         classes[split] = _classes(root / split / CLASSES)
         splits[split] = _pair_masks(root / split)
     first = next(iter(classes))
-    for split, found in classes.items():
-        if found != classes[first]:
-            raise ValueError(
-                f"{root / split / CLASSES} and {root / first / CLASSES} must be equal, got "
-                f"{first_few(found.values(), 10)} and {first_few(classes[first].values(), 10)}"
-            )
+    differing = [split for split in classes if classes[split] != classes[first]]
+    refuse(root / first / CLASSES, {"must be equal to those of other splits": differing})
     values = tuple(classes[first])
     names = tuple(classes[first].values())
     return Masks(root, "roboflow", "Roboflow's masks", names, values, (), splits)
@@ -93,24 +93,19 @@ def _roboflow(root: Path) -> Masks:
 def _classes(file: Path) -> dict[int, str]:
     """Return the name per value, in the file's order."""
     rows = read_csv(file)
-    if rows and not {VALUE, NAME} <= set(rows[0]):
-        what = (
-            "it lists several labels per image, which is unsupported"
-            if "filename" in rows[0]
-            else f"found {list(rows[0])}"
-        )
-        raise ValueError(f"{file} must have the columns {VALUE!r} and {NAME!r}; {what}")
+    several = bool(rows) and "filename" in rows[0]
+    refuse(file, {"lists several labels per image, which is unsupported": several})
     classes: dict[int, str] = {}
-    for number, row in enumerate(rows, 2):
-        value = int(row[VALUE]) if row[VALUE].isdecimal() else IGNORED
-        if value >= IGNORED or value in classes or row[NAME] in ("", *classes.values()):
-            raise ValueError(
-                f"{file}, line {number}: must hold a value from 0 to {IGNORED - 1} and a name, "
-                f"each once, got {row[VALUE]!r} and {row[NAME]!r}"
-            )
-        classes[value] = row[NAME]
-    if not classes:
-        raise ValueError(f"{file} must list classes, but is empty; export it again")
+    with file_errors(file):
+        for row in rows:
+            value, name = int(row[VALUE]), row[NAME]
+            if not 0 <= value < IGNORED or value in classes or name in ("", *classes.values()):
+                raise ValueError(
+                    f"must hold values from 0 to {IGNORED - 1} with names, each once, got "
+                    f"{value!r} and {name!r}"
+                )
+            classes[value] = name
+    refuse(file, {"must list classes, but is empty; export it again": not classes})
     return classes
 
 
@@ -119,15 +114,13 @@ def _pair_masks(folder: Path) -> list[tuple[Path, Path]]:
     images = Images(folder)
     masks: set[str | None] = {n for n in images.names if Path(n).stem.endswith(MASK)}
     photos = [name for name in images.names if name not in masks]
-    found = {name: images.find_stem(f"{name.rpartition('.')[0]}{MASK}") for name in photos}
-    _report(folder, [name for name in photos if found[name] is None], len(photos))
-    masks -= set(found.values())
-    if masks:
-        raise FileNotFoundError(
-            f"{len(masks)} masks in {folder} lack their images: "
-            f"{first_few(sorted(map(str, masks)))}; add the images or remove the masks"
-        )
-    return [(folder / name, folder / mask) for name, mask in found.items() if mask is not None]
+    masks_of = {name: images.find_stem(f"{name.rpartition('.')[0]}{MASK}") for name in photos}
+    _report(folder, [name for name in photos if masks_of[name] is None], len(photos))
+    masks -= set(masks_of.values())
+    lost = {str(folder / str(mask)) for mask in masks}
+    remedy = "add the images or remove the masks"
+    require_names(lost, f"masks in {folder} lack their images", remedy)
+    return [(folder / name, folder / mask) for name, mask in masks_of.items() if mask is not None]
 
 
 def _report(folder: Path, bare: Sequence[str], total: int) -> None:
@@ -145,7 +138,7 @@ def _cvat(root: Path) -> Masks:
     stems = {file.stem: [line.strip('"') for line in read_lines(file) if line] for file in lists}
     if not stems:
         stems = {WHOLE: [name.rpartition(".")[0] for name in masks.names]}
-    splits = {split: _pair_listed(found, root, images, masks) for split, found in stems.items()}
+    splits = {split: _pair_listed(part, root, images, masks) for split, part in stems.items()}
     return Masks(root, "cvat", "CVAT's Segmentation mask 1.1", names, (), colours, splits)
 
 
@@ -173,22 +166,18 @@ def _label_map(file: Path) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     for number, line in enumerate(read_lines(file), 1):
         if not line or line.startswith("#"):
             continue
-        name, _, rest = line.partition(":")
-        parts = rest.partition(":")[0].split(",")
-        colour = tuple(int(part) for part in parts if part.strip().isdecimal())
-        if len(parts) != 3 or len(colour) != 3 or max(colour) > 255:
-            raise ValueError(
-                f"{file}, line {number}: must be name:red,green,blue:parts:actions, got "
-                f"{line!r:.60}"
-            )
-        if name in names or colour in colours:
-            raise ValueError(
-                f"{file}, line {number}: {line!r:.60} repeats a name or colour; make them unique"
-            )
+        with file_errors(f"{file}, line {number}"):
+            name, rest = line.split(":")[:2]
+            colour = tuple(map(int, rest.split(",")))
+            valid = len(colour) == 3 and 0 <= min(colour) and max(colour) <= 255
+            if not valid or name in names or colour in colours:
+                raise ValueError(
+                    "must be name:red,green,blue:parts:actions of another name and colour than "
+                    f"others, got {line!r:.60}"
+                )
         names.append(name)
         colours.append(colour)
-    if not names:
-        raise ValueError(f"{file} must list labels, but is empty; export it again")
+    refuse(file, {"must list labels, but is empty; export it again": not names})
     return tuple(names), tuple(colours)
 
 
@@ -196,4 +185,4 @@ TOOLS: dict[str, tuple[Callable[[Path], object], Callable[[Path], Masks]]] = {
     "roboflow": (find_roboflow, _roboflow),
     "cvat": (is_cvat, _cvat),
 }
-LAYOUTS = (AUTO, OWN, *TOOLS)
+Layout = Literal["auto", "folder", "roboflow", "cvat"]

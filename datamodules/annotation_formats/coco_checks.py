@@ -8,23 +8,83 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import BeforeValidator, Field, Strict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from datamodules.annotation_formats.coco_boxes import OPTION, describe_unusable, unusable_boxes
 from datamodules.files.console import log
-from datamodules.files.folders import first_few, require_names
-from datamodules.files.integers import format_value, integer_value
-from datamodules.files.json_entries import Entry, Values, check_entries, name_value, text_value
-from datamodules.files.text_files import FolderNames, nfc, read_json
-from datamodules.layouts.coco_boxes import OPTION, describe_unusable, unusable_boxes
+from datamodules.files.folders import require_names
+from datamodules.files.text_files import FolderNames, Name, nfc, read_json
+from datamodules.files.values import Integer, Text, file_errors, format_value, integer_value, refuse
 
-REQUIRED_KEYS = {
-    "categories": ("id", "name"),
-    "images": ("id", "file_name", "height", "width"),
-    "annotations": ("id", "image_id", "category_id", "bbox", "area"),
-}
 FAR = 10  # most sides of its image that a polygon's corner may lie outside
 MAX_SIDE = 100_000  # of an image, in pixels
 MIN_SIDE = 32  # mmdet's COCO configs drop smaller training images
+
+Entry = dict[str, Any]
+
+
+def _number(value: Any) -> Any:
+    # NaN passes, as training excludes such boxes; it would train on infinite ones.
+    if type(value) in (int, float) and abs(float(str(value))) != math.inf:
+        return value
+    raise ValueError(f"must be a finite number, got {format_value(value)}")
+
+
+def _flag(value: Any) -> int:
+    return integer_value(int(value) if isinstance(value, bool) else value)
+
+
+Number = Annotated[Any, BeforeValidator(_number)]
+Side = Annotated[Integer, Field(ge=1, le=MAX_SIDE)]
+Flag = Annotated[int, BeforeValidator(_flag), Field(ge=0, le=1)]
+Box = Annotated[list[Number], Strict(), Field(min_length=4, max_length=4)]
+
+
+@with_config(extra="allow")
+class Category(TypedDict):
+    """Class of a COCO file."""
+
+    id: Integer
+    name: Name
+
+
+@with_config(extra="allow")
+class ImageEntry(TypedDict):
+    """Image of a COCO file."""
+
+    id: Integer
+    file_name: Text
+    height: Side
+    width: Side
+
+
+@with_config(extra="allow")
+class Annotation(TypedDict):
+    """Object of a COCO file."""
+
+    id: Integer
+    image_id: Integer
+    category_id: Integer
+    bbox: Box
+    area: Number
+    iscrowd: NotRequired[Flag]
+    ignore: NotRequired[Flag]
+
+
+@with_config(extra="allow")
+class CocoFile(TypedDict):
+    """Content of a COCO file."""
+
+    categories: Annotated[list[Category], Field(min_length=1)]
+    images: Annotated[list[ImageEntry], Field(min_length=1)]
+    annotations: list[Annotation]
+
+
+COCO_FILE = TypeAdapter(CocoFile)
+KINDS = ("categories", "images", "annotations")
 
 
 @dataclass(frozen=True)
@@ -81,38 +141,40 @@ def check_coco(
         FileNotFoundError: Images are missing.
         ValueError: The content is wrong.
     """
-    categories, images, annotations = (content[key] for key in REQUIRED_KEYS)
-    for kind in ("categories", "images"):
-        if not content[kind]:
-            raise ValueError(f"{path}: the list {kind!r} is empty; add its entries")
-    for kind in REQUIRED_KEYS:
-        _check_unique(path, kind, [entry["id"] for entry in content[kind]])
-    _check_unique(path, "category names", [category["name"] for category in categories])
-    chosen = _select(path, categories, classes)
-    _check_known(path, annotations, "image_id", {image["id"] for image in images})
-    _check_known(path, annotations, "category_id", {category["id"] for category in categories})
+    categories, images, annotations = (content[key] for key in KINDS)
+    ids = {kind: Counter(entry["id"] for entry in content[kind]) for kind in KINDS}
+    names = Counter(category["name"] for category in categories)
+    faults = {
+        f"has duplicates among its {kind}; make them unique": [
+            value for value, count in counts.items() if count > 1
+        ]
+        for kind, counts in {**ids, "category names": names}.items()
+    }
+    for kind, key in (("images", "image_id"), ("categories", "category_id")):
+        strays = [entry["id"] for entry in annotations if entry[key] not in ids[kind]]
+        faults[f"has {len(strays)} annotations with an unknown {key}; annotation ids"] = strays
+    refuse(path, faults)
+    selection = _select(path, categories, classes)
     files = _check_files(path, image_folder, images)
     by_id = {image["id"]: image for image in images}
-    _check_boxes(path, annotations)
-    wanted = {category["id"] for category in chosen}
-    boxes = [entry for entry in annotations if entry["category_id"] in wanted]
-    unusable = unusable_boxes(annotations, by_id, wanted)
+    class_ids = {category["id"] for category in selection}
+    boxes = [entry for entry in annotations if entry["category_id"] in class_ids]
+    unusable = unusable_boxes(annotations, by_id, class_ids)
     if unusable:
         log(describe_unusable(path, annotations, unusable, len(boxes), skip=skip_unusable))
-    usable = [one for place, one in enumerate(annotations) if place not in unusable]
+    usable = [item for place, item in enumerate(annotations) if place not in unusable]
     left_out = unusable if training or skip_unusable else {}
     if not training:
-        _check_nan(path, annotations, left_out, wanted)
+        _check_nan(path, annotations, left_out, class_ids)
     if with_mask:
         _check_masks(path, annotations, by_id, unusable, left_out)
     boxed = {entry["image_id"] for entry in boxes}
     small = {image["id"] for image in images if min(image["width"], image["height"]) < MIN_SIDE}
-    targets = [one for one in (usable if training or skip_unusable else annotations)
-            if one["category_id"] in wanted and not one.get("iscrowd")]  # fmt: skip
-    counted = {one["category_id"] for one in targets}
+    counted = {item["category_id"] for item in (usable if skip_unusable else annotations)
+               if not item.get("iscrowd")}  # fmt: skip
     facts = CocoFacts(
-        class_names=tuple(str(category["name"]) for category in chosen),
-        category_ids=tuple(category["id"] for category in chosen),
+        class_names=tuple(str(category["name"]) for category in selection),
+        category_ids=tuple(category["id"] for category in selection),
         num_images=len(images),
         num_boxed=len(boxed),
         num_small=len(boxed & small),
@@ -120,10 +182,10 @@ def check_coco(
         num_crowds=sum(bool(entry.get("iscrowd")) for entry in boxes),
         unusable=frozenset(unusable),
         files=frozenset(files),
-        absent=tuple(n for n, category in enumerate(chosen) if category["id"] not in counted),
+        absent=tuple(n for n, category in enumerate(selection) if category["id"] not in counted),
     )
     if training:
-        _check_remaining(path, facts, targets, small)
+        _check_remaining(path, facts, usable, small)
     return facts
 
 
@@ -139,12 +201,6 @@ def read_coco(path: Path, *, annotated: bool = True) -> dict[str, list[Entry]]:
         FileNotFoundError: The file does not exist.
         ValueError: The file is not JSON, or its entries differ from COCO's form.
     """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"annotation file {path} does not exist; set data.train_annotations and "
-            "data.val_annotations "
-            "relative to data.root"
-        )
     content = read_json(path)
     if not annotated and isinstance(content, dict):
         content.setdefault("annotations", [])
@@ -157,85 +213,37 @@ def check_content(path: Path, content: Any) -> dict[str, list[Entry]]:
     Raises:
         ValueError: The entries differ from COCO's form.
     """
-    return check_entries(path, content, REQUIRED_KEYS, VALUES, "COCO files")
-
-
-def _number(value: Any) -> float:
-    # NaN passes, as training excludes such boxes; it would train on infinite ones.
-    if _is_number(value):
-        return value
-    raise ValueError(f"must be a finite number, got {format_value(value)}")
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(float(str(value))) != math.inf
-
-
-def _side(value: object) -> int:
-    side = integer_value(value)
-    if 1 <= side <= MAX_SIDE:
-        return side
-    raise ValueError(f"must be a number of pixels from 1 to {MAX_SIDE}, got {format_value(value)}")
-
-
-def _flag(value: Any) -> int:
-    if type(value) in (int, float, bool) and value in (0, 1):
-        return int(value)
-    raise ValueError(f"must be 0 or 1, got {format_value(value)}")
-
-
-VALUES: Values = {
-    "categories": {"id": integer_value, "name": name_value},
-    "images": {"id": integer_value, "file_name": text_value, "height": _side, "width": _side},
-    "annotations": {
-        "id": integer_value,
-        "image_id": integer_value,
-        "category_id": integer_value,
-        "area": _number,
-        "iscrowd": _flag,
-        "ignore": _flag,
-    },
-}
-
-
-def _check_unique(path: Path, what: str, values: list[Any]) -> None:
-    doubles = [value for value, count in Counter(values).items() if count > 1]
-    if doubles:
-        raise ValueError(
-            f"{path} has duplicates among its {what}: {first_few(doubles)}; make them unique"
-        )
-
-
-def _check_known(path: Path, annotations: list[Entry], key: str, known: set[Any]) -> None:
-    strays = [entry["id"] for entry in annotations if entry[key] not in known]
-    if strays:
-        raise ValueError(
-            f"{len(strays)} annotations in {path} have an unknown {key}; "
-            f"annotation ids: {first_few(strays)}"
-        )
+    with file_errors(path):
+        return dict(COCO_FILE.validate_python(content))  # type: ignore[arg-type]
 
 
 def _select(path: Path, categories: list[Entry], classes: Sequence[str] | None) -> list[Entry]:
     names = [str(category["name"]) for category in categories]
-    wanted = set(names if classes is None else map(nfc, classes))
-    if not wanted <= set(names):
-        raise ValueError(
-            f"data.classes and the categories of {path} differ: classes {sorted(wanted)}, "
-            f"categories {sorted(names)}, not in the file: {sorted(wanted - set(names))}"
-        )
-    return [category for category in categories if str(category["name"]) in wanted]
+    class_ids = set(names if classes is None else map(nfc, classes))
+    differ = (
+        f"has the categories {sorted(names)}, data.classes are {sorted(class_ids)}; not in the file"
+    )
+    refuse(path, {differ: sorted(class_ids - set(names))})
+    return [category for category in categories if str(category["name"]) in class_ids]
 
 
-def _check_remaining(path: Path, facts: CocoFacts, boxes: Iterable[Entry], small: set[int]) -> None:
-    boxed = {entry["image_id"] for entry in boxes}
-    if not boxed - small:
-        crowds = facts.num_crowds
-        raise ValueError(
-            f"{path} has zero images left for training: of {facts.num_images} images "
-            f"{facts.num_images - len(boxed)} lack a box of {list(facts.class_names)}"
-            + f" besides {crowds} of crowds (iscrowd=1)" * bool(crowds)
-            + f", and {len(small)} have a side below {MIN_SIDE} pixels"
-        )
+def _check_remaining(
+    path: Path, facts: CocoFacts, usable: Iterable[Entry], small: Collection[int]
+) -> None:
+    selection = set(facts.category_ids)
+    boxed = {
+        entry["image_id"]
+        for entry in usable
+        if entry["category_id"] in selection and not entry.get("iscrowd")
+    }
+    lacking = facts.num_images - len(boxed)
+    rule = (
+        f"has zero images left for training: of {facts.num_images} images {lacking} lack a box of "
+        f"{list(facts.class_names)}"
+        + f" besides {facts.num_crowds} of crowds (iscrowd=1)" * bool(facts.num_crowds)
+        + f", and {len(small)} have a side below {MIN_SIDE} pixels"
+    )
+    refuse(path, {rule: not boxed - set(small)})
 
 
 def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int]:
@@ -251,19 +259,16 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     names = FolderNames(folder)
     real = folder.resolve()  # two splits may link to one folder
     for image in images:
-        found = names.find(image["file_name"])
-        if found is None:
+        file_name = names.find(image["file_name"])
+        if file_name is None:
             missing.append(str(folder / image["file_name"]))
             continue
-        image["file_name"] = found
+        image["file_name"] = file_name
         first = ids.setdefault(os.path.normpath(real / image["file_name"]), image["id"])
         if first != image["id"]:
             twice.append(f"{image['file_name']} (ids {first} and {image['id']})")
-    if twice:
-        raise ValueError(
-            f"{path} lists the same file under two image ids: {first_few(twice)}; keep one "
-            "entry of each and give its annotations that image_id"
-        )
+    remedy = "keep one entry of each and give its annotations that image_id"
+    refuse(path, {f"lists the same file under two image ids ({remedy})": twice})
     require_names(
         missing,
         f"images named in {path} do not exist",
@@ -272,32 +277,19 @@ def _check_files(path: Path, folder: Path, images: list[Entry]) -> dict[str, int
     return ids
 
 
-def _check_boxes(path: Path, annotations: list[Entry]) -> None:
-    malformed = [entry["id"] for entry in annotations if not _is_box(entry["bbox"])]
-    if malformed:
-        raise ValueError(
-            f"{len(malformed)} annotations in {path} have a bbox that is not four finite numbers "
-            f"[x, y, width, height]; annotation ids: {first_few(malformed)}"
-        )
-
-
 def _check_nan(
     path: Path, annotations: list[Entry], left_out: Collection[int], wanted: Collection[int]
 ) -> None:
     """Reject NaN in evaluated boxes: pycocotools lets any detection match them."""
-    for place, entry in enumerate(annotations):
-        numbers = [*entry["bbox"], entry["area"]]
-        counts = place not in left_out and entry["category_id"] in wanted
-        if counts and any(map(math.isnan, numbers)):
-            raise ValueError(
-                f"{path}: annotations[{place}]: bbox and area must be numbers, got "
-                f"{format_value(entry['bbox'])} and {format_value(entry['area'])}; correct "
-                f"them, or pass {OPTION}"
-            )
-
-
-def _is_box(box: object) -> bool:
-    return isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
+    unclear = [
+        f"annotations[{place}]: bbox and area must be numbers, got "
+        f"{format_value(entry['bbox'])} and {format_value(entry['area'])}"
+        for place, entry in enumerate(annotations)
+        if place not in left_out
+        and entry["category_id"] in wanted
+        and any(map(math.isnan, [*entry["bbox"], entry["area"]]))
+    ]
+    refuse(path, {f"has NaN in boxes (correct them, or pass {OPTION})": unclear})
 
 
 def _check_masks(

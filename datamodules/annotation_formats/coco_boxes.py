@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.files.folders import first_few
+from datamodules.files.values import refuse
 
 OPTION = "data.skip_unusable_boxes=true"
 MAX_DEGENERATE_SHARE = 0.1
@@ -37,8 +38,8 @@ def unusable_boxes(
     """
     if not annotations:
         return {}
-    x, y, width, height = np.array([one["bbox"] for one in annotations], dtype=np.float64).T
-    area = np.array([one["area"] for one in annotations], dtype=np.float64)
+    x, y, width, height = np.array([entry["bbox"] for entry in annotations], dtype=np.float64).T
+    area = np.array([entry["area"] for entry in annotations], dtype=np.float64)
     sizes = [
         (images[i]["width"], images[i]["height"]) for i in (a["image_id"] for a in annotations)
     ]
@@ -46,18 +47,18 @@ def unusable_boxes(
     # Comparisons with NaN are false, so each kind negates the usable case.
     inside = (x < image_width) & (y < image_height) & (x + width > 0) & (y + height > 0)
     kinds = {
-        MARKED: np.array([bool(one.get("ignore")) for one in annotations]),
+        MARKED: np.array([bool(entry.get("ignore")) for entry in annotations]),
         EMPTY: ~((area > 0) & (width > 0) & (height > 0)),
         SMALL: ~((width >= 1) & (height >= 1)),
         OUTSIDE: ~inside,
     }
-    found: dict[int, str] = {}
-    for kind, those in kinds.items():
-        for place in np.flatnonzero(those).tolist():
-            one = annotations[place]
-            if one["category_id"] in categories and not one.get("iscrowd"):
-                found.setdefault(place, kind)
-    return dict(sorted(found.items()))
+    reasons: dict[int, str] = {}
+    for kind, places in kinds.items():
+        for place in np.flatnonzero(places).tolist():
+            entry = annotations[place]
+            if entry["category_id"] in categories and not entry.get("iscrowd"):
+                reasons.setdefault(place, kind)
+    return dict(sorted(reasons.items()))
 
 
 def describe_unusable(
@@ -82,16 +83,16 @@ def describe_unusable(
     """
     kinds = Counter(unusable.values())
     ids = first_few(annotations[place]["id"] for place in unusable)
-    what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    note = f"{len(unusable)} of {total} boxes in {path} are unusable ({what}); "
+    summary = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    note = f"{len(unusable)} of {total} boxes in {path} are unusable ({summary}); "
     note += f"annotation ids: {ids}"
     if skip:
         return f"{note}; they are excluded from training and evaluation ({OPTION})"
-    if len(unusable) - kinds[MARKED] > MAX_DEGENERATE_SHARE * total:
-        raise ValueError(
-            f"{note}; boxes must be [x, y, width, height] in pixels. If the others are right, "
-            f"{OPTION} excludes these from training and evaluation"
-        )
+    rule = (
+        "; boxes must be [x, y, width, height] in pixels. If the others are right, "
+        f"{OPTION} excludes these from training and evaluation"
+    )
+    refuse(note, {rule: len(unusable) - kinds[MARKED] > MAX_DEGENERATE_SHARE * total})
     return (
         f"{note}; they are excluded from training and count as missed in evaluation unless found, "
         f"as in pycocotools; {OPTION} excludes them from both"

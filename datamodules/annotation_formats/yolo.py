@@ -9,23 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
+from datamodules.annotation_formats.coco_files import REMEDY, WHOLE
+from datamodules.annotation_formats.coco_records import Part, Parts, Photo, Shape, to_part
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import Point
 from datamodules.files.console import log
 from datamodules.files.folders import first_few, list_folders, require_names
-from datamodules.files.integers import format_value
-from datamodules.files.text_files import nfc, read_lines, read_text
-from datamodules.layouts import WHOLE
-from datamodules.layouts.coco_files import REMEDY
-from datamodules.layouts.coco_records import Part, Parts, Photo, Shape, to_part
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Point
-from datamodules.layouts.xml_files import parse_number
+from datamodules.files.text_files import finite_number, nfc, read_lines, read_text
+from datamodules.files.values import Text, file_errors, format_value, refuse
 
 SPLITS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml and obj.data
 OUTSIDE = 0.01  # share that a coordinate may lie outside the image; Ultralytics' tolerance
 MOST_BYTES = 2**22  # of a yaml file with splits and names
 DARKNET = "_darknet.labels"
 NO_LABELS = frozenset({"classes", "labels", "train", "val", "valid", "test", "README"})
+
+
+class DataYaml(BaseModel):
+    """Content of data.yaml; all values are text."""
+
+    names: list[Text] | dict[str, Text]
+    nc: str | None = None
+    path: str | None = None
+
+
+class Splits(BaseModel):
+    """Folders, text files, or lists of them, by split."""
+
+    splits: dict[str, str | list[str]]
 
 
 @dataclass(frozen=True)
@@ -65,51 +78,44 @@ def find_roboflow(root: Path) -> Path | None:
 
 def _yaml(file: Path) -> dict[str, Any]:
     """Return a yaml file with all values as text, since names may be no, on or 1.10."""
+    text, mark, content = read_text(file), "", None
     try:
-        text = read_text(file)
+        # Nested aliases may stand for endless lists.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError(f"{file} has YAML aliases (*name); write the values out")
-        content = yaml.load(text, Loader=yaml.BaseLoader)
+            mark = ": it has aliases (*name)"
+        else:
+            content = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{file} is not valid YAML{where}; correct it") from None
+        place = getattr(error, "problem_mark", None)
+        mark = f" in line {place.line + 1}" if place else ": it is nested too deeply"
+    refuse(file, {f"is not valid YAML{mark}; correct it": bool(mark)})
     return content if isinstance(content, dict) else {}
 
 
 def describe_yaml(file: Path) -> Description:
     """Return the description in data.yaml."""
     content = _yaml(file)
-    if "kpt_shape" in content:
-        raise ValueError(
-            f"{file} describes key points (kpt_shape), which are unsupported; export boxes or "
-            "polygons"
-        )
-    names = content["names"]
+    with file_errors(file):
+        description = DataYaml.model_validate(content)
+        entries = Splits(splits={key: content[key] for key in SPLITS if content.get(key)}).splits
+    names, count = description.names, len(description.names)
+    numbered = names.keys() == set(map(str, range(count))) if isinstance(names, dict) else True
+    nc = description.nc or str(count)
+    faults = {
+        "describes key points (kpt_shape), which are unsupported; export boxes or polygons": (
+            "kpt_shape" in content
+        ),
+        f"must number its names from 0 to {count - 1}, got": [] if numbered else [*names],
+        f"has nc {nc}, but {count} names; correct one": nc != str(count),
+    }
+    refuse(file, faults)
     if isinstance(names, dict):
-        places = sorted(names, key=lambda key: int(key) if key.isdecimal() else -1)
-        if places != [str(number) for number in range(len(names))]:
-            raise ValueError(
-                f"{file}: names must be numbered 0 to {len(names) - 1}, got {first_few(places)}"
-            )
-        names = [names[place] for place in places]
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{file}: names must be a list of class names, got {format_value(names)}")
-    number_of = content.get("nc", str(len(names)))
-    if number_of != str(len(names)):
-        raise ValueError(f"{file}: nc is {number_of}, but names has {len(names)} entries")
-    base = content.get("path") or ""
-    splits = {}
-    for split in SPLITS:
-        entries = content.get(split) or []
-        entries = [entries] if isinstance(entries, str) else entries
-        if not isinstance(entries, list) or not all(isinstance(one, str) for one in entries):
-            raise ValueError(
-                f"{file}: {split} must be a folder, a text file or a list of them, got "
-                f"{format_value(entries)}"
-            )
-        if entries:
-            splits[split] = [f"{base}/{entry}" if base else entry for entry in entries]
+        names = [names[str(number)] for number in range(count)]
+    base = f"{description.path}/" if description.path else ""
+    splits = {
+        split: [f"{base}{place}" for place in ([places] if isinstance(places, str) else places)]
+        for split, places in entries.items()
+    }
     return Description(file, _checked(names, file), splits)
 
 
@@ -129,12 +135,11 @@ def describe_darknet(file: Path) -> Description:
     root = file.parent
     rows = [line.partition("=") for line in read_lines(file) if "=" in line]
     content = {key.strip(): value.strip() for key, _, value in rows}
-    if "names" not in content:
-        raise ValueError(f"{file} lacks a line 'names = data/obj.names'")
-    listed = root / (_placed(root, content["names"]) or content["names"])
-    names = [line for line in read_lines(listed) if line]
+    with file_errors(file):
+        names_file = root / (_placed(root, content["names"]) or content["names"])
+    names = [line for line in read_lines(names_file) if line]
     splits = {split: [content[split]] for split in SPLITS if split in content}
-    return Description(file, _checked(names, listed), splits)
+    return Description(file, _checked(names, names_file), splits)
 
 
 def describe_classes(file: Path) -> Description:
@@ -145,23 +150,24 @@ def describe_classes(file: Path) -> Description:
 
 def find_labelled(root: Path) -> dict[str, Path]:
     """Return Roboflow's list of Darknet classes per split."""
-    found = {name: root / name / DARKNET for name in list_folders(root)}
-    return {name: file for name, file in found.items() if file.is_file()}
+    label_files = {name: root / name / DARKNET for name in list_folders(root)}
+    return {name: file for name, file in label_files.items() if file.is_file()}
 
 
 def describe_labelled(root: Path) -> Description:
     """Return the description of Roboflow's Darknet export: one list of classes per split."""
-    found = find_labelled(root)
-    names = {tuple(line for line in read_lines(file) if line) for file in found.values()}
-    if len(names) > 1:
-        raise ValueError(f"{root}: the files {DARKNET} of its splits differ; export them again")
-    first = next(iter(found.values()))
-    return Description(first, _checked(names.pop(), first), {name: [name] for name in found})
+    label_files = find_labelled(root)
+    names = {tuple(line for line in read_lines(file) if line) for file in label_files.values()}
+    differ = len(names) > 1
+    refuse(root, {f"has splits with different files {DARKNET}; export them again": differ})
+    first = next(iter(label_files.values()))
+    return Description(first, _checked(names.pop(), first), {name: [name] for name in label_files})
 
 
 def _checked(names: Sequence[str], file: Path) -> tuple[str, ...]:
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"{file} must hold different class names, got {first_few(names, 10)}")
+    repeated = not names or len(set(names)) < len(names)
+    rule = f"must hold different class names, got {first_few(names, 10)}"
+    refuse(file, {rule: repeated})
     return tuple(names)
 
 
@@ -172,20 +178,20 @@ def convert(description: Description) -> Parts:
         root = root.parent
     images = Images(root)
     files: dict[str, list[str]] = {}
-    empty = []
+    missing = []
     for split, entries in description.splits.items():
         places = [place for entry in entries if (place := _placed(root, entry))]
-        files[split] = sorted({file for place in places for file in _listed(place, images)})
+        files[split] = sorted({file for place in places for file in _list_images(place, images)})
         if not files[split]:
-            empty.append(f"{split}: {first_few(entries)}")
+            missing.append(f"{split}: {first_few(entries)}")
             del files[split]
     if not files:
         raise FileNotFoundError(
-            f"{description.source} names folders without images in {root} ({first_few(empty)}); "
+            f"{description.source} names folders without images in {root} ({first_few(missing)}); "
             f"{REMEDY}"
         )
-    if empty:
-        log(f"{description.source} names folders without images, skipped: {first_few(empty)}")
+    if missing:
+        log(f"{description.source} names folders without images, skipped: {first_few(missing)}")
     return {split: partial(_part, description, names, images) for split, names in files.items()}
 
 
@@ -200,7 +206,7 @@ def _part(description: Description, files: Sequence[str], images: Images) -> Par
     return to_part(photos, description.source, images, description.names)
 
 
-def _listed(entry: str, images: Images) -> list[str]:
+def _list_images(entry: str, images: Images) -> list[str]:
     """Return the images of a folder, or of a text file with one path per line."""
     place = images.folder / entry
     if place.is_dir():
@@ -239,13 +245,13 @@ def _report(source: Path, labels: Mapping[str, Path | None], root: Path) -> None
             f"{source}: {len(bare)} of {len(labels)} images lack a text file of labels and count "
             f"as images without objects: {first_few(sorted(bare), 3)}"
         )
-    known = {nfc(str(label)) for label in labels.values() if label is not None}
+    names = {nfc(str(label)) for label in labels.values() if label is not None}
     folders = {label.parent for label in labels.values() if label is not None}
     strays = [
         file
         for folder in sorted(folders)
         for file in sorted(folder.glob("*.txt"))
-        if nfc(str(file)) not in known and file.stem not in NO_LABELS
+        if nfc(str(file)) not in names and file.stem not in NO_LABELS
     ]
     if strays:
         log(f"{source}: {len(strays)} text files lack an image: {first_few(strays, 3)}")
@@ -262,39 +268,22 @@ def read_labels(file: Path, names: Sequence[str], size: Size) -> list[Shape]:
     """
     shapes = []
     for place, line in enumerate(read_lines(file), 1):
-        where, fields = f"{file}, line {place}", line.split()
-        if not fields:
+        if not line:
             continue
-        if len(fields) != 5 and (len(fields) < 7 or len(fields) % 2 == 0):
-            raise ValueError(
-                f"{where} must hold a class and four numbers of a box, or a class and the corners "
-                f"of a polygon, got {len(fields)} numbers"
-            )
-        label = _class_name(fields[0], names, where)
-        shares = [_share(field, where) for field in fields[1:]]
-        shapes.append(
-            _box(label, shares, size) if len(shares) == 4 else _polygon(label, shares, size)
-        )
+        with file_errors(f"{file}, line {place}"):
+            number, *shares = map(finite_number, line.split())
+            count = len(shares)
+            is_class = number.is_integer() and 0 <= number < len(names)
+            inside = all(-OUTSIDE <= share <= 1 + OUTSIDE for share in shares)
+            if not is_class or not inside or (count != 4 and (count < 6 or count % 2)):
+                raise ValueError(
+                    f"must hold a class from 0 to {len(names) - 1}, and the four numbers of a box "
+                    "or the corners of a polygon, as shares of the image's sides from 0 to 1, got "
+                    f"{format_value(line)}"
+                )
+        make = _box if count == 4 else _polygon
+        shapes.append(make(names[int(number)], shares, size))
     return shapes
-
-
-def _class_name(text: str, names: Sequence[str], where: str) -> str:
-
-    value = parse_number(text, f"{where}: class")
-    if not value.is_integer() or not 0 <= value < len(names):
-        raise ValueError(
-            f"{where}: class must be an integer from 0 to {len(names) - 1}, got {text}"
-        )
-    return names[int(value)]
-
-
-def _share(text: str, where: str) -> float:
-    value = parse_number(text, f"{where}: a coordinate")
-    if not -OUTSIDE <= value <= 1 + OUTSIDE:
-        raise ValueError(
-            f"{where}: coordinates must be shares of the image's sides from 0 to 1, got {text}"
-        )
-    return value
 
 
 def _box(label: str, shares: Sequence[float], size: Size) -> Shape:

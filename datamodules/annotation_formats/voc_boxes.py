@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from datamodules.annotation_formats.coco_files import REMEDY, WHOLE
+from datamodules.annotation_formats.coco_records import Parts, Photo, Shape, to_parts
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import Point
+from datamodules.annotation_formats.xml_files import Element, child, child_text, read_xml
 from datamodules.files.folders import list_folders
-from datamodules.files.text_files import nfc, read_lines
-from datamodules.layouts import WHOLE
-from datamodules.layouts.coco_files import REMEDY
-from datamodules.layouts.coco_records import Parts, Photo, Shape, to_parts
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Point
-from datamodules.layouts.xml_files import Element, child_text, parse_number, read_xml
+from datamodules.files.text_files import finite_number, nfc, read_lines
+from datamodules.files.values import file_errors
 
 LISTS = "ImageSets/Main"
 # Roboflow's pixels start at 1 and xmax is the last pixel, as in VOC's own files; its library
@@ -22,12 +22,14 @@ ONE_BASED = "roboflow"
 
 def find_roboflow(root: Path) -> dict[str, list[Path]]:
     """Return the files per split, which lie beside the images."""
-    whole = _xml_files(root)
-    if whole and _is_voc(whole[0]):
-        return {WHOLE: whole}
-    found = {name: _xml_files(root / name) for name in list_folders(root)}
+    root_files = _xml_files(root)
+    if root_files and _is_voc(root_files[0]):
+        return {WHOLE: root_files}
+    folders = {name: _xml_files(root / name) for name in list_folders(root)}
     return {
-        n: files for n, files in found.items() if n != "Annotations" and files and _is_voc(files[0])
+        n: files
+        for n, files in folders.items()
+        if n != "Annotations" and files and _is_voc(files[0])
     }
 
 
@@ -85,15 +87,20 @@ def _photos(files: Sequence[Path], images: Images) -> list[Photo]:
         element = read_xml(file) if file.is_file() else Element("annotation")
         folder = file.parent.relative_to(images.folder).as_posix()
         near = [folder if folder != "." else "", "JPEGImages", "images"]
-        named = (element.findtext("filename") or "").strip()
-        name = images.find(named.replace("\\", "/").rpartition("/")[2], near) if named else None
+        file_name = (element.findtext("filename") or "").strip()
+        name = (
+            images.find(file_name.replace("\\", "/").rpartition("/")[2], near)
+            if file_name
+            else None
+        )
         name = name or images.find_stem(_stem(file, images.folder), near)
         if name is None:
-            missing.append(named or file.stem)
+            missing.append(file_name or file.stem)
             continue
-        shapes = [_shape(one, element, f"{file}: object {n}")
-                  for n, one in enumerate(element.findall("object"), 1)]  # fmt: skip
-        photos.append(Photo(name, shapes, _size(element)))
+        photos.append(Photo(name, [], _size(element)))
+        for number, part in enumerate(element.findall("object"), 1):
+            with file_errors(f"{file}: object {number}"):
+                photos[-1].shapes.append(_shape(part, element))
     images.require_found(missing, images.folder, REMEDY)
     return photos
 
@@ -112,29 +119,25 @@ def _size(element: Element) -> Size | None:
     return int(sides[0]), int(sides[1])
 
 
-def _shape(one: Element, element: Element, where: str) -> Shape:
-    label = child_text(one, "name", where)
+def _shape(part: Element, element: Element) -> Shape:
+    label = child_text(part, "name")
     first = ONE_BASED in (element.findtext("source/database") or "")
-    polygon = one.find("polygon")
+    polygon = part.find("polygon")
     if polygon is not None and len(polygon):
-        points = [(x - first, y - first) for x, y in _points(polygon, where)]
+        points = [(x - first, y - first) for x, y in _points(polygon)]
         if len(points) >= 3:
             return Shape.from_polygons(label, [points])
-    box = one.find("bndbox")
-    if box is None:
-        raise ValueError(f"{where} must have <bndbox> or <polygon>")
-    left, top, right, bottom = (
-        parse_number(child_text(box, side, where), f"{where}: {side}")
-        for side in ("xmin", "ymin", "xmax", "ymax")
+    box = child(part, "bndbox")
+    x_min, top, right, bottom = (
+        finite_number(child_text(box, side)) for side in ("xmin", "ymin", "xmax", "ymax")
     )
-    left, top = left - first, top - first
-    return Shape.from_box(label, (left, top, right - left, bottom - top))
+    x_min, top = x_min - first, top - first
+    return Shape.from_box(label, (x_min, top, right - x_min, bottom - top))
 
 
-def _points(polygon: Element, where: str) -> list[Point]:
+def _points(polygon: Element) -> list[Point]:
     """Return the corners of <x1>, <y1>, <x2>, ..., or of <pt><x/><y/></pt>."""
     points: list[Point] = []
     while (x := polygon.findtext(f"x{len(points) + 1}")) is not None:
-        y = child_text(polygon, f"y{len(points) + 1}", where)
-        points.append((parse_number(x, f"{where}: x"), parse_number(y, f"{where}: y")))
+        points.append((finite_number(x), finite_number(child_text(polygon, f"y{len(points) + 1}"))))
     return points

@@ -54,7 +54,7 @@ def ellipse(centre: Point, radii: Point, degrees: float = 0.0) -> list[Point]:
     return rotate(points, centre, degrees)
 
 
-def blank_mask(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
+def blank_mask(size: tuple[int, int]) -> NDArray[np.bool_]:
     """Return an empty mask (H, W) for an image of (width, height).
 
     Raises:
@@ -63,8 +63,7 @@ def blank_mask(size: tuple[int, int], where: str) -> NDArray[np.bool_]:
     width, height = size
     if min(size) < 1 or width * height > MAX_PIXELS:
         raise ValueError(
-            f"{where}: an image with a mask must have 1 to {MAX_PIXELS:,} pixels, got "
-            f"{width}x{height}"
+            f"an image with a mask must have 1 to {MAX_PIXELS:,} pixels, got {width}x{height}"
         )
     return np.zeros((height, width), np.bool_)
 
@@ -83,5 +82,5 @@ def mask_bounds(mask: NDArray[np.bool_]) -> Box:
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
         return 0.0, 0.0, 0.0, 0.0
-    left, top = int(columns[0]), int(rows[0])
-    return float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)
+    x_min, top = int(columns[0]), int(rows[0])
+    return float(x_min), float(top), float(columns[-1] + 1 - x_min), float(rows[-1] + 1 - top)

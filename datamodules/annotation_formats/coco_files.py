@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datamodules.annotation_formats.coco_checks import check_content
+from datamodules.annotation_formats.coco_records import Part, Parts
+from datamodules.annotation_formats.image_lookup import Images
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, text_start
-from datamodules.layouts import WHOLE
-from datamodules.layouts.coco_checks import check_content
-from datamodules.layouts.coco_records import Part, Parts
-from datamodules.layouts.image_lookup import Images
 
+WHOLE = "the export"  # name of the only split of an undivided export
 ROBOFLOW = "_annotations.coco.json"
 CVAT = "instances_"
 LABEL_STUDIO = "result.json"
@@ -41,8 +41,8 @@ def find_roboflow(root: Path) -> dict[str, Path]:
 
 def find_fiftyone(root: Path) -> dict[str, Path]:
     """Return FiftyOne's json per export, with ``data`` beside it."""
-    found = files_per_folder(root, FIFTYONE)
-    return {name: file for name, file in found.items() if (file.parent / "data").is_dir()}
+    files = files_per_folder(root, FIFTYONE)
+    return {name: file for name, file in files.items() if (file.parent / "data").is_dir()}
 
 
 def find_cvat(root: Path) -> dict[str, Path]:
@@ -66,23 +66,23 @@ def convert(root: Path, find: Callable[[Path], Mapping[str, Path]]) -> Parts:
 def _read(file: Path, split: str, images: Images) -> Part:
     content = read_json(file)
     beside = file.parent.relative_to(images.folder).as_posix()
-    own = "" if beside == "." else beside
-    near = [own, f"{own}/data".lstrip("/"), f"images/{split}", "images", split, ""]
+    folder = "" if beside == "." else beside
+    near = [folder, f"{folder}/data".lstrip("/"), f"images/{split}", "images", split, ""]
     entries = content.get("images") if isinstance(content, dict) else None
     _fill_sizes(entries if isinstance(entries, list) else [], images, near)
     content = check_content(file, content)
     names = {image["file_name"] for image in content["images"]}
-    found = images.find_all(names, file, REMEDY, near)
+    files = images.find_all(names, file, REMEDY, near)
     for image in content["images"]:
-        image["file_name"] = found[image["file_name"]]
+        image["file_name"] = files[image["file_name"]]
     return Part(file, images.folder, content)
 
 
 def _fill_sizes(entries: Sequence[Any], images: Images, near: Sequence[str]) -> None:
     """Set the sizes that Label Studio leaves null for images without annotations."""
     for entry in entries:
-        named = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
-        if named and entry.get("width") is None and entry.get("height") is None:
-            found = images.find(entry["file_name"], near)
-            if found is not None:
-                ((entry["width"], entry["height"]),) = images.sizes([found])
+        has_name = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
+        if has_name and entry.get("width") is None and entry.get("height") is None:
+            files = images.find(entry["file_name"], near)
+            if files is not None:
+                ((entry["width"], entry["height"]),) = images.sizes([files])

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
-from datamodules.files.folders import first_few
-from datamodules.layouts import (
-    AUTO,
+from datamodules.annotation_formats import (
     coco_files,
     cvat_images,
     label_studio,
@@ -17,10 +15,13 @@ from datamodules.layouts import (
     voc_boxes,
     yolo,
 )
-from datamodules.layouts.coco_records import Parts
-from datamodules.layouts.foreign_formats import detect_foreign_format
+from datamodules.annotation_formats.coco_records import Parts
+from datamodules.annotation_formats.foreign_formats import detect_foreign_format
+from datamodules.files.folders import first_few
+from datamodules.files.values import refuse
 
-OWN = "coco"
+AUTO: Final = "auto"
+OWN: Final = "coco"
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ FORMATS = (
     Format("label_studio", "Label Studio's JSON", label_studio.find, label_studio.convert),
     Format("labelme", "LabelMe's JSON files", labelme.find, labelme.convert),
 )  # fmt: skip
-TOOLS = tuple(sorted({one.tool for one in FORMATS}))
-LAYOUTS = (AUTO, OWN, *TOOLS)
+Layout = Literal["auto", "coco", "cvat", "fiftyone", "label_studio", "labelme", "roboflow", "yolo"]
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,18 @@ def open_export(root: Path, layout: str) -> Export | None:
     Raises:
         ValueError: The folder has another tool's format, or an unsupported one.
     """
-    for one in FORMATS:
-        if layout in (AUTO, one.tool):
-            found = one.find(root)
-            if found:
-                return Export(root, one, one.convert(root, found))
+    for form in FORMATS:
+        if layout in (AUTO, form.tool):
+            match = form.find(root)
+            if match:
+                return Export(root, form, form.convert(root, match))
     foreign = detect_foreign_format(root)
-    if foreign is not None:
-        raise ValueError(
-            f"{root} holds {foreign}, which is unsupported; export COCO or YOLO from the tool"
-        )
-    if layout == AUTO:
+    if foreign is None and layout == AUTO:
         return None
-    known = [one.title for one in FORMATS if one.tool == layout]
-    raise ValueError(
-        f"{root} is not an export of data.layout={layout}: expected {first_few(known, 10)}"
-    )
+    titles = first_few((form.title for form in FORMATS if form.tool == layout), 10)
+    faults = {
+        f"holds {foreign}, which is unsupported; export COCO or YOLO from the tool": bool(foreign),
+        f"is not an export of data.layout={layout}: expected {titles}": True,
+    }
+    refuse(root, faults)
+    return None

@@ -3,40 +3,75 @@
 from __future__ import annotations
 
 import base64
-import io
 import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from pydantic import BaseModel, FiniteFloat, Strict
 
+from datamodules.annotation_formats.coco_files import WHOLE
+from datamodules.annotation_formats.coco_records import (
+    Parts,
+    Photo,
+    Shape,
+    report_skipped,
+    to_parts,
+)
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import Point, blank_mask, bounds, ellipse
+from datamodules.files.decoding import decode_bytes
 from datamodules.files.folders import list_folders
 from datamodules.files.text_files import read_json, read_lines, text_start
-from datamodules.layouts import WHOLE
-from datamodules.layouts.coco_records import Parts, Photo, Shape, report_skipped, to_parts
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.json_files import get_points, get_value
-from datamodules.layouts.outlines import Point, blank_mask, bounds, ellipse
+from datamodules.files.values import file_errors, refuse
 
 KEYS = ('"shapes"', '"imagePath"')
 NAMES = "labels.txt"
 UNUSED = ("__ignore__", "_background_")  # entries of labels.txt that are not classes
 BEGINNING, END = 2**16, 2**16
 REMEDY = "copy the images beside their json files"
+Coordinate = Annotated[FiniteFloat, Strict()]
+
+
+class Outline(BaseModel):
+    """An annotated object."""
+
+    label: str
+    points: list[tuple[Coordinate, Coordinate]]
+    shape_type: str | None = None
+    group_id: object = None
+    mask: str | None = None
+
+
+class LabelMeFile(BaseModel):
+    """Content of a file; older versions lack the size."""
+
+    imagePath: str
+    imageWidth: Annotated[int, Strict()] | None = None
+    imageHeight: Annotated[int, Strict()] | None = None
+    shapes: list[Outline]
+
+    @property
+    def size(self) -> Size | None:
+        """Width and height, if annotated."""
+        if self.imageWidth is None or self.imageHeight is None:
+            return None
+        return self.imageWidth, self.imageHeight
+
+
 OUTLINES = ("polygon", "rectangle", "oriented_rectangle", "circle", "ellipse", "mask")
 
 
 def find(root: Path) -> dict[str, list[Path]]:
     """Return the files per split: those of the root, or of each of its folders."""
-    whole = _files(root, ("*.json",))
-    if whole:
-        return {WHOLE: whole}
-    found = {name: _files(root / name) for name in list_folders(root)}
-    return {name: files for name, files in found.items() if files}
+    root_files = _files(root, ("*.json",))
+    if root_files:
+        return {WHOLE: root_files}
+    splits = {name: _files(root / name) for name in list_folders(root)}
+    return {name: files for name, files in splits.items() if files}
 
 
 def _files(folder: Path, looked: Sequence[str] = ("*.json", "*/*.json")) -> list[Path]:
@@ -70,92 +105,76 @@ def _names(root: Path, splits: dict[str, list[Photo]]) -> list[str] | None:
     if not file.is_file():
         return None
     names = [line for line in read_lines(file) if line and line not in UNUSED]
-    used = {shape.label for photos in splits.values() for one in photos for shape in one.shapes}
-    if used - set(names):
-        raise ValueError(f"{file} lacks the labels {sorted(used - set(names))}; add them")
+    used = {shape.label for photos in splits.values() for photo in photos for shape in photo.shapes}
+    refuse(file, {"lacks labels; add them": sorted(used - set(names))})
     return names
 
 
 def _photos(files: Sequence[Path], images: Images, skipped: Counter[str]) -> list[Photo]:
     photos, missing = [], []
     for file in files:
-        entry, where = read_json(file), str(file)
-        named = get_value(entry, "imagePath", str, where)
+        with file_errors(file):
+            entry = LabelMeFile.model_validate(read_json(file))
         folder = file.parent.relative_to(images.folder).as_posix()
         near = ["" if folder == "." else folder]
         # The path is relative to the file, but may come from another machine.
-        name = images.find(named, near) or images.find_stem(file.stem, near)
+        name = images.find(entry.imagePath, near) or images.find_stem(file.stem, near)
         if name is None:
-            missing.append(f"{named} ({file.name})")
+            missing.append(f"{entry.imagePath} ({file.name})")
             continue
-        photos.append(Photo(name, _shapes(entry, where, skipped), _size(entry, where)))
+        photos.append(Photo(name, _shapes(entry, str(file), skipped), entry.size))
     images.require_found(missing, files[0].parent, REMEDY)
     return photos
 
 
-def _size(entry: Any, where: str) -> Size | None:
-    """Return the annotated width and height; None in files of older versions."""
-    if entry.get("imageWidth") is None or entry.get("imageHeight") is None:
-        return None
-    return get_value(entry, "imageWidth", int, where), get_value(entry, "imageHeight", int, where)
-
-
-def _shapes(entry: Any, where: str, skipped: Counter[str]) -> list[Shape]:
+def _shapes(entry: LabelMeFile, where: str, skipped: Counter[str]) -> list[Shape]:
     """Return the objects of an image; polygons of equal group and label form one object."""
     groups: dict[tuple[str, int], list[list[Point]]] = {}
     shapes = []
-    for place, one in enumerate(get_value(entry, "shapes", list, where)):
-        here = f"{where}: shapes[{place}]"
-        label, kind = get_value(one, "label", str, here), one.get("shape_type") or "polygon"
+    for place, outline in enumerate(entry.shapes):
+        label, kind = outline.label, outline.shape_type or "polygon"
         if label in UNUSED or kind not in OUTLINES:
             skipped[label if label in UNUSED else str(kind)] += 1
-            continue
-        corners, group = get_points(one, here), one.get("group_id")
-        if kind == "polygon" and len(corners) < 3:
+        elif kind == "polygon" and len(outline.points) < 3:
             skipped["polygon with fewer than three corners"] += 1
-        elif kind == "polygon" and isinstance(group, int):
-            groups.setdefault((label, group), []).append(corners)
+        elif kind == "polygon" and isinstance(outline.group_id, int):
+            groups.setdefault((label, outline.group_id), []).append([*outline.points])
         else:
-            shapes.append(_shape(label, kind, corners, one, _size(entry, where), here))
+            with file_errors(f"{where}: shapes[{place}]"):
+                shapes.append(_shape(outline, kind, entry.size))
     return shapes + [Shape.from_polygons(label, parts) for (label, _), parts in groups.items()]
 
 
-def _shape(
-    label: str, kind: str, corners: list[Point], one: Any, size: Size | None, where: str
-) -> Shape:
+def _shape(outline: Outline, kind: str, size: Size | None) -> Shape:
+    label, corners = outline.label, outline.points
     if len(corners) < (2 if kind != "oriented_rectangle" else 4):
-        raise ValueError(f"{where}: a {kind} must have more than {len(corners)} points")
+        raise ValueError(f"a {kind} must have more than {len(corners)} points")
     if kind == "mask":
-        return _mask(label, corners, one, size, where)
+        return _mask(outline, size)
     if kind == "circle":
         radius = math.dist(corners[0], corners[1])
         return Shape.from_polygons(label, [ellipse(corners[0], (radius, radius))])
     if kind == "ellipse":
-        left, top, width, height = bounds(corners)
-        centre = (left + width / 2, top + height / 2)
+        x_min, top, width, height = bounds(corners)
+        centre = (x_min + width / 2, top + height / 2)
         return Shape.from_polygons(label, [ellipse(centre, (width / 2, height / 2))])
     if kind == "rectangle":
         return Shape.from_box(label, bounds(corners))
     return Shape.from_polygons(label, [corners])
 
 
-def _mask(label: str, corners: list[Point], one: Any, size: Size | None, where: str) -> Shape:
+def _mask(outline: Outline, size: Size | None) -> Shape:
     """Return the shape of a base64 PNG that fills the box between the first two points."""
-    try:
-        raw = base64.b64decode(get_value(one, "mask", str, where), validate=True)
-        with Image.open(io.BytesIO(raw)) as picture:
-            window: NDArray[np.bool_] = np.asarray(picture.convert("L")) > 0
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{where}: its mask is not a PNG in base64 ({error})") from None
-    left, top = (round(value) for value in corners[0])
-    if size is None:
-        raise ValueError(f"{where}: a mask needs imageWidth and imageHeight")
+    picture = decode_bytes(base64.b64decode(outline.mask or "", validate=True), "its mask")
+    window: NDArray[np.bool_] = np.asarray(picture.convert("L")) > 0
+    x_min, top = (round(value) for value in outline.points[0])
     height, width = window.shape
-    if not (0 <= left and 0 <= top and left + width <= size[0] and top + height <= size[1]):
+    across, down = size or (0, 0)
+    if not (0 <= x_min and 0 <= top and x_min + width <= across and top + height <= down):
         raise ValueError(
-            f"{where}: a mask of {width}x{height} pixels at {left}, {top} exceeds the "
-            f"image of {size[0]}x{size[1]}"
+            f"a mask of {width}x{height} pixels at {x_min}, {top} exceeds the image of "
+            f"imageWidth x imageHeight = {across}x{down}"
         )
-    mask = blank_mask(size, where)
-    mask[top : top + height, left : left + width] = window
-    return Shape.from_mask(label, mask)
+    mask = blank_mask((across, down))
+    mask[top : top + height, x_min : x_min + width] = window
+    return Shape.from_mask(outline.label, mask)

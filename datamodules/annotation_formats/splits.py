@@ -10,6 +10,7 @@ from typing import Any
 from datamodules.base import check_minimum
 from datamodules.files.folders import first_few
 from datamodules.files.text_files import nfc
+from datamodules.files.values import check_option
 
 TRAIN = ("train", "training")
 VAL = ("val", "valid", "validation")
@@ -33,15 +34,10 @@ class SplitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ValueError(
-                f"data.val_share must be a number between 0 and 1, such as 0.1, got {self.share}"
-            )
+        check_option("val_share", self.share, 0 < self.share < 1, "between 0 and 1, such as 0.1")
         check_minimum("split_seed", self.seed, 0)
-        if self.train is not None and self.train == self.val:
-            raise ValueError(
-                f"data.train_split and data.val_split must differ, got {self.val} for both"
-            )
+        differ = self.train is None or self.train != self.val
+        check_option("val_split", self.val, differ, "another split than data.train_split")
 
 
 @dataclass(frozen=True)
@@ -65,34 +61,29 @@ def choose(names: Collection[str], options: SplitOptions, where: object) -> Choi
     Raises:
         ValueError: The names leave open which split trains or validates.
     """
-    train = _check_name(names, options.train, "train_split", where) or _usual(names, TRAIN, where)
-    val = _check_name(names, options.val, "val_split", where) or _usual(names, VAL, where)
+    train = _pick(names, options.train, TRAIN, "train_split", where)
+    val = _pick(names, options.val, VAL, "val_split", where)
     if train is None:
-        others = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
-        others = others or [name for name in names if name != val]
-        if len(others) != 1:
+        candidates = [name for name in names if name != val and name.lower() not in (*VAL, *TEST)]
+        candidates = candidates or [name for name in names if name != val]
+        if len(candidates) != 1:
             raise ValueError(
                 f"{where} has the splits {first_few(sorted(names), 10)}, but a split named train "
                 "is needed; pass data.train_split=<name> and data.val_split=<name>"
             )
-        train = others[0]
+        train = candidates[0]
     return Choice(train, val, tuple(name for name in names if name not in (train, val)))
 
 
-def _check_name(names: Collection[str], name: str | None, option: str, where: object) -> str | None:
-    if name is not None and name not in names:
-        raise ValueError(
-            f"{where} lacks the split {name}; pass data.{option}=<one of {first_few(names, 10)}>"
-        )
-    return name
-
-
-def _usual(names: Collection[str], usual: Sequence[str], where: object) -> str | None:
-    found = [name for name in names if name.lower() in usual]
-    if len(found) > 1:
-        option = "train_split" if usual is TRAIN else "val_split"
-        raise ValueError(f"{where} has several such splits; pass data.{option}=<one of {found}>")
-    return found[0] if found else None
+def _pick(
+    names: Collection[str], name: str | None, usual: Sequence[str], option: str, where: object
+) -> str | None:
+    """Return the split of a name, or of a usual one; None if there is none of the latter."""
+    matches = [split for split in names if split == name or (not name and split.lower() in usual)]
+    if len(matches) > 1 or (name and not matches):
+        count = f"has {len(matches)} such splits" if matches else f"lacks the split {name}"
+        raise ValueError(f"{where} {count}; pass data.{option}=<one of {first_few(names, 10)}>")
+    return matches[0] if matches else None
 
 
 def draw_names(names: Sequence[str], options: SplitOptions, where: object = "the set") -> set[str]:
@@ -125,15 +116,15 @@ def divide(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide a COCO file's images into training and validation."""
     names = [image["file_name"] for image in content["images"]]
-    chosen = draw_names(names, options, where)
-    ids = {image["id"] for image in content["images"] if image["file_name"] in chosen}
+    drawn_names = draw_names(names, options, where)
+    ids = {image["id"] for image in content["images"] if image["file_name"] in drawn_names}
 
     def part(validates: bool) -> dict[str, Any]:
         return {
             **content,
-            "images": [one for one in content["images"] if (one["id"] in ids) == validates],
+            "images": [entry for entry in content["images"] if (entry["id"] in ids) == validates],
             "annotations": [
-                one for one in content["annotations"] if (one["image_id"] in ids) == validates
+                entry for entry in content["annotations"] if (entry["image_id"] in ids) == validates
             ],
         }
 

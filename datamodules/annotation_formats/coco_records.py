@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.annotation_formats.coco_checks import check_content
+from datamodules.annotation_formats.image_lookup import Images, Size
+from datamodules.annotation_formats.outlines import (
+    Box,
+    Point,
+    bounds,
+    mask_bounds,
+    run_lengths,
+    signed_area,
+)
 from datamodules.files.console import log
 from datamodules.files.folders import first_few
-from datamodules.layouts.coco_checks import check_content
-from datamodules.layouts.image_lookup import Images, Size
-from datamodules.layouts.outlines import Box, Point, bounds, mask_bounds, run_lengths, signed_area
 
 Content = dict[str, list[dict[str, Any]]]
 
@@ -47,7 +54,7 @@ class Shape:
         """Return a shape of one or more polygons."""
         flat = [[float(value) for point in polygon for value in point] for polygon in polygons]
         box = bounds([point for polygon in polygons for point in polygon])
-        return cls(label, box, sum(abs(signed_area(one)) for one in polygons), flat)
+        return cls(label, box, sum(abs(signed_area(outline)) for outline in polygons), flat)
 
     @classmethod
     def from_mask(cls, label: str, mask: NDArray[np.bool_]) -> Shape:
@@ -108,8 +115,8 @@ def to_parts(
         names = sorted({shape.label for photo in photos for shape in photo.shapes})
     if not names:
         raise ValueError(f"{source} lacks annotated boxes and outlines; annotate some images")
-    listed = {photo.file for photo in photos}
-    unlisted = [name for name in images.names if name not in listed]
+    files = {photo.file for photo in photos}
+    unlisted = [name for name in images.names if name not in files]
     if unlisted:
         log(
             f"{source}: images without annotations are skipped: {len(unlisted)} of "
@@ -164,7 +171,7 @@ def report_skipped(source: Path, skipped: Counter[str]) -> None:
         )
 
 
-def check_label(label: str, names: Sequence[str], where: str) -> None:
+def check_label(label: str, names: Sequence[str]) -> None:
     """Raise an error for a label that the export does not declare."""
     if label not in names:
-        raise ValueError(f"{where}: label {label!r} must be one of {first_few(names, 10)}")
+        raise ValueError(f"label {label!r} must be one of {first_few(names, 10)}")

@@ -48,29 +48,29 @@ class Images:
         """
         path = nfc(name).replace("\\", "/")
         for place in near:
-            found = self._by_path.get(posixpath.normpath(f"{place or '.'}/{path}"))
-            if found is not None:
-                return found
+            paths = self._by_path.get(posixpath.normpath(f"{place or '.'}/{path}"))
+            if paths is not None:
+                return paths
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         for start in range(len(parts)):
-            found = self._by_path.get("/".join(parts[start:]))
-            if found is not None:
-                return found
+            paths = self._by_path.get("/".join(parts[start:]))
+            if paths is not None:
+                return paths
         last = parts[-1] if parts else ""
-        same = self._by_name.get(last) or self._by_name.get(UPLOADED.sub("", last), [])
-        if len(same) > 1:
+        candidates = self._by_name.get(last) or self._by_name.get(UPLOADED.sub("", last), [])
+        if len(candidates) > 1:
             raise ValueError(
-                f"{self.folder} has several images {parts[-1]}: {first_few(same)}; "
+                f"{self.folder} has several images {parts[-1]}: {first_few(candidates)}; "
                 f"the annotations name {name}: rename or remove the others"
             )
-        return same[0] if same else None
+        return candidates[0] if candidates else None
 
     def find_stem(self, stem: str, near: Sequence[str] = ("",)) -> str | None:
         """Return the path of the only image with this path and any ending; else None."""
         for place in near:
-            same = self._by_stem.get(nfc(f"{place}/{stem}" if place else stem), [])
-            if len(same) == 1:
-                return same[0]
+            candidates = self._by_stem.get(nfc(f"{place}/{stem}" if place else stem), [])
+            if len(candidates) == 1:
+                return candidates[0]
         return None
 
     def find_all(
@@ -87,9 +87,9 @@ class Images:
         Raises:
             FileNotFoundError: Images are missing.
         """
-        found = {name: self.find(name, near) for name in names}
-        self.require_found([n for n, place in found.items() if place is None], source, remedy)
-        return {name: place for name, place in found.items() if place is not None}
+        paths = {name: self.find(name, near) for name in names}
+        self.require_found([n for n, place in paths.items() if place is None], source, remedy)
+        return {name: place for name, place in paths.items() if place is not None}
 
     def require_found(self, missing: Collection[str], source: Path, remedy: str) -> None:
         """Raise ``FileNotFoundError`` naming the missing images, if any."""
