@@ -130,6 +130,6 @@ def _number(cell: str, name: str, where: str) -> float:
         value = math.inf
     if abs(value) > LARGEST:
         remedy = next((hint for form, hint in HINTS if form.fullmatch(text)), OTHER_CELL)
-        rule = f"{cell!r} is not a number; {remedy}, or leave it out by data.targets=[...]"
+        rule = f"{cell!r} is not a number; {remedy}, or leave the column out by data.targets=[...]"
         raise ValueError(f"{where}, column {name}: {rule}")
     return value
