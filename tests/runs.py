@@ -18,7 +18,7 @@ import torch
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
-from tasks.engine.run_config import RunConfig
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.errors import one_line_errors
 from tools.cli.paths import CONFIGS, ROOT
 from tools.config import run_config as run_config

@@ -151,7 +151,7 @@ def write_maps(
 
     from datamodules.files import load_rgb
     from heads.dense_logits import dense_logits
-    from tasks.engine.whole_files import whole_file
+    from tasks.engine.run_folder.atomic_writes import whole_file
 
     pixels = [
         functional.pil_to_tensor(

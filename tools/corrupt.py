@@ -101,8 +101,8 @@ def data_of_run(ckpt: str) -> dict[str, str]:
         ValueError: The path is outside a run folder, or the run's family does not take images.
     """
     from tasks.engine.family import find_family
-    from tasks.engine.run_files import read_summary
-    from tasks.engine.saved_config import open_saved
+    from tasks.engine.run_folder.saved_runs import open_saved
+    from tasks.engine.run_folder.schemas import read_summary
 
     run = open_saved(ckpt).run
     if run is None:

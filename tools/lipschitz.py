@@ -77,7 +77,7 @@ def compute_bounds(options: dict[str, str], words: Sequence[str]) -> Iterator[Re
     from backbones.analysis.lipschitz import lipschitz_bound
     from backbones.checkpoints.adoption import adopt
     from backbones.hosts.timm_model.placed import Placed
-    from tasks.engine.saved_config import open_saved
+    from tasks.engine.run_folder.saved_runs import open_saved
 
     saved = open_saved(options["ckpt"]) if options["ckpt"] else None
     run = None if saved is None else saved.run

@@ -27,14 +27,14 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
-from tasks.engine import signals  # noqa: E402
-from tasks.engine.run_config import RunConfig  # noqa: E402
+from tasks.engine.loops import signals  # noqa: E402
+from tasks.engine.optimisation import automatic  # noqa: E402
+from tasks.engine.run_folder.run_config import RunConfig  # noqa: E402
 from tools.cli.command import exit_with  # noqa: E402
 from tools.cli.errors import one_line_errors  # noqa: E402
 from tools.cli.grammar import key_of  # noqa: E402
 from tools.cli.paths import CONFIGS, ROOT  # noqa: E402
 from tools.cli.printable import escape_logs, escape_undecodable  # noqa: E402
-from tools.config import automatic  # noqa: E402
 from tools.config.config_checks import resolve_config  # noqa: E402
 from tools.config.help import FLAGS, help_text, help_words  # noqa: E402
 from tools.config.overrides import (  # noqa: E402

@@ -33,16 +33,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.engine.family import find_family
-from tasks.engine.plain_files import read_json
-from tasks.engine.run_files import read_summary
-from tasks.engine.signals import STATUSES
+from tasks.engine.loops.signals import STATUSES
+from tasks.engine.run_folder.bounded_reading import read_json
+from tasks.engine.run_folder.schemas import read_summary
 from tools.cli.arguments import parse_integer, parse_options
 from tools.cli.command import exit_with, run_command
 from tools.cli.errors import one_line_errors
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import ROOT
 from tools.cli.tables import write
-from tools.searching.space import Space, format_values, read_spaces
+from tools.search_spaces.space import Space, format_values, read_spaces
 
 DEFAULTS = {
     "trials": "20", "metric": "", "direction": "", "sampler": "tpe", "sampler_seed": "0",

@@ -65,7 +65,7 @@ class SealPart(OpenPart):
 
 
 class PositionPart(ClosedPart):
-    """See ``tasks.engine.position.Position``."""
+    """See ``tasks.engine.checkpoints.data_position.Position``."""
 
     step: Count
     batches: Count
@@ -82,7 +82,7 @@ class PositionPart(ClosedPart):
 
 
 class RandomPart(ClosedPart):
-    """State of a process's generators, see ``tasks.engine.exact_resume.random_state``."""
+    """State of a process's generators, see ``checkpoints.exact_resume.random_state``."""
 
     python: PythonState
     numpy: list[Any]

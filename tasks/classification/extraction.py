@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from heads.frozen.features import Features
-from tasks.engine.gather import gather_objects
+from tasks.engine.loops.process_exchange import gather_objects
 
 Step = Callable[[Any], Any]
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
+from tasks.engine.optimisation.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 # ImageNet's robustness sets, and the top-1 accuracies that papers report on them.
 ROBUSTNESS = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.analysis.patch_reach import blocking_zeros, reached_by_any, tells_images_apart
-from tasks.engine.exact_resume import random_state, set_random_state
+from tasks.engine.checkpoints.exact_resume import random_state, set_random_state
 
 OPTION = "task.check_patches"
 SHOWN = 3  # positions and names in a message

@@ -44,8 +44,8 @@ from tasks.classification.teacher import (
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several, readable
 from tasks.engine.drawing import draw_bands
-from tasks.engine.gather import refuse_together
-from tasks.engine.whole_files import whole_file
+from tasks.engine.loops.process_exchange import refuse_together
+from tasks.engine.run_folder.atomic_writes import whole_file
 
 make_mixup: Any = Mixup  # timm's classes are untyped
 make_erasing: Any = RandomErasing

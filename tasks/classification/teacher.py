@@ -23,7 +23,7 @@ from heads.linear import LinearClassifier
 from tasks.classification.family import FAMILY
 from tasks.engine.classes import ORDER, Orders, check_classes, warn_of_order
 from tasks.engine.normalisation import IMAGENET, expected_preprocessing
-from tasks.engine.saved_config import checkpoint_file, open_saved
+from tasks.engine.run_folder.saved_runs import checkpoint_file, open_saved
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 

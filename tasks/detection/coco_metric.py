@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tasks.detection.coco_ranks import RankedTruth
-from tasks.engine.gather import gather_objects, process_group
+from tasks.engine.loops.process_exchange import gather_objects, process_group
 
 # The first six of COCO's twelve figures; the others are recalls.
 STATS = ("", "50", "75", "_small", "_medium", "_large")

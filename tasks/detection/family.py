@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
+from tasks.engine.optimisation.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 ENDS = ("", "50", "75", "_small", "_medium", "_large")
 TITLES = {"AP": "box AP", "mask_AP": "mask AP"}

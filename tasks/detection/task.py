@@ -25,7 +25,7 @@ from tasks.detection.instance_drawing import draw_instances
 from tasks.engine.batches import Batch, Row
 from tasks.engine.classes import ClassesTask
 from tasks.engine.drawing import Colour, open_upright, side_by_side
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
 
 PREVIEW_SCORE = 0.3
 SAME_PLACE = 0.7  # of two boxes with a larger overlap (IoU) only the surer one is drawn

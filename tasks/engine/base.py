@@ -22,25 +22,29 @@ from backbones.checkpoints.equations import FINGERPRINT
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from backbones.options import Remembering, check_arguments
 from tasks.engine import predicting
-from tasks.engine.batch_norm import share_statistics
 from tasks.engine.batches import UNREADABLE, Batch, Row, Summed, batch_size, check_batch, is_spare
-from tasks.engine.checkpoint_entries import (
+from tasks.engine.callbacks.ema import WeightEMA
+from tasks.engine.callbacks.ema_metrics import SecondMetrics, log_better
+from tasks.engine.checkpoints.entries import (
     built_config,
     fingerprint_entry,
     load_average,
     network_entries,
     weights_problem,
 )
-from tasks.engine.ema import WeightEMA
-from tasks.engine.ema_metrics import SecondMetrics, log_better
 from tasks.engine.family import Direction, Family
-from tasks.engine.gather import mean_over_processes, refuse_together
+from tasks.engine.loops.batch_norm import share_statistics
+from tasks.engine.loops.process_exchange import mean_over_processes, refuse_together
 from tasks.engine.losses import is_logged, loss_problem, total_loss
 from tasks.engine.metric_states import kept_states
-from tasks.engine.optim import check_optimizer, learning_rate_factor, optimizer_rules
-from tasks.engine.optimizing import check_training, optimizer_and_schedule
-from tasks.engine.param_groups import STORED_RULES, schedule_rate, stored_rules
-from tasks.engine.saved_predictions import OutputFiles
+from tasks.engine.optimisation.optimizer import (
+    check_optimizer,
+    learning_rate_factor,
+    optimizer_rules,
+)
+from tasks.engine.optimisation.param_groups import STORED_RULES, schedule_rate, stored_rules
+from tasks.engine.optimisation.task_optimizer import check_training, optimizer_and_schedule
+from tasks.engine.run_folder.predictions import OutputFiles
 
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "lr": 1e-3}
 SCHEDULE: dict[str, Any] = {"name": "cosine"}

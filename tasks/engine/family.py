@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbones.options.suggestions import plural
-from tasks.engine.schedule_rule import ScheduleRule
+from tasks.engine.optimisation.schedule_rule import ScheduleRule
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ANY = "*"  # key of ``analyses`` or ``exports`` for all others

@@ -17,7 +17,7 @@ from backbones.options import (
     whole_arguments,
 )
 from tasks.engine.family import families, family_of_task, imported
-from tasks.engine.old_names import current_target
+from tasks.engine.run_folder.earlier_releases import current_target
 
 # Packages whose modules may be named in a config, by the option that names them: configs come from
 # command lines and from other people's run folders. A module of HEADS or TRANSFORMS lists in its

@@ -18,14 +18,14 @@ from backbones.lora import weights_follow
 from backbones.options import check_arguments, check_complete
 from backbones.options.schemas import validate
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_entries import BUILT
+from tasks.engine.checkpoints.entries import BUILT
 from tasks.engine.family import family_of_task, imported
 from tasks.engine.instantiate import build, check_group, check_target
-from tasks.engine.old_names import with_current_targets, with_earlier_options
-from tasks.engine.optim import build_optimizer, learning_rate_factor
-from tasks.engine.run_config import RunConfig
-from tasks.engine.run_files import BuiltNetwork
-from tasks.engine.saved_config import open_saved
+from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor
+from tasks.engine.run_folder.earlier_releases import with_current_targets, with_earlier_options
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import open_saved
+from tasks.engine.run_folder.schemas import BuiltNetwork
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from backbones import Backbone
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
-from tasks.engine.checkpoint_entries import BUILT
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import open_saved
+from tasks.engine.checkpoints.entries import BUILT
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import open_saved
 
 IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 DENSE = "data_preprocessor"  # of head.model, in the units of bytes

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tasks.engine.batches import UNREADABLE, Batch, Row
-from tasks.engine.ema import reported
-from tasks.engine.saved_predictions import OutputFiles, SavedRows, saved_rows
+from tasks.engine.callbacks.ema import reported
+from tasks.engine.run_folder.predictions import OutputFiles, SavedRows, saved_rows
 
 if TYPE_CHECKING:
     from tasks.engine.base import BaseTask

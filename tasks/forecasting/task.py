@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
 from tasks.forecasting.errors import ForecastErrors, point_forecast
 from tasks.forecasting.family import FAMILY
 from tasks.forecasting.pictures import Forecast, draw

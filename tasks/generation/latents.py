@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from heads.generation import Generator
-from tasks.engine.pace import duration
-from tasks.engine.whole_files import whole_file
+from tasks.engine.callbacks.pace import duration
+from tasks.engine.run_folder.atomic_writes import whole_file
 from tasks.generation.records import differences, digest, write_record
 
 BATCH = 8  # images of one pass

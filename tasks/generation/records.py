@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.engine.plain_files import read_json
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
+from tasks.engine.run_folder.bounded_reading import read_json
 
 RECORD = "made_by.json"
 

@@ -19,10 +19,10 @@ from backbones.checkpoints.opening import Checkpoint
 from tasks import load
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
+from tasks.engine.callbacks.pace import duration
 from tasks.engine.classes import check_classes, classes_of
-from tasks.engine.pace import duration
-from tasks.engine.saved_predictions import OutputFiles
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
+from tasks.engine.run_folder.predictions import OutputFiles
 from tasks.generation.family import FAMILY
 from tasks.generation.latents import EVERY, write_latents
 from tasks.generation.quality import (

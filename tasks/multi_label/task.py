@@ -25,7 +25,7 @@ from heads.label_losses import MultiLabelLoss
 from tasks.classification.contact_sheet import Tile, contact_sheet, to_image
 from tasks.classification.task import ClassificationTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
 from tasks.multi_label.family import FAMILY
 
 NONE = "-"  # shown for an image without labels

@@ -19,8 +19,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from heads.point_segmentation import IGNORED
 from tasks.engine.batches import Batch, Row, Summed, input_names
 from tasks.engine.classes import ClassesTask, check_several
-from tasks.engine.saved_predictions import OutputFiles
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
+from tasks.engine.run_folder.predictions import OutputFiles
 from tasks.point_segmentation.family import FAMILY
 from tasks.point_segmentation.pictures import UNKNOWN, draw_cloud, palette
 from tasks.point_segmentation.ply import write_ply

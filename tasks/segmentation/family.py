@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.engine.family import ANY, Counted, Family, Metric, Published
-from tasks.engine.schedule_rule import ScheduleRule, published_schedule, rates_by_start
+from tasks.engine.optimisation.schedule_rule import ScheduleRule, published_schedule, rates_by_start
 
 
 def usual_data(img_size: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from tasks.engine.batches import Batch, Row, Summed
 from tasks.engine.classes import ClassesTask, check_several
 from tasks.engine.drawing import draw_bands, open_upright, side_by_side
-from tasks.engine.saved_predictions import OutputFiles
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
+from tasks.engine.run_folder.predictions import OutputFiles
 from tasks.segmentation.family import FAMILY
 from tasks.segmentation.segment_drawing import draw_segments, label_map
 

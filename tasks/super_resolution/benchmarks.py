@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tasks.engine.run_config import RunConfig
+from tasks.engine.run_folder.run_config import RunConfig
 from tasks.super_resolution.family import FIGURES
 
 

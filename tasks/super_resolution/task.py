@@ -20,8 +20,8 @@ from backbones.checkpoints.opening import Checkpoint, in_memory, open_checkpoint
 from backbones.layers.bicubic import MARGIN, enlarge, mirror
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import Batch, Row, Summed, input_names
-from tasks.engine.saved_predictions import OutputFiles
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
+from tasks.engine.run_folder.predictions import OutputFiles
 from tasks.super_resolution.family import FAMILY
 from tasks.super_resolution.pictures import Panel, caption, centre, draw_panels, to_picture
 from tasks.super_resolution.png import write_png

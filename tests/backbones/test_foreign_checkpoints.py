@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from backbones.checkpoints.keys import strip_wrappers
 from backbones.checkpoints.opening import open_checkpoint
-from tasks.engine.saved_config import checkpoint_file
+from tasks.engine.run_folder.saved_runs import checkpoint_file
 from tests.errors import refuses
 
 

@@ -13,7 +13,12 @@ from torch import nn
 from backbones import create_backbone, list_mixers
 from backbones.parameters.decay import without_decay
 from backbones.registry import find_host
-from tasks.engine.param_groups import STORED_RULES, param_groups, parameter_rules, stored_rules
+from tasks.engine.optimisation.param_groups import (
+    STORED_RULES,
+    param_groups,
+    parameter_rules,
+    stored_rules,
+)
 from tests.errors import refuses
 from tests.families import SMALLEST, shorten
 

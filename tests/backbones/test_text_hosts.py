@@ -6,7 +6,7 @@ import torch
 from backbones import create_backbone, list_backbones, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
-from tasks.engine.compilation import compile_blocks
+from tasks.engine.loops.compilation import compile_blocks
 from tests.families import rest_slow
 from tests.references import text as plain
 from tools.papers.published import load_rows

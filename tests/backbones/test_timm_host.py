@@ -22,7 +22,7 @@ from backbones.hosts.timm_model import listing
 from backbones.hosts.timm_model.placed import Placed
 from backbones.registry import find_host, find_mixer, look_up, why_unfit
 from heads.linear import LinearClassifier
-from tasks.engine.old_names import with_earlier_options
+from tasks.engine.run_folder.earlier_releases import with_earlier_options
 from tests.errors import refuses
 from tests.families import SMALLEST as SMALLEST_HOSTS
 from tests.families import rest_slow_pairs

@@ -9,7 +9,7 @@ from torch import nn
 
 from backbones import Backbone, FeatureInfo, create_backbone
 from heads.linear import LinearClassifier, LinearProbe
-from tasks.engine.optim import build_optimizer
+from tasks.engine.optimisation.optimizer import build_optimizer
 
 SMALLEST = "poolformer_s12_afbo"
 

@@ -10,7 +10,7 @@ from backbones import create_backbone
 from heads.toolkits.detectors import DETECTORS, build_detector
 from heads.toolkits.samples import collate_detection, collate_segmentation
 from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
-from tasks.engine.param_groups import parameter_rules
+from tasks.engine.optimisation.param_groups import parameter_rules
 from tests.dense_heads import DENSE, small_model, task_of
 from tests.errors import refuses
 from tests.families import rest_slow, short

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tasks.engine.old_names import current_target
+from tasks.engine.run_folder.earlier_releases import current_target
 from tests.families import rest_slow
 from tests.old_runs import opening
 from tests.old_runs.narrow import narrow_models

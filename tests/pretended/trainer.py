@@ -7,7 +7,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from tasks.engine import exact_resume
+from tasks.engine.checkpoints import exact_resume
 from tests.pretended.device import DEVICE, NAME, Pretended
 
 # A wrapper's version cannot be reset in inference mode.

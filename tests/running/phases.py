@@ -12,7 +12,7 @@ import torch  # noqa: E402
 
 from datamodules.loading.sampling import SeededDataset  # noqa: E402
 from tasks.engine.base import BaseTask  # noqa: E402
-from tasks.engine.checkpoint_files import AtomicCheckpointIO  # noqa: E402
+from tasks.engine.checkpoints.files import AtomicCheckpointIO  # noqa: E402
 
 PHASE, MARK = os.environ["PHASE"], Path(os.environ["MARK"])
 METHODS = {

@@ -13,10 +13,10 @@ from backbones.hosts import resnet
 from backbones.hosts.scaffolds.isotropic import IsotropicBackbone
 from datamodules.base import BaseDataModule
 from datamodules.sample.drawn_images import write_image_folder
-from tasks.engine.run_config import RunConfig
+from tasks.engine.optimisation import automatic
+from tasks.engine.run_folder.run_config import RunConfig
 from tests.runs import composed, run_shared, summary
 from tests.stand_ins import write_classes
-from tools.config import automatic
 from tools.run import main
 
 OWN = {"classification": "folder", "transfer": "folder", "detection": "coco",

@@ -15,7 +15,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from datamodules.dense.coco import CocoDataModule
 from datamodules.files import load_rgb
 from datamodules.images.cifar100 import CIFAR100DataModule
-from tasks.engine.saved_config import read_config
+from tasks.engine.run_folder.saved_runs import read_config
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
 from tools.config import overrides

@@ -11,9 +11,9 @@ import torch
 from backbones.checkpoints import opening
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, seal
-from tasks.engine.checkpoint_files import AtomicCheckpointIO, open_own
-from tasks.engine.optim import build_optimizer
-from tasks.engine.resume_checks import check_continues
+from tasks.engine.checkpoints.files import AtomicCheckpointIO, open_own
+from tasks.engine.checkpoints.resume_checks import check_continues
+from tasks.engine.optimisation.optimizer import build_optimizer
 from tests.running.tiny import tiny_data, tiny_task
 from tools.runs import trainer as trainers
 from tools.runs.resume import find_start

@@ -11,8 +11,8 @@ import pytest
 from datamodules.files.cache import sample_folder
 from datamodules.loading.memory import check_shared_memory
 from tasks.classification.task import ClassificationTask
-from tasks.engine.loggers import TensorBoardLog
-from tasks.engine.saved_config import read_config
+from tasks.engine.callbacks.loggers import TensorBoardLog
+from tasks.engine.run_folder.saved_runs import read_config
 from tests.running.tiny import tiny_task
 from tools.analyses.elements import picture
 from tools.cli.errors import user_message

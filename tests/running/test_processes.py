@@ -19,11 +19,12 @@ import torch
 from timm.data import Mixup
 from timm.layers import DropPath
 
-from tasks.engine import devices, gather
-from tasks.engine.exact_resume import random_state, seed_process, set_random_state
+from tasks.engine import devices
+from tasks.engine.callbacks.loggers import read_rows
+from tasks.engine.checkpoints.exact_resume import random_state, seed_process, set_random_state
 from tasks.engine.family import families
-from tasks.engine.loggers import read_rows
-from tasks.engine.signals import RunStopped
+from tasks.engine.loops import process_exchange as gather
+from tasks.engine.loops.signals import RunStopped
 from tests.runs import (
     ROOT,
     SCENES,
@@ -438,7 +439,7 @@ STUCK = """
 import time
 from pathlib import Path
 from heads.linear import LinearClassifier
-from tasks.engine import signals
+from tasks.engine.loops import signals
 
 loss, steps = LinearClassifier.loss, iter(range(10000))
 signals.STEP = 3.0

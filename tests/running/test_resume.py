@@ -12,12 +12,12 @@ from lightning.pytorch.callbacks import timer
 from backbones.checkpoints.seal import DamagedCheckpoint
 from datamodules import PaperAugmentation
 from tasks.classification.task import ClassificationTask
-from tasks.engine import checkpoint_callbacks as keeping
-from tasks.engine import checkpoint_files as checkpoint_io
-from tasks.engine.checkpoint_files import AtomicCheckpointIO
-from tasks.engine.loggers import read_rows
-from tasks.engine.monitors import TopCheckpoints
-from tasks.engine.position import Position
+from tasks.engine.callbacks import checkpoints as keeping
+from tasks.engine.callbacks.loggers import read_rows
+from tasks.engine.callbacks.monitors import TopCheckpoints
+from tasks.engine.checkpoints import files as checkpoint_io
+from tasks.engine.checkpoints.data_position import Position
+from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tests.families import rest_slow_pairs
 from tests.running.tiny import tiny_data, tiny_task
 from tests.runs import same

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from datamodules import SampleClassification
-from tasks.engine.loggers import read_rows
+from tasks.engine.callbacks.loggers import read_rows
 from tests.families import by_turns, rest_slow_pairs
 from tests.runs import TINY, arguments, command, completed, same, summary
 

@@ -12,9 +12,9 @@ import torch
 import yaml
 
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_files import AtomicCheckpointIO
-from tasks.engine.loggers import read_rows
-from tasks.engine.run_config import RunConfig
+from tasks.engine.callbacks.loggers import read_rows
+from tasks.engine.checkpoints.files import AtomicCheckpointIO
+from tasks.engine.run_folder.run_config import RunConfig
 from tests.families import rest_slow
 from tests.runs import (
     arguments,

@@ -13,9 +13,9 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from datamodules.loading import workers
-from tasks.engine import signals
-from tasks.engine.lightning_private import SignalConnector
-from tasks.engine.signals import SIGNALS, STOP, RunStopped
+from tasks.engine.loops import signals
+from tasks.engine.loops.lightning_private import SignalConnector
+from tasks.engine.loops.signals import SIGNALS, STOP, RunStopped
 from tests.families import rest_slow_pairs
 from tests.runs import ROOT, arguments, session_processes, wait_for
 

@@ -16,13 +16,13 @@ from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
 from tasks.engine import callbacks
-from tasks.engine.checkpoint_callbacks import KeepLast
-from tasks.engine.checkpoint_entries import EMA, UNREPORTED
-from tasks.engine.gather import gather_objects
-from tasks.engine.loggers import CsvLog, TensorBoardLog, read_rows
-from tasks.engine.monitors import StopEarly, TopCheckpoints
-from tasks.engine.optim import SCHEDULE_FREE, build_optimizer
-from tasks.engine.signals import STOP, RunStopped
+from tasks.engine.callbacks.checkpoints import KeepLast
+from tasks.engine.callbacks.loggers import CsvLog, TensorBoardLog, read_rows
+from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints
+from tasks.engine.checkpoints.entries import EMA, UNREPORTED
+from tasks.engine.loops.process_exchange import gather_objects
+from tasks.engine.loops.signals import STOP, RunStopped
+from tasks.engine.optimisation.optimizer import SCHEDULE_FREE, build_optimizer
 from tests.families import rest_slow, rest_slow_pairs
 from tests.running.tiny import ADAMW, CONSTANT, Tiny, tiny_data, tiny_task
 from tests.runs import same

@@ -9,8 +9,8 @@ import torch
 
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint, checksum, seal
-from tasks.engine.checkpoint_files import AtomicCheckpointIO
-from tasks.engine.exact_resume import random_state, set_random_state
+from tasks.engine.checkpoints.exact_resume import random_state, set_random_state
+from tasks.engine.checkpoints.files import AtomicCheckpointIO
 
 
 def test_checkpoint_round_trip(tmp_path):

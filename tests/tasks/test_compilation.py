@@ -10,8 +10,8 @@ import torch
 from backbones import create_mixer, list_mixers
 from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast
-from tasks.engine import compilation
-from tasks.engine.compilation import MAX_SHAPES, check_compiler, compile_blocks
+from tasks.engine.loops import compilation
+from tasks.engine.loops.compilation import MAX_SHAPES, check_compiler, compile_blocks
 from tests.families import SMALLEST, rest_slow, rest_slow_pairs, short
 from tests.forms import FORMS
 from tests.runs import arguments, completed, composed

@@ -19,7 +19,7 @@ from heads.distillation import Distillation, TeacherLogits
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification import teacher as teachers
 from tasks.classification.task import ClassificationTask
-from tasks.engine.optim import build_optimizer
+from tasks.engine.optimisation.optimizer import build_optimizer
 from tests.running.tiny import ADAMW, train_on_digits
 from tests.runs import RECIPE, arguments, composed, refused, same, write_run
 

@@ -13,9 +13,9 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.registry import find_mixer
 from heads.linear import LinearClassifier
 from tasks import ClassificationTask
-from tasks.engine.checkpoint_entries import BUILT
-from tasks.engine.old_names import with_earlier_options
-from tasks.engine.run_files import read_run_config
+from tasks.engine.checkpoints.entries import BUILT
+from tasks.engine.run_folder.earlier_releases import with_earlier_options
+from tasks.engine.run_folder.schemas import read_run_config
 from tests.families import rest_slow
 from tests.runs import QUIET
 from tests.tensors import images, randomise

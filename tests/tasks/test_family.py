@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tasks.classification.family import FAMILY
+from tasks.engine.callbacks.monitors import BestCheckpoint, TopCheckpoints
 from tasks.engine.family import Metric, families, family_of_task, find_family, imported
-from tasks.engine.monitors import BestCheckpoint, TopCheckpoints
 from tests.runs import CONFIGS, ROOT
 from tools.runs.optional_callbacks import stop_early
 

@@ -22,9 +22,9 @@ from lightning.pytorch.trainer.call import _call_strategy_hook
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.utils.data import DataLoader
 
-from tasks.engine import lightning_private
-from tasks.engine.lightning_private import LIGHTNING, loop_state, use_exact_loops
-from tasks.engine.position import Position
+from tasks.engine.checkpoints.data_position import Position
+from tasks.engine.loops import lightning_private
+from tasks.engine.loops.lightning_private import LIGHTNING, loop_state, use_exact_loops
 from tests.runs import QUIET, ROOT
 
 BATCHES = 3

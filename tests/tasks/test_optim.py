@@ -21,9 +21,13 @@ import backbones.timm_models  # noqa: F401
 from backbones import create_backbone
 from backbones.parameters.layer_scales import layer_scales
 from heads.linear import LinearClassifier
-from tasks.engine import optim
-from tasks.engine.optim import build_optimizer, learning_rate_factor, optimizer_rules
-from tasks.engine.param_groups import param_groups, parameter_rules, schedule_rate
+from tasks.engine.optimisation import optimizer as optim
+from tasks.engine.optimisation.optimizer import (
+    build_optimizer,
+    learning_rate_factor,
+    optimizer_rules,
+)
+from tasks.engine.optimisation.param_groups import param_groups, parameter_rules, schedule_rate
 from tests.families import rest_slow
 from tests.running.tiny import tiny_task
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from datamodules import SampleClassification
 from tasks.classification.family import FAMILY
-from tasks.engine import pace
-from tasks.engine.callbacks import ProgressLines
-from tasks.engine.run_config import RunConfig
+from tasks.engine.callbacks import pace
+from tasks.engine.callbacks.progress import ProgressLines
+from tasks.engine.run_folder.run_config import RunConfig
 from tests.runs import RECIPE
 from tools.runs import report
 from tools.runs import run_facts as run_facts

@@ -16,8 +16,8 @@ from backbones.layers.axes import to_nchw, to_nhwc
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.classification.patch_check import unseen_patches
 from tasks.classification.task import ClassificationTask
-from tasks.engine.compilation import compile_blocks
-from tasks.engine.exact_resume import random_state
+from tasks.engine.checkpoints.exact_resume import random_state
+from tasks.engine.loops.compilation import compile_blocks
 from tests.families import build_short
 from tests.running.tiny import ADAMW, CONSTANT, train_on_digits
 from tests.runs import arguments, run_here

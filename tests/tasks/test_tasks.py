@@ -13,10 +13,10 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from tasks.classification.task import ClassificationTask
-from tasks.engine.batch_norm import share_statistics
+from tasks.engine.callbacks.ema import WeightEMA
 from tasks.engine.classes import ClassesTask
-from tasks.engine.ema import WeightEMA
-from tasks.engine.saved_predictions import OutputFiles
+from tasks.engine.loops.batch_norm import share_statistics
+from tasks.engine.run_folder.predictions import OutputFiles
 from tasks.segmentation.task import SegmentationTask
 from tests.runs import RECIPE
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from tasks.engine.loggers import CsvLog, read_rows
-from tasks.engine.plain_files import DamagedFile
-from tasks.engine.whole_files import is_own_file, make_folder, whole_file, write_whole
+from tasks.engine.callbacks.loggers import CsvLog, read_rows
+from tasks.engine.run_folder.atomic_writes import is_own_file, make_folder, whole_file, write_whole
+from tasks.engine.run_folder.bounded_reading import DamagedFile
 
 
 def test_a_file_is_replaced_when_complete(tmp_path):

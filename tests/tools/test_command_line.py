@@ -6,7 +6,7 @@ import re
 import pytest
 
 from backbones import list_backbones, list_mixers
-from tasks.engine.saved_config import checkpoint_file
+from tasks.engine.run_folder.saved_runs import checkpoint_file
 from tests.runs import arguments, command, summary
 from tools.cli.errors import one_line_errors
 from tools.cli.grammar import expand

@@ -11,15 +11,15 @@ from lightning.pytorch import Trainer
 
 from backbones import create_backbone, list_backbones, list_hosts
 from backbones.options import check_arguments
-from tasks.engine.ema import WeightEMA
+from tasks.engine.callbacks.ema import WeightEMA
 from tasks.engine.family import families, imported
 from tasks.engine.instantiate import build
-from tasks.engine.optim import build_optimizer, learning_rate_factor
+from tasks.engine.optimisation.automatic import apply_fixed_schedule
+from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed, options
 from tools.cli.errors import one_line_errors
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import apply_fixed_schedule
 
 TASKS = tuple(families())
 

@@ -9,7 +9,7 @@ from torch.multiprocessing import reductions
 
 from datamodules.files import load_rgb
 from datamodules.files.headers import read_header
-from tasks.engine.checkpoint_files import AtomicCheckpointIO
+from tasks.engine.checkpoints.files import AtomicCheckpointIO
 from tools.cli.errors import one_line_errors
 from tools.comparing.run_records import read_run
 from tools.runs.folder import differences

@@ -46,7 +46,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import backbones.mm
-from tasks.engine.param_groups import parameter_rules
+from tasks.engine.optimisation.param_groups import parameter_rules
 from tools.exports import MARK, new_folder, standalone
 from tools.exports.mm import script_lines
 from tools.exports.mm_configs import training_config

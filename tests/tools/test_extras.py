@@ -13,9 +13,9 @@ import torch
 import yaml
 from lightning.pytorch import Callback
 
-from tasks.engine.loggers import LEAST_SPACE, TensorBoardLog, read_rows
-from tasks.engine.monitors import GradientNorm
-from tasks.engine.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
+from tasks.engine.callbacks.loggers import LEAST_SPACE, TensorBoardLog, read_rows
+from tasks.engine.callbacks.monitors import GradientNorm
+from tasks.engine.callbacks.profiling import PROFILE, SHOWN_LINES, Unprofiled, show
 from tests.runs import (
     arguments,
     command,
@@ -202,7 +202,7 @@ def test_stores_of_mlflow_on_this_machine(address, path):
 
 def test_a_full_disk_drops_a_log(tmp_path, caplog, monkeypatch):
     free = SimpleNamespace(free=LEAST_SPACE - 1)
-    monkeypatch.setattr("tasks.engine.loggers.shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("tasks.engine.callbacks.loggers.shutil.disk_usage", lambda _: free)
     remote = loggers.RemoteLog("wandb", lambda: pytest.fail("it is full"), tmp_path)
     caplog.set_level(logging.INFO)
     for log in (remote, TensorBoardLog(tmp_path / "tensorboard")):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tasks.engine import loggers
-from tasks.engine.loggers import CsvLog, read_rows
+from tasks.engine.callbacks import loggers
+from tasks.engine.callbacks.loggers import CsvLog, read_rows
 from tools.runs.logger_setup import RemoteLog, mlflow, wandb
 
 

@@ -22,7 +22,7 @@ from datamodules.images.transforms import BoundedResize, NoiseRectangle, ToBytes
 from heads.linear import LinearClassifier
 from tasks.engine.family import families
 from tasks.engine.instantiate import build
-from tasks.engine.optim import build_optimizer, learning_rate_factor, scaled_lr
+from tasks.engine.optimisation.optimizer import build_optimizer, learning_rate_factor, scaled_lr
 from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, composed, options
 

@@ -6,8 +6,14 @@ import os
 import pytest
 import yaml
 
-from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_text, read_yaml
-from tasks.engine.run_files import read_classes, read_rows, read_run_config, read_summary
+from tasks.engine.run_folder.bounded_reading import (
+    DamagedFile,
+    read_csv,
+    read_json,
+    read_text,
+    read_yaml,
+)
+from tasks.engine.run_folder.schemas import read_classes, read_rows, read_run_config, read_summary
 from tools.comparing.run_records import read_run
 from tools.runs.report import _valid_json
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tasks.engine.run_config import RunConfig
-from tools.config import automatic
+from tasks.engine.optimisation import automatic
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.runs import folder as run_folder
 from tools.runs import lock as run_lock
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import ROOT, SHORTEST
 from tools import search
-from tools.searching.space import Space, read_spaces
+from tools.search_spaces.space import Space, read_spaces
 
 
 def test_spaces_are_separated_from_settings():

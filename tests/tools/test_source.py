@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from tasks.engine.saved_config import open_saved
-from tasks.engine.sources import check_sources
+from tasks.engine.run_folder.saved_runs import open_saved
+from tasks.engine.run_folder.source_copies import check_sources
 from tests.runs import write_run
 from tools.config.name_checks import compose_checked
 from tools.runs.source import Source, keep_source, read_source

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.engine.whole_files import is_own_file
+from tasks.engine.run_folder.atomic_writes import is_own_file
 from tools.cli.tables import Columns, Record
 
 STYLE = Path(__file__).with_name("page.css")

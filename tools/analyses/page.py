@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tasks.engine.plain_files import read_yaml
-from tasks.engine.run_files import read_classes, read_summary
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
+from tasks.engine.run_folder.bounded_reading import read_yaml
+from tasks.engine.run_folder.schemas import read_classes, read_summary
 from tools.analyses import Analysis, Findings, analyses, check_applies
 from tools.analyses.elements import (
     Section,

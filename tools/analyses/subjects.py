@@ -23,8 +23,9 @@ from tasks.engine.classes import warn_of_order
 from tasks.engine.family import Family, find_family
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_task, read_targets, usual_data
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import Saved, open_saved
+from tasks.engine.optimisation.automatic import apply_fixed_schedule
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import Saved, open_saved
 from tools.analyses import check_applies
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
@@ -32,7 +33,6 @@ from tools.cli.quoting import quote, quote_arguments
 from tools.cli.typed_network import network_label as label_of
 from tools.cli.typed_network import read_networks, split_outside_brackets
 from tools.cli.usual_family import family_of_backbone
-from tools.config.automatic import apply_fixed_schedule
 from tools.config.config_checks import resolve_config
 from tools.config.lazy_groups import register_groups
 from tools.config.name_checks import compose_checked

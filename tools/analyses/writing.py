@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from tasks.engine.whole_files import whole_file, write_whole
+from tasks.engine.run_folder.atomic_writes import whole_file, write_whole
 from tools.analyses import Findings
 
 DPI = 130

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engine.figures import load_pyplot
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
 from tools.cli.tables import Record
 from tools.plotting.colours import COLOURS
 from tools.plotting.labels import spread_heights, spread_ticks

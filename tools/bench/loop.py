@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from tasks.engine.base import BaseTask
-from tasks.engine.run_config import RunConfig
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.bench.timing import (
     CLOCKS,
     WARM_UP,

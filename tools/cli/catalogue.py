@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
 from backbones.plugins import describe_plugins
-from tasks.engine.plain_files import read_json
+from tasks.engine.run_folder.bounded_reading import read_json
 from tools.cli.paths import ROOT
 
 PACKAGE = ROOT / "backbones"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engine.family import Published, families, find_family
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import IDENTITY, open_saved
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import IDENTITY, open_saved
 from tools.cli.nested_config import flatten
 from tools.comparing.run_records import RunRecord
-from tools.config.default_values import TOKEN_MIXER
-from tools.config.recipes import REQUIRED
 from tools.papers.experiments import experiments
 from tools.papers.published import Row, list_papers, load_rows
+from tools.papers.recipes import REQUIRED
+from tools.runs.default_values import TOKEN_MIXER
 from tools.runs.folder import may_differ
 
 SAMPLE = "datamodules.sample.datamodules."
@@ -365,7 +365,7 @@ def _differences(run: RunRecord, row: Row, groups: Sequence[str] | None = None) 
         return []
     from omegaconf import OmegaConf
 
-    from tools.config.automatic import apply_fixed_schedule
+    from tasks.engine.optimisation.automatic import apply_fixed_schedule
     from tools.config.lazy_groups import register_groups
     from tools.config.run_config import compose_config
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.engine.family import Direction, families
 from tasks.engine.figures import load_pyplot
-from tasks.engine.whole_files import whole_file
+from tasks.engine.run_folder.atomic_writes import whole_file
 from tools.comparing.paper_figures import points
 from tools.comparing.table import Row, metric_direction, pareto, setting
 from tools.plotting.colours import COLOURS

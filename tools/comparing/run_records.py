@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.engine.plain_files import DamagedFile
-from tasks.engine.run_files import read_rows, read_run_config, read_summary
-from tasks.engine.saved_config import CONFIG
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tasks.engine.run_folder.saved_runs import CONFIG
+from tasks.engine.run_folder.schemas import read_rows, read_run_config, read_summary
 from tools.cli.catalogue import catalogue
 from tools.cli.nested_config import flatten
-from tools.config.default_values import comparable_config
+from tools.runs.default_values import comparable_config
 from tools.runs.outcome import read_failure
 
 ENDLESS = 1e30  # sums of larger figures may overflow

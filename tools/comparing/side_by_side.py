@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
 from tools.cli.printable import printable
 from tools.cli.tables import Columns, Record, write
 from tools.comparing.evaluations import format_evaluation, group_by_evaluation

@@ -17,7 +17,7 @@ from tools.cli.network_names import name_with_model, network_name
 from tools.comparing.evaluations import data_name, uses_sample_data
 from tools.comparing.paper_figures import Figures, published_figures
 from tools.comparing.run_records import RunRecord
-from tools.config.default_values import TOKEN_MIXER, drop_defaults
+from tools.runs.default_values import TOKEN_MIXER, drop_defaults
 from tools.runs.folder import may_differ
 
 # Settings that change what a metric counts, with their default; other values are always shown.

@@ -10,18 +10,18 @@ from typing import Any
 from backbones.options import check_value, unknown
 from backbones.options.schemas import validate
 from tasks.engine.family import find_family
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import SOLVED, checkpoint_file
+from tasks.engine.optimisation.automatic import apply_fixed_schedule, check_auto
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import SOLVED, checkpoint_file
 from tools.cli.catalogue import catalogue
 from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import apply_fixed_schedule, check_auto
-from tools.config.changed_rows import adapt_row
-from tools.config.recipes import REQUIRED, check_data, typed_choice
-from tools.config.training_length import fill_lengths
+from tools.papers.adapted_rows import adapt_row
 from tools.papers.experiments import find_experiment
+from tools.papers.recipes import REQUIRED, check_data, typed_choice
+from tools.runs.training_length import fill_lengths
 
 COLOURS = 3  # channels of images without data.bands
 HALF_ZERO = 2**-25  # float16 rounds this and smaller values to 0

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 from backbones.options import listed, unknown
+from tasks.engine.optimisation.automatic import comment_auto
 from tools.cli.catalogue import catalogue
 from tools.cli.paths import CONFIGS
-from tools.config.automatic import comment_auto
 from tools.config.overrides import read_command
 from tools.papers.experiments import describe, experiments
 

@@ -11,9 +11,9 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
 from tools.cli.catalogue import catalogue
-from tools.config.experiment_configs import experiment_config
-from tools.config.recipes import NO_RECIPE, register_resolvers
+from tools.papers.experiment_configs import experiment_config
 from tools.papers.experiments import experiments
+from tools.papers.recipes import NO_RECIPE, register_resolvers
 
 
 class LazyGroup(dict[str, ConfigNode]):

@@ -14,17 +14,17 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from backbones.options import listed, shortened
-from tasks.engine.plain_files import DamagedFile
-from tasks.engine.run_files import read_run_config
-from tasks.engine.saved_config import CONFIG
-from tasks.engine.sources import check_sources
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tasks.engine.run_folder.saved_runs import CONFIG
+from tasks.engine.run_folder.schemas import read_run_config
+from tasks.engine.run_folder.source_copies import check_sources
 from tools.cli.catalogue import catalogue
 from tools.cli.grammar import key_of, parse
 from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote
 from tools.config.config_checks import GROUPS
-from tools.config.experiment_configs import check_runnable
 from tools.config.run_config import compose_command, is_choice
+from tools.papers.experiment_configs import check_runnable
 from tools.papers.experiments import find_experiment
 
 

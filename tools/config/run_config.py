@@ -12,14 +12,14 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import CONFIG, IDENTITY, SavedRun, identity, open_saved
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import CONFIG, IDENTITY, SavedRun, identity, open_saved
 from tools.cli.grammar import apply, key_of, parse
 from tools.cli.nested_config import flatten
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.recipes import replace_null_recipe
+from tools.papers.recipes import replace_null_recipe
 
 logger = logging.getLogger(__name__)
 

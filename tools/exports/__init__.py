@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbones.options.suggestions import plural
 from tasks.engine.family import Family, find_family
-from tasks.engine.plain_files import DamagedFile, read_text
+from tasks.engine.run_folder.bounded_reading import DamagedFile, read_text
 from tools.cli.network_names import name_with_model, network_name
 from tools.cli.usual_family import family_of_backbone
 
@@ -249,7 +249,7 @@ def checkpoint_of(ckpt: str) -> tuple[Path | None, Mapping[str, Any] | None]:
     Raises:
         ValueError: The checkpoint is missing.
     """
-    from tasks.engine.saved_config import open_saved
+    from tasks.engine.run_folder.saved_runs import open_saved
 
     if not ckpt:
         return None, None

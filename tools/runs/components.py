@@ -15,24 +15,24 @@ from backbones.analysis.matching import solve_match
 from backbones.checkpoints.opening import Checkpoint, open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_entries import BUILT
+from tasks.engine.checkpoints.entries import BUILT
 from tasks.engine.family import find_family, imported
 from tasks.engine.instantiate import build
 from tasks.engine.loading import build_backbone, build_task, check_options
+from tasks.engine.loops.signals import RunStopped
 from tasks.engine.normalisation import take_preprocessing
-from tasks.engine.optim import check_optimizer
-from tasks.engine.run_config import RunConfig
-from tasks.engine.signals import RunStopped
+from tasks.engine.optimisation import automatic
+from tasks.engine.optimisation.optimizer import check_optimizer
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.processes import check_trainer, is_first_process
-from tools.config import automatic
 from tools.config.config_checks import check_warmup
-from tools.config.training_length import OVERFIT
 from tools.runs import predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks
 from tools.runs.source import Source, keep_source, read_source
+from tools.runs.training_length import OVERFIT
 from tools.runs.untrained import evaluate_once, trains
 
 
@@ -110,7 +110,7 @@ def build_components(config: RunConfig, folder: Path, *, resumed: bool) -> Compo
         if is_first_process():
             check_space(folder, task, top_k=config.callbacks["top_k"])
     if options.get("compile"):
-        from tasks.engine.compilation import check_compiler, compile_blocks
+        from tasks.engine.loops.compilation import check_compiler, compile_blocks
 
         check_compiler(engine.strategy.root_device)
         compile_blocks(task.model)

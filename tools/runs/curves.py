@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engine.figures import load_pyplot
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
 from tools.plotting.labels import name_ticks, turn_bar_labels
 
 LINES = ("-", "--", "-.", ":")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tasks.engine.base import BaseTask
-from tasks.engine.optim import SCHEDULE_FREE, build_optimizer
-from tasks.engine.param_groups import RULES
+from tasks.engine.optimisation.optimizer import SCHEDULE_FREE, build_optimizer
+from tasks.engine.optimisation.param_groups import RULES
 
 MIB = 2**20
 RESERVE = 16 * MIB  # for logs, pictures and what lies beside the tensors

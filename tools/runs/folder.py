@@ -15,17 +15,17 @@ from typing import Any
 
 import yaml
 
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import CONFIG, read_config
-from tasks.engine.schedule_rule import RATE, REFERENCE
-from tasks.engine.sources import check_sources
-from tasks.engine.whole_files import write_whole
+from tasks.engine.optimisation.automatic import AUTO, CHOSEN, MEASURED, TAKEN, is_automatic
+from tasks.engine.optimisation.schedule_rule import RATE, REFERENCE
+from tasks.engine.run_folder.atomic_writes import write_whole
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import CONFIG, read_config
+from tasks.engine.run_folder.source_copies import check_sources
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 from tools.cli.processes import is_first_process
-from tools.config.automatic import AUTO, CHOSEN, MEASURED, TAKEN, is_automatic
-from tools.config.default_values import STOPPING, comparable_config, is_default
 from tools.runs import lock
+from tools.runs.default_values import STOPPING, comparable_config, is_default
 from tools.runs.nodes import NODES
 
 log_info = logging.getLogger(__name__).info

@@ -15,8 +15,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from tasks.engine.plain_files import DamagedFile, read_json
-from tasks.engine.whole_files import is_own_file
+from tasks.engine.run_folder.atomic_writes import is_own_file
+from tasks.engine.run_folder.bounded_reading import DamagedFile, read_json
 from tools.cli.processes import is_first_process
 
 log_info = logging.getLogger(__name__).info

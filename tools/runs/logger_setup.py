@@ -18,9 +18,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from backbones.options import check_arguments, unknown
-from tasks.engine.loggers import LEAST_SPACE, RunLog, TensorBoardLog, check_free
-from tasks.engine.run_config import RunConfig
-from tasks.engine.whole_files import is_own_file, refuse_link, write_whole
+from tasks.engine.callbacks.loggers import LEAST_SPACE, RunLog, TensorBoardLog, check_free
+from tasks.engine.run_folder.atomic_writes import is_own_file, refuse_link, write_whole
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.nested_config import flatten
 from tools.cli.network_names import config_network_name
 

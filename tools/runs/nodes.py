@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tasks.engine.signals import STOP, RunStopped
+from tasks.engine.loops.signals import STOP, RunStopped
 from tools.cli.errors import user_message
 from tools.cli.processes import find_launcher
 from tools.runs.outcome import record_failure

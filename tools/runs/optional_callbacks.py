@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 
 from backbones.options import check_arguments, keywords, unknown
+from tasks.engine.callbacks.monitors import GradientNorm, StopEarly, TopCheckpoints
+from tasks.engine.callbacks.profiling import ShowProfile, TorchProfile
 from tasks.engine.family import Direction, imported
-from tasks.engine.monitors import GradientNorm, StopEarly, TopCheckpoints
-from tasks.engine.profiling import ShowProfile, TorchProfile
 
 
 def make_callbacks(

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.engine.plain_files import read_text
-from tasks.engine.run_config import RunConfig
+from tasks.engine.run_folder.bounded_reading import read_text
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.errors import is_gpu_memory, user_message
 from tools.cli.printable import printable
 
@@ -46,7 +46,7 @@ def explaining_full_memory(config: RunConfig, folder: Path) -> Iterator[None]:
 
 
 def _smaller_batch(config: RunConfig, folder: Path) -> str:
-    from tasks.engine.checkpoint_files import LAST  # imports torch
+    from tasks.engine.checkpoints.files import LAST  # imports torch
 
     data, accumulated = config.data, config.trainer["accumulate_grad_batches"]
     if config.mode != "fit":

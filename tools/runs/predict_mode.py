@@ -13,10 +13,10 @@ from backbones.checkpoints.opening import Checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
 from tasks.engine.batches import UNREADABLE
-from tasks.engine.gather import gather_objects
 from tasks.engine.loading import read_targets
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_predictions import saved_rows
+from tasks.engine.loops.process_exchange import gather_objects
+from tasks.engine.run_folder.predictions import saved_rows
+from tasks.engine.run_folder.run_config import RunConfig
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.engine.signals import STATUSES, STOP, RunStopped
+from tasks.engine.loops.signals import STATUSES, STOP, RunStopped
 from tools.cli.processes import FIRST_PROCESS, end_with_parent, find_launcher, is_child_process
 from tools.runs.folder import ENVIRONMENT
 from tools.runs.nodes import NODES
@@ -150,7 +150,7 @@ def following_first_process() -> Iterator[None]:
 @contextlib.contextmanager
 def _watched(trainer: Trainer) -> Iterator[None]:
     """Watch the processes that Lightning starts."""
-    from tasks.engine.lightning_private import watching_processes
+    from tasks.engine.loops.lightning_private import watching_processes
 
     folder, watching = Path(trainer.default_root_dir), contextlib.ExitStack()
 

@@ -23,20 +23,20 @@ from backbones.analysis.description import describe_network, unlike_host
 from backbones.base import Backbone
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
+from tasks.engine.callbacks.loggers import read_rows
 from tasks.engine.family import families, find_family
-from tasks.engine.loggers import read_rows
-from tasks.engine.plain_files import DamagedFile
-from tasks.engine.run_config import RunConfig
-from tasks.engine.whole_files import make_folder, whole_file, write_whole
-from tools.cli import tables
-from tools.cli.network_names import config_network_name
-from tools.cli.processes import is_first_process
-from tools.config.automatic import (
+from tasks.engine.optimisation.automatic import (
     batches_per_step,
     describe_choice,
     describe_rate,
     steps_per_epoch,
 )
+from tasks.engine.run_folder.atomic_writes import make_folder, whole_file, write_whole
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tasks.engine.run_folder.run_config import RunConfig
+from tools.cli import tables
+from tools.cli.network_names import config_network_name
+from tools.cli.processes import is_first_process
 from tools.runs.curves import plot_curves
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
@@ -153,7 +153,7 @@ def log_finished(folder: Path, trainer: Mapping[str, Any]) -> bool:
         folder: Run folder.
         trainer: The options of the trainer; another time continues a run that was ended by time.
     """
-    from tasks.engine.run_files import read_summary
+    from tasks.engine.run_folder.schemas import read_summary
 
     try:
         summary = read_summary(folder / SUMMARY)

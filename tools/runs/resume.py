@@ -13,10 +13,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_files import LAST, PREVIOUS, open_own
-from tasks.engine.exact_resume import CHECKPOINTS, ExactResume
-from tasks.engine.position import Position
-from tasks.engine.run_config import RunConfig
+from tasks.engine.checkpoints.data_position import Position
+from tasks.engine.checkpoints.exact_resume import CHECKPOINTS, ExactResume
+from tasks.engine.checkpoints.files import LAST, PREVIOUS, open_own
+from tasks.engine.run_folder.run_config import RunConfig
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -54,7 +54,7 @@ def find_start(folder: Path, ckpt: str | None, task: BaseTask, trainer: Mapping[
     Raises:
         ValueError: No checkpoint is there, or it is of another run.
     """
-    from tasks.engine.resume_checks import check_continues
+    from tasks.engine.checkpoints.resume_checks import check_continues
 
     named = None if ckpt is None else Path(ckpt).expanduser()
     files = [named] if named is not None and named.is_file() else _last_ones(folder)

@@ -24,9 +24,9 @@ from tasks.classification.corruption_error import (
     mean_corruption_error,
 )
 from tasks.classification.family import ROBUSTNESS
-from tasks.engine.plain_files import read_json
-from tasks.engine.run_config import RunConfig
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
+from tasks.engine.run_folder.bounded_reading import read_json
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.processes import find_launcher
 from tools.runs import trainer
 

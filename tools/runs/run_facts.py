@@ -14,12 +14,12 @@ from lightning.pytorch import Trainer
 from backbones.checkpoints.opening import open_checkpoint
 from datamodules import BaseDataModule
 from tasks.engine.batches import batches_of_step
-from tasks.engine.checkpoint_files import BEST, LAST
-from tasks.engine.exact_resume import CHECKPOINTS
-from tasks.engine.monitors import TimeLimit
-from tasks.engine.optim import scaled_lr
-from tasks.engine.pace import Pace
-from tasks.engine.run_config import RunConfig
+from tasks.engine.callbacks.monitors import TimeLimit
+from tasks.engine.callbacks.pace import Pace
+from tasks.engine.checkpoints.exact_resume import CHECKPOINTS
+from tasks.engine.checkpoints.files import BEST, LAST
+from tasks.engine.optimisation.optimizer import scaled_lr
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.runs.fingerprints import fingerprints
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from backbones.base import Mixer
-from tasks.engine.sources import FOLDER, ROOT
+from tasks.engine.run_folder.source_copies import FOLDER, ROOT
 
 log_info = logging.getLogger(__name__).info
 

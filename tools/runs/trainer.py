@@ -21,20 +21,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from backbones.options import check_arguments, check_value
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
-from tasks.engine.callbacks import ChannelsLast, ProgressLines
-from tasks.engine.checkpoint_callbacks import KeepLast
-from tasks.engine.checkpoint_files import BEST, LAST, AtomicCheckpointIO, keep_only
+from tasks.engine.callbacks.checkpoints import KeepLast
+from tasks.engine.callbacks.loggers import CsvLog, RunLog
+from tasks.engine.callbacks.monitors import BestCheckpoint, TimeLimit
+from tasks.engine.callbacks.pace import Pace, PaceBar
+from tasks.engine.callbacks.profiling import Unprofiled
+from tasks.engine.callbacks.progress import ChannelsLast, ProgressLines
+from tasks.engine.checkpoints.exact_resume import ExactResume
+from tasks.engine.checkpoints.files import BEST, LAST, AtomicCheckpointIO, keep_only
 from tasks.engine.devices import resolve_devices
-from tasks.engine.exact_resume import ExactResume
 from tasks.engine.family import Direction
-from tasks.engine.lightning_private import use_exact_loops, use_own_signals
-from tasks.engine.loggers import CsvLog, RunLog
-from tasks.engine.monitors import BestCheckpoint, TimeLimit
-from tasks.engine.pace import Pace, PaceBar
-from tasks.engine.profiling import Unprofiled
-from tools.config.training_length import OVERFIT
+from tasks.engine.loops.lightning_private import use_exact_loops, use_own_signals
 from tools.runs.optional_callbacks import make_profiler
 from tools.runs.resume import Start
+from tools.runs.training_length import OVERFIT
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 

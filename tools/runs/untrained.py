@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules import BaseDataModule
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_files import BEST
+from tasks.engine.checkpoints.files import BEST
 from tools.runs.trainer import evaluate
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)

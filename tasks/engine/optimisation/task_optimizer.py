@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim.lr_scheduler import LambdaLR
 
 from tasks.engine.batches import batches_of_step
-from tasks.engine.ema import ScheduleFreeAverage, WeightEMA
-from tasks.engine.optim import (
+from tasks.engine.callbacks.ema import ScheduleFreeAverage, WeightEMA
+from tasks.engine.optimisation.optimizer import (
     SCHEDULE_FREE,
     build_optimizer,
     learning_rate_factor,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import overload
 
 from tasks.engine.batches import Row
-from tasks.engine.whole_files import make_folder, refuse_link
+from tasks.engine.run_folder.atomic_writes import make_folder, refuse_link
 
 ROWS = "predictions.json"
 LONGEST_NAME = 255  # bytes of a file's name

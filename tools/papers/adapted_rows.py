@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.engine.devices import count_devices
-from tasks.engine.run_config import RunConfig
-from tasks.engine.schedule_rule import EPOCHS
+from tasks.engine.optimisation.automatic import AUTO, find_rule
+from tasks.engine.optimisation.schedule_rule import EPOCHS
+from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.grammar import key_of
 from tools.cli.paths import CONFIGS
 from tools.cli.processes import is_first_process
 from tools.cli.yaml_files import read_yaml
-from tools.config.automatic import AUTO, find_rule
-from tools.config.recipes import REQUIRED
 from tools.config.run_config import compose_config
 from tools.papers.experiments import experiments
 from tools.papers.published import Row
+from tools.papers.recipes import REQUIRED
 
 log = logging.getLogger(__name__).info
 

@@ -65,7 +65,11 @@ def _token_mixer_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _training_defaults(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     from backbones.options import defaults
-    from tasks.engine.optim import build_optimizer, learning_rate_factor, optimizer_class
+    from tasks.engine.optimisation.optimizer import (
+        build_optimizer,
+        learning_rate_factor,
+        optimizer_class,
+    )
 
     if group == "schedule":
         return defaults(learning_rate_factor)

@@ -14,7 +14,7 @@ from torch import nn
 
 from backbones.options import listed, unknown
 from backbones.parameters.layer_scales import Layers
-from tasks.engine.param_groups import RULES, Rule, param_groups, parameter_rules
+from tasks.engine.optimisation.param_groups import RULES, Rule, param_groups, parameter_rules
 
 # Optimisers of the package schedulefree, which average the weights instead of lowering the rate.
 # Source: Defazio et al., "The Road Less Scheduled", 2024 (https://arxiv.org/abs/2405.15682).

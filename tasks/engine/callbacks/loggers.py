@@ -16,8 +16,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.engine.run_files import read_rows
-from tasks.engine.whole_files import make_folder, write_whole
+from tasks.engine.run_folder.atomic_writes import make_folder, write_whole
+from tasks.engine.run_folder.schemas import read_rows
 
 logger = logging.getLogger(__name__)
 

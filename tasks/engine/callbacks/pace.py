@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tasks.engine.batches import batch_size
-from tasks.engine.lightning_private import DescribedBar
+from tasks.engine.loops.lightning_private import DescribedBar
 
 MOST_GAPS = 100  # batches between two readings, at which this process waits for a GPU
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backbones.checkpoints.folders import find_weights
-from tasks.engine.plain_files import DamagedFile
-from tasks.engine.run_files import read_run_config
-from tasks.engine.sources import check_sources
+from tasks.engine.run_folder.bounded_reading import DamagedFile
+from tasks.engine.run_folder.schemas import read_run_config
+from tasks.engine.run_folder.source_copies import check_sources
 
 if TYPE_CHECKING:
     from backbones.checkpoints.opening import Checkpoint

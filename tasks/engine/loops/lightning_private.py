@@ -26,8 +26,8 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from torch import Tensor
 
 from tasks.engine.batches import batches_of_step
-from tasks.engine.position import Position
-from tasks.engine.signals import STOP
+from tasks.engine.checkpoints.data_position import Position
+from tasks.engine.loops.signals import STOP
 
 LIGHTNING = "2.6.6"  # the version that this file was written for and is tested with
 

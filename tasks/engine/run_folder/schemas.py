@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from backbones.options.schemas import OpenPart, validate
-from tasks.engine.old_names import with_current_targets, with_earlier_options
-from tasks.engine.plain_files import DamagedFile, read_csv, read_json, read_yaml
+from tasks.engine.run_folder.bounded_reading import DamagedFile, read_csv, read_json, read_yaml
+from tasks.engine.run_folder.earlier_releases import with_current_targets, with_earlier_options
 
 M = TypeVar("M", bound=BaseModel)
 GROUPS = ("backbone", "head", "data", "task")

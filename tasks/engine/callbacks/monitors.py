@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tasks.engine.lightning_private import CompletedCheckpoint
+from tasks.engine.loops.lightning_private import CompletedCheckpoint
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.engine.devices import count_devices
 from tasks.engine.family import find_family
-from tasks.engine.run_config import RunConfig
-from tasks.engine.saved_config import CONFIG, read_config
-from tasks.engine.schedule_rule import (
+from tasks.engine.optimisation.schedule_rule import (
     BATCH,
     BATCH_NORM,
     EPOCHS,
@@ -33,6 +31,8 @@ from tasks.engine.schedule_rule import (
     WARMUP,
     ScheduleRule,
 )
+from tasks.engine.run_folder.run_config import RunConfig
+from tasks.engine.run_folder.saved_runs import CONFIG, read_config
 
 if TYPE_CHECKING:
     from torch import nn

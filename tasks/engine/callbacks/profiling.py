@@ -14,7 +14,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.utilities import rank_zero_only
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tasks.engine.whole_files import write_whole
+from tasks.engine.run_folder.atomic_writes import write_whole
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from backbones.checkpoints.behaviour import fingerprint
 from backbones.checkpoints.equations import FINGERPRINT, RECORD
 from backbones.options import plain_config
-from tasks.engine.ema import WeightEMA
+from tasks.engine.callbacks.ema import WeightEMA
 
 BUILT = "config"  # config of the task
 # The average: if the run reports it, and if the run reports the weights.

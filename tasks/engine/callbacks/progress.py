@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.engine.pace import Pace, batches_to_run, epochs_to_run, latest
+from tasks.engine.callbacks.pace import Pace, batches_to_run, epochs_to_run, latest
 
 # A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)

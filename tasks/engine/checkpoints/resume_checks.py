@@ -16,8 +16,8 @@ from backbones.checkpoints.adoption import refuse_other_model
 from backbones.checkpoints.opening import Checkpoint
 from backbones.checkpoints.seal import DamagedCheckpoint
 from tasks.engine.base import BaseTask
-from tasks.engine.checkpoint_entries import EMA, UNREPORTED
-from tasks.engine.optim import build_optimizer
+from tasks.engine.checkpoints.entries import EMA, UNREPORTED
+from tasks.engine.optimisation.optimizer import build_optimizer
 
 # Entries that training needs.
 NEEDED = (

@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
-from tasks.engine.checkpoint_files import is_chosen
-from tasks.engine.gather import gather_objects, refuse_together
-from tasks.engine.lightning_private import EpochLoop, loop_state
-from tasks.engine.position import Position
+from tasks.engine.checkpoints.data_position import Position
+from tasks.engine.checkpoints.files import is_chosen
+from tasks.engine.loops.lightning_private import EpochLoop, loop_state
+from tasks.engine.loops.process_exchange import gather_objects, refuse_together
 
 CHECKPOINTS = "checkpoints"  # the folder of them in a run folder
 LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")

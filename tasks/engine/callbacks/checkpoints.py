@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from tasks.engine.lightning_private import EpochLoop
-from tasks.engine.signals import STOP, RunStopped
+from tasks.engine.loops.lightning_private import EpochLoop
+from tasks.engine.loops.signals import STOP, RunStopped
 
 # A separate logger, because runs silence Lightning's.
 log_info = rank_zero_only(logging.getLogger(__name__).info)
