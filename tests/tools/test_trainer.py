@@ -10,8 +10,8 @@ from datamodules.series.base import SeriesDataModule
 from tasks.engine.callbacks.progress import ProgressLines
 from tasks.engine.family import imported
 from tests.runs import arguments, composed, options, run_here
+from tools.config.training_length import LIMITS, fill_lengths
 from tools.runs.trainer import check_trainer_options, make_trainer, set_tf32
-from tools.runs.training_length import LIMITS, fill_lengths
 
 CUDA = {
     "torch.cuda.is_available": True,

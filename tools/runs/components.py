@@ -26,13 +26,13 @@ from tasks.engine.optimisation.optimizer import check_optimizer
 from tasks.engine.run_folder.run_config import RunConfig
 from tools.cli.processes import check_trainer, is_first_process
 from tools.config.config_checks import check_warmup
+from tools.config.training_length import OVERFIT
 from tools.runs import predict_mode, report, resume, trainer
 from tools.runs.disk import check_space
 from tools.runs.folder import mark_latest, update_config
 from tools.runs.logger_setup import make_loggers
 from tools.runs.optional_callbacks import make_callbacks
 from tools.runs.source import Source, keep_source, read_source
-from tools.runs.training_length import OVERFIT
 from tools.runs.untrained import evaluate_once, trains
 
 

@@ -32,9 +32,9 @@ from tasks.engine.checkpoints.files import BEST, LAST, AtomicCheckpointIO, keep_
 from tasks.engine.devices import resolve_devices
 from tasks.engine.family import Direction
 from tasks.engine.loops.lightning_private import use_exact_loops, use_own_signals
+from tools.config.training_length import OVERFIT
 from tools.runs.optional_callbacks import make_profiler
 from tools.runs.resume import Start
-from tools.runs.training_length import OVERFIT
 
 log_info = rank_zero_only(logging.getLogger(__name__).info)
 
