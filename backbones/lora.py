@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from backbones.base import Backbone
+from backbones.layers.bounds import check_positive, check_range, check_share
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.options import unknown
 from backbones.replace import replace, share_state
@@ -56,12 +57,10 @@ class Lora:
         dropout: float = 0.0,
         train: Parts = None,
     ) -> None:
-        if rank < 1:
-            raise ValueError(f"backbone.lora.rank must be at least 1, got {rank}")
-        if alpha is not None and alpha <= 0:
-            raise ValueError(f"backbone.lora.alpha must be above 0, got {alpha}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"backbone.lora.dropout must be from 0 to below 1, got {dropout}")
+        check_range("backbone.lora.rank", rank, 1)
+        if alpha is not None:
+            check_positive("backbone.lora.alpha", alpha)
+        check_share("backbone.lora.dropout", dropout)
         self.rank, self.dropout = rank, dropout
         self.alpha = float(rank if alpha is None else alpha)
         self.targets, self.train = _parts(targets), _parts(train)

@@ -32,6 +32,7 @@ from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.options.values import check_value
 from backbones.parameters.layer_decay import layer_decay_groups
 from backbones.replace import share_state
 
@@ -164,8 +165,7 @@ def build_toolkit_backbone(
     for option, instead in (("pretrained", "init_cfg"), ("dense", "out_type")):
         if option in options:
             raise ValueError(f"backbone.{option} is not for a toolkit's config; use {instead}")
-    if out_type not in ("featmap", "embedding"):
-        raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
+    check_value("backbone.out_type", out_type, OutType)
     dense = out_type == "featmap"
     if name.partition("_")[0] == "timm":  # earlier exports lack the word
         options = {"partial": True, **options}

@@ -158,11 +158,10 @@ class TimmModel(nn.Module):
         Returns:
             Features and the list of maps, or only this list.
         """
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
-        if norm and not self.dense:
+        if output_fmt != "NCHW" or (norm and not self.dense):
             raise ValueError(
-                f"{self.backbone.name} has one norm per map with dense=True only; pass norm=False"
+                f"{self.backbone.name} gives maps as output_fmt='NCHW', with norm=True if it was "
+                f"built with dense=True; got output_fmt={output_fmt!r}, norm={norm}"
             )
         take, _ = feature_take_indices(len(self.feature_info), _listed(indices))
         maps = self.backbone(x)

@@ -40,17 +40,16 @@ def dense_logits(network: Any, images: Tensor) -> Tensor:
         return _linear_classifier_logits(network, images)
     features = network.forward_features(images)
     width = network.num_features
-    if not isinstance(features, Tensor) or width not in features.shape[1:]:
-        raise ValueError(f"{type(network).__name__} lacks a map of features; take another network")
+    is_map = isinstance(features, Tensor) and width in features.shape[1:]
+    prefix = getattr(network, "num_prefix_tokens", 0)
+    side = math.isqrt(features.shape[1] - prefix) if is_map and features.ndim == 3 else 0
+    if not is_map or (features.ndim == 3 and side**2 != features.shape[1] - prefix):
+        raise ValueError(
+            f"{type(network).__name__} lacks a map of features or a square one of tokens; take "
+            "another network"
+        )
     if features.ndim == 3:
-        prefix = getattr(network, "num_prefix_tokens", 0)
         places = features[:, prefix:]
-        side = math.isqrt(places.shape[1])
-        if side**2 != places.shape[1]:
-            raise ValueError(
-                f"{type(network).__name__} must have a square map of tokens, got "
-                f"{places.shape[1]} tokens; take another network"
-            )
         # The position fills the prefix tokens too, since the pooling may read any token.
         each = places.flatten(0, 1)[:, None].expand(-1, 1 + prefix, -1)
         return _as_map(network.forward_head(each), len(images), (side, side))

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbones.layers.bounds import check_range
+
 TIMES = 1000  # T
 BETAS = (1e-4, 0.02)
 CPU = torch.device("cpu")
@@ -57,8 +59,7 @@ def schedule(steps: int = TIMES, device: torch.device = CPU) -> Betas:
     Raises:
         ValueError: More steps than T, or none.
     """
-    if not 1 <= steps <= TIMES:
-        raise ValueError(f"steps must be from 1 to {TIMES}, got {steps}")
+    check_range("steps", steps, 1, TIMES)
     kept = torch.linspace(*BETAS, TIMES, dtype=torch.float64).neg().add(1).cumprod(0)
     stride = (TIMES - 1) / (steps - 1) if steps > 1 else 1.0
     times = torch.from_numpy(np.rint(np.arange(steps) * stride).astype(np.int64))

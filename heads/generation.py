@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.denoising import DenoisingBackbone
+from backbones.layers.bounds import check_range, check_share
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering, check_value
 from heads.diffusion import (
@@ -28,6 +30,7 @@ from heads.diffusion import (
     variational_bound,
     velocity,
 )
+from heads.host_check import check_host
 
 TARGETS = ("Generator",)
 
@@ -88,20 +91,14 @@ class Generator(Remembering, nn.Module):
         check_value("head.objective", objective, Objective)
         check_value("head.prediction", prediction, Prediction)
         check_value("head.sampler", sampler, Sampler)
-        if not isinstance(backbone, DenoisingBackbone):
-            raise ValueError(
-                f"{backbone.name or type(backbone).__name__} cannot denoise; pass a host such as "
-                "u_ffnet_tiny"
-            )
-        if (objective == "flow") != (sampler == "euler"):
-            fitting = "euler" if objective == "flow" else "ddpm or ddim"
-            raise ValueError(f"head.objective={objective} needs head.sampler={fitting}")
-        if objective == "flow" and backbone.out_channels != backbone.channels:
-            raise ValueError("head.objective=flow needs backbone.learn_sigma=false")
-        if not 0 <= label_dropout < 1:
-            raise ValueError(f"head.label_dropout must be from 0 to below 1, got {label_dropout}")
-        if not 1 <= steps <= TIMES:
-            raise ValueError(f"head.steps must be from 1 to {TIMES}, got {steps}")
+        check_host(backbone, DenoisingBackbone, "denoise", "u_ffnet_tiny")
+        is_flow = objective == "flow"
+        predicts_variance = backbone.out_channels != backbone.channels
+        if is_flow != (sampler == "euler") or (is_flow and predicts_variance):
+            needs = "euler and backbone.learn_sigma=false" if is_flow else "ddpm or ddim"
+            raise ValueError(f"head.objective={objective} needs head.sampler={needs}")
+        check_share("head.label_dropout", label_dropout)
+        check_range("head.steps", steps, 1, TIMES)
         self.backbone: DenoisingBackbone = backbone
         self.objective, self.sampler, self.steps = objective, sampler, steps
         self.prediction = prediction
@@ -329,16 +326,13 @@ def load_vae(path: str) -> Any:
     Raises:
         ValueError: diffusers or the folder is missing.
     """
-    try:
-        from diffusers import AutoencoderKL
-    except ImportError as error:
+    if find_spec("diffusers") is None or not (Path(path) / "config.json").is_file():
         raise ValueError(
-            "head.vae needs diffusers: pip install diffusers; or train on latents"
-        ) from error
-    if not (Path(path) / "config.json").is_file():
-        raise ValueError(
-            f"head.vae={path} lacks config.json; pass the folder of a diffusers AutoencoderKL, "
-            "such as a copy of stabilityai/sd-vae-ft-ema"
+            f"head.vae={path} needs diffusers (pip install diffusers) and the folder of an "
+            "AutoencoderKL with its config.json, such as a copy of stabilityai/sd-vae-ft-ema; or "
+            "train on latents"
         )
+    from diffusers import AutoencoderKL
+
     vae = AutoencoderKL.from_pretrained(path, local_files_only=True, low_cpu_mem_usage=False)
     return vae.eval().requires_grad_(False)

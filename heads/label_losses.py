@@ -5,6 +5,7 @@ Axes: B images, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from timm.loss import AsymmetricLossMultiLabel, AsymmetricLossSingleLabel, Binar
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import at_least_float32
 from heads.global_mean import global_mean
 
@@ -111,9 +113,9 @@ class LabelLoss:
                 )
             if option == "class_weights":
                 _check_weights(value)
-            elif not (0 <= value <= 1 if option in ("alpha", "clip") else value >= 0):
-                limits = "from 0 to 1" if option in ("alpha", "clip") else "at least 0"
-                raise ValueError(f"task.loss.{option} must be {limits}, got {value}")
+            else:
+                most = 1 if option in ("alpha", "clip") else math.inf
+                check_range(f"task.loss.{option}", value, 0, most)
 
     @property
     def is_usual(self) -> bool:

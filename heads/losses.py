@@ -57,17 +57,18 @@ def classification_losses(
     Raises:
         ValueError: The batch has token labels, but the classifier lacks token outputs.
     """
-    if targets.token_labels is not None:
-        raise ValueError(NO_TOKENS)
+    _refuse_token_labels(targets)
     logits = classifier(features)
     own = targets.own_loss(logits, targets.labels)
     return add_teacher_loss(own, logits, targets.taught)
 
 
-NO_TOKENS = (
-    "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 with its "
-    "class blocks; pass data.token_labels=null for this one"
-)
+def _refuse_token_labels(targets: Targets) -> None:
+    if targets.token_labels is not None:
+        raise ValueError(
+            "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 "
+            "with its class blocks; pass data.token_labels=null for this one"
+        )
 
 
 @classification_losses.register
@@ -89,8 +90,7 @@ def two_token_losses(
     Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
     https://arxiv.org/abs/2012.12877, Sec. 4.
     """
-    if targets.token_labels is not None:
-        raise ValueError(NO_TOKENS)
+    _refuse_token_labels(targets)
     own_loss = targets.own_loss
     if not classifier.training or targets.taught is None:
         logits = classifier(features)

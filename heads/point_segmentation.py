@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.points import PointBackbone, present
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
 from heads.global_mean import global_mean
+from heads.host_check import check_host
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
@@ -62,16 +64,11 @@ class PointSegmenter(Remembering, nn.Module):
         votes: int = 1,
     ) -> None:
         super().__init__()
-        if not isinstance(backbone, PointBackbone):
-            raise ValueError(
-                f"{backbone.name or type(backbone).__name__} takes no point clouds; pass a host "
-                "such as ffnet_3d_tiny"
-            )
+        check_host(backbone, PointBackbone, "read point clouds", "ffnet_3d_tiny")
         if votes != 1 and votes not in VIEWS:
             raise ValueError(f"head.votes must be 1, {' or '.join(map(str, VIEWS))}, got {votes}")
         for name, value in (("ce_weight", ce_weight), ("lovasz_weight", lovasz_weight)):
-            if value < 0:
-                raise ValueError(f"head.{name} must be at least 0, got {value}")
+            check_range(f"head.{name}", value, 0)
         self.backbone = backbone
         self.grid_size, self.features, self.votes = grid_size, tuple(features), votes
         self.ce_weight, self.lovasz_weight = ce_weight, lovasz_weight

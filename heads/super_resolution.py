@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from backbones import Backbone
 from backbones.hosts.scaffolds.super_resolution import UPSAMPLER, SuperResolutionBackbone
 from backbones.layers.bicubic import reflect
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import crop, missing
 from backbones.options import Remembering, check_value
+from heads.host_check import check_host
 
 TARGETS = ("SuperResolver",)
 Loss = Literal["l1", "charbonnier"]
@@ -58,19 +60,15 @@ class SuperResolver(Remembering, nn.Module):
         super().__init__()
         check_value("head.loss", loss, Loss)
         for name, value in (("charbonnier_eps", charbonnier_eps), ("fft_weight", fft_weight)):
-            if not value >= 0:
-                raise ValueError(f"head.{name} must be at least 0, got {value}")
+            check_range(f"head.{name}", value, 0)
         self.scale, self.loss_name, self.fft_weight = scale, loss, fft_weight
         self.charbonnier_eps, self.tile = charbonnier_eps, tile
-        _check_host(backbone)
+        check_host(backbone, SuperResolutionBackbone, "enlarge images", "ffnet_sr_light")
         self.backbone = backbone
         self.upsampler = self.host.upsampler(scale)
         least = 2 * self.margin + self.host.size_divisor
-        if self.host.radius is not None and tile < least:
-            raise ValueError(
-                f"head.tile={tile} is too small: parts overlap by {self.margin} pixels at each "
-                f"side; pass {least} or more"
-            )
+        if self.host.radius is not None:  # else the network sees all at once
+            check_range(f"head.tile (parts overlap by {self.margin} pixels)", tile, least)
 
     @property
     def host(self) -> SuperResolutionBackbone:
@@ -241,11 +239,3 @@ def fourier_distance(enlarged: Tensor, truth: Tensor) -> Tensor:
         for x in (enlarged, truth)
     )
     return F.l1_loss(torch.view_as_real(one), torch.view_as_real(other))
-
-
-def _check_host(backbone: Backbone) -> None:
-    if not isinstance(backbone, SuperResolutionBackbone):
-        raise ValueError(
-            f"{backbone.name or type(backbone).__name__} cannot enlarge images; pass a host such "
-            "as ffnet_sr_light"
-        )

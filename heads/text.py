@@ -6,6 +6,7 @@ Axes: B texts, L tokens, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from backbones import Backbone
 from backbones.hosts.bert import TextEncoder
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.host_check import check_host
 
 TARGETS = ("TextClassifier",)
 
@@ -117,9 +119,5 @@ def check_text(backbone: Backbone) -> TextEncoder:
     Raises:
         ValueError: Another backbone.
     """
-    if not isinstance(backbone, TextEncoder):
-        raise ValueError(
-            f"{backbone.name or type(backbone).__name__} takes no text; pass a host such as "
-            "bert_tiny"
-        )
-    return backbone
+    check_host(backbone, TextEncoder, "read text", "bert_tiny")
+    return cast("TextEncoder", backbone)

@@ -71,13 +71,13 @@ def choose_blocks(backbone: Backbone, blocks: Sequence[str] | None) -> tuple[str
     for block in blocks:
         if block.removeprefix("-").isdecimal():
             number = int(block)
-            if number == 0 or abs(number) > len(names):
-                raise ValueError(
-                    f"{backbone.name} has blocks 1 to {len(names)}, -1 is the last; got {block}"
-                )
-            block = names[number - 1 if number > 0 else number]
+            if 0 < abs(number) <= len(names):
+                block = names[number - 1 if number > 0 else number]
         if block not in names:
-            raise ValueError(unknown(f"block of {backbone.name}", block, list(names)))
+            raise ValueError(
+                f"{backbone.name} has blocks 1 to {len(names)}, -1 is the last; "
+                + unknown("block", block, list(names))
+            )
         chosen.append(block)
     return tuple(chosen)
 

@@ -209,13 +209,10 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
         if kind is not None:
             raise UnreadableFile(f"{path} is not a checkpoint but {kind}") from ValueError(kind)
         return read_foreign(path, map_location, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        raise UnreadableFile(_refused(path)) from error
-    except ValueError as error:
-        if isinstance(error, UnreadableFile) or str(path) in str(error):
-            raise
-        raise _unreadable(path, error) from error
     except Exception as error:  # foreign bytes raise errors of all kinds
+        names_file = isinstance(error, ValueError) and str(path) in str(error)
+        if names_file or isinstance(error, UnreadableFile):
+            raise
         raise _unreadable(path, error) from error
 
 
@@ -256,6 +253,8 @@ def _refused(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UnreadableFile:
+    if isinstance(error, pickle.UnpicklingError):
+        return UnreadableFile(_refused(path))
     reason = f"{type(error).__name__}: {error}"
     return UnreadableFile(f"{path} is truncated or not a checkpoint ({reason})")
 
@@ -263,21 +262,22 @@ def _unreadable(path: Path, error: Exception) -> UnreadableFile:
 def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]:
     path = checkpoint.path
     objects = objects_in(content) if not _has_tensors(content) else []
-    if objects:
-        raise ValueError(
-            f"{path} holds more than tensors and plain values: whole objects ({_listed(objects)}) "
-            "instead of weights; save the state_dict of the model"
-        )
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
-    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     nameless = [key for key in tensors if not isinstance(key, str)]
-    if nameless:
-        raise ValueError(f"{path}: keys of tensors must be text, got {nameless[:8]}")
-    if not tensors:
-        raise ValueError(
-            f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"
-        )
+    if objects or nameless or not tensors:
+        if objects:
+            reason = (
+                f"holds more than tensors and plain values: whole objects ({_listed(objects)}) "
+                "instead of weights; save the state_dict of the model"
+            )
+        elif nameless:
+            reason = f"has tensors whose keys must be text, got {nameless[:8]}"
+        elif isinstance(content, dict):
+            reason = f"holds no tensors; its entries are {sorted(map(str, content))[:8]}"
+        else:
+            reason = f"holds a {type(content).__name__}, not a state_dict"
+        raise ValueError(f"{path} {reason}")
     return tensors
 
 

@@ -44,6 +44,13 @@ def _random_state(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
+def _single_number(value: Tensor) -> Tensor:
+    if value.ndim:
+        raise ValueError("is not a single number")
+    return value
+
+
+Score = Annotated[Tensor, AfterValidator(_single_number)]
 PythonState = Annotated[
     tuple[Literal[3], tuple[int, ...], float | None], AfterValidator(_random_state)
 ]
@@ -95,12 +102,11 @@ class RandomPart(ClosedPart):
             kind, words, place, has_gauss, gauss = self.numpy
             whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
             # numpy checks only the number of words.
-            if not (whole and 0 <= place <= 624 and has_gauss in (0, 1)):
+            on_cpu = self.cuda is None or (self.cuda.dtype, self.cuda.ndim) == (torch.uint8, 1)
+            if not (whole and on_cpu and 0 <= place <= 624 and has_gauss in (0, 1)):
                 raise ValueError
             state = (kind, words.numpy().astype(np.uint32), place, has_gauss, gauss)
             np.random.RandomState().set_state(state)
-            if self.cuda is not None and (self.cuda.dtype, self.cuda.ndim) != (torch.uint8, 1):
-                raise ValueError
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError("is not a state of random generators") from error
         return self
@@ -110,22 +116,18 @@ class BestPart(ClosedPart):
     """State of Lightning's ModelCheckpoint, with a second score of the best one."""
 
     monitor: str | None
-    best_model_score: Tensor | None
+    best_model_score: Score | None
     best_model_path: str
-    current_score: Tensor | None
+    current_score: Score | None
     dirpath: str | None
-    best_k_models: Tensors
+    best_k_models: dict[str, Score]
     kth_best_model_path: str
-    kth_value: Tensor | None
+    kth_value: Score | None
     last_model_path: str
-    best_second_score: Tensor | None = None
+    best_second_score: Score | None = None
 
     @model_validator(mode="after")
-    def _are_scores(self) -> Self:
-        scores = [self.best_model_score, self.current_score, self.kth_value, self.best_second_score]
-        scores += self.best_k_models.values()
-        if any(score is not None and score.ndim for score in scores):
-            raise ValueError("has scores that are not single numbers")
+    def _has_scores(self) -> Self:
         if self.kth_best_model_path not in {"", *self.best_k_models}:
             raise ValueError("names a checkpoint without a score")
         return self
@@ -136,17 +138,10 @@ class StoppingPart(ClosedPart):
 
     wait_count: Count
     stopped_epoch: Count
-    best_score: Tensor
+    best_score: Score
     patience: Count
     stopping_reason: Annotated[int, Field(ge=0, le=4)] = 0
     stopping_reason_message: str | None = None
-
-    @field_validator("best_score")
-    @classmethod
-    def _is_score(cls, value: Tensor) -> Tensor:
-        if value.ndim:
-            raise ValueError("is not a single number")
-        return value
 
 
 class TimerPart(ClosedPart):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compili
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
 
 
-class FastModule(nn.Module):
+class FastModule(nn.Module, ABC):
     """Fast form of a plain module, which its class inherits from behind this one.
 
     ``fast`` makes it from a built module and shares all state with it. Every call computes either
@@ -75,9 +76,9 @@ class FastModule(nn.Module):
         """Return True if ``compute`` covers the module's options and this input."""
         return True
 
+    @abstractmethod
     def compute(self, *given: Any, **named: Any) -> Any:
         """Return what the plain class's forward returns, to rounding."""
-        raise NotImplementedError
 
     def _get_name(self) -> str:
         return type(self).__bases__[1].__name__

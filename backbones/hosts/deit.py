@@ -64,6 +64,11 @@ class DeiT(IsotropicBackbone):
         distilled: bool = False,
     ) -> None:
         super().__init__()
+        if (distilled and not class_token) or (fc_norm and class_token):
+            raise ValueError(
+                "distilled=True needs class_token=True; fc_norm=True norms the mean of the map "
+                "instead of the class token, so it needs class_token=False"
+            )
         self.pretrained_cfg = read_source(model)
         self.patch_embed = model.patch_embed
         self.cls_token: nn.Parameter | None
@@ -78,15 +83,8 @@ class DeiT(IsotropicBackbone):
             self.classification_keys = ("norm.", "fc_norm.", "cls_token")
         self.dist_token: nn.Parameter | None = None
         if distilled:
-            if not class_token:
-                raise ValueError("distilled=True needs the class token; pass class_token=True")
             self.dist_token = cast("nn.Parameter", model.dist_token)
             self.no_weight_decay |= {"dist_token"}
-        if fc_norm and class_token:
-            raise ValueError(
-                "fc_norm=True norms the mean of the map, but the class token is the embedding; add "
-                "class_token=False"
-            )
         self.norm_order_is_set = fc_norm is not None
         self.num_prefix_tokens = int(class_token) + int(distilled)
         self.pooling = POOLING[self.num_prefix_tokens]

@@ -32,6 +32,7 @@ from backbones.hosts.scaffolds.denoising import (
 )
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.bounds import check_multiple
 from backbones.mixing import mix_tokens
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
@@ -186,11 +187,8 @@ class DiT(DenoisingBackbone):
             ValueError: A side is not a multiple of the patch size.
         """
         height, width = x.shape[2:]
-        if height % self.patch or width % self.patch:
-            raise ValueError(
-                f"sides must be multiples of {self.patch}, got {height}x{width}; change "
-                "data.image_size"
-            )
+        check_multiple("data.image_size", height, self.patch)
+        check_multiple("data.image_size", width, self.patch)
         size = (height // self.patch, width // self.patch)
         condition = self.t_embedder(times) + self.y_embedder(labels)
         tokens = self.x_embedder(x)

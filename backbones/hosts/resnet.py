@@ -103,16 +103,12 @@ class ResNet(HierarchicalBackbone):
 
 
 def _build(variant: str, config: HostConfig, output_stride: int, global_pool: Pool) -> ResNet:
-    if output_stride not in OUTPUT_STRIDES:
-        raise ValueError(
-            f"backbone.output_stride must be one of {', '.join(map(str, OUTPUT_STRIDES))}, got "
-            f"{output_stride}"
-        )
     dilated = {} if output_stride == OUTPUT_STRIDES[-1] else {"output_stride": output_stride}
-    if dilated and config.patch_size < PATCH_SIZE:
+    if output_stride not in OUTPUT_STRIDES or (dilated and config.patch_size < PATCH_SIZE):
         raise ValueError(
-            f"backbone.output_stride={output_stride} needs backbone.patch_size={PATCH_SIZE}, got "
-            f"{config.patch_size}; leave one of them out"
+            f"backbone.output_stride must be one of {', '.join(map(str, OUTPUT_STRIDES))}, with "
+            f"backbone.patch_size={PATCH_SIZE} if it is not {OUTPUT_STRIDES[-1]}; got "
+            f"{output_stride} with {config.patch_size}"
         )
     model = create_timm_model(f"{variant}.tv_in1k", config, **dilated)
     return ResNet(

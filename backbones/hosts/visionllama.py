@@ -40,6 +40,7 @@ from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_pa
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
 from backbones.layers.patch_embed import PatchEmbed
@@ -87,8 +88,7 @@ class VisionLLaMA(HierarchicalBackbone):
     ) -> None:
         super().__init__()
         refuse_pretrained("Pyramid-VisionLLaMA", config)
-        if hidden_multiple < 1:
-            raise ValueError(f"hidden_multiple must be at least 1, got {hidden_multiple}")
+        check_range("hidden_multiple", hidden_multiple, 1)
         self.norm_twice = norm_twice
         self.set_maps(config, self.widths)
         reduced = partial(

@@ -31,15 +31,11 @@ def check_maps(host: Any, images: Tensor, maps: object) -> None:
         ValueError: Another number of maps, or another shape; says what was declared.
     """
     name, infos = _name(host), cast("Sequence[Info]", host.feature_info)
-    if not isinstance(maps, tuple):
+    if not isinstance(maps, tuple) or len(maps) != len(infos):
+        result = f"{len(maps)} maps" if isinstance(maps, tuple) else type(maps).__name__
         raise ValueError(
-            f"forward of {name} returned {type(maps).__name__}; return a tuple with a map for each "
-            "entry of feature_info"
-        )
-    if len(maps) != len(infos):
-        raise ValueError(
-            f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
-            "correct either"
+            f"forward of {name} returned {result}; return a tuple with a map for each of the "
+            f"{len(infos)} entries of feature_info"
         )
     size = "x".join(map(str, images.shape[2:]))
     shapes = host.map_shapes(images)

@@ -9,6 +9,7 @@ Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(va
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -29,12 +30,12 @@ NO_WAY_BACK = (
 M = TypeVar("M", bound=nn.Module)
 
 
-class Fusible(nn.Module):
+class Fusible(nn.Module, ABC):
     """A module that in evaluation mode equals one convolution with bias."""
 
+    @abstractmethod
     def fuse(self) -> nn.Conv2d:
         """Return that convolution, of the same dtype, on the same device."""
-        raise NotImplementedError
 
 
 class ConvBN(Fusible):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from backbones.layers.precision import product_dtype
+from backbones.options.values import check_odd
 
 MARGIN = 4  # empty voxels between rows of the keys, so that neighbours never wrap around
 MOST_KEYS = 2**62
@@ -151,8 +152,7 @@ class SubmanifoldConv3d(nn.Module):
         self, dim: int, out_dim: int, kernel_size: int, *, bias: bool = True, groups: int = 1
     ) -> None:
         super().__init__()
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
+        check_odd(kernel_size)
         if groups not in (1, dim) or (groups > 1 and dim != out_dim):
             raise ValueError(f"groups must be 1, or {dim} with as many outputs; got {groups}")
         self.kernel_size, self.groups = kernel_size, groups

@@ -15,6 +15,8 @@ hidden map twice more and no pass can be joined with the products.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ from backbones.options import check_odd
 from backbones.registry import register_mixer
 
 
-class ConvNeXtFFN(Mixer):
+class ConvNeXtFFN(Mixer, ABC):
     """Base class of both versions: depthwise convolution, LayerNorm and an FFN.
 
     Class tokens skip the convolution.
@@ -54,8 +56,9 @@ class ConvNeXtFFN(Mixer):
         maps = prefix.flatten(0, 1)[:, None, None]
         return self._pointwise(maps).view_as(prefix)
 
+    @abstractmethod
     def _pointwise(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Mix the channels of each place of a map: (B, H, W, C) -> the same."""
 
 
 @register_mixer(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from backbones.layers.bounds import check_range
 from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 from heads.frozen.logistic import MANY_CLASSES, make_linear
 
@@ -36,12 +37,8 @@ class FewShot:
     draws: int = 5
 
     def __post_init__(self) -> None:
-        if not self.shots or min(self.shots) < 1:
-            raise ValueError(
-                f"head.few_shot.shots must be numbers from 1 on, got {list(self.shots)}"
-            )
-        if self.draws < 1:
-            raise ValueError(f"head.few_shot.draws must be at least 1, got {self.draws}")
+        check_range("head.few_shot.shots", min(self.shots, default=0), 1)
+        check_range("head.few_shot.draws", self.draws, 1)
 
     def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Draw and fit; see ``Method``. The classifier is that of the last draw with most shots.

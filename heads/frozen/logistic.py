@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbones.layers.bounds import check_positive, check_range, check_share
 from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 # Decades of C, the inverse L2 strength, to try first; then steps halve down to an eighth.
@@ -40,12 +41,11 @@ class Logistic:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        if self.c is not None and self.c <= 0:
-            raise ValueError(f"head.logistic.c must be above 0 or null, got {self.c}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"head.logistic.held_out must be between 0 and 1, got {self.held_out}")
-        if self.max_iter < 1:
-            raise ValueError(f"head.logistic.max_iter must be at least 1, got {self.max_iter}")
+        if self.c is not None:
+            check_positive("head.logistic.c", self.c)
+        check_positive("head.logistic.held_out", self.held_out)
+        check_share("head.logistic.held_out", self.held_out)
+        check_range("head.logistic.max_iter", self.max_iter, 1)
 
     def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Fit; see ``Method``.

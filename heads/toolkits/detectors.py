@@ -18,6 +18,7 @@ from heads.toolkits.toolkit import (
     base_optimisation,
     build_model,
     check_least,
+    check_preset,
     check_pyramid,
     freeze_unread,
     override,
@@ -173,11 +174,7 @@ def base_detector(
         ValueError: The name is unknown, MMDetection is missing, the backbone lacks four maps, or
             the detector reads other inputs than a pyramid.
     """
-    if base is None and name not in DETECTORS:
-        raise ValueError(
-            f"unknown detector {name!r}; choose from {', '.join(DETECTORS)}, or pass any config of "
-            "MMDetection as head.base"
-        )
+    check_preset("detector", name if base is None else None, DETECTORS)
     channels = check_pyramid(backbone, name)
     config = base_config("mmdet", base or DETECTORS[name], model)
     maps = tuple(config.get("backbone", {}).get("out_indices", range(len(channels))))

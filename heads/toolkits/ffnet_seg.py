@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, ConvBN, depthwise, fuse, is_fused
 from backbones.mixers.metamixer.ffnified import branch_kernels
@@ -57,10 +58,8 @@ class FFNetSegDecoder(nn.Module):
         fused: bool = False,
     ) -> None:
         super().__init__()
-        if depth < 1 or expansion < 1:
-            raise ValueError(
-                f"depth and expansion of the decoder must be at least 1, got {depth}, {expansion}"
-            )
+        check_range("depth of the decoder", depth, 1)
+        check_range("expansion of the decoder", expansion, 1)
         self.options: dict[str, Any] = {
             "in_channels": tuple(in_channels), "out_channels": out_channels, "width": width,
             "depth": depth, "expansion": expansion,

@@ -35,24 +35,15 @@ def collate_detection(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         height, width = _check_image(sample, index)
         boxes = _entry(sample, "boxes", index).float().reshape(-1, 4)
         labels = _entry(sample, "labels", index).long()
-        if len(boxes) != len(labels):
+        if len(boxes) != len(labels) or (boxes[:, 2:] <= boxes[:, :2]).any():
             raise ValueError(
-                f"sample {index} of the batch has {len(boxes)} boxes and {len(labels)} labels; "
-                "give each box one label"
-            )
-        if (boxes[:, 2:] <= boxes[:, :2]).any():
-            raise ValueError(
-                f"sample {index} of the batch has a box without area; boxes are left, top, right "
-                "and bottom edges in pixels"
+                f"sample {index} of the batch has {len(boxes)} boxes, {len(labels)} labels; each "
+                "box needs a label, and an area between left, top, right and bottom in pixels"
             )
         objects: dict[str, Any] = {"bboxes": boxes, "labels": labels}
         if "masks" in sample:
             masks = _entry(sample, "masks", index)
-            if masks.shape != (len(boxes), height, width):
-                raise ValueError(
-                    f"sample {index} of the batch has masks {tuple(masks.shape)}; expected "
-                    f"{(len(boxes), height, width)}, one per box"
-                )
+            _check_masks(masks, (len(boxes), height, width), index)
             objects["masks"] = BitmapMasks(masks.byte().numpy(), height, width)
         made = DetDataSample(gt_instances=InstanceData(**objects))
         found.append((made, sample))
@@ -79,11 +70,7 @@ def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     for index, sample in enumerate(samples):
         size = _check_image(sample, index)
         mask = _entry(sample, "mask", index)
-        if tuple(mask.shape) != size:
-            raise ValueError(
-                f"sample {index} of the batch has a mask {tuple(mask.shape)}; expected {size}, the "
-                "size of its image"
-            )
+        _check_masks(mask, size, index)
         made = SegDataSample(gt_sem_seg=PixelData(data=mask.long()[None]))
         found.append((made, sample))
     return _batch(found)
@@ -101,6 +88,14 @@ def _batch(found: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
         made.set_metainfo(identity | shapes)
         inputs.append(sample["image"].flip(0))
     return {"inputs": inputs, "data_samples": [made for made, _ in found]}
+
+
+def _check_masks(masks: Tensor, size: tuple[int, ...], index: int) -> None:
+    if tuple(masks.shape) != size:
+        raise ValueError(
+            f"sample {index} of the batch has masks {tuple(masks.shape)}; its image and boxes need "
+            f"{size}"
+        )
 
 
 def _check_image(sample: Any, index: int) -> tuple[int, int]:

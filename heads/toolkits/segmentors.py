@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone
+from backbones.layers.bounds import check_range
 from backbones.options import remembering
 from heads.toolkits.ffnet_seg import FFNetSegDecoder
 from heads.toolkits.float32 import compute_masks_in_float32
@@ -19,6 +20,7 @@ from heads.toolkits.toolkit import (
     base_optimisation,
     build_model,
     check_least,
+    check_preset,
     check_pyramid,
     freeze_unread,
     override,
@@ -174,8 +176,7 @@ def build_segmentor(
             four maps.
     """
     check_least(channels=channels)
-    if num_classes < 2:
-        raise ValueError(f"a segmentor needs at least two classes, got {num_classes}")
+    check_range("num_classes of a segmentor", num_classes, 2)
     config = base_segmentor(backbone, name, base, model)
     freeze_unread(backbone, find_read_maps(config))
     if channels is not None:
@@ -235,11 +236,7 @@ def base_segmentor(
     Raises:
         ValueError: The name is unknown, MMSegmentation is missing, or the backbone lacks four maps.
     """
-    if base is None and name not in SEGMENTORS:
-        raise ValueError(
-            f"unknown segmentor {name!r}; choose from {', '.join(SEGMENTORS)}, or pass any config "
-            "of MMSegmentation as head.base"
-        )
+    check_preset("segmentor", name if base is None else None, SEGMENTORS)
     widths = check_pyramid(backbone, name, dilated=True)
     config = base_config("mmseg", base or SEGMENTORS[name], model)
     register_decode_heads()

@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.layers.bounds import check_positive, check_range
 from backbones.options import unknown
 
 STRIDES = (4, 8, 16, 32)
@@ -33,7 +35,7 @@ FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "che
 BUILDING = threading.Lock()
 
 
-class ToolkitModel(nn.Module):
+class ToolkitModel(nn.Module, ABC):
     """A toolkit's detector or segmentor with ``loss(batch)`` and ``predict(batch)``.
 
     Batches come from the toolkits' collation: ``{"inputs": list of uint8 (3, H, W), BGR,
@@ -125,9 +127,9 @@ class ToolkitModel(nn.Module):
         height, width = image.shape[-2:]
         return height, width
 
+    @abstractmethod
     def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Return one prediction per image, merged from its views."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
@@ -173,8 +175,6 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     from mmengine import Config
 
     config = _read_base(toolkit, name)
-    if config.get("model") is None:
-        raise ValueError(f"{toolkit}'s config {name!r} lacks a model; name one that has a model")
     found = Config({"model": config.model})
     if changes:
         check_foreign_keys(changes, "head.model", allowed="_delete_")
@@ -190,9 +190,11 @@ def _read_base(toolkit: str, name: str) -> Any:
     folder = models.parents[1] if "/" in name else models
     path = (folder / f"{name}.py").resolve()
     # Configs are programs, so only the toolkit's own are read.
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    is_shipped = path.is_relative_to(folder.resolve()) and path.is_file()
+    config = Config.fromfile(path) if is_shipped else Config()
+    if config.get("model") is None:
         raise ValueError(_absent_config(toolkit, folder, name))
-    return Config.fromfile(path)
+    return config
 
 
 def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, float]], str]:
@@ -289,9 +291,23 @@ def silence_toolkits() -> Iterator[None]:
 def check_least(**options: float | None) -> None:
     """Raise an error for given integers below 1 and other numbers of 0 or below."""
     for name, value in options.items():
-        if value is not None and (value < 1 if isinstance(value, int) else value <= 0):
-            lowest = "at least 1" if isinstance(value, int) else "above 0"
-            raise ValueError(f"head.{name} must be {lowest}, got {value}")
+        if isinstance(value, int):
+            check_range(f"head.{name}", value, 1)
+        elif value is not None:
+            check_positive(f"head.{name}", value)
+
+
+def check_preset(kind: str, name: str | None, presets: Collection[str]) -> None:
+    """Check the name of a detector or segmentor; None for one by a config of the toolkit.
+
+    Raises:
+        ValueError: It is unknown.
+    """
+    if name is not None and name not in presets:
+        raise ValueError(
+            f"unknown {kind} {name!r}; choose from {', '.join(presets)}, or pass any config of the "
+            "toolkit as head.base"
+        )
 
 
 def check_pyramid(backbone: Backbone, head: str, *, dilated: bool = False) -> list[int]:
@@ -311,15 +327,11 @@ def check_pyramid(backbone: Backbone, head: str, *, dilated: bool = False) -> li
             usual if stride == min(usual, strides[-1]) else stride
             for stride, usual in zip(strides, STRIDES, strict=True)
         )
-    if backbone.dense and not dilated and strides[-1] < STRIDES[-1]:
-        raise ValueError(
-            f"{head} needs maps at strides {STRIDES}, got {strides}; leave backbone.output_stride "
-            "out, which segmentation alone takes"
-        )
     if not backbone.dense or strides != STRIDES:
         raise ValueError(
-            f"{head} needs normalised maps at strides {STRIDES}; "
-            f"build the backbone with create_backbone({backbone.name!r}, dense=True)"
+            f"{head} needs normalised maps at strides {STRIDES}, got {strides}: build the backbone "
+            f"with create_backbone({backbone.name!r}, dense=True), and without "
+            "backbone.output_stride unless it is for segmentation"
         )
     return [info.channels for info in backbone.feature_info]
 

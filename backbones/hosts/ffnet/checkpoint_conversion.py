@@ -58,10 +58,9 @@ def official_names(variant: str, form: Form) -> dict[str, str]:
     Raises:
         ValueError: An unknown variant or form.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}; got {variant!r}")
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
+    for option, value, valid in (("variant", variant, VARIANTS), ("form", form, FORMS)):
+        if value not in valid:
+            raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
     chosen = VARIANTS[variant]
     names = dict(_ends(chosen))
     for theirs, ours, parts in _parts(chosen):

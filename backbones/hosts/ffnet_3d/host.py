@@ -84,12 +84,11 @@ class FFNet3D(PointBackbone):
         act: Activation,
     ) -> None:  # fmt: skip
         super().__init__()
-        if len(depths) != len(dims) or len(decoder_depths) != len(decoder_dims):
-            raise ValueError("depths and widths must have as many entries as there are stages")
-        if len(decoder_depths) != len(depths) - 1:
+        counts = len(dims), len(decoder_depths), len(decoder_dims)
+        if counts != (len(depths), len(depths) - 1, len(depths) - 1):
             raise ValueError(
-                f"{len(depths)} stages of the encoder need {len(depths) - 1} of the decoder, got "
-                f"{len(decoder_depths)}"
+                f"{len(depths)} stages of the encoder need as many widths, and {len(depths) - 1} "
+                f"depths and widths of the decoder; got {', '.join(map(str, counts))}"
             )
         self.channels, self.num_encoder = channels, len(depths)
         self.img_size = config.img_size

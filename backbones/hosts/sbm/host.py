@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import same_size
 from backbones.mixers.ffn import FFN
@@ -95,10 +96,7 @@ class SBM(HierarchicalBackbone):
         resample: Resample = "bicubic",
     ) -> None:
         super().__init__()
-        if config.pretrained:
-            raise ValueError(
-                "no pretrained weights exist for SBM; pass pretrained=<path of a checkpoint>"
-            )
+        refuse_pretrained("SBM", config)
         own = {
             "mlp_ratio": mlp_ratio, "x_width": x_width, "pre_proj": pre_proj, "out_proj": out_proj
         }  # fmt: skip

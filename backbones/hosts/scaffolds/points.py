@@ -8,6 +8,7 @@ Axes: B clouds, N points, P voxels, C channels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ POINTS = 102_400  # of the published crops
 POINT_HOST: dict[str, Any] = {"modality": MODALITY, "patch_size": 1, "img_size": POINTS}
 
 
-class PointBackbone(Backbone):
+class PointBackbone(Backbone, ABC):
     """Backbone from clouds (B, N, 3 + F) to one map (B, C, N); a subclass defines ``encode``.
 
     Points in one voxel share its features, which are the means of theirs. Multiply-adds depend on
@@ -37,9 +38,9 @@ class PointBackbone(Backbone):
     channel_slots: tuple[str, ...] = ("channel_mixer",)
     pooling = "mean over points"
 
+    @abstractmethod
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels: (P, F) -> (P, C)."""
-        raise NotImplementedError
 
     def cast_input(self, images: Tensor) -> Tensor:
         """Return clouds unchanged: coordinates form voxels before features are cast."""

@@ -40,6 +40,7 @@ from backbones.hosts.u_dit.blocks import (
     UDiTBlock,
     UDiTFinalLayer,
 )
+from backbones.layers.bounds import check_multiple
 from backbones.layers.reparam import fuse
 from backbones.options import check_odd
 from backbones.parameters.layer_ids import LayerNames
@@ -146,11 +147,8 @@ class UDiT(DenoisingBackbone):
         Raises:
             ValueError: A side is not a multiple of 8 patches.
         """
-        if any(side % self.size_divisor for side in x.shape[2:]):
-            raise ValueError(
-                f"sides must be multiples of {self.size_divisor}, got "
-                f"{'x'.join(map(str, x.shape[2:]))}; change data.image_size"
-            )
+        for side in x.shape[2:]:
+            check_multiple("data.image_size", side, self.size_divisor)
         conditions = [
             embed_time(times) + embed_label(labels)
             for embed_time, embed_label in zip(self.t_embedders, self.y_embedders, strict=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
@@ -72,11 +73,8 @@ class BiLevelRoutingAttention(Mixer):
         check_odd(kernel_size)
         usual = [min(k, regions**2) for k in (*TOPK, regions**2)]
         chosen = usual[min(slot.stage if slot else 0, 3)] if topk is None else topk
-        if regions < 1 or not 1 <= chosen <= regions**2:
-            raise ValueError(
-                f"regions must be at least 1 and topk from 1 to regions^2, got {regions} and "
-                f"{chosen}"
-            )
+        check_range("regions", regions, 1)
+        check_range("topk", chosen, 1, regions**2)
         self.num_heads = usual_heads(dim, num_heads)
         self.regions, self.topk = regions, chosen
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)

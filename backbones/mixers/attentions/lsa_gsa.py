@@ -18,6 +18,7 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.layers.shifted_windows import pad_to_windows
@@ -83,8 +84,8 @@ class TwinsAttention(Mixer):
         super().__init__()
         stage, block = (slot.stage, slot.block) if slot else (0, 0)
         side = REDUCTIONS[min(stage, 3)] if reduction is None else reduction
-        if window < 1 or side < 1:
-            raise ValueError(f"window and reduction must be at least 1, got {window} and {side}")
+        check_range("window", window, 1)
+        check_range("reduction", side, 1)
         heads = usual_heads(dim, num_heads)
         self.attn: Mixer
         if block % 2:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reparam import ConvBN
@@ -67,11 +68,9 @@ class MultiQueryAttention(Mixer):
         super().__init__()
         check_odd(kernel_size)
         step = STRIDES[min(slot.stage if slot else 0, 3)] if stride is None else stride
-        if min(num_heads, key_dim, step) < 1:
-            raise ValueError(
-                "num_heads, key_dim and stride must be at least 1, got "
-                f"{num_heads}, {key_dim} and {step}"
-            )
+        check_range("num_heads", num_heads, 1)
+        check_range("key_dim", key_dim, 1)
+        check_range("stride", step, 1)
         self.num_heads = num_heads
         self.query = PointwiseConv2d(dim, num_heads * key_dim, bias=False)
         self.key, self.value = (nn.Sequential() for _ in range(2))

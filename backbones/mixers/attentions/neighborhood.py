@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
@@ -83,8 +84,7 @@ class NeighborhoodAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if dilation < 1:
-            raise ValueError(f"dilation must be at least 1, got {dilation}")
+        check_range("dilation", dilation, 1)
         self.num_heads = usual_heads(dim, num_heads)
         self.side, self.dilation = kernel_size, dilation
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.registry import register_mixer
 
@@ -50,10 +51,8 @@ class PolynomialAttention(Mixer):
     def __init__(self, dim: int, *, head_dim: int = 32, num_heads: int | None = None) -> None:
         super().__init__()
         heads = math.ceil(dim / 64) if num_heads is None else num_heads
-        if head_dim < 2 or heads < 1:
-            raise ValueError(
-                f"head_dim must be at least 2 and num_heads at least 1, got {head_dim} and {heads}"
-            )
+        check_range("head_dim", head_dim, 2)
+        check_range("num_heads", heads, 1)
         wide, start = heads * head_dim, head_dim**-0.5
         self.qkv = PointwiseConv2d(dim, 2 * wide, bias=False)
         self.q_conv, self.k_conv, self.v_conv, self.final_conv = (

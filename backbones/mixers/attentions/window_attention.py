@@ -20,6 +20,7 @@ from timm.models.swin_transformer import WindowAttention, window_partition, wind
 from torch import Tensor
 
 from backbones.base import Mixer, Slot
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
@@ -132,8 +133,7 @@ class WindowMixing(Mixer):
 
     def __init__(self, dim: int, window: int, num_heads: int | None, shift: int) -> None:
         super().__init__()
-        if window < 2:
-            raise ValueError(f"window must be at least 2, got {window}")
+        check_range("window", window, 2)
         heads = usual_heads(dim, num_heads)
         self.attn = AnyWindowAttention(dim, heads, window_size=window)
         self.attn.apply(init_linear)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_linear
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -44,8 +45,7 @@ class FocalModulation(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if levels < 1:
-            raise ValueError(f"levels must be at least 1, got {levels}")
+        check_range("levels", levels, 1)
         self.widths, self.normalise = (dim, dim, levels + 1), normalise
         self.f = nn.Linear(dim, sum(self.widths))
         self.h = nn.Linear(dim, dim)

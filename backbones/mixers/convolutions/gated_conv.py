@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -46,11 +47,7 @@ class GatedConv(Mixer):
         self.act = create_activation(act)
         check_odd(kernel_size)
         part = int(conv_ratio * dim)
-        if not 1 <= part <= hidden:
-            raise ValueError(
-                f"conv_ratio must give the convolution from 1 to {hidden} channels, the width of "
-                f"its branch; got {conv_ratio} of {dim}"
-            )
+        check_range("conv_ratio * dim", part, 1, hidden)
         self.parts = (hidden - part, part)
         self.fc1 = nn.Linear(dim, 2 * hidden)
         self.conv = nn.Conv2d(part, part, kernel_size, padding=kernel_size // 2, groups=part)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.init import init_all
 from backbones.layers.spectral import filter_spectrum
 from backbones.options import check_odd
@@ -68,10 +69,8 @@ class RecursiveGatedConv(Mixer):
         super().__init__()
         check_odd(kernel_size)
         order = 2 + (slot.stage if slot else 0) if order is None else order
-        if order < 1 or dim % 2 ** (order - 1):
-            raise ValueError(
-                f"order must be at least 1 and 2^(order - 1) divide the {dim} channels, got {order}"
-            )
+        check_range("order", order, 1)
+        check_multiple(f"dim with order={order}", dim, 2 ** (order - 1))
         self.scale = scale
         self.widths = [dim >> halvings for halvings in reversed(range(order))]
         wide = sum(self.widths)
@@ -119,8 +118,7 @@ class GlobalLocalFilter(nn.Module):
 
     def __init__(self, dim: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        if dim % 2:
-            raise ValueError(f"conv=global_filter halves its {dim} channels; give an even number")
+        check_multiple("dim with conv=global_filter", dim, 2)
         half = dim // 2
         self.pre_norm, self.post_norm = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.dw = nn.Conv2d(half, half, 3, padding=1, groups=half, bias=False)

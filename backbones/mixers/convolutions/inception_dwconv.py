@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -43,11 +44,7 @@ class InceptionDepthwise(Mixer):
         check_odd(kernel_size)
         check_odd(band)
         part = int(dim * ratio)
-        if part < 1 or 3 * part > dim:
-            raise ValueError(
-                f"ratio must give each of three kernels at least one of {dim} channels and all at "
-                f"most {dim}, got {ratio}"
-            )
+        check_range("ratio * dim", part, 1, dim // 3)
         self.parts = (dim - 3 * part, part, part, part)
         square, long = kernel_size // 2, band // 2
         self.dwconv_hw = nn.Conv2d(part, part, kernel_size, padding=square, groups=part)

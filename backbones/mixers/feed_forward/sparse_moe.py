@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_positive, check_range
 from backbones.layers.experts import Experts
 from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
@@ -76,13 +77,10 @@ class SparseMoE(Mixer):
         act: str = "gelu",
     ) -> None:
         super().__init__()
-        if not 1 <= selected <= experts:
-            raise ValueError(f"selected must be from 1 to the {experts} experts, got {selected}")
-        if capacity <= 0 or noise < 0 or balance < 0:
-            raise ValueError(
-                "capacity must be above 0, noise and balance at least 0; got "
-                f"{capacity}, {noise} and {balance}"
-            )
+        check_range("selected", selected, 1, experts)
+        check_positive("capacity", capacity)
+        check_range("noise", noise, 0)
+        check_range("balance", balance, 0)
         self.selected, self.capacity = selected, capacity
         self.noise, self.balance = noise, balance
         self.router = nn.Linear(dim, experts, bias=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_divisor
 from backbones.layers.init import init_linear
 from backbones.layers.norms import normalise
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
@@ -107,11 +108,7 @@ class IFFN(Mixer):
         if isinstance(arb, bool):  # YAML reads on and off as booleans
             arb = "on" if arb else "off"
         hidden = hidden_width(dim, hidden_ratio)
-        if n_branches < 1 or hidden % n_branches:
-            raise ValueError(
-                f"n_branches must divide the hidden width {hidden}: one of "
-                f"{[n for n in range(1, hidden + 1) if hidden % n == 0]}, got {n_branches}"
-            )
+        check_divisor("n_branches", n_branches, hidden)
         if not channel:
             n_branches, arb = 1, "off"
         width = hidden // n_branches

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import attend
@@ -49,8 +50,7 @@ class MambaLikeLinearAttention(Mixer):
 
     def __init__(self, dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> None:
         super().__init__()
-        if dim % 4:
-            raise ValueError(f"rotary positions need a multiple of 4 channels, got {dim}")
+        check_multiple("dim with rotary positions", dim, 4)
         self.num_heads = usual_heads(dim, num_heads)
         self.in_proj, self.act_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.dwc, self.lepe = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import EPS, divide, mean_keys, sum_products
@@ -71,8 +72,8 @@ class PolarityAwareLinearAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if dim % 2 or alpha < 0:
-            raise ValueError(f"dim must be even and alpha at least 0, got {dim} and {alpha}")
+        check_multiple("dim", dim, 2)
+        check_range("alpha", alpha, 0)
         self.num_heads = usual_heads(dim // 2, num_heads, HEAD_DIM // 2)
         self.alpha, width = alpha, dim // self.num_heads
         self.qg = nn.Linear(dim, 2 * dim, bias=qkv_bias)

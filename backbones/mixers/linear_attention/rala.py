@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_all
 from backbones.layers.linear_attention import attend
@@ -62,8 +63,7 @@ class RankAugmentedLinearAttention(Mixer):
         inclusive: bool = True,
     ) -> None:
         super().__init__()
-        if dim % 4:
-            raise ValueError(f"rotary positions need a multiple of 4 channels, got {dim}")
+        check_multiple("dim with rotary positions", dim, 4)
         self.num_heads = usual_heads(dim // 4, num_heads, HEAD_DIM // 4)
         self.inclusive = inclusive
         self.qkvo = nn.Linear(dim, 4 * dim, bias=qkv_bias)

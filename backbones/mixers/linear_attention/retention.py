@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.rotary import rotate_by_index
@@ -79,14 +80,12 @@ class ManhattanAttention(Mixer):
         check_odd(kernel_size)
         stage = min(slot.stage if slot else 0, 3)
         spread = RANGES[stage] if decay_range is None else decay_range
-        if spread < 0:
-            raise ValueError(f"decay_range must be at least 0, got {spread}")
+        check_range("decay_range", spread, 0)
         self.form = form
         if form == "paper":
             self.num_heads = usual_heads(dim, num_heads)
-        elif dim % 2:
-            raise ValueError(f"pairs of channels need an even width, got {dim}; or form=paper")
         else:
+            check_multiple("dim with form=released", dim, 2)
             self.num_heads = usual_heads(dim // 2, num_heads, 16)
         self.decomposed = stage < 3 if decomposed is None else decomposed
         self.decays = [

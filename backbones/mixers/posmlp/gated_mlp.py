@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_divisor, check_multiple
 from backbones.layers.init import init_linear
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
 
@@ -42,13 +43,10 @@ class SpatialGatingUnit(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         split = structure != "nonsplit"
-        if split and width % 2:
-            raise ValueError(f"the hidden width must be even to be split into halves, got {width}")
+        if split:
+            check_multiple("a hidden width that is split", width, 2)
         mixed = width // 2 if split else width
-        if mixed % relation.groups:
-            raise ValueError(
-                f"groups must divide the {mixed} channels that are mixed, got {relation.groups}"
-            )
+        check_divisor("groups", relation.groups, mixed)
         self.relation = relation
         self.structure, self.shifted = structure, shifted
         self.norm = nn.LayerNorm(mixed, eps=1e-6) if norm else nn.Identity()

@@ -19,11 +19,13 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import without_autocast
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
 
@@ -33,7 +35,7 @@ SINGULAR = 1e-4  # share of a layer's largest eigenvalue; ours, the paper leaves
 TINY = 1e-6  # standard deviation of a token matrix that shall start as zero
 
 
-class TokenRelation(nn.Module):
+class TokenRelation(nn.Module, ABC):
     """A (s, N, N) matrix over the tokens of a window and a bias (N) over its positions.
 
     Args:
@@ -46,16 +48,16 @@ class TokenRelation(nn.Module):
 
     def __init__(self, window: int, groups: int, *, bias: bool, cache: bool = True) -> None:
         super().__init__()
-        if window < 1 or groups < 1:
-            raise ValueError(f"window and groups must be at least 1, got {window} and {groups}")
+        check_range("window", window, 1)
+        check_range("groups", groups, 1)
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
         self.cache = cache
 
+    @abstractmethod
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
         """Return (s, e * f, e * f) for windows of e * f tokens, in at least float32."""
-        raise NotImplementedError
 
     def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
         """Return M of a whole window, (s, N, N), and the window's (h, w)."""

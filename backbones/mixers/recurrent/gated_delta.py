@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.base import Mixer
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.scans import to_chunks
 from backbones.registry import register_mixer
@@ -76,11 +77,9 @@ class GatedDeltaRule(Mixer):
         heads = usual_heads(dim, num_heads, HEAD_DIM)
         key = int(key_ratio * dim / heads)
         value = int(value_ratio * key)
-        if min(key, value, kernel_size) < 1:
-            raise ValueError(
-                "key_ratio, value_ratio and kernel_size must give each head a channel and a token, "
-                f"got {key_ratio}, {value_ratio} and {kernel_size}"
-            )
+        check_range("key channels of a head (key_ratio)", key, 1)
+        check_range("value channels of a head (value_ratio)", value, 1)
+        check_range("kernel_size", kernel_size, 1)
         self.num_heads, self.widths = heads, (heads * key, heads * key, heads * value)
         self.qkv = nn.Linear(dim, sum(self.widths), bias=False)
         wide = sum(self.widths)

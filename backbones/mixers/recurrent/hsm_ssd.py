@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import without_autocast
 from backbones.registry import register_mixer
 
@@ -58,8 +59,7 @@ class HiddenStateMixer(Mixer):
     ) -> None:
         super().__init__()
         states = STATES[min(slot.stage if slot else 0, 2)] if states is None else states
-        if states < 1:
-            raise ValueError(f"states must be at least 1, got {states}")
+        check_range("states", states, 1)
         inner = hidden_width(dim, expansion)
         wide = 3 * states
         self.proj = nn.Linear(dim, wide, bias=False)

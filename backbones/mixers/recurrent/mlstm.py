@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_divisor
 from backbones.layers.heads import merge_heads, split_heads
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -75,8 +76,7 @@ class VisionLSTM(Mixer):
         check_odd(kernel_size)
         inner = hidden_width(dim, expansion)
         heads = math.gcd(HEADS, inner) if num_heads is None else num_heads
-        if heads < 1 or inner % heads:
-            raise ValueError(f"num_heads must divide the {inner} inner channels, got {heads}")
+        check_divisor("num_heads", heads, inner)
         self.num_heads, self.is_reversed = heads, bool(slot and slot.block % 2)
         self.proj_up, self.proj_down = nn.Linear(dim, 2 * inner), nn.Linear(inner, dim)
         reach = kernel_size // 2

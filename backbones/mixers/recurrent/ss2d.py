@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_linear
 from backbones.layers.scans import Scan, scan
 from backbones.options import check_odd
@@ -75,8 +76,8 @@ class SelectiveScan2d(Mixer):
         super().__init__()
         check_odd(kernel_size)
         rank = math.ceil(dim / 16) if rank is None else rank
-        if states < 1 or rank < 1:
-            raise ValueError(f"states and rank must be at least 1, got {states} and {rank}")
+        check_range("states", states, 1)
+        check_range("rank", rank, 1)
         inner = hidden_width(dim, expansion)
         self.parts = (rank, states, states)
         self.in_proj = nn.Linear(dim, inner, bias=False)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
 from backbones.layers.init import init_all
 from backbones.layers.pointwise import PointwiseConv2d
@@ -148,11 +149,9 @@ class HierarchicalRearrangement(Mixer):
         slot = slot or Slot(dim, 4.0, (14, 14), stage=0, block=0, dense=False)
         region = REGIONS[min(slot.stage, 3)] if region is None else region
         shift = usual_shift(slot) if shift is None else shift
-        if region < 1 or shift < 0 or dim % 2:
-            raise ValueError(
-                "region must be at least 1, shift at least 0 and the channels even, got region="
-                f"{region}, shift={shift} for {dim} channels"
-            )
+        check_range("region", region, 1)
+        check_range("shift", shift, 0)
+        check_multiple("dim", dim, 2)
         self.layers = HireMixer(dim, region, shift)
         init_all(self)
 
