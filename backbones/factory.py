@@ -16,7 +16,7 @@ from backbones.checkpoints.opening import open_checkpoint
 from backbones.fast import fast as convert_to_fast
 from backbones.layers.pooling import correct_pooling
 from backbones.lora import Lora, add_adapters, warn_of_random_weights
-from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
+from backbones.mixer_selection import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, class_name
+from backbones.base import Backbone
+from backbones.mixer import class_name
 from backbones.options import unknown
 
 Size = tuple[int, int]

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from backbones.analysis.operators import operator_macs, spectral_macs
-from backbones.base import class_name
 from backbones.layers.pooling import AvgPool2d
+from backbones.mixer import class_name
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]

@@ -44,9 +44,9 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from backbones.analysis.lipschitz_search import Part, search, solve
-from backbones.base import class_name
 from backbones.layers.bounds import check_range
 from backbones.layers.norms import scale_and_shift
+from backbones.mixer import class_name
 from backbones.mixers.ffn import FFN
 from backbones.mixers.iffn import IFFN
 from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU, scaled_slopes

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import value_layer
-from backbones.base import Backbone, class_name
+from backbones.base import Backbone
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.mixer import class_name
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.convglu import ConvGLU
 from backbones.mixers.feed_forward.low_rank import LowRankLinear

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import Size, evaluating, watch
-from backbones.base import class_name
 from backbones.layers.windows import Pattern, corner_of_matrix
+from backbones.mixer import class_name
 from backbones.mixers.posmlp.relations import (
     SINGULAR,
     LookupRelation,

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Mixer
+from backbones.base import Backbone
 from backbones.checkpoints.adapters import HIGH, LOW, merge, split_adapters, to_adapted
 from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.keys import NETWORK, strip_wrappers
 from backbones.checkpoints.opening import TASK, Checkpoint
+from backbones.mixer import Mixer
 
 V = TypeVar("V")
 logger = logging.getLogger(__name__)

@@ -22,22 +22,15 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import (
-    Backbone,
-    FeatureInfo,
-    HostConfig,
-    Mixer,
-    PointwiseMixer,
-    Slot,
-    factory_at,
-    fill,
-)
+from backbones.base import Backbone, FeatureInfo
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.mixer import Mixer, PointwiseMixer
 from backbones.mixers.ffn import FFN
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, factory_at, fill
 
 logger = logging.getLogger(__name__)
 

@@ -16,17 +16,17 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
-from backbones.mixing import mix_tokens
+from backbones.mixer_calls import mix_tokens
 from backbones.options import variant_of
 from backbones.parameters.layer_ids import USUAL, LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 GRID = "pos_grid"  # key of the rows and columns of an oblong position table
 POOLING = (

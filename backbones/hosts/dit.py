@@ -18,7 +18,6 @@ import torch
 from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.scaffolds.denoising import (
     CHANNELS,
     CLASSES,
@@ -33,9 +32,10 @@ from backbones.hosts.scaffolds.denoising import (
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.bounds import check_multiple
-from backbones.mixing import mix_tokens
+from backbones.mixer_calls import mix_tokens
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 EPS = 1e-6
 RATIO = 4.0

@@ -19,15 +19,16 @@ import torch
 from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, factory_at, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.global_window import resize_query
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, factory_at, fill
 
 
 class GCViT(HierarchicalBackbone):

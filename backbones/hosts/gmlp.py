@@ -20,15 +20,16 @@ import torch
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingUnit
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_ours
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE
 from backbones.hosts.scaffolds.timm_source import extend
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
+from backbones.mixer import Mixer
 from backbones.mixers.posmlp.relations import hide
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 HIDDEN_RATIO = 6.0
 GATE_EPS = 1e-5  # timm's

@@ -21,7 +21,6 @@ from timm.layers import DropPath, Mlp, lecun_normal_
 from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
@@ -34,6 +33,7 @@ from backbones.hosts.scaffolds.timm_source import (
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 WINDOW = 14
 HIDDEN_RATIO = 4.0

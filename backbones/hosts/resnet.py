@@ -15,11 +15,12 @@ from typing import Literal, cast, get_args
 from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig
+from backbones.base import FeatureInfo
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.registry import register_host
+from backbones.slots import HostConfig
 
 STEM = ("conv1", "bn1", "act1", "maxpool")
 Pool = Literal["avg", "max", "avgmax"]

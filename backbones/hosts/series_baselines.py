@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig
+from backbones.base import FeatureInfo
 from backbones.hosts.scaffolds.series import LOOKBACK, FlatLinear, Normalisation, SeriesBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.bounds import check_range
 from backbones.options.values import check_odd
 from backbones.registry import register_host
+from backbones.slots import HostConfig
 
 MOVING_AVERAGE = 25  # steps of DLinear's trend
 

@@ -22,12 +22,13 @@ from timm.models.swin_transformer import (
 )
 from torch import Tensor
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all, read_source
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 TABLE = "relative_position_bias_table"
 

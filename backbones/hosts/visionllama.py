@@ -34,7 +34,6 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
@@ -47,6 +46,7 @@ from backbones.layers.patch_embed import PatchEmbed
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 HEAD_DIM = 32
 WINDOW = 7

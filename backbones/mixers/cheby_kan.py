@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer
 from backbones.layers.bounds import check_range
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
 
 

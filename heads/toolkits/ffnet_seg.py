@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, ConvBN, depthwise, fuse, is_fused
+from backbones.mixer_calls import mix_nchw
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import mix_nchw
 
 KERNEL = 9
 

@@ -5,9 +5,9 @@ import torch
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.hosts.dit import DiT
 from backbones.hosts.u_dit.host import AUTHORS, OUTER, PARTS, UDiT
+from backbones.slots import HostConfig
 from heads.generation import Generator
 from tests.references import diffusion as plain
 from tests.steps import assert_a_step_lowers_the_loss

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.fast import FastModule, fast
 from backbones.hosts.ffnet_3d.host import FFNet3D
 from backbones.hosts.scaffolds.point_mixers import VoxelKernel, fit_to_voxels, mix_voxels
 from backbones.hosts.scaffolds.points import flat_square
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
+from backbones.slots import HostConfig
 from heads.point_segmentation import PointSegmenter
 from tests.references import points as plain
 from tests.steps import assert_a_step_lowers_the_loss

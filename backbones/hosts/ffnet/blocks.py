@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer, MixerFactory, Slot, factory_at, fill
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
+from backbones.mixer import Mixer
+from backbones.mixer_calls import mix_nchw
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import mix_nchw
+from backbones.slots import MixerFactory, Slot, factory_at, fill
 
 STEM_WIDTH = 64
 

@@ -28,7 +28,6 @@ import torch
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, FFNetStage, SegHead, Variant, stem
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
@@ -37,6 +36,7 @@ from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, fuse, is_fused
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 
 class FFNet(HierarchicalBackbone):

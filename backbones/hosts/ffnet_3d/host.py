@@ -20,7 +20,7 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig, Slot
+from backbones.base import FeatureInfo
 from backbones.hosts.ffnet_3d.blocks import (
     RATIO,
     Activation,
@@ -37,6 +37,7 @@ from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 STEM = 5  # side of the first kernel
 Form = Literal["code", "paper"]

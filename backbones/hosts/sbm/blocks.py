@@ -11,9 +11,9 @@ from __future__ import annotations
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.conv_pos_enc import ConvPosEnc
 from backbones.layers.pointwise import PointwiseConv2d
+from backbones.mixer import Mixer
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import StarBilinearMapping
 

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
@@ -37,6 +36,7 @@ from backbones.layers.graph_sizes import same_size
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fit": {"x_width": 2, "pre_proj": False, "out_proj": False, "mlp_ratio": 5.0},

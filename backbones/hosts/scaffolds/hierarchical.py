@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig
+from backbones.base import Backbone, FeatureInfo
 from backbones.layers.axes import to_nchw
+from backbones.slots import HostConfig
 
 PATCH_SIZE = 4  # of all published ones
 

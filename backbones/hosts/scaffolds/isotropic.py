@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig
+from backbones.base import Backbone, FeatureInfo
 from backbones.layers.axes import to_nchw
 from backbones.layers.feature_pyramid import (
     PYRAMID_CHANNELS,
     PYRAMID_STRIDES,
     SimpleFeaturePyramid,
 )
+from backbones.slots import HostConfig
 
 PATCH_SIZE = 16  # of all published ones
 

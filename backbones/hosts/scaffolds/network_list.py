@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import missing
 from backbones.layers.init import init_all
+from backbones.slots import HostConfig, Slot
 
 WIDTHS = (64, 128, 320, 512)
 HIDDEN_RATIO = 4.0

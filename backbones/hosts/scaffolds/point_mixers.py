@@ -17,8 +17,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer, class_name
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
+from backbones.mixer import Mixer, PointwiseMixer, class_name
 from backbones.replace import replace
 
 LEVEL: ContextVar[VoxelLevel | None] = ContextVar("LEVEL", default=None)

@@ -14,8 +14,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Mixer
+from backbones.base import Backbone
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer
 
 Normalisation = Literal["revin", "last", "none"]
 LOOKBACK = 96  # steps of all hosts unless img_size says otherwise

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, PointwiseMixer
+from backbones.base import Backbone, FeatureInfo
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_host
 
 MODALITY = "low_resolution_image"

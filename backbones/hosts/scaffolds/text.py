@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, class_name
+from backbones.mixer import Mixer, class_name
 from backbones.options import keywords
 from backbones.registry import find_mixer, list_mixers
+from backbones.slots import Slot
 
 REAL: ContextVar[Tensor | None] = ContextVar("REAL", default=None)
 TEXTS, TRIED = 4, 24  # texts of a trial and their tokens

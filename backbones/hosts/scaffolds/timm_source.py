@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import timm
 from torch import Tensor, nn
 
-from backbones.base import HostConfig
 from backbones.replace import replace, share_state
+from backbones.slots import HostConfig
 
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 M = TypeVar("M", bound=nn.Module)

@@ -21,18 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import (
-    Backbone,
-    FeatureInfo,
-    HostConfig,
-    Mixer,
-    MixerFactory,
-    Slot,
-    class_name,
-    factory_at,
-    no_prefix,
-    takes_prefix,
-)
+from backbones.base import Backbone, FeatureInfo
 from backbones.hosts.scaffolds.timm_source import create_pretrained, read_source
 from backbones.hosts.timm_model.classifiers import convert_classifier
 from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
@@ -50,8 +39,10 @@ from backbones.layers.feature_pyramid import (
 )
 from backbones.layers.graph_sizes import ceil_div, crop, missing, same_size
 from backbones.layers.input_channels import COLOURS, input_layers
+from backbones.mixer import Mixer, class_name, no_prefix, takes_prefix
 from backbones.registry import register_host
 from backbones.replace import replace
+from backbones.slots import HostConfig, MixerFactory, Slot, factory_at
 
 logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"

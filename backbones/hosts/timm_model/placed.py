@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer, PrefixMixing
 from backbones.hosts.timm_model.layouts import ChannelsFirst, Layout, TransposedTokens
+from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing
 from backbones.replace import share_state
 
 

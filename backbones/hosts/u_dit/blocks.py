@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.scaffolds.denoising import modulation, zero
 from backbones.layers.reparam import Fusible
 from backbones.layers.rotary import Lattice, rotate
-from backbones.mixing import mix_nchw
+from backbones.mixer_calls import mix_nchw
+from backbones.slots import HostConfig, Slot, fill
 
 EPS = 1e-6
 FACTOR = 2  # by which both sides of a map shrink for attention

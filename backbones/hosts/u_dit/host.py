@@ -18,7 +18,6 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.denoising import (
     CHANNELS,
     CLASSES,
@@ -45,6 +44,7 @@ from backbones.layers.reparam import fuse
 from backbones.options import check_odd
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 Projections = Literal[1, 2, 3]
 WIDTHS = (1, 2, 4, 2, 2)  # of the stages over the first

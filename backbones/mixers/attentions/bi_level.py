@@ -19,15 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 TOPK = (1, 4, 16)  # by stage; all in the fourth
 

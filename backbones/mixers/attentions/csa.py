@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.overlapping_windows import attend, gather, window_means
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 32

@@ -24,10 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer, Slot
 from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 64
 STD = 0.1  # of the vectors in lambda

@@ -24,12 +24,12 @@ from timm.models.gcvit import FeatureBlock, WindowAttentionGlobal
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.shifted_windows import Size, pad_to_windows
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.layers.shifted_windows import pad_to_windows
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.sra import REDUCTIONS, SpatialReductionAttention
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 
 class LocallyGroupedAttention(Mixer):

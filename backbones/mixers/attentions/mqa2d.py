@@ -18,14 +18,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reparam import ConvBN
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 STRIDES = (2, 2, 2, 1)  # by stage
 

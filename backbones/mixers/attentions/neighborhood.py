@@ -19,11 +19,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

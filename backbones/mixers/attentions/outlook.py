@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.overlapping_windows import attend, gather, window_means
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import WindowAttention, window_partition, window_reverse
 from torch import Tensor
 
-from backbones.base import Mixer, Slot
 from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 
 class AnyWindowAttention(WindowAttention):

@@ -19,13 +19,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.init import init_all
 from backbones.layers.spectral import filter_spectrum
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Conv = Literal["depthwise", "global_filter"]
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.norms import scale_and_shift
 from backbones.layers.reparam import BranchedConv, Fusible
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

@@ -18,9 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.bounds import check_divisor
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 MOST_GROUPS = 8
 Start = Literal["gelu", "swish", "identity"]

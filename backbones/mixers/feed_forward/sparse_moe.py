@@ -26,11 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.bounds import check_positive, check_range
 from backbones.layers.experts import Experts
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

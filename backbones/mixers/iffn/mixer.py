@@ -11,14 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.bounds import check_divisor
 from backbones.layers.init import init_linear
 from backbones.layers.norms import normalise
+from backbones.mixer import Mixer
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
 from backbones.mixers.iffn.checkpoint_conversion import from_released, is_released
 from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order, Residual
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 ArbName = Literal["on", "off", "rprelu"]
 Init = Literal["ones", "mirror"]

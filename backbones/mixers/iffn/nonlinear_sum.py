@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
+from backbones.mixer import PointwiseMixer
 from backbones.mixers.iffn.activations import Base
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 Per = Literal["function", "element"]
 

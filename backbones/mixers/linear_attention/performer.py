@@ -22,12 +22,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64

@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import EPS, divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.mixers.linear_attention.focused_linear import HEAD_DIM, convolve_heads
 from backbones.options import check_odd
 from backbones.registry import register_mixer

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_multiple
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_all
 from backbones.layers.linear_attention import attend
 from backbones.layers.rotary import rotate_by_axes
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64

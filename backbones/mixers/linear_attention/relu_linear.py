@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, usual_heads
 from backbones.layers.init import init_all
 from backbones.layers.linear_attention import divide, sum_products
 from backbones.layers.norms import normalise
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

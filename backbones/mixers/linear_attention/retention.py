@@ -24,14 +24,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.rotary import rotate_by_index
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Form = Literal["released", "paper"]
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.heads import split_heads
+from backbones.mixer import Mixer
 
 Size = tuple[int, int]
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.bounds import check_divisor, check_multiple
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
+from backbones.slots import hidden_width
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from backbones.base import Slot
 from backbones.mixers.posmlp.gated_mlp import GatedMLP, Structure
 from backbones.mixers.posmlp.relations import (
     Init,
@@ -32,6 +31,7 @@ from backbones.mixers.posmlp.relations import (
 )
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 PerStage = int | Sequence[int]
 RelationName = Literal["free", "offset", "offset_and_free", "gaussian"]

@@ -28,10 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.q_shift import q_shift
 from backbones.layers.scans import Scan, scan
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 

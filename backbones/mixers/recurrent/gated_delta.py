@@ -30,10 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.scans import to_chunks
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64

@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 STATES = (49, 25, 9)  # by stage
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer("lstm2d", kind="token", source="Sequencer (NeurIPS 2022)")

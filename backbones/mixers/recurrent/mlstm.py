@@ -29,12 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_divisor
 from backbones.layers.heads import merge_heads, split_heads
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 HEADS = 4
 QKV_BLOCK = 4  # channels

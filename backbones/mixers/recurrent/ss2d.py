@@ -27,13 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_range
 from backbones.layers.init import init_linear
 from backbones.layers.scans import Scan, scan
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 DIRECTIONS = 4
 LEAST_STEP, MOST_STEP = 1e-3, 0.1  # between which softplus(b) starts

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_divisor, check_range
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 MOST_BLOCKS = 8

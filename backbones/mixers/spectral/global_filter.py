@@ -16,8 +16,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.spectral import filter_matrix, filter_spectrum
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 MOST = 2**25  # numbers in the matrices of the analysis relations

@@ -21,14 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
 from backbones.layers.init import init_all
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Linear = Callable[..., Tensor]
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from timm.layers import lecun_normal_
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.bounds import check_range
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

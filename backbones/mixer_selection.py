@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
+from backbones.mixer import Mixer, PointwiseMixer
 from backbones.options import listed
 from backbones.registry import OWN_FFN, HostEntry, Kind, find_host, find_mixer, list_mixers
+from backbones.slots import HostConfig, MixerFactory, Slot, SlotMixers
 
 GROUPS: dict[Kind, str] = {"channel": "mixer", "token": "token_mixer"}
 Typed = Mapping[str, Any] | str | Sequence[Any] | None
