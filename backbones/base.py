@@ -301,19 +301,19 @@ class Backbone(nn.Module):
         Raises:
             TypeError: The class fills a place that is missing from its slots.
         """
-        found = []
+        places = []
         for parent, module in self.named_modules():
             for name in getattr(module, "filled", ()):
                 place = f"{parent}.{name}"
                 if any(f".{slot}." in f"{place}." for slot in self.channel_slots):
-                    found.append(place)
+                    places.append(place)
                 elif not place.endswith(tuple(f".{slot}" for slot in self.token_slots)):
                     raise TypeError(
                         f"{type(self).__name__} fills {place}, which is missing from its "
                         f"token_slots {self.token_slots} and channel_slots {self.channel_slots}; "
                         "add it to one of them"
                     )
-        return found
+        return places
 
     def mixers(self) -> dict[str, Mixer]:
         """Return the mixers that replaced parts of the host, by the prefix of their keys."""

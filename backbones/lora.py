@@ -84,11 +84,11 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
-    added = backbone.map_keys if backbone.dense else ()
+    map_parts = backbone.map_keys if backbone.dense else ()
     trained = {
         name
         for name, _ in backbone.named_parameters()
-        if is_part(name, options.train) or name.startswith(added)
+        if is_part(name, options.train) or name.startswith(map_parts)
     }
     _check_train(backbone, options, trained)
     frozen = [
@@ -207,16 +207,16 @@ def _is_target(name: str, options: Lora) -> bool:
 def _check_train(backbone: Backbone, options: Lora, trained: Collection[str]) -> None:
     for part in options.train:
         if not any(is_part(name, [part]) for name in trained):
-            known = {word for name, _ in backbone.named_parameters() for word in name.split(".")}
-            raise ValueError(unknown("part in backbone.lora.train", part, sorted(known)))
+            words = {word for name, _ in backbone.named_parameters() for word in name.split(".")}
+            raise ValueError(unknown("part in backbone.lora.train", part, sorted(words)))
 
 
 def _check_targets(backbone: Backbone, options: Lora, names: Sequence[str]) -> None:
     for target in options.targets:
         if target != LINEAR and not any(is_part(name, [target]) for name in names):
             called = _called(backbone, _linear_layers(backbone))
-            known = {word for name in called for word in name.split(".")}
-            raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(known)))
+            words = {word for name in called for word in name.split(".")}
+            raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(words)))
     if not names:
         raise ValueError(
             f"{backbone.name} has no linear layer for backbone.lora; leave backbone.lora out"

@@ -121,24 +121,25 @@ class Mixer(nn.Module):
         Returns:
             The tensors that changed.
         """
-        own = self.state_dict()
+        state = self.state_dict()
         shapes = {
-            key: (own[key].shape, value.shape)
+            key: (state[key].shape, value.shape)
             for key, value in tensors.items()
-            if key in own and (own[key].shape != value.shape or (source and key in self.grid_axes))
+            if key in state
+            and (state[key].shape != value.shape or (source and key in self.grid_axes))
         }
         if self.built_for is None or not shapes or source == self.built_for:
             return {}
         reads = {f"{name}.weight" for name, m in self.named_modules() if isinstance(m, LAYERS)}
-        found = common_source(shapes, self.built_for, self.grid_axes, reads, source)
-        if found is None:
+        source_grid = common_source(shapes, self.built_for, self.grid_axes, reads, source)
+        if source_grid is None:
             return {}
         parameters = dict(self.named_parameters())
         return {
-            key: resize_table(tensors[key], axes, found[0], self.built_for)
+            key: resize_table(tensors[key], axes, source_grid[0], self.built_for)
             if key in parameters or key in self.grid_axes
-            else own[key]
-            for key, axes in found[1].items()
+            else state[key]
+            for key, axes in source_grid[1].items()
         }
 
     def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -194,8 +195,8 @@ def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
     ``mix_prefix`` counts for channel mixers only: under a token mixer that treats prefix tokens
     apart from the map, a class token would never see the image.
     """
-    apart = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
-    return mixer.prefix_mixing != "none" or apart
+    has_prefix_method = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
+    return mixer.prefix_mixing != "none" or has_prefix_method
 
 
 def class_name(module: nn.Module) -> str:
@@ -227,9 +228,9 @@ def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
     # In compilers and tracers each comparison adds a condition on sizes.
     if is_recording() or (shape := getattr(mixed, "shape", None)) == given.shape:
         return mixed
-    made = type(mixed).__name__ if shape is None else tuple(shape)
+    result = type(mixed).__name__ if shape is None else tuple(shape)
     raise ValueError(
-        f"{class_name(mixer)} returned {made} for {tuple(given.shape)}; a mixer must return the "
+        f"{class_name(mixer)} returned {result} for {tuple(given.shape)}; a mixer must return the "
         "shape of its input"
     )
 

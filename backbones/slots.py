@@ -87,9 +87,9 @@ def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) 
     mixer = factory(slot)
     if slot.num_prefix_tokens and not takes_prefix(type(mixer), mixer.kind):
         raise ValueError(no_prefix(class_name(mixer)))
-    own = block.get_submodule(name)
-    mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
-    mixer.is_related = type(own) is type(mixer)
+    module = block.get_submodule(name)
+    mixer.replaced = {key: value.shape for key, value in module.state_dict().items()}
+    mixer.is_related = type(module) is type(mixer)
     replace(block, name, mixer)
 
 

@@ -55,8 +55,10 @@ class Distillation:
         student, teacher = at_least_float32(student), at_least_float32(teacher)
         if self.type == "hard":
             return F.cross_entropy(student, teacher.argmax(dim=1))
-        ours, theirs = (F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher))
-        divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        student_logs, teacher_logs = (
+            F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher)
+        )
+        divergence = F.kl_div(student_logs, teacher_logs, reduction="batchmean", log_target=True)
         return self.temperature**2 * divergence
 
 

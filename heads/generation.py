@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class Generator(Remembering, nn.Module):
             raise ValueError(f"head.objective={objective} needs head.sampler={needs}")
         check_share("head.label_dropout", label_dropout)
         check_range("head.steps", steps, 1, TIMES)
-        self.backbone: DenoisingBackbone = backbone
+        self.backbone = cast("DenoisingBackbone", backbone)
         self.objective, self.sampler, self.steps = objective, sampler, steps
         self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
@@ -131,10 +131,10 @@ class Generator(Remembering, nn.Module):
             "guided_channels",
             "clip",
         )
-        found = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in names}
         if self.latent_shift:
-            found["latent_shift"] = self.latent_shift
-        return found | {"latent_scale": self.latent_scale if self.has_vae else None}
+            settings["latent_shift"] = self.latent_shift
+        return settings | {"latent_scale": self.latent_scale if self.has_vae else None}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the prediction at time 0 for an unknown class, as counting runs it."""
@@ -166,13 +166,13 @@ class Generator(Remembering, nn.Module):
         """
         vae: Any = self.__dict__["vae"]
         vae.to(images.device)
-        found = vae.encode(images).latent_dist
-        return found.mean, found.std
+        latents = vae.encode(images).latent_dist
+        return latents.mean, latents.std
 
     def vae_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the VAE by name."""
-        found: dict[str, Tensor] = self.__dict__["vae"].state_dict()
-        return found
+        tensors: dict[str, Tensor] = self.__dict__["vae"].state_dict()
+        return tensors
 
     @torch.no_grad()
     def encode(self, images: Tensor, *, draw: bool) -> Tensor:
@@ -209,14 +209,14 @@ class Generator(Remembering, nn.Module):
             times = torch.rand(len(clean), device=clean.device, dtype=torch.float32)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
-        full = schedule(TIMES, clean.device)
-        kept = full.kept[step]
-        x = noisy(clean, noise, kept)
+        betas = schedule(TIMES, clean.device)
+        alpha = betas.alphas[step]
+        x = noisy(clean, noise, alpha)
         (output,) = self.backbone(x, step, labels)
-        errors = self._diffusion_errors(output, clean, noise, kept)
+        errors = self._diffusion_errors(output, clean, noise, alpha)
         losses = {f"loss_{self.prediction}": errors.mean()}
         if output.shape[1] > clean.shape[1]:
-            terms = variational_bound(clean, x, self._noise(x, output, kept), full, step)
+            terms = variational_bound(clean, x, self._noise(x, output, alpha), betas, step)
             losses["loss_variance"] = terms.mean()
         return losses
 
@@ -224,8 +224,8 @@ class Generator(Remembering, nn.Module):
         self, output: Tensor, clean: Tensor, noise: Tensor, kept: Tensor
     ) -> Tensor:
         """Return the mean squared error of each input (B,)."""
-        wanted = noise if self.prediction == "noise" else velocity(clean, noise, kept)
-        return (output[:, : clean.shape[1]] - wanted).square().flatten(1).mean(1)
+        target = noise if self.prediction == "noise" else velocity(clean, noise, kept)
+        return (output[:, : clean.shape[1]] - target).square().flatten(1).mean(1)
 
     def _noise(self, x: Tensor, output: Tensor, kept: Tensor) -> Tensor:
         """Return the output with noise in the place of a velocity."""
@@ -253,10 +253,10 @@ class Generator(Remembering, nn.Module):
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
         step = (times * TIMES).long().to(clean.device)
-        kept = schedule(TIMES, clean.device).kept[step]
-        x = noisy(clean, noise, kept)
+        alpha = schedule(TIMES, clean.device).alphas[step]
+        x = noisy(clean, noise, alpha)
         (output,) = self.backbone(x, step, labels)
-        return self._diffusion_errors(output, clean, noise, kept)
+        return self._diffusion_errors(output, clean, noise, alpha)
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -283,10 +283,10 @@ class Generator(Remembering, nn.Module):
         for index in reversed(range(self.steps)):
             step = torch.full((len(x),), index, device=x.device)
             output = self.guided(x, spaced.times[step], labels)
-            output = self._noise(x, output, spaced.kept[step])
+            output = self._noise(x, output, spaced.alphas[step])
             if self.sampler == "ddim":
                 noise = output[:, : x.shape[1]]
-                x = ddim_step(x, noise, spaced.kept[step], spaced.kept_before[step], self.clip)
+                x = ddim_step(x, noise, spaced.alphas[step], spaced.alphas_before[step], self.clip)
                 continue
             mean, log_variance = predicted(x, output, spaced, step, clip=self.clip)
             x = mean
@@ -298,21 +298,22 @@ class Generator(Remembering, nn.Module):
         """Return the prediction u + s (c - u) with that of an unknown class, u, in one pass."""
         if self.guidance == 1:
             return self.backbone(x, times, labels)[0]
-        both = torch.cat([labels, torch.full_like(labels, self.num_classes)])
-        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), both)
-        known, unknown = output.chunk(2)
+        two_labels = torch.cat([labels, torch.full_like(labels, self.num_classes)])
+        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), two_labels)
+        conditional, unconditional = output.chunk(2)
         channels = x.shape[1] if self.guided_channels is None else self.guided_channels
-        change = (self.guidance - 1) * (known - unknown)
+        change = (self.guidance - 1) * (conditional - unconditional)
         change[:, min(channels, x.shape[1]) :] = 0
-        return known + change
+        return conditional + change
 
 
 def _draw(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
     """Return noise of each generator, drawn on the CPU so that devices agree."""
-    drawn = [
-        torch.randn(like.shape[1:], generator=each, dtype=torch.float32) for each in generators
+    noises = [
+        torch.randn(like.shape[1:], generator=generator, dtype=torch.float32)
+        for generator in generators
     ]
-    return torch.stack(drawn).to(like)
+    return torch.stack(noises).to(like)
 
 
 def seeded_noise(seeds: Sequence[int], like: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ def classification_losses(
     """
     _refuse_token_labels(targets)
     logits = classifier(features)
-    own = targets.own_loss(logits, targets.labels)
-    return add_teacher_loss(own, logits, targets.taught)
+    label_loss = targets.own_loss(logits, targets.labels)
+    return add_teacher_loss(label_loss, logits, targets.taught)
 
 
 def _refuse_token_labels(targets: Targets) -> None:
@@ -128,13 +128,15 @@ def token_losses(
         logits = classifier(features)
         return add_teacher_loss(own_loss(logits, targets.labels), logits, targets.taught)
     logits, token_logits = classifier.outputs(features)
-    image, each = _split_labels(targets, token_logits.shape[1])
+    image, token_targets = _split_labels(targets, token_logits.shape[1])
     # Processes draw their own shares, and each call of a weighted loss exchanges its weights.
-    other = own_loss(logits, image.flip(0))
-    own = features.own_share * own_loss(logits, image) + (1 - features.own_share) * other
-    aux = own_loss(token_logits.transpose(1, 2), each)
-    losses = add_teacher_loss(own + AUX_WEIGHT * aux, logits, targets.taught)
-    return {**losses, "class_token": own, "tokens": aux}
+    flipped_loss = own_loss(logits, image.flip(0))
+    class_loss = (
+        features.own_share * own_loss(logits, image) + (1 - features.own_share) * flipped_loss
+    )
+    aux = own_loss(token_logits.transpose(1, 2), token_targets)
+    losses = add_teacher_loss(class_loss + AUX_WEIGHT * aux, logits, targets.taught)
+    return {**losses, "class_token": class_loss, "tokens": aux}
 
 
 def _split_labels(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -142,7 +144,7 @@ def _split_labels(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
     if targets.token_labels is None:
         labels = targets.labels
         return labels, labels[..., None].expand(*labels.shape, num_tokens)
-    given = targets.token_labels.shape[2] - 1
-    if given != num_tokens:
-        raise ValueError(f"{given} token labels per image do not match {num_tokens} tokens")
+    count = targets.token_labels.shape[2] - 1
+    if count != num_tokens:
+        raise ValueError(f"{count} token labels per image do not match {num_tokens} tokens")
     return targets.token_labels[:, :, 0], targets.token_labels[:, :, 1:]

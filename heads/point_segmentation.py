@@ -107,20 +107,20 @@ class PointSegmenter(Remembering, nn.Module):
         return torch.stack([self._predict_cloud(cloud, vote) for cloud in batch["points"]])
 
     def _predict_cloud(self, points: Tensor, vote: bool) -> Tensor:
-        found = present(points[None])[0]
-        cloud = points[found]
+        is_present = present(points[None])[0]
+        cloud = points[is_present]
         if not vote:
             first, inverse = first_points(cloud, self.grid_size)
-            own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
+            logs = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:
             total = points.new_zeros(len(cloud), self.classifier.out_features)
             for view in self.views(cloud):
-                for chosen in fragments(view, self.grid_size):
-                    total[chosen] += self(view[chosen][None])[0].softmax(-1)
-            own = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
-        full = own.new_full((len(points), own.shape[1]), -math.log(own.shape[1]))
-        full[found] = own
-        return full
+                for fragment in fragments(view, self.grid_size):
+                    total[fragment] += self(view[fragment][None])[0].softmax(-1)
+            logs = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
+        filled = logs.new_full((len(points), logs.shape[1]), -math.log(logs.shape[1]))
+        filled[is_present] = logs
+        return filled
 
     def views(self, cloud: Tensor) -> Iterator[Tensor]:
         """Yield the rotated, scaled and mirrored views of a cloud: (N, 3 + F) each."""

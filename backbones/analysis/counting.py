@@ -225,8 +225,8 @@ def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 def _batched_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Return fvcore's count of a batch of products, with or without a sum."""
-    left, right = (item.type().sizes() for item in inputs[1:3])
-    return math.prod(left) * int(right[-1])
+    first_sizes, second_sizes = (item.type().sizes() for item in inputs[1:3])
+    return math.prod(first_sizes) * int(second_sizes[-1])
 
 
 class _Counter(TorchDispatchMode):

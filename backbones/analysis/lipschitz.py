@@ -118,28 +118,28 @@ def lipschitz_bound(
     check_value("solver", solver, Solver)
     check_range("iterations", iterations, 1)
     branches = mixer_parts(mixer)
-    whole = _stack(branches)
-    if not all(tensor.isfinite().all() for tensor in whole):
+    stacked = _stack(branches)
+    if not all(tensor.isfinite().all() for tensor in stacked):
         raise ValueError("the bound needs finite weights; this mixer has NaN or infinite ones")
     has_cvxpy = importlib.util.find_spec("cvxpy") is not None
     if method == "auto":
-        method = "sdp" if has_cvxpy and sum(whole.w0.shape) <= SMALL else "reduced"
+        method = "sdp" if has_cvxpy and sum(stacked.w0.shape) <= SMALL else "reduced"
     if method == "sdp" and not has_cvxpy:
         raise ValueError(
             "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use "
             "method=reduced"
         )
     start = time.perf_counter()
-    parts = [whole] if form == "joint" else branches
-    found = [solve(p, solver) if method == "sdp" else search(p, iterations) for p in parts]
+    parts = [stacked] if form == "joint" else branches
+    solutions = [solve(p, solver) if method == "sdp" else search(p, iterations) for p in parts]
     return LipschitzBound(
-        bound=sum(math.sqrt(rho) for rho, _ in found) + residual,
-        rho=tuple(rho for rho, _ in found),
-        tau=tuple(tau for _, tau in found),
+        bound=sum(math.sqrt(rho) for rho, _ in solutions) + residual,
+        rho=tuple(rho for rho, _ in solutions),
+        tau=tuple(tau for _, tau in solutions),
         form=form,
         method=method,
-        product=whole.product_bound() + residual,
-        certified=all(math.isfinite(rho) for rho, _ in found),
+        product=stacked.product_bound() + residual,
+        certified=all(math.isfinite(rho) for rho, _ in solutions),
         seconds=time.perf_counter() - start,
     )
 
@@ -157,8 +157,9 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
     mixer = copy.deepcopy(mixer).double().cpu().requires_grad_(False)
     if isinstance(mixer, IFFN):
         return _branches(mixer)
-    w0, w1 = (layer.weight.flatten(1) for layer in (mixer.fc1, mixer.fc2))
-    low, high = BASES[mixer.act][1:] if isinstance(mixer, FFN) else _slopes_of_timm(mixer.act)
+    ffn = cast("FFN | Mlp", mixer)
+    w0, w1 = (cast("nn.Linear", layer).weight.flatten(1) for layer in (ffn.fc1, ffn.fc2))
+    low, high = BASES[ffn.act][1:] if isinstance(ffn, FFN) else _slopes_of_timm(ffn.act)
     return [Part(w0, w1, torch.full_like(w0[:, 0], low), torch.full_like(w0[:, 0], high))]
 
 

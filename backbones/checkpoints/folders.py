@@ -52,10 +52,10 @@ def weights_in(folder: Path) -> Path:
     Raises:
         ValueError: The folder lacks one, or has several.
     """
-    found = find_weights(folder)
-    if found is None:
+    file = find_weights(folder)
+    if file is None:
         raise ValueError(f"there is no checkpoint at {folder}; pass the file itself")
-    return found
+    return file
 
 
 def _only_file(folder: Path) -> Path | None:
@@ -66,8 +66,8 @@ def _only_file(folder: Path) -> Path | None:
         names = ", ".join(path.name for path in files[:6]) + ", ..." * (len(files) > 6)
         raise ValueError(f"{folder} holds several checkpoints ({names}); pass one of them")
     if by_stem:
-        both = [path for path in files if path.suffix == ".safetensors"]
-        return (both or files)[0]
+        safetensors_files = [path for path in files if path.suffix == ".safetensors"]
+        return (safetensors_files or files)[0]
     for pattern, kind in OTHERS.items():
         if any(folder.glob(pattern)):
             raise ValueError(f"{folder} is {kind}; pass its original checkpoint")

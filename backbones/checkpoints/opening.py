@@ -62,18 +62,18 @@ class Checkpoint:
         """
         content, names = self.content, []
         while isinstance(content, dict):
-            found = [name for name in CONTAINERS if _holds_tensors(content.get(name))]
-            if not found and not _has_tensors(content):
-                found = [name for name, value in content.items() if _holds_tensors(value)]
-                if len(found) > 1:
+            entries = [name for name in CONTAINERS if _holds_tensors(content.get(name))]
+            if not entries and not _has_tensors(content):
+                entries = [name for name, value in content.items() if _holds_tensors(value)]
+                if len(entries) > 1:
                     raise ValueError(
-                        f"{self.path} has tensors in several entries, {_listed(found)}; save one "
-                        "of them to a separate file"
+                        f"{self.path} has tensors in several entries, {_enumerate(entries)}; save "
+                        "one of them to a separate file"
                     )
-            if not found:
+            if not entries:
                 break
-            content = content[found[0]]
-            names.append(found[0])
+            content = content[entries[0]]
+            names.append(entries[0])
         return tuple(names)
 
     @functools.cached_property
@@ -102,10 +102,10 @@ class Checkpoint:
         Raises:
             ValueError: As ``tensors``.
         """
-        kept, left_out = strip_wrappers(self.tensors, self.path, NETWORK)
+        tensors, left_out = strip_wrappers(self.tensors, self.path, NETWORK)
         if left_out:
-            logger.info("%s: skipped outside the network: %s", self.path, _listed(left_out))
-        return kept
+            logger.info("%s: skipped outside the network: %s", self.path, _enumerate(left_out))
+        return tensors
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def open_checkpoint(
 
 def in_memory(tensors: Mapping[str, Tensor], source: str) -> Checkpoint:
     """Return tensors that were read elsewhere as a checkpoint named ``source`` in messages."""
-    given = dict(tensors)
-    return Checkpoint(source, given, given)
+    content = dict(tensors)
+    return Checkpoint(source, content, content)
 
 
 def _read(path: Path, mmap: bool, map_location: Any) -> object:
@@ -245,9 +245,9 @@ def _is_safetensors(path: Path) -> bool:
 
 def _refused(path: Path) -> str:
     names = refused_names(path)
-    found = f" ({_listed(names)})" if names else ""
+    words = f" ({_enumerate(names)})" if names else ""
     return (
-        f"{path} holds more than tensors and plain values{found}, or is not a checkpoint; it is "
+        f"{path} holds more than tensors and plain values{words}, or is not a checkpoint; it is "
         "not opened, as it could run code. If you trust it, save its state_dict with safetensors"
     )
 
@@ -268,7 +268,7 @@ def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]
     if objects or nameless or not tensors:
         if objects:
             reason = (
-                f"holds more than tensors and plain values: whole objects ({_listed(objects)}) "
+                f"holds more than tensors and plain values: whole objects ({_enumerate(objects)}) "
                 "instead of weights; save the state_dict of the model"
             )
         elif nameless:
@@ -289,10 +289,10 @@ def _holds_tensors(content: object) -> bool:
     """Return True for a dictionary of named tensors, also in a nested container."""
     if not isinstance(content, dict):
         return False
-    named = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
-    return named or any(_holds_tensors(content.get(name)) for name in CONTAINERS)
+    has_names = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return has_names or any(_holds_tensors(content.get(name)) for name in CONTAINERS)
 
 
-def _listed(names: Iterable[object], limit: int = 4) -> str:
-    found = [str(name) for name in names]
-    return ", ".join(found[:limit]) + f" and {len(found) - limit} more" * (len(found) > limit)
+def _enumerate(names: Iterable[object], limit: int = 4) -> str:
+    words = [str(name) for name in names]
+    return ", ".join(words[:limit]) + f" and {len(words) - limit} more" * (len(words) > limit)

@@ -133,7 +133,7 @@ def needs_plain(module: nn.Module, x: Tensor) -> bool:
         if parts := part._modules:
             if "parametrizations" in parts:
                 return True
-            modules += [one for one in parts.values() if one is not None]
+            modules += [part_module for part_module in parts.values() if part_module is not None]
     return False
 
 
@@ -185,6 +185,6 @@ def _convert(
     kind = class_of(module)
     done[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None and (new := _convert(part, class_of, done)) is not part:
-            module._modules[name] = new
+        if part is not None and (converted := _convert(part, class_of, done)) is not part:
+            module._modules[name] = converted
     return done[module]

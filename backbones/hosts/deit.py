@@ -170,11 +170,11 @@ class DeiT(IsotropicBackbone):
 
     def _norm_after_mean(self, after: bool) -> None:
         """Name the final norm ``fc_norm`` if it comes after the mean, otherwise ``norm``."""
-        old, new = ("norm", "fc_norm") if after else ("fc_norm", "norm")
-        if not self.dense and hasattr(self, old):
-            norm = self.get_submodule(old)
-            delattr(self, old)
-            self.add_module(new, norm)
+        source, target = ("norm", "fc_norm") if after else ("fc_norm", "norm")
+        if not self.dense and hasattr(self, source):
+            norm = self.get_submodule(source)
+            delattr(self, source)
+            self.add_module(target, norm)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the classifier and resample tables of other grids; authors and timm agree.
@@ -237,19 +237,19 @@ class DeiT(IsotropicBackbone):
         positions = table.shape[1] - num_prefix_tokens
         side = math.isqrt(positions)
         if grid is not None:
-            old = tuple(grid.tolist())
+            source_grid = tuple(grid.tolist())
         else:
-            old = (side, side) if side**2 == positions else self.grid
-        if math.prod(old) != positions:
+            source_grid = (side, side) if side**2 == positions else self.grid
+        if math.prod(source_grid) != positions:
             token = "class token and " if has_class_token else ""
             count = positions + num_prefix_tokens
             raise ValueError(
                 f"a pos_embed of {count} positions is not a {token}square grid; "
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
-        if old == self.grid:
+        if source_grid == self.grid:
             return table
-        return resample_abs_pos_embed(table, self.grid, old, num_prefix_tokens)
+        return resample_abs_pos_embed(table, self.grid, source_grid, num_prefix_tokens)
 
 
 class DeiTBlock(Block):

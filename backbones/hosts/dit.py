@@ -173,8 +173,8 @@ class DiT(DenoisingBackbone):
         init_denoiser(self)
         zero(self.final_layer.linear, self.final_layer.adaLN_modulation[1])
         grid = config.grid(self.patch)
-        for index, each in enumerate(self.blocks):
-            block = cast("DiTBlock", each)
+        for index, block_module in enumerate(self.blocks):
+            block = cast("DiTBlock", block_module)
             zero(block.adaLN_modulation[1])
             slot = Slot(dim, RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp", config.channel_mixer, slot)
@@ -205,10 +205,10 @@ class DiT(DenoisingBackbone):
         Raises:
             ValueError: Blocks of a file of diffusers embed times differently.
         """
-        given = {key: value for key, value in state_dict.items() if key != "pos_embed"}
-        if not any(key.startswith("transformer_blocks.") for key in given):
-            return given
-        return from_diffusers(given)
+        learnt = {key: value for key, value in state_dict.items() if key != "pos_embed"}
+        if not any(key.startswith("transformer_blocks.") for key in learnt):
+            return learnt
+        return from_diffusers(learnt)
 
 
 def from_diffusers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -218,15 +218,15 @@ def from_diffusers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     converted: dict[str, Tensor] = {}
     for key, value in state_dict.items():
-        found = re.match(BLOCK, key)
-        if found is None:
+        match = re.match(BLOCK, key)
+        if match is None:
             prefix = next((name for name in OUTER if key.startswith(name)), None)
             if prefix is not None:
                 converted[OUTER[prefix] + key.removeprefix(prefix)] = value
             elif not key.startswith("pos_embed."):
                 converted[key] = value
             continue
-        inner, block = key[found.end() :], f"blocks.{found[1]}."
+        inner, block = key[match.end() :], f"blocks.{match[1]}."
         if inner.startswith(EMBEDDER):
             rest = inner.removeprefix(EMBEDDER)
             prefix = next(name for name in SHARED if rest.startswith(name))

@@ -36,8 +36,8 @@ RATIO = 4
 # The authors' names, as patterns, and ours; their stages count from 1.
 RENAMES = (
     *(
-        (rf"^{theirs}{stage + 1}\.", f"stages.{stage}.{ours}.")
-        for theirs, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
+        (rf"^{authors_name}{stage + 1}\.", f"stages.{stage}.{ours}.")
+        for authors_name, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
         for stage in range(4)
     ),
     (r"\.LocalAgg\.(conv1|attn|conv2)\.", r".local.token_mixer.\1."),

@@ -60,15 +60,17 @@ class GCViT(HierarchicalBackbone):
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(extend_all(self.stages, AnySizeStage)):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
-            grid, own = config.grid(stride), False
+            grid, keeps_attention = config.grid(stride), False
             for index, block in enumerate(extend_all(layer.get_submodule("blocks"), AnySizeBlock)):
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
                 # Every second block reads the stage's global query.
-                own = own or (index % 2 == 1 and factory_at(config.token_mixer, slot) is None)
-            if not own:
+                keeps_attention = keeps_attention or (
+                    index % 2 == 1 and factory_at(config.token_mixer, slot) is None
+                )
+            if not keeps_attention:
                 layer.global_block = None
                 self.classification_keys += (f"stages.{stage}.global_block.",)
 

@@ -68,13 +68,13 @@ class GMLP(PatchMLP):
                 "these weights contain a norm after the patch embedding, as in PosMLP's gMLP; "
                 "build with stem_norm=True"
             )
-        free = [match for key in state_dict if (match := AUTHORS_MATRIX.fullmatch(key))]
-        for match in free:
+        matrices = [match for key in state_dict if (match := AUTHORS_MATRIX.fullmatch(key))]
+        for match in matrices:
             bias = f"{match[1]}gate.proj_list.0.bias"
             if bias not in state_dict:
                 state_dict[bias] = state_dict[match[0]].new_zeros(len(state_dict[match[0]]))
         state_dict = super().convert_state_dict(rename_to_ours(state_dict))
-        for match in free:
+        for match in matrices:
             if not isinstance(self.get_submodule(match[1].removesuffix(".")), Mixer):
                 _to_timm(state_dict, match[1])
         return state_dict

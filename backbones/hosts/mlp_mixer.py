@@ -108,9 +108,9 @@ class WindowedTokenMLP(Mlp):
     def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
         """Return W2 GELU(W1 x) over tokens of equal windows: (B, n, e, m, f, C) -> the same."""
         groups = [(down, across) for down in spans(rows) for across in spans(columns)]
-        whole = (slice(0, rows.size), slice(0, columns.size))
-        if groups == [whole]:
-            return self._mix_group(windows, *whole)
+        extent = (slice(0, rows.size), slice(0, columns.size))
+        if groups == [extent]:
+            return self._mix_group(windows, *extent)
         mixed = torch.zeros_like(windows)
         for down, across in groups:
             part = windows[:, :, down, :, across]

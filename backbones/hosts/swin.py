@@ -85,8 +85,10 @@ class Swin(HierarchicalBackbone):
         official = "layers.0.downsample.reduction.weight" in state_dict
         if official or "patch_embed.proj.weight" in state_dict:
             # timm's filter reads the attention of every bias table; a mixer may have replaced it.
-            own = dict(self.named_parameters())
-            foreign = {k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in own}
+            parameters = dict(self.named_parameters())
+            foreign = {
+                k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in parameters
+            }
             state_dict = {k: v for k, v in state_dict.items() if k not in foreign}
             state_dict = checkpoint_filter_fn(state_dict, self) | foreign
         return rename(state_dict, [(r"^head\.(fc\.)?", "classifier.")])

@@ -161,8 +161,8 @@ class WindowAttention(nn.Module):
         x, crop = pad_to_windows(x, window)
         height, width, channels = x.shape[1:]
         qkv = self.qkv(window_partition(x, window).flatten(1, 2)).unflatten(-1, (-1, HEAD_DIM))
-        both, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
-        query, key = rotate(both, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
+        query_key, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
+        query, key = rotate(query_key, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
         x = attend(query, key, value).view(-1, *window, channels)
         return self.proj(crop(window_reverse(x, window, height, width)))
 

@@ -94,8 +94,8 @@ def with_cast(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _outermost(kind: type, name: str) -> object:
     """Return the first method of this name that is checked, in the order of the base classes."""
-    found = (part.__dict__[name] for part in kind.__mro__ if name in part.__dict__)
-    return next((method for method in found if hasattr(method, "__wrapped__")), None)
+    definitions = (part.__dict__[name] for part in kind.__mro__ if name in part.__dict__)
+    return next((method for method in definitions if hasattr(method, "__wrapped__")), None)
 
 
 def _name(host: Any) -> str:

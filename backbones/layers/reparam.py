@@ -74,7 +74,7 @@ class ConvBN(Fusible):
     def fuse(self) -> nn.Conv2d:
         """Return the convolution W' = s W along the outputs, b' = beta - s mean."""
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
-        return _plain(self.conv, self.conv.weight * scale[:, None, None, None], shift)
+        return _plain_conv(self.conv, self.conv.weight * scale[:, None, None, None], shift)
 
 
 class BranchedConv(Fusible):
@@ -110,9 +110,9 @@ class BranchedConv(Fusible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of all branches: (B, D, H, W) -> (B, O, h, w)."""
-        first, *others = self.branches.values()
+        first, *branches = self.branches.values()
         total = first(x)
-        for branch in others:
+        for branch in branches:
             total = total + branch(x)
         return total
 
@@ -129,7 +129,7 @@ class BranchedConv(Fusible):
             ]
         )
         bias = sum(cast("Tensor", conv.bias) for conv in convs)
-        return _plain(convs[0], cast("Tensor", weight), cast("Tensor", bias))
+        return _plain_conv(convs[0], cast("Tensor", weight), cast("Tensor", bias))
 
 
 class SkipNormConv(Fusible):
@@ -153,7 +153,7 @@ class SkipNormConv(Fusible):
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
         weight = self.conv.weight * scale[None, :, None, None]
         identity = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
-        return _plain(
+        return _plain_conv(
             self.conv, weight + identity[:, :, None, None], self.conv.weight[:, :, 0, 0] @ shift
         )
 
@@ -209,7 +209,7 @@ def kernel_name(kernel: Kernel) -> str:
     return f"{kernel[0]}x{kernel[1]}"
 
 
-def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
+def _plain_conv(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
     """Build a convolution with the given tensors, otherwise like another one."""
     geometry: dict[str, Any] = {}
     if not isinstance(like, PointwiseConv2d):

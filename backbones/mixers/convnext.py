@@ -148,8 +148,8 @@ class GlobalResponseNorm(nn.Module):
         """Return gamma * (x * n) + beta + x, Eq. 1 to 3: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
         # overflow; the root of 0, of a channel that is off, lacks a gradient.
-        wide = x.float() if x.dtype is torch.float16 else x
-        squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
+        precise = x.float() if x.dtype is torch.float16 else x
+        squares = precise.flatten(1, 2).square().sum(dim=1)[:, None, None]
         norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
         response = norms / (norms.mean(dim=-1, keepdim=True) + 1e-6)
         response = response.to(self.weight.dtype)

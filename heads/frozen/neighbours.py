@@ -61,14 +61,14 @@ class Neighbours:
             f"top1_knn{count}": accuracy(torch.cat(parts), test.labels.to(device))
             for count, parts in votes.items()
         }
-        shown = REPORTED if REPORTED in counts else counts[0]
+        headline_count = REPORTED if REPORTED in counts else counts[0]
 
         def classify(features: Tensor) -> Tensor:
-            sims, rows = nearest(features.to(device).float(), bank, shown)
+            sims, rows = nearest(features.to(device).float(), bank, headline_count)
             scores = vote(sims, labels[rows], classes, self.temperature)
             return (scores / scores.sum(1, keepdim=True)).log()
 
-        return Solution(metrics, classify, {"top1": f"top1_knn{shown}"})
+        return Solution(metrics, classify, {"top1": f"top1_knn{headline_count}"})
 
 
 def nearest(queries: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -75,10 +75,10 @@ class FFNetSegDecoder(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Resize all maps to the finest, concatenate them and run the blocks."""
-        finest, *others = maps
+        finest, *coarser = maps
         size = finest.shape[-2:]
-        others = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in others]
-        x = torch.cat([finest, *others], dim=1)
+        coarser = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in coarser]
+        x = torch.cat([finest, *coarser], dim=1)
         return self.align(self.blocks(self.squeeze(x)))
 
     def fold_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

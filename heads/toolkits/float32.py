@@ -93,7 +93,7 @@ def compute_masks_in_float32(model: nn.Module) -> None:
     for module in model.modules():
         if any(base.__name__ == "MaskFormerHead" for base in type(module).__mro__):
             module.register_forward_hook(
-                lambda *call: tuple([each.float() for each in part] for part in call[-1])
+                lambda *call: tuple([tensor.float() for tensor in part] for part in call[-1])
             )
 
 

@@ -30,7 +30,7 @@ def collate_detection(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
 
-    found = []
+    pairs = []
     for index, sample in enumerate(samples):
         height, width = _check_image(sample, index)
         boxes = _entry(sample, "boxes", index).float().reshape(-1, 4)
@@ -45,9 +45,9 @@ def collate_detection(samples: Sequence[Sample]) -> dict[str, list[Any]]:
             masks = _entry(sample, "masks", index)
             _check_masks(masks, (len(boxes), height, width), index)
             objects["masks"] = BitmapMasks(masks.byte().numpy(), height, width)
-        made = DetDataSample(gt_instances=InstanceData(**objects))
-        found.append((made, sample))
-    return _batch(found)
+        data_sample = DetDataSample(gt_instances=InstanceData(**objects))
+        pairs.append((data_sample, sample))
+    return _batch(pairs)
 
 
 def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -66,28 +66,28 @@ def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
-    found = []
+    pairs = []
     for index, sample in enumerate(samples):
         size = _check_image(sample, index)
         mask = _entry(sample, "mask", index)
         _check_masks(mask, size, index)
-        made = SegDataSample(gt_sem_seg=PixelData(data=mask.long()[None]))
-        found.append((made, sample))
-    return _batch(found)
+        data_sample = SegDataSample(gt_sem_seg=PixelData(data=mask.long()[None]))
+        pairs.append((data_sample, sample))
+    return _batch(pairs)
 
 
 def _batch(found: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
     inputs = []
-    for place, (made, sample) in enumerate(found):
+    for place, (data_sample, sample) in enumerate(found):
         size = tuple(sample["image"].shape[1:])
         identity = {
             "img_id": int(sample.get("sample_id", -1)),
             "img_path": str(sample.get("name", f"image {sample.get('sample_id', place)}")),
         }
         shapes = {"ori_shape": size, "img_shape": size, "scale_factor": (1.0, 1.0)}
-        made.set_metainfo(identity | shapes)
+        data_sample.set_metainfo(identity | shapes)
         inputs.append(sample["image"].flip(0))
-    return {"inputs": inputs, "data_samples": [made for made, _ in found]}
+    return {"inputs": inputs, "data_samples": [data_sample for data_sample, _ in found]}
 
 
 def _check_masks(masks: Tensor, size: tuple[int, ...], index: int) -> None:

@@ -62,12 +62,12 @@ class Segmentor(ToolkitModel):
         count = 0
         for view in views:
             predictions = self.predict_once(view)
-            found = [sample.seg_logits.data.softmax(dim=0) for sample in predictions]
+            maps = [sample.seg_logits.data.softmax(dim=0) for sample in predictions]
             if count:
-                for mean, one in zip(means, found, strict=True):
-                    mean += one
+                for mean, map_ in zip(means, maps, strict=True):
+                    mean += map_
             else:
-                samples, means = predictions, found
+                samples, means = predictions, maps
             count += 1
         for sample, mean in zip(samples, means, strict=True):
             mean /= count
@@ -247,7 +247,7 @@ def base_segmentor(
         for head in _heads(config):
             index = head.get("in_index", range(len(widths)))
             several = not isinstance(index, int)
-            head.in_channels = [widths[one] for one in index] if several else widths[index]
+            head.in_channels = [widths[place] for place in index] if several else widths[index]
     divisor = backbone.size_divisor
     config.data_preprocessor.pop("size", None)
     config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
@@ -294,8 +294,8 @@ def find_read_maps(config: Any) -> set[int]:
 def _heads(config: Any) -> Iterator[Any]:
     """Yield the decode heads of a config and its auxiliary heads."""
     for key in ("decode_head", "auxiliary_head"):
-        found = config.get(key) or ()
-        yield from found if isinstance(found, list | tuple) else [found]
+        parts = config.get(key) or ()
+        yield from parts if isinstance(parts, list | tuple) else [parts]
 
 
 def _set_width(config: Any, channels: int) -> None:

@@ -114,8 +114,8 @@ class ToolkitModel(nn.Module, ABC):
             data = self._prepare(part, training=False)
             with self._precision():
                 samples = self.model(**data, mode="predict")
-            for place, found in zip(group, samples, strict=True):
-                predictions[place] = found
+            for place, result in zip(group, samples, strict=True):
+                predictions[place] = result
         return predictions
 
     def network_size(self, image: Tensor) -> tuple[int, int]:
@@ -175,12 +175,12 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     from mmengine import Config
 
     config = _read_base(toolkit, name)
-    found = Config({"model": config.model})
+    model_config = Config({"model": config.model})
     if changes:
         check_foreign_keys(changes, "head.model", allowed="_delete_")
         # Merging removes `_delete_` from its argument, so it gets a copy.
-        found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
-    return found.model
+        model_config.merge_from_dict({"model": copy.deepcopy(dict(changes))})
+    return model_config.model
 
 
 def _read_base(toolkit: str, name: str) -> Any:
@@ -221,9 +221,9 @@ def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, f
 
 def _absent_config(toolkit: str, folder: Path, name: str) -> str:
     shipped = sorted(path.stem for path in (base_configs(toolkit) / "models").glob("*.py"))
-    own = folder / name.partition("/")[0]
-    if "/" in name and ".." not in name and own.is_dir():
-        shipped = sorted(f"{own.name}/{path.stem}" for path in own.glob("*.py"))
+    subfolder = folder / name.partition("/")[0]
+    if "/" in name and ".." not in name and subfolder.is_dir():
+        shipped = sorted(f"{subfolder.name}/{path.stem}" for path in subfolder.glob("*.py"))
     return f"{toolkit} lacks the model config {name!r}; it has {', '.join(shipped)}"
 
 
@@ -390,10 +390,10 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
         for name in parents:
             node = node[name] if _has(node, name) else None
         if not _has(node, last):
-            known = range(len(config)) if isinstance(config, list) else sorted(config)
+            keys = range(len(config)) if isinstance(config, list) else sorted(config)
             raise ValueError(
                 f"the toolkit's model config lacks '{dotted}'; known here: "
-                f"{', '.join(map(str, known))}"
+                f"{', '.join(map(str, keys))}"
             )
         if isinstance(value, Mapping) and isinstance(node[last], dict | list):
             override(node[last], value)
@@ -432,7 +432,7 @@ def check_registered_types(toolkit: str, config: Any) -> None:
     Raises:
         ValueError: A type is unknown; the message suggests similar ones.
     """
-    known = {*UNREGISTERED, *_registered_names(toolkit), *_registered_names("mmengine")}
+    valid_types = {*UNREGISTERED, *_registered_names(toolkit), *_registered_names("mmengine")}
 
     def check(value: Any) -> None:
         if isinstance(value, list | tuple):
@@ -443,13 +443,15 @@ def check_registered_types(toolkit: str, config: Any) -> None:
                 if key == "type" and not isinstance(item, Mapping) and not is_known(item):
                     raise ValueError(
                         f"head.options: type={item} is rejected: "
-                        + unknown(f"part of {toolkit}", str(item), known, "see its documentation.")
+                        + unknown(
+                            f"part of {toolkit}", str(item), valid_types, "see its documentation."
+                        )
                     )
                 check(item)
 
     def is_known(name: Any) -> bool:
         scope, _, part = str(name).partition(".")
-        return name in known or (scope in SCOPES and part in _registered_names(scope))
+        return name in valid_types or (scope in SCOPES and part in _registered_names(scope))
 
     check(config)
 
@@ -461,7 +463,12 @@ def _registered_names(package: str) -> set[str]:
     if package in SCOPES:
         importlib.import_module(f"{package}.models")  # registers the toolkit's modules
     registries = vars(importlib.import_module(f"{package}.registry")).values()
-    return {name for one in registries if isinstance(one, Registry) for name in one.module_dict}
+    return {
+        name
+        for registry in registries
+        if isinstance(registry, Registry)
+        for name in registry.module_dict
+    }
 
 
 def _has(node: Any, name: str | int) -> bool:

@@ -211,7 +211,7 @@ class Zero(PointwiseMixer):
 def test_layouts_are_inverted(model):
     backbone = create_backbone("timm", model=model, img_size=64 if "hiera" not in model else None)
     for one in {
-        (o.kind, type(o.layout), o.layout.place.stride): o for o in backbone.slots.found
+        (o.kind, type(o.layout), o.layout.place.stride): o for o in backbone.slots.places
     }.values():
         layout, prefix = one.layout, one.layout.prefix
         given = next(iter(backbone.facts.calls[one.name])).given

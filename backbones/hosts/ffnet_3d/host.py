@@ -94,14 +94,14 @@ class FFNet3D(PointBackbone):
         self.channels, self.num_encoder = channels, len(depths)
         self.img_size = config.img_size
         rates, decoder_rates = (
-            _split(drop_path_rates(config.drop_path_rate, sum(each)), each)
-            for each in (depths, decoder_depths)
+            _split(drop_path_rates(config.drop_path_rate, sum(counts_of_part)), counts_of_part)
+            for counts_of_part in (depths, decoder_depths)
         )
         self.stem = PointStem(channels, dims[0], act)
         downs = [None, *(PointDown(*pair, act) for pair in itertools.pairwise(dims))]
         stages = [
-            PointStage(down, dim, own, kernel_size, act)
-            for down, dim, own in zip(downs, dims, rates, strict=True)
+            PointStage(down, dim, stage_rates, kernel_size, act)
+            for down, dim, stage_rates in zip(downs, dims, rates, strict=True)
         ]
         below = [*decoder_dims[1:], dims[-1]]
         for index in reversed(range(len(decoder_dims))):
@@ -130,8 +130,8 @@ class FFNet3D(PointBackbone):
                 f"{features.shape[1]}; pass backbone.channels={features.shape[1]}"
             )
         x, levels, skips = self.stem(features, level), [level], []
-        for index, each in enumerate(self.stages):
-            stage = cast("PointStage", each)
+        for index, stage_module in enumerate(self.stages):
+            stage = cast("PointStage", stage_module)
             if 0 < index < self.num_encoder:
                 skips.append(x)
                 levels.append(levels[-1].coarser())

@@ -97,10 +97,12 @@ class SBM(HierarchicalBackbone):
     ) -> None:
         super().__init__()
         refuse_pretrained("SBM", config)
-        own = {
+        set_options = {
             "mlp_ratio": mlp_ratio, "x_width": x_width, "pre_proj": pre_proj, "out_proj": out_proj
         }  # fmt: skip
-        options = PRESETS[preset] | {key: value for key, value in own.items() if value is not None}
+        options = PRESETS[preset] | {
+            key: value for key, value in set_options.items() if value is not None
+        }
         ratio = options.pop("mlp_ratio")
         options |= {
             "rank": rank, "kernel_size": kernel_size, "norm": block_norm, "resample": resample,

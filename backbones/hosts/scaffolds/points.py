@@ -67,17 +67,17 @@ class PointBackbone(Backbone, ABC):
             level = VoxelLevel(flat_square(*images.shape[:2]), images.device)
             x = self._encode_points(images[..., 3:].flatten(0, 1), level)
             return x[level.inverse].unflatten(0, images.shape[:2])
-        found = present(images)
-        batch, point = torch.nonzero(found, as_tuple=True)
-        chosen = images[batch, point]
-        coords = chosen[:, :3].double().floor().long()
+        is_present = present(images)
+        batch, point = torch.nonzero(is_present, as_tuple=True)
+        points = images[batch, point]
+        coords = points[:, :3].double().floor().long()
         index = batch.unsqueeze(1).expand_as(coords)
         lowest = coords.new_zeros(len(images), 3).scatter_reduce(
             0, index, coords, "amin", include_self=False
         )
         grid = torch.cat([batch[:, None], coords - lowest[batch]], dim=1)
         level = VoxelLevel(grid)
-        x = self._encode_points(chosen[:, 3 : 3 + count], level)[level.inverse]
+        x = self._encode_points(points[:, 3 : 3 + count], level)[level.inverse]
         return x.new_zeros(*images.shape[:2], x.shape[1]).index_put((batch, point), x)
 
     def _encode_points(self, features: Tensor, level: VoxelLevel) -> Tensor:
@@ -101,5 +101,5 @@ def flat_square(batch: int, count: int) -> Tensor:
 def _voxel_means(features: Tensor, level: VoxelLevel) -> Tensor:
     """Return the mean of each voxel's points: (N, F) -> (P, F)."""
     index = level.inverse.unsqueeze(1).expand_as(features)
-    empty = features.new_zeros(len(level), features.shape[1])
-    return empty.scatter_reduce(0, index, features, "mean", include_self=False)
+    sums = features.new_zeros(len(level), features.shape[1])
+    return sums.scatter_reduce(0, index, features, "mean", include_self=False)

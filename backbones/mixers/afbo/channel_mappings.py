@@ -211,8 +211,8 @@ class OverlappedCycleMapping(ChannelMapping):
 
 def balanced_runs(width: int, groups: int) -> list[int]:
     """Return lengths of ``groups`` runs of channels that differ by at most one, longer first."""
-    short, longer = divmod(width, groups)
-    return [short + 1] * longer + [short] * (groups - longer)
+    shorter, longer = divmod(width, groups)
+    return [shorter + 1] * longer + [shorter] * (groups - longer)
 
 
 def _block_products(

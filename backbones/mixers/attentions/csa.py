@@ -43,8 +43,8 @@ class ConvolutionalSelfAttention(Mixer):
         self.num_heads = usual_heads(dim, num_heads, HEAD_DIM)
         self.coefficients = nn.Linear(dim, self.num_heads * SIDE**4)
         # Rows k C to (k + 1) C are the value matrix of place k.
-        wide = SIDE**2 * dim
-        self.values = nn.Conv2d(wide, wide, 1, groups=SIDE**2, bias=False)
+        window_dim = SIDE**2 * dim
+        self.values = nn.Conv2d(window_dim, window_dim, 1, groups=SIDE**2, bias=False)
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:

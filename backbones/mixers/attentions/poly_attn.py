@@ -53,14 +53,14 @@ class PolynomialAttention(Mixer):
         heads = math.ceil(dim / 64) if num_heads is None else num_heads
         check_range("head_dim", head_dim, 2)
         check_range("num_heads", heads, 1)
-        wide, start = heads * head_dim, head_dim**-0.5
-        self.qkv = PointwiseConv2d(dim, 2 * wide, bias=False)
+        width, start = heads * head_dim, head_dim**-0.5
+        self.qkv = PointwiseConv2d(dim, 2 * width, bias=False)
         self.q_conv, self.k_conv, self.v_conv, self.final_conv = (
-            nn.Conv2d(wide, wide, side, padding=side // 2, groups=wide, bias=False)
+            nn.Conv2d(width, width, side, padding=side // 2, groups=width, bias=False)
             for side in (5, 5, 3, 3)
         )
         self.scale = nn.Parameter(torch.full((heads, 1, 1), math.log(start / (1 - start))))
-        self.proj = PointwiseConv2d(wide, dim, bias=False)
+        self.proj = PointwiseConv2d(width, dim, bias=False)
 
     def mix(self, x: Tensor) -> Tensor:
         """Attend by the fourth power: (B, H, W, C) -> (B, H, W, C)."""

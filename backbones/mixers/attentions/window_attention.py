@@ -48,9 +48,9 @@ class AnyWindowAttention(WindowAttention):
         _, height, width, channels = x.shape
         if is_any_size(x.shape[1:3]):
             return self._attend_any_size(x, shift, shift_single_window)
-        full = cast("Size", self.window_size)[0]
+        side = cast("Size", self.window_size)[0]
         (window_h, shift_h), (window_w, shift_w) = (
-            (min(full, size), shift if size > full - shift_single_window else 0)
+            (min(side, size), shift if size > side - shift_single_window else 0)
             for size in (height, width)
         )
         window, shifts = (window_h, window_w), (shift_h, shift_w)

@@ -64,8 +64,8 @@ class FocalModulation(Mixer):
         for level, conv in enumerate(self.focal_layers):
             context = F.gelu(conv(context))
             total = total + gates[..., level : level + 1] * to_nhwc(context)
-        whole = F.gelu(to_nhwc(context.mean((2, 3), keepdim=True)))
-        total = total + gates[..., -1:] * whole
+        global_context = F.gelu(to_nhwc(context.mean((2, 3), keepdim=True)))
+        total = total + gates[..., -1:] * global_context
         if self.normalise:
             total = total / gates.shape[-1]
         return self.proj(query * self.h(total))

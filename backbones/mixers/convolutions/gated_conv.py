@@ -58,8 +58,8 @@ class GatedConv(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 (GELU(g) * [v_1, D v_2]): (B, H, W, C) -> (B, H, W, C)."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        same, given = value.split(self.parts, dim=-1)
-        value = torch.cat([same, to_nhwc(self.conv(to_nchw(given)))], dim=-1)
+        unmixed, inputs = value.split(self.parts, dim=-1)
+        value = torch.cat([unmixed, to_nhwc(self.conv(to_nchw(inputs)))], dim=-1)
         return self.fc2(self.act(gate) * value)
 
 

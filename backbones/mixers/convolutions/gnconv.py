@@ -74,14 +74,14 @@ class RecursiveGatedConv(Mixer):
         check_multiple(f"dim with order={order}", dim, 2 ** (order - 1))
         self.scale = scale
         self.widths = [dim >> halvings for halvings in reversed(range(order))]
-        wide = sum(self.widths)
-        self.proj_in = nn.Linear(dim, self.widths[0] + wide)
+        width = sum(self.widths)
+        self.proj_in = nn.Linear(dim, self.widths[0] + width)
         self.dwconv: nn.Module
         if conv == "depthwise":
             reach = kernel_size // 2
-            self.dwconv = nn.Conv2d(wide, wide, kernel_size, padding=reach, groups=wide)
+            self.dwconv = nn.Conv2d(width, width, kernel_size, padding=reach, groups=width)
         else:
-            self.dwconv = GlobalLocalFilter(wide, grid)
+            self.dwconv = GlobalLocalFilter(width, grid)
             self.grid_axes = {"dwconv.filter": "H F C 2"}
         self.projs = nn.ModuleList(
             nn.Linear(*widths) for widths in zip(self.widths, self.widths[1:], strict=False)
@@ -97,9 +97,9 @@ class RecursiveGatedConv(Mixer):
             mixed = self.dwconv(q, weights)
         else:
             mixed = to_nhwc(self.dwconv(to_nchw(q)))
-        first, *others = (self.scale * mixed).split(self.widths, dim=-1)
+        first, *gates = (self.scale * mixed).split(self.widths, dim=-1)
         p = p * first
-        for proj, factor in zip(self.projs, others, strict=True):
+        for proj, factor in zip(self.projs, gates, strict=True):
             p = proj(p) * factor
         return self.proj_out(p)
 
@@ -127,6 +127,6 @@ class GlobalLocalFilter(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         """Filter a map (B, H, W, D) by weights for its size (H, W // 2 + 1, D / 2, 2)."""
-        near, whole = self.pre_norm(x).chunk(2, dim=-1)
-        parts = (to_nhwc(self.dw(to_nchw(near))), filter_spectrum(whole, weights))
+        local_half, global_half = self.pre_norm(x).chunk(2, dim=-1)
+        parts = (to_nhwc(self.dw(to_nchw(local_half))), filter_spectrum(global_half, weights))
         return self.post_norm(torch.stack(parts, dim=-1).flatten(-2))

@@ -46,14 +46,14 @@ class InceptionDepthwise(Mixer):
         part = int(dim * ratio)
         check_range("ratio * dim", part, 1, dim // 3)
         self.parts = (dim - 3 * part, part, part, part)
-        square, long = kernel_size // 2, band // 2
-        self.dwconv_hw = nn.Conv2d(part, part, kernel_size, padding=square, groups=part)
-        self.dwconv_w = nn.Conv2d(part, part, (1, band), padding=(0, long), groups=part)
-        self.dwconv_h = nn.Conv2d(part, part, (band, 1), padding=(long, 0), groups=part)
+        square_padding, band_padding = kernel_size // 2, band // 2
+        self.dwconv_hw = nn.Conv2d(part, part, kernel_size, padding=square_padding, groups=part)
+        self.dwconv_w = nn.Conv2d(part, part, (1, band), padding=(0, band_padding), groups=part)
+        self.dwconv_h = nn.Conv2d(part, part, (band, 1), padding=(band_padding, 0), groups=part)
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """Convolve three parts of the channels: (B, H, W, C) -> (B, H, W, C)."""
-        same, square, row, column = to_nchw(x).split(self.parts, dim=1)
-        mixed = (same, self.dwconv_hw(square), self.dwconv_w(row), self.dwconv_h(column))
+        unmixed, square, row, column = to_nchw(x).split(self.parts, dim=1)
+        mixed = (unmixed, self.dwconv_hw(square), self.dwconv_w(row), self.dwconv_h(column))
         return to_nhwc(torch.cat(mixed, dim=1))

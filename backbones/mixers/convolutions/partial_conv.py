@@ -48,5 +48,5 @@ class PartialConv(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return [K x_1, x_2]: (B, H, W, C) -> (B, H, W, C)."""
-        given, same = x.split(self.parts, dim=-1)
-        return torch.cat([to_nhwc(self.conv(to_nchw(given))), same], dim=-1)
+        inputs, unmixed = x.split(self.parts, dim=-1)
+        return torch.cat([to_nhwc(self.conv(to_nchw(inputs))), unmixed], dim=-1)

@@ -105,11 +105,11 @@ class SparseMoE(Mixer):
         noisy = logits
         if self.training and self.noise:
             noisy = logits + self.noise / experts * torch.randn_like(logits)
-        shares, chosen = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
+        shares, expert_ids = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
         if self.training and self.balance:
             self.add_penalty(logits, noisy)
         places = max(1, round(self.selected * count * self.capacity / experts))
-        index, is_taken = seats(chosen, experts, places)
+        index, is_taken = seats(expert_ids, experts, places)
         seated = x.new_zeros(x.shape[0], experts * places + 1, x.shape[-1])
         columns = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         seated = seated.scatter(1, columns, x.repeat(1, self.selected, 1))
@@ -157,11 +157,11 @@ def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
     Returns:
         Place e c + s of each choice and token, (B, k N), or E c without one; and if it has one.
     """
-    wanted = chosen.mT.flatten(1)
-    asks = wanted.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
-    rank = asks.long().cumsum(1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - 1
+    requests = chosen.mT.flatten(1)
+    asks = requests.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
+    rank = asks.long().cumsum(1).gather(-1, requests.unsqueeze(-1)).squeeze(-1) - 1
     is_taken = rank < places
-    return torch.where(is_taken, wanted * places + rank, experts * places), is_taken
+    return torch.where(is_taken, requests * places + rank, experts * places), is_taken
 
 
 def variation(values: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class IFFN(Mixer):
             )
             for index in range(n_branches)
         )
-        mid, out = (channel if wanted is None else wanted for wanted in (bn_mid, bn_out))
+        mid, out = (channel if choice is None else choice for choice in (bn_mid, bn_out))
         self.bn_mid = nn.BatchNorm1d(hidden) if mid and norm == "batch" else None
         self.ln_mid = nn.LayerNorm(hidden) if mid and norm == "layer" else None
         self.dw = None
@@ -227,11 +227,11 @@ class IFFN(Mixer):
                 setattr(self, f"bn_{place}", nn.BatchNorm1d(len(norm.weight), **like))
                 setattr(self, f"ln_{place}", None)
         self.drops_before_dw = False
-        changed: dict[str, Any] = {"norm": "batch"}
+        changes: dict[str, Any] = {"norm": "batch"}
         if self.dw is not None and "dw_residual" not in given:
-            self.dw.shortcut, changed["dw_residual"] = False, False
-        self.options |= changed
-        return changed
+            self.dw.shortcut, changes["dw_residual"] = False, False
+        self.options |= changes
+        return changes
 
 
 def _branch(width: int, act: str, arb: str, *, mirror: bool, decay: bool) -> Base | Arb | RPReLU:

@@ -89,8 +89,8 @@ class NonlinearSum(PointwiseMixer):
 
     def coefficients(self, x: Tensor) -> list[Tensor]:
         """Return alpha, beta, gamma and theta in the type of x, each (h, C or 1)."""
-        named = (self.alpha, self.beta, self.gamma, self.theta)
-        return [p.to(x.dtype).reshape(self.hidden, -1) for p in named]
+        rows = (self.alpha, self.beta, self.gamma, self.theta)
+        return [p.to(x.dtype).reshape(self.hidden, -1) for p in rows]
 
     def sum(self, x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
         """Return the sum over j without theta: (..., C), coefficients (j, C or 1) -> (..., C)."""

@@ -66,8 +66,8 @@ class MambaLikeLinearAttention(Mixer):
 
     def _attend(self, u: Tensor) -> Tensor:
         """Return the attention without L: (B, H, W, C) -> (B, H, W, C)."""
-        both = F.elu(self.qk(u).unflatten(-1, (2, -1))) + 1  # (B, H, W, 2, C)
-        parts = (*both.unbind(3), *rotate_by_axes(both).unbind(3), u)
+        query_key = F.elu(self.qk(u).unflatten(-1, (2, -1))) + 1  # (B, H, W, 2, C)
+        parts = (*query_key.unbind(3), *rotate_by_axes(query_key).unbind(3), u)
         q, k, turned_q, turned_k, v = (
             split_heads(part.flatten(1, 2), self.num_heads) for part in parts
         )

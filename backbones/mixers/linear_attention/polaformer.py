@@ -102,12 +102,12 @@ class PolarityAwareLinearAttention(Mixer):
 
         q^ is q~ with its halves exchanged. They are exchanged in what is read instead.
         """
-        wide = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
-        q, k = self._signs(torch.stack([q, k])).to(wide).unbind(0)
-        same, opposite = sum_products(k, v.to(wide)).chunk(2, dim=-1)
+        precision = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
+        q, k = self._signs(torch.stack([q, k])).to(precision).unbind(0)
+        equal_sign, opposite_sign = sum_products(k, v.to(precision)).chunk(2, dim=-1)
         mean, width = mean_keys(k), v.shape[-1]
-        exchanged = torch.cat([opposite, mean], dim=-1).roll(width, dims=-2)
-        table = [same, exchanged[..., :-1], mean, exchanged[..., -1:]]
+        exchanged = torch.cat([opposite_sign, mean], dim=-1).roll(width, dims=-2)
+        table = [equal_sign, exchanged[..., :-1], mean, exchanged[..., -1:]]
         return divide(q @ torch.cat(table, dim=-1), 2, EPS).to(v.dtype)
 
     def _signs(self, x: Tensor) -> Tensor:

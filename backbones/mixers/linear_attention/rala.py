@@ -84,10 +84,10 @@ class RankAugmentedLinearAttention(Mixer):
         """Return the attention without L, of three maps: (B, H, W, C) -> (B, H, W, C)."""
         size = q.shape[1:3]
         q, k, v = (split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, v))
-        whole = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
-        share = (whole @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
+        global_query = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
+        share = (global_query @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
         k = k * (share * k.shape[-2])
-        both = torch.cat([q, k], dim=1).transpose(1, 2).unflatten(1, size)  # (B, H, W, 2 h, d)
-        turned = rotate_by_axes(both, self.inclusive).flatten(1, 2).transpose(1, 2)
+        query_key = torch.cat([q, k], dim=1).transpose(1, 2).unflatten(1, size)  # (B, H, W, 2 h, d)
+        turned = rotate_by_axes(query_key, self.inclusive).flatten(1, 2).transpose(1, 2)
         turned_q, turned_k = turned.chunk(2, dim=1)
         return merge_heads(attend(turned_q, turned_k, v, weighing=(q, k))).unflatten(1, size)

@@ -109,9 +109,9 @@ class ManhattanAttention(Mixer):
             q, k, mixed = (part.transpose(2, 3) for part in (q, k, mixed))
             mixed = self._attend(q, k, mixed, down[:, None]).transpose(2, 3)
         else:
-            both = down[:, :, None, :, None] + right[:, None, :, None, :]
+            decay = down[:, :, None, :, None] + right[:, None, :, None, :]
             q, k, v = (part.flatten(2, 3) for part in (q, k, v))
-            mixed = self._attend(q, k, v, both.flatten(3).flatten(1, 2)).unflatten(2, x.shape[1:3])
+            mixed = self._attend(q, k, v, decay.flatten(3).flatten(1, 2)).unflatten(2, x.shape[1:3])
         local = to_nhwc(self.lepe(to_nchw(parts[2])))
         return self.proj(mixed.movedim(1, -2).flatten(3) + local)
 

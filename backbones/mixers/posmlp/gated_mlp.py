@@ -128,10 +128,10 @@ class GatedMLP(Mixer):
         table, bias = (tensors.get(f"gate.relation.{name}") for name in ("table", "bias"))
         tensors = dict(tensors)
         if isinstance(relation, LookupRelation) and table is not None:
-            own, theirs = 2 * relation.window - 1, math.isqrt(len(table))
-            if theirs != own and theirs**2 == len(table):
-                gain = ((theirs + 1) / (own + 1)) ** 2
-                tensors["gate.relation.table"] = gain * _resized(table, own)
+            side, file_side = 2 * relation.window - 1, math.isqrt(len(table))
+            if file_side != side and file_side**2 == len(table):
+                gain = ((file_side + 1) / (side + 1)) ** 2
+                tensors["gate.relation.table"] = gain * _resized(table, side)
         if bias is not None and bias.ndim == 2 and math.isqrt(len(bias)) ** 2 == len(bias):
             tensors["gate.relation.bias"] = _resized(bias, relation.window)
         return tensors
@@ -139,9 +139,9 @@ class GatedMLP(Mixer):
 
 def _resized(table: Tensor, side: int) -> Tensor:
     """Resample a table over a square to another side: (a * a, s) -> (side * side, s)."""
-    old = math.isqrt(len(table))
-    if old == side:
+    source_side = math.isqrt(len(table))
+    if source_side == side:
         return table
-    picture = table.T.unflatten(1, (old, old))[None]
+    picture = table.T.unflatten(1, (source_side, source_side))[None]
     resized = F.interpolate(picture, (side, side), mode="bicubic", align_corners=False)
     return resized[0].flatten(1).T.contiguous()

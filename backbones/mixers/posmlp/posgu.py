@@ -89,8 +89,8 @@ def gating_unit(
             side, count, sigma=sigma, freeze_delta=freeze_delta, bias=bias, cache=cache
         )
     else:
-        free = relation == "offset_and_free"
-        tokens = LookupRelation(side, count, bias=bias, free=free, cache=cache)
+        has_free_matrix = relation == "offset_and_free"
+        tokens = LookupRelation(side, count, bias=bias, free=has_free_matrix, cache=cache)
     shifted = _shifted(shift, slot)
     return GatedMLP(
         dim, hidden_ratio, tokens, structure=structure, norm=norm, shifted=shifted, drop=drop

@@ -61,8 +61,8 @@ class TokenRelation(nn.Module, ABC):
 
     def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
         """Return M of a whole window, (s, N, N), and the window's (h, w)."""
-        whole = Pattern(self.window, self.window)
-        return self.matrix(whole, whole), (self.window, self.window)
+        window = Pattern(self.window, self.window)
+        return self.matrix(window, window), (self.window, self.window)
 
     def exact_matrix(self, rows: Pattern, columns: Pattern, u: Tensor) -> Tensor:
         """Return ``matrix`` in the type of u, computed without autocast.
@@ -217,9 +217,9 @@ class QuadraticRelation(TokenRelation):
         x, y = (-x)[None, :, None, :].expand(e, f, e, f), y[:, None, :, None].expand(e, f, e, f)
         basis = torch.stack([x, y, x * x, y * y, x * y]).reshape(5, -1)
         logits = (coefficients @ basis).reshape(-1, e * f, e * f)
-        seen = visible(rows, columns, logits.device)
-        if seen is not None:
-            logits = logits.masked_fill(~seen, float("-inf"))
+        mask = visible(rows, columns, logits.device)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, float("-inf"))
         return logits.softmax(dim=-1)
 
     def singular(self, least: float = SINGULAR) -> Tensor:
@@ -236,14 +236,14 @@ class QuadraticRelation(TokenRelation):
 
         Nearly singular P are left out, as in App. 3; NaN where all are.
         """
-        kept = self.precision()[~self.singular(least)]
-        return torch.linalg.det(kept).clamp(min=0).sqrt().mean()
+        regular = self.precision()[~self.singular(least)]
+        return torch.linalg.det(regular).clamp(min=0).sqrt().mean()
 
 
 def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
     """Set to 0 what a token may not see."""
-    seen = visible(rows, columns, matrix.device)
-    return matrix if seen is None else matrix * seen
+    mask = visible(rows, columns, matrix.device)
+    return matrix if mask is None else matrix * mask
 
 
 def _differences(size: int, like: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ class HiddenStateMixer(Mixer):
         states = STATES[min(slot.stage if slot else 0, 2)] if states is None else states
         check_range("states", states, 1)
         inner = hidden_width(dim, expansion)
-        wide = 3 * states
-        self.proj = nn.Linear(dim, wide, bias=False)
-        self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
+        width = 3 * states
+        self.proj = nn.Linear(dim, width, bias=False)
+        self.dw = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
         self.hz_proj = nn.Linear(dim, 2 * inner, bias=False)
         self.out_proj = nn.Linear(inner, dim, bias=False)
         self.D = nn.Parameter(torch.ones(1))

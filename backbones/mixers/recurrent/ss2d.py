@@ -99,8 +99,8 @@ class SelectiveScan2d(Mixer):
         init_linear(self.in_proj)
         init_linear(self.out_proj)
         rank, states, _ = self.parts
-        bound = self.x_proj_weight.shape[-1] ** -0.5
-        nn.init.uniform_(self.x_proj_weight, -bound, bound)
+        limit = self.x_proj_weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.x_proj_weight, -limit, limit)
         nn.init.uniform_(self.dt_projs_weight, -(rank**-0.5), rank**-0.5)
         with torch.no_grad():
             self.A_logs.copy_(torch.arange(1.0, states + 1).log())

@@ -99,8 +99,8 @@ class BilinearMapping(nn.Module):
         if read.ndim != 3 or len(read) != self.rank or read.shape[1:] == self.grid:
             return tensors
         factors = resample_factors(read, write, self.grid, self.resample)
-        named = zip(FACTORS, factors, strict=True)
-        return tensors | {prefix + name: factor for name, factor in named}
+        pairs = zip(FACTORS, factors, strict=True)
+        return tensors | {prefix + name: factor for name, factor in pairs}
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
@@ -122,8 +122,8 @@ def resample_factors(
         return read, write
     check_value("resample", mode, Resample)
     scale = gh * gw / (size[0] * size[1])
-    both = torch.stack([read * scale, write])
-    precise = both if both.dtype == torch.float64 else both.float()
+    stacked = torch.stack([read * scale, write])
+    precise = stacked if stacked.dtype == torch.float64 else stacked.float()
     precise = F.interpolate(precise, size, mode=mode, antialias=True, align_corners=False)
-    new_read, new_write = precise.to(both.dtype)
+    new_read, new_write = precise.to(stacked.dtype)
     return new_read, new_write

@@ -63,13 +63,13 @@ class HireMixer(nn.Module):
     def __init__(self, dim: int, region: int, shift: int) -> None:
         super().__init__()
         self.region, self.shift = region, shift
-        wide, narrow = dim * region, dim // 2
-        self.mlp_h1 = nn.Conv2d(wide, narrow, 1, bias=False)
-        self.mlp_h1_norm = nn.BatchNorm2d(narrow)
-        self.mlp_h2 = nn.Conv2d(narrow, wide, 1)
-        self.mlp_w1 = nn.Conv2d(wide, narrow, 1, bias=False)
-        self.mlp_w1_norm = nn.BatchNorm2d(narrow)
-        self.mlp_w2 = nn.Conv2d(narrow, wide, 1)
+        region_dim, hidden = dim * region, dim // 2
+        self.mlp_h1 = nn.Conv2d(region_dim, hidden, 1, bias=False)
+        self.mlp_h1_norm = nn.BatchNorm2d(hidden)
+        self.mlp_h2 = nn.Conv2d(hidden, region_dim, 1)
+        self.mlp_w1 = nn.Conv2d(region_dim, hidden, 1, bias=False)
+        self.mlp_w1_norm = nn.BatchNorm2d(hidden)
+        self.mlp_w2 = nn.Conv2d(hidden, region_dim, 1)
         self.mlp_c = PointwiseConv2d(dim, dim)
         self.reweight = Reweight(dim, channels_first=True)
         self.proj = PointwiseConv2d(dim, dim)
