@@ -63,12 +63,15 @@ def classification_losses(
     return add_teacher_loss(label_loss, logits, targets.taught)
 
 
+NO_TOKENS = (
+    "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 with its "
+    "class blocks; pass data.token_labels=null for this one"
+)
+
+
 def _refuse_token_labels(targets: Targets) -> None:
     if targets.token_labels is not None:
-        raise ValueError(
-            "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 "
-            "with its class blocks; pass data.token_labels=null for this one"
-        )
+        raise ValueError(NO_TOKENS)
 
 
 @classification_losses.register

@@ -272,7 +272,7 @@ def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]
                 "instead of weights; save the state_dict of the model"
             )
         elif nameless:
-            reason = f"has tensors whose keys must be text, got {nameless[:8]}"
+            reason = f"has tensors whose names are not text: {nameless[:8]}"
         elif isinstance(content, dict):
             reason = f"holds no tensors; its entries are {sorted(map(str, content))[:8]}"
         else:

@@ -116,7 +116,7 @@ def test_data_of_the_other_kind_are_refused():
         made("bert_tiny", TextClassifier, 0)
     with pytest.raises(ValueError, match="protocol=mlm pretrains on plain text"):
         made("bert_tiny", LanguageModel, 2)
-    with pytest.raises(ValueError, match="deit_t takes no text"):
+    with pytest.raises(ValueError, match="deit_t cannot read text"):
         LanguageModel(create_backbone("deit_t", img_size=64))
 
 

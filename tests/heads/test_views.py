@@ -141,8 +141,3 @@ def test_predicted_images_get_the_views_of_tests(cache, tmp_path):
     shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
     assert shapes == [(40, 60), (80, 30)]
     assert torch.is_tensor(data.preview_batch(2)["inputs"][0])
-
-
-def test_invalid_factors_are_rejected(cache):
-    with pytest.raises(ValueError, match=r"data\.test_scales=\[0\.0\] must be factors above 0"):
-        SampleDetection(cache, test_scales=[0])
