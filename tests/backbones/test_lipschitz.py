@@ -364,7 +364,7 @@ def test_places_of_channel_mixers_are_known(host):
         ("deit_t", "arguments are key=value"),
         ("format=yaml", "format must be one of table, json; got 'yaml'"),
         ("iterations=few", "iterations must be a whole number from 1 up; got 'few'"),
-        ("form=both", "form must be one of joint, split"),
+        ("form=both", "form=both is not one of joint, split"),
         ("block=x", "block=x matches no channel mixer of deit_t_affn; it has blocks.0.mlp to bl"),
         ("backbone=resnet18", "the channel mixers of resnet18 are fixed"),
         ("backbone=ffnet_1", "the bound is unknown for StaticMemory; use affn, "),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, list_hosts
 from backbones.lora import merge_adapters, require_peft, weights_follow
+from tests.errors import refuses
 from tests.families import rest_slow
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
@@ -33,8 +34,7 @@ def test_a_misspelt_option_and_a_missing_package_are_named(monkeypatch):
     ):
         create_backbone("deit_t", img_size=64, lora={"ranks": 4})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"backbone.lora needs peft; type pip install -c const"):
-        require_peft()
+    refuses(r"backbone.lora needs peft; type pip install -c const", require_peft)
 
 
 @needs_peft

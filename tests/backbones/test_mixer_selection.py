@@ -183,8 +183,7 @@ def test_ffn_like_mixers_take_an_activation():
     x = torch.randn(3, 8)
     torch.testing.assert_close(mixer(x), mixer.fc2(mixer.fc1(x).tanh()))
     for name in ("", "mishh"):
-        with pytest.raises(ValueError, match=f"act must be one of gelu, .*; got '{name}'"):
-            create_mixer("ffn", 8, act=name)
+        refuses(f"act must be one of gelu, .*; got '{name}'", create_mixer, "ffn", 8, act=name)
 
 
 @pytest.mark.parametrize(

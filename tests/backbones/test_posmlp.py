@@ -218,24 +218,6 @@ def test_evaluation_follows_changed_weights(name):
         relation.cache = True
 
 
-@pytest.mark.parametrize("name", CACHED)
-def test_evaluation_computes_the_matrix_once(name, monkeypatch):
-    relation = fast(randomise(RELATIONS[name]()))
-    computed = []
-    original = relation.matrix
-    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
-    u = tokens(1, 8, 8, 6)
-    expected = relation(u)
-    with torch.no_grad():
-        first, second = relation(u), relation(u)
-    assert len(computed) == 2
-    torch.testing.assert_close(second, first, rtol=0, atol=0)
-    # Without a gradient the product may be another's.
-    torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
-    relation(u).sum().backward()
-    assert len(computed) == 3
-
-
 def test_matrix_is_exact_under_autocast():
     """Half precision has 8 bits of mantissa; squared offsets of 14 tokens go up to 338."""
     relation = QuadraticRelation(14, 1, bias=False)

@@ -407,8 +407,7 @@ def test_a_mixer_in_less_than_half_of_the_places_asks_for_a_word(model, kind, na
     options = {"name": "timm", "model": model, kind: {"name": name}}
     with torch.device("meta"):
         if share.startswith("1 "):
-            with pytest.raises(ValueError, match=f"{share} .*backbone.partial=true"):
-                create_backbone(**options)
+            refuses(f"{share} .*backbone.partial=true", create_backbone, **options)
             options["partial"] = True
         backbone = create_backbone(**options)
     assert describe_network(backbone).get("replaced", "") == share

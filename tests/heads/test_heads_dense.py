@@ -12,6 +12,7 @@ from heads.toolkits.samples import collate_detection, collate_segmentation
 from heads.toolkits.segmentors import SEGMENTORS, build_segmentor
 from tasks.engine.param_groups import parameter_rules
 from tests.dense_heads import DENSE, small_model, task_of
+from tests.errors import refuses
 from tests.families import rest_slow, short
 
 SMALLEST = "poolformer_s12_afbo"
@@ -107,8 +108,7 @@ def test_options_reach_the_models():
 @pytest.mark.parametrize("head", ADAPTERS)
 @pytest.mark.parametrize("key", ["absent", "backbone.absent", "neck.absent.deeper", "neck.9"])
 def test_unknown_options_are_rejected(head, key):
-    with pytest.raises(ValueError, match=rf"model config lacks '{key}'; known here: .*backbone, "):
-        build(head, options={key: 1})
+    refuses(rf"model config lacks '{key}'; known here: .*backbone, ", build, head, options={key: 1})
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,12 @@ def test_unknown_options_are_rejected(head, key):
 def test_other_heads_backbones_and_a_missing_toolkit_are_rejected(make, task, package, monkeypatch):
     pytest.importorskip(package)
     dense = create_backbone(SMALLEST, dense=True)
-    with pytest.raises(ValueError, match=r"unknown .* 'yolo'; choose from (mask_rcnn, .*|upernet)"):
-        make(dense, 10, name="yolo")
+    refuses(r"unknown .* 'yolo'; choose from (mask_rcnn, .*|upernet)", make, dense, 10, name="yolo")
     for name in ("deit_t_afbo", SMALLEST):
         with pytest.raises(ValueError, match=rf"create_backbone\('{name}', dense=True\)"):
             make(create_backbone(name), 10)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=rf"task={task} needs {package}; type make install"):
-        make(dense, 10)
+    refuses(rf"task={task} needs {package}; type make install", make, dense, 10)
 
 
 def plain_batch(task, has_targets):

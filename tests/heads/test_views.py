@@ -11,6 +11,7 @@ from datamodules import SampleDetection, SampleSegmentation
 from heads.toolkits.detectors import MERGE, build_detector
 from heads.toolkits.segmentors import build_segmentor
 from tests.datamodules.loading import ready
+from tests.errors import refuses
 from tests.families import short
 
 pytest.importorskip("mmdet")
@@ -96,8 +97,7 @@ def test_windows_slide_as_mmsegs_do(cache):
     ],
 )
 def test_invalid_windows_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        segmentor(**options)
+    refuses(message, segmentor, **options)
 
 
 def detector(name, **options):
