@@ -231,7 +231,10 @@ def drops_in_training_what_it_gives_and_what_its_last_layer_reads(name):
     """As FFNs do; the gating units of gMLP and PosMLP drop what they give alone."""
     if "drop" not in mixer_options(name):
         return
-    x, mixer, undropped = tokens(2, 5, 6, DIM), build(name, drop=0.5), build(name, drop=0.0)
+    off = {"cca": "off"} if "cca" in mixer_options(name) else {}  # a branch of training alone
+    x, mixer, undropped = (
+        tokens(2, 5, 6, DIM), build(name, drop=0.5, **off), build(name, drop=0.0, **off)
+    )  # fmt: skip
     torch.testing.assert_close(mixer(x), undropped(x), rtol=0, atol=0)
     found, expected = mixer.train()(x), 2 * undropped.train()(x)
     stays = found != 0
