@@ -218,7 +218,8 @@ def _widths(
             )
         elif entry_options.get(option) not in (None, valid_options[option]):
             refusals.append(
-                f"{key} solves {option}, which is {entry_options[option]}; leave out one of them"
+                f"{key} solves {option}, which is {entry_options[option]} already; "
+                "leave one of them out"
             )
         else:
             widths[-1] = _Width(
