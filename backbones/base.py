@@ -1,4 +1,7 @@
-"""Contracts of all model files: backbones, mixers, and the slots that mixers fill.
+"""Contract of hosts: the base class of all backbones, and the maps that they declare.
+
+The contracts of mixers are in ``mixer``, of the places that they fill in ``slots``; this module
+offers the public names of both as well.
 
 Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 """
@@ -6,29 +9,40 @@ Axes: B images, H W map, N = H * W tokens, C channels, P prefix (class) tokens.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from backbones.layers.classifier import Classifier
 from backbones.layers.declared_shapes import check_embedding, check_maps, with_cast, with_check
-from backbones.layers.eager import is_recording
-from backbones.layers.grid_tables import common_source, grid_of, resize_table
 from backbones.layers.input_channels import adapt_input, adapt_tensors
-from backbones.layers.one_row import keep_centre_row
 from backbones.layers.recomputation import keep_activations, recompute
+from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing, SequenceMixer, takes_prefix
 from backbones.parameters.freezing import freeze_stages, keep_in_evaluation
 from backbones.parameters.layer_ids import USUAL, LayerIds, LayerNames, count_depths, list_blocks
 from backbones.replace import replace
+from backbones.slots import HostConfig, MixerFactory, Slot, fill, hidden_width
 
+__all__ = [
+    "Backbone",
+    "FeatureInfo",
+    "HostConfig",
+    "Layout",
+    "Mixer",
+    "MixerFactory",
+    "PointwiseMixer",
+    "PrefixMixing",
+    "SequenceMixer",
+    "Slot",
+    "fill",
+    "hidden_width",
+    "takes_prefix",
+]
 Layout = Literal["nhwc", "nchw", "tokens"]
-PrefixMixing = Literal["joint", "pooled", "none"]
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # whose weights sum over their second axis
 
 
 @dataclass(frozen=True)
@@ -296,19 +310,19 @@ class Backbone(nn.Module):
         Raises:
             TypeError: The class fills a place that is missing from its slots.
         """
-        found = []
+        places = []
         for parent, module in self.named_modules():
             for name in getattr(module, "filled", ()):
                 place = f"{parent}.{name}"
                 if any(f".{slot}." in f"{place}." for slot in self.channel_slots):
-                    found.append(place)
+                    places.append(place)
                 elif not place.endswith(tuple(f".{slot}" for slot in self.token_slots)):
                     raise TypeError(
                         f"{type(self).__name__} fills {place}, which is missing from its "
                         f"token_slots {self.token_slots} and channel_slots {self.channel_slots}; "
                         "add it to one of them"
                     )
-        return found
+        return places
 
     def mixers(self) -> dict[str, Mixer]:
         """Return the mixers that replaced parts of the host, by the prefix of their keys."""
@@ -349,374 +363,3 @@ def _compute_buffers(backbone: nn.Module, loaded: object) -> None:
         compute: Any = getattr(module, "init_non_persistent_buffers", None)  # timm's name for it
         if compute is not None:
             compute()
-
-
-class Mixer(nn.Module):
-    """A channel or token mixer: (B, H, W, C) -> (B, H, W, C) at any H and W.
-
-    A subclass defines ``mix``. Norm, residual, layer scale and drop path stay in the host's block.
-
-    Attributes:
-        prefix_mixing: Treatment of prefix (class) tokens. "joint": ``mix_joint`` mixes the map and
-            the prefix tokens together, as attention does. "pooled": each prefix token gets the mean
-            of the mixed map. "none": the host is built without prefix tokens and pools its map; a
-            channel mixer that defines ``mix_prefix`` treats them apart from the map instead.
-        kind: "token" or "channel", as it is registered; None for a mixer that is built directly.
-        replaced: Keys and shapes of the host's module that it replaced; None for a host's own.
-        is_related: True if that module was a mixer of the same class, so that its tensors may fit.
-        value_layer: Name of the part that sums values by coefficients, such as an FFN's second
-            layer; its inputs are the mixer's coefficients. Empty without one.
-        channel_mappings: Names of the parts that map C to hidden channels; the outputs of two are
-            multiplied.
-        grid_axes: Axes of the parameters and buffers whose shapes follow the map size, by name,
-            such as ``{"filter": "H F C 2"}``; see ``layers/grid_tables``. ``at_size`` reads them.
-        built_for: Map size (H, W) that it was built for; None outside a factory.
-        ignores_order: True if it treats all orders of the tokens alike, as attention without
-            positions does.
-        makes_choices: True if it selects parts by the largest scores, so that rounding may turn a
-            choice.
-        shows_attention: False if its attention is not the weights of tokens for tokens: of
-            channels, agents, gathered keys or all heads at once, or the difference of two.
-    """
-
-    prefix_mixing: PrefixMixing = "none"
-    kind: Literal["channel", "token"] | None = None
-    replaced: Mapping[str, torch.Size] | None = None
-    is_related: bool = False
-    value_layer: str = ""
-    channel_mappings: tuple[str, ...] = ()
-    grid_axes: Mapping[str, str] = MappingProxyType({})
-    built_for: tuple[int, int] | None = None
-    ignores_order: bool = False
-    makes_choices: bool = False
-    shows_attention: bool = True
-
-    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the map ``x`` (B, H, W, C) and, if given, the prefix tokens (B, P, C).
-
-        "pooled" returns the mean of the mixed map for every prefix token, which the host's residual
-        adds: class attention with equal weights over the map.
-
-        Source: class attention is that of CaiT (Touvron et al., "Going deeper with Image
-        Transformers", ICCV 2021, https://arxiv.org/abs/2103.17239).
-
-        Raises:
-            ValueError: The subclass returns another shape, which a residual might broadcast, or
-                refuses prefix tokens.
-        """
-        if prefix is not None and self.prefix_mixing == "joint":
-            return _checked_pair(self.mix_joint(x, prefix), x, prefix, self)
-        mixed = _of_shape(x, self.mix(x), self)
-        if prefix is None:
-            return mixed
-        if self.prefix_mixing == "pooled":
-            return mixed, mixed.mean(dim=(1, 2)).unsqueeze(1).expand_as(prefix)
-        return mixed, _of_shape(prefix, self.mix_prefix(prefix), self)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """Mix a map: (B, H, W, C) -> (B, H, W, C); by default ``mix_joint`` without prefix."""
-        return self.mix_joint(x, x.new_empty(x.shape[0], 0, x.shape[-1]))[0]
-
-    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix map and prefix tokens together: (B, H, W, C) and (B, P, C) -> both, P >= 0."""
-        raise NotImplementedError
-
-    def at_size(self, name: str, size: tuple[int, int]) -> Tensor:
-        """Return a parameter or buffer of ``grid_axes`` for a map of ``size`` (H, W), interpolated.
-
-        Raises:
-            ValueError: ``grid_axes`` lacks it, or its axes differ from its shape.
-        """
-        table: Tensor = operator.attrgetter(name)(self)
-        axes = self.grid_axes.get(name)
-        if axes is None:
-            raise ValueError(
-                f"{name} of {class_name(self)} is missing from its grid_axes; add its axes, "
-                f'such as {{{name!r}: "H W C"}}'
-            )
-        return resize_table(table, axes, grid_of(table.shape, axes, self.built_for), size)
-
-    def to_own_size(
-        self, tensors: dict[str, Tensor], source: tuple[int, int] | None = None
-    ) -> dict[str, Tensor]:
-        """Interpolate tables of another map size to the one that the mixer was built for.
-
-        Parameters missing from ``grid_axes`` are recognised by their shapes. Buffers are computed
-        from the map size, so the mixer keeps its own.
-
-        Args:
-            tensors: By their names in the mixer, in any sizes.
-            source: Their map size (H, W), if the file states it.
-
-        Returns:
-            The tensors that changed.
-        """
-        own = self.state_dict()
-        shapes = {
-            key: (own[key].shape, value.shape)
-            for key, value in tensors.items()
-            if key in own and (own[key].shape != value.shape or (source and key in self.grid_axes))
-        }
-        if self.built_for is None or not shapes or source == self.built_for:
-            return {}
-        reads = {f"{name}.weight" for name, m in self.named_modules() if isinstance(m, LAYERS)}
-        found = common_source(shapes, self.built_for, self.grid_axes, reads, source)
-        if found is None:
-            return {}
-        parameters = dict(self.named_parameters())
-        return {
-            key: resize_table(tensors[key], axes, found[0], self.built_for)
-            if key in parameters or key in self.grid_axes
-            else own[key]
-            for key, axes in found[1].items()
-        }
-
-    def convert_state_dict(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Map the authors' names to ours; tables of another map size may stay as they are.
-
-        Args:
-            tensors: By their names in the mixer, or the authors'; all others stay as they are.
-
-        Returns:
-            All tensors; a name that is missing from them counts as renamed.
-        """
-        return tensors
-
-    def take_earlier_form(
-        self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Change to an earlier default form if tensors have it; for exports without options.
-
-        Args:
-            tensors: By their names in the mixer.
-            given: Options that the export names.
-
-        Returns:
-            The options that changed; none by default.
-        """
-        return {}
-
-    def is_dead(self, key: str, value: Tensor) -> bool:
-        """Return True if a checkpoint's tensor that the mixer lacks would change no output.
-
-        Args:
-            key: Its name in the mixer.
-            value: The file's tensor.
-        """
-        return False
-
-    def narrow(self) -> None:
-        """Keep the centre row of each k x k kernel, for maps of one row such as series."""
-        keep_centre_row(self)
-
-    def take_penalty(self) -> Tensor | None:
-        """Return a loss of the last training pass for the task to add, and forget it."""
-        return None
-
-    def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """Mix prefix tokens by the pointwise parts of a channel mixer: (B, P, C) -> (B, P, C)."""
-        raise ValueError(no_prefix(class_name(self)))
-
-
-def takes_prefix(mixer: type[Mixer], kind: str | None) -> bool:
-    """Return True if a mixer in a slot of this kind takes prefix tokens.
-
-    ``mix_prefix`` counts for channel mixers only: under a token mixer that treats prefix tokens
-    apart from the map, a class token would never see the image.
-    """
-    apart = kind != "token" and mixer.mix_prefix is not Mixer.mix_prefix
-    return mixer.prefix_mixing != "none" or apart
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class; for a fast form, that of its plain class."""
-    return str(module._get_name())
-
-
-def no_prefix(mixer: str) -> str:
-    """Return the message that a mixer refuses prefix tokens."""
-    return (
-        f"{mixer} takes no class tokens (prefix_mixing='none'); build the host without them, such "
-        "as deit_t with class_token=False, or declare prefix_mixing='joint' or 'pooled' in the "
-        "mixer's class"
-    )
-
-
-def _checked_pair(mixed: object, x: Tensor, prefix: Tensor, mixer: Mixer) -> tuple[Tensor, Tensor]:
-    """Check the map and the prefix tokens that ``mix_joint`` returned."""
-    if not isinstance(mixed, tuple) or len(mixed) != 2:
-        raise ValueError(
-            f"{class_name(mixer)}.mix_joint returned {type(mixed).__name__}; return the mixed "
-            "map and the mixed prefix tokens, (x, prefix)"
-        )
-    return _of_shape(x, mixed[0], mixer), _of_shape(prefix, mixed[1], mixer)
-
-
-def _of_shape(given: Tensor, mixed: Tensor, mixer: Mixer) -> Tensor:
-    """Return a mixed tensor if it has the shape of the given one."""
-    # In compilers and tracers each comparison adds a condition on sizes.
-    if is_recording() or (shape := getattr(mixed, "shape", None)) == given.shape:
-        return mixed
-    made = type(mixed).__name__ if shape is None else tuple(shape)
-    raise ValueError(
-        f"{class_name(mixer)} returned {made} for {tuple(given.shape)}; a mixer must return the "
-        "shape of its input"
-    )
-
-
-class PointwiseMixer(Mixer):
-    """Mixer of (..., C) that treats all tokens alike, prefix tokens included."""
-
-    ignores_order = True
-
-    def mix_prefix(self, prefix: Tensor) -> Tensor:
-        """Mix prefix tokens like all others: (B, P, C) -> (B, P, C)."""
-        return self.mix(prefix)
-
-
-class SequenceMixer(Mixer):
-    """Mixer of a row of tokens, among which prefix tokens are the first.
-
-    A subclass defines ``mix_sequence``.
-    """
-
-    prefix_mixing = "joint"
-
-    def mix_sequence(self, tokens: Tensor) -> Tensor:
-        """Mix all tokens: (B, N, C) -> (B, N, C)."""
-        raise NotImplementedError
-
-    def mix(self, x: Tensor) -> Tensor:
-        """Mix the tokens of a map: (B, H, W, C) -> the same."""
-        return self.mix_sequence(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
-
-    def mix_joint(self, x: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix map and prefix tokens in one row: (B, H, W, C) and (B, P, C) -> both."""
-        count = prefix.shape[1]
-        mixed = self.mix_sequence(torch.cat([prefix, x.flatten(1, 2)], dim=1))
-        return mixed[:, count:].unflatten(1, x.shape[1:3]), mixed[:, :count]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Place in a host that a mixer fills, with all that determines the mixer's size.
-
-    Attributes:
-        dim: Channels C.
-        hidden_ratio: Hidden width of the host's own FFN over C.
-        grid: Map size (H, W) at the build resolution.
-        stage: Stage index, from 0.
-        block: Block index within the stage, from 0.
-        dense: True if the host is built for dense prediction.
-        num_prefix_tokens: Number P of class tokens.
-    """
-
-    dim: int
-    hidden_ratio: float
-    grid: tuple[int, int]
-    stage: int
-    block: int
-    dense: bool
-    num_prefix_tokens: int = 0
-
-
-MixerFactory = Callable[[Slot], Mixer]
-
-
-class SlotMixers:
-    """Factory of mixers that differ from stage to stage or from block to block.
-
-    Args:
-        by_place: Factory per stage and block; None keeps the host's own module. Later stages, such
-            as class blocks, take the last one.
-    """
-
-    def __init__(self, by_place: Mapping[tuple[int, int], MixerFactory | None]) -> None:
-        self.by_place = dict(by_place)
-
-    def at(self, slot: Slot) -> MixerFactory | None:
-        """Return the factory of a slot; None if the host keeps its own module there."""
-        last = next(reversed(self.by_place.values()))
-        return self.by_place.get((slot.stage, slot.block), last)
-
-    def __call__(self, slot: Slot) -> Mixer:
-        """Build the mixer of a slot.
-
-        Raises:
-            ValueError: The host keeps its own module there.
-        """
-        factory = self.at(slot)
-        if factory is None:
-            raise ValueError(f"stage {slot.stage}, block {slot.block} keeps the host's own module")
-        return factory(slot)
-
-
-def factory_at(factory: MixerFactory | None, slot: Slot) -> MixerFactory | None:
-    """Return the factory for one slot; None if the host keeps its own module there."""
-    return factory.at(slot) if isinstance(factory, SlotMixers) else factory
-
-
-def fill(block: nn.Module, name: str, factory: MixerFactory | None, slot: Slot) -> None:
-    """Replace a block's FFN or attention by a mixer; without factory the host keeps its own.
-
-    The block records the place in either case, see ``Backbone.channel_places``.
-    A host fills its slots after all of its own weights are drawn, so that mixers leave them alike.
-
-    Raises:
-        ValueError: The host has class tokens that the mixer refuses.
-    """
-    cast("Any", block).filled = (*getattr(block, "filled", ()), name)
-    factory = factory_at(factory, slot)
-    if factory is None:
-        return
-    mixer = factory(slot)
-    if slot.num_prefix_tokens and not takes_prefix(type(mixer), mixer.kind):
-        raise ValueError(no_prefix(class_name(mixer)))
-    own = block.get_submodule(name)
-    mixer.replaced = {key: value.shape for key, value in own.state_dict().items()}
-    mixer.is_related = type(own) is type(mixer)
-    replace(block, name, mixer)
-
-
-@dataclass(frozen=True)
-class HostConfig:
-    """Options that every host builder gets.
-
-    Attributes:
-        img_size: Build resolution (H, W), (1, L) for signals; other sizes run too.
-        drop_path_rate: Stochastic depth of the last block, rising linearly from 0.
-        pretrained: True to load timm's published weights (needs network once).
-        dense: Build for dense prediction (see ``create_backbone``).
-        patch_size: Stride of the first map.
-        channel_mixer: Builds the mixer that replaces an FFN; None keeps the host's own.
-        token_mixer: Builds the mixer that replaces attention or pooling; None keeps the host's own.
-        in_chans: Channels of the images.
-    """
-
-    img_size: tuple[int, int]
-    drop_path_rate: float = 0.0
-    pretrained: bool = False
-    dense: bool = False
-    patch_size: int = 4
-    channel_mixer: MixerFactory | None = None
-    token_mixer: MixerFactory | None = None
-    in_chans: int = 3
-
-    def grid(self, stride: int) -> tuple[int, int]:
-        """Return the size (H, W) of the map with this stride at the build resolution."""
-        height, width = self.img_size
-        return -(-height // stride), -(-width // stride)
-
-
-def hidden_width(dim: int, ratio: float) -> int:
-    """Return ``ratio`` times ``dim`` hidden channels, rounded down: 256 for 8/3 of 96.
-
-    Raises:
-        ValueError: The result is zero.
-    """
-    hidden = int(dim * ratio + 1e-6)
-    if hidden < 1:
-        raise ValueError(
-            f"hidden_ratio must give at least one hidden channel for {dim} channels, got {ratio}"
-        )
-    return hidden

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from backbones.base import Backbone, HostConfig, Mixer, MixerFactory, PrefixMixing, Slot
-from backbones.checkpoints.equations import plain
+from backbones.checkpoints.equations import plain_value
 from backbones.fast import fast as convert_to_fast
 from backbones.layers.pooling import correct_pooling
 from backbones.lora import Lora, add_adapters, warn_of_random_weights
-from backbones.mixer_choice import Choice, Typed, names_of, read_choices, resolve, spread
+from backbones.mixer_selection import Choice, Typed, names_of, read_choices, resolve, spread
 from backbones.options import check_arguments, check_value, keywords, listed, unknown
 from backbones.registry import (
     OWN_FFN,
@@ -313,8 +313,8 @@ def _record(
         "host": host.name,
         "mixer": _resolved(channel, "channel", host),
         "token_mixer": _resolved(token, "token", host),
-        "options": plain({**keywords(host.build), **host_kwargs}),
-        **({} if lora is None else {"lora": plain(vars(Lora(**lora)))}),
+        "options": plain_value({**keywords(host.build), **host_kwargs}),
+        **({} if lora is None else {"lora": plain_value(vars(Lora(**lora)))}),
         "grids": {
             name: list(part.built_for)
             for name, part in backbone.named_modules()
@@ -331,7 +331,7 @@ def _resolved(choice: Choice | tuple[Choice, ...], kind: Kind, host: HostEntry) 
     if name is None:
         return None
     chosen = {key: value for key, value in choice.options.items() if value is not None}
-    return plain({"name": name, **mixer_options(name, host.name), **chosen})
+    return plain_value({"name": name, **mixer_options(name, host.name), **chosen})
 
 
 def _of_kind(kind: Kind, mixer: str | None) -> str | None:

@@ -88,19 +88,19 @@ def _location(error: Exception) -> str:
     The file is the one being imported, even if the registry or a library raised the error.
     """
     if isinstance(error, SyntaxError) and error.filename and _is_in_package(error.filename):
-        return f"{_short(error.filename)}:{error.lineno}"
+        return f"{_relative_path(error.filename)}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_in_package(f.filename)]
     files = [frame.filename for frame in frames if frame.name == "<module>"]
     if not files:
         return ""
     line = [frame.lineno for frame in frames if frame.filename == files[-1]][-1]
-    return f"{_short(files[-1])}:{line}"
+    return f"{_relative_path(files[-1])}:{line}"
 
 
 def _is_in_package(file: str) -> bool:
     return Path(file).is_relative_to(PACKAGE)
 
 
-def _short(file: str) -> Path:
+def _relative_path(file: str) -> Path:
     """Return a path relative to the folder that contains the package."""
     return Path(file).relative_to(PACKAGE.parent)

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from backbones.base import Backbone
+from backbones.layers.bounds import check_positive, check_range, check_share
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.options import unknown
 from backbones.replace import replace, share_state
@@ -56,12 +57,10 @@ class Lora:
         dropout: float = 0.0,
         train: Parts = None,
     ) -> None:
-        if rank < 1:
-            raise ValueError(f"backbone.lora.rank must be at least 1, got {rank}")
-        if alpha is not None and alpha <= 0:
-            raise ValueError(f"backbone.lora.alpha must be above 0, got {alpha}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"backbone.lora.dropout must be from 0 to below 1, got {dropout}")
+        check_range("backbone.lora.rank", rank, 1)
+        if alpha is not None:
+            check_positive("backbone.lora.alpha", alpha)
+        check_share("backbone.lora.dropout", dropout)
         self.rank, self.dropout = rank, dropout
         self.alpha = float(rank if alpha is None else alpha)
         self.targets, self.train = _parts(targets), _parts(train)
@@ -85,11 +84,11 @@ def add_adapters(backbone: Backbone, options: Lora, untrained: Collection[str] =
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
-    added = backbone.map_keys if backbone.dense else ()
+    map_parts = backbone.map_keys if backbone.dense else ()
     trained = {
         name
         for name, _ in backbone.named_parameters()
-        if is_part(name, options.train) or name.startswith(added)
+        if is_part(name, options.train) or name.startswith(map_parts)
     }
     _check_train(backbone, options, trained)
     frozen = [
@@ -208,16 +207,16 @@ def _is_target(name: str, options: Lora) -> bool:
 def _check_train(backbone: Backbone, options: Lora, trained: Collection[str]) -> None:
     for part in options.train:
         if not any(is_part(name, [part]) for name in trained):
-            known = {word for name, _ in backbone.named_parameters() for word in name.split(".")}
-            raise ValueError(unknown("part in backbone.lora.train", part, sorted(known)))
+            words = {word for name, _ in backbone.named_parameters() for word in name.split(".")}
+            raise ValueError(unknown("part in backbone.lora.train", part, sorted(words)))
 
 
 def _check_targets(backbone: Backbone, options: Lora, names: Sequence[str]) -> None:
     for target in options.targets:
         if target != LINEAR and not any(is_part(name, [target]) for name in names):
             called = _called(backbone, _linear_layers(backbone))
-            known = {word for name in called for word in name.split(".")}
-            raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(known)))
+            words = {word for name in called for word in name.split(".")}
+            raise ValueError(unknown("layer in backbone.lora.targets", target, sorted(words)))
     if not names:
         raise ValueError(
             f"{backbone.name} has no linear layer for backbone.lora; leave backbone.lora out"

@@ -32,6 +32,7 @@ from backbones.base import Backbone
 from backbones.checkpoints.adoption import LoadReport, adopt
 from backbones.checkpoints.earlier_forms import take_earlier_forms
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.options.values import check_value
 from backbones.parameters.layer_decay import layer_decay_groups
 from backbones.replace import share_state
 
@@ -85,11 +86,11 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
         Raises:
             ValueError: Weights of another model; the keys that differ are listed.
         """
-        given = self.init_cfg
-        configs = given if isinstance(given, Sequence) else [given] if given else []
+        entries = self.init_cfg
+        configs = entries if isinstance(entries, Sequence) else [entries] if entries else []
         again, self.init_cfg = self.is_init, [c for c in configs if not _is_pretrained(c)] or None
         super().init_weights()
-        self.init_cfg = given
+        self.init_cfg = entries
         for config in configs:
             if _is_pretrained(config) and not again:
                 report = self.load_weights(config["checkpoint"], config.get("prefix"))
@@ -120,14 +121,14 @@ class ToolkitBackbone(BaseModule):  # type: ignore[misc]
             tensors = opened.state_dict if prefix is None else opened.tensors
         if prefix is not None:
             start = f"{prefix.removesuffix('.')}."
-            found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-            if not found:
+            inside = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+            if not inside:
                 tops = sorted({key.partition(".")[0] for key in tensors})
                 raise ValueError(
                     f"{checkpoint} has no keys behind init_cfg.prefix={prefix!r}; it has "
                     f"{', '.join(tops[:8])}"
                 )
-            tensors = found
+            tensors = inside
         take_earlier_forms(self._backbone, tensors)
         return adopt(self._backbone, dataclasses.replace(opened, path=checkpoint, given=tensors))
 
@@ -164,20 +165,19 @@ def build_toolkit_backbone(
     for option, instead in (("pretrained", "init_cfg"), ("dense", "out_type")):
         if option in options:
             raise ValueError(f"backbone.{option} is not for a toolkit's config; use {instead}")
-    if out_type not in ("featmap", "embedding"):
-        raise ValueError(f"backbone.out_type={out_type!r} must be 'featmap' or 'embedding'")
+    check_value("backbone.out_type", out_type, OutType)
     dense = out_type == "featmap"
     if name.partition("_")[0] == "timm":  # earlier exports lack the word
         options = {"partial": True, **options}
-    built = create_backbone(name, dense=dense, **{k: _plain(v) for k, v in options.items()})
+    built = create_backbone(name, dense=dense, **{k: _plain_value(v) for k, v in options.items()})
     kind: Any = type(built)
     backbone: Any = share_state(built, _toolkit_class(kind))
     num_maps = len(backbone.feature_info)
-    chosen = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
-    if not chosen or not set(chosen) <= set(range(num_maps)):
-        raise ValueError(f"backbone.out_indices={chosen}: {name} has maps 0 to {num_maps - 1}")
-    backbone.out_indices, backbone.out_type = chosen, out_type
-    backbone.init_cfg, backbone.is_init = _plain(init_cfg), False
+    indices = tuple(range(num_maps)) if out_indices is None else tuple(out_indices)
+    if not indices or not set(indices) <= set(range(num_maps)):
+        raise ValueError(f"backbone.out_indices={indices}: {name} has maps 0 to {num_maps - 1}")
+    backbone.out_indices, backbone.out_type = indices, out_type
+    backbone.init_cfg, backbone.is_init = _plain_value(init_cfg), False
     backbone.register_load_state_dict_pre_hook(_take_earlier_forms)
     backbone.freeze_unread()
     _extend_layer_decay()
@@ -188,14 +188,14 @@ def _take_earlier_forms(
     backbone: Any, state_dict: dict[str, Tensor], prefix: str, *rest: Any
 ) -> None:
     """Take the forms of mixers that a toolkit's checkpoint has, before it is loaded."""
-    own = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
-    take_earlier_forms(backbone, own)
+    inside = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    take_earlier_forms(backbone, inside)
 
 
 @functools.cache
 def _toolkit_class(host: Any) -> type[Backbone]:
-    own = {"__module__": __name__, "__doc__": host.__doc__}
-    return type(f"Toolkit{host.__name__}", (ToolkitBackbone, host), own)
+    attributes = {"__module__": __name__, "__doc__": host.__doc__}
+    return type(f"Toolkit{host.__name__}", (ToolkitBackbone, host), attributes)
 
 
 def _bare(host: Any) -> Backbone:
@@ -203,11 +203,11 @@ def _bare(host: Any) -> Backbone:
     return kind.__new__(kind)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Values of mmengine's configs as what they are made of."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: _plain_value(item) for key, item in value.items()}
+    return [_plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:
@@ -246,10 +246,10 @@ def register(names: Iterable[str]) -> None:
         ValueError: A name is taken by something other than our backbones.
     """
     for name in names:
-        other = MODELS.module_dict.get(name)
-        if other is not None and not hasattr(other, "backbone_name"):
+        existing = MODELS.module_dict.get(name)
+        if existing is not None and not hasattr(existing, "backbone_name"):
             raise ValueError(
-                f"mmengine's registry has a {name} from {other.__module__} already; import "
+                f"mmengine's registry has a {name} from {existing.__module__} already; import "
                 "backbones.mm without it"
             )
         build: Any = functools.partial(build_toolkit_backbone, name)

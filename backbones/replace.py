@@ -35,6 +35,6 @@ def share_state(module: nn.Module, kind: type[M]) -> M:
         module: Keeps its class.
         kind: Class of the new object; its constructor is not called.
     """
-    new = kind.__new__(kind)
-    object.__setattr__(new, "__dict__", module.__dict__)
-    return new
+    twin = kind.__new__(kind)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin

@@ -158,13 +158,12 @@ class TimmModel(nn.Module):
         Returns:
             Features and the list of maps, or only this list.
         """
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
-        if norm and not self.dense:
+        if output_fmt != "NCHW" or (norm and not self.dense):
             raise ValueError(
-                f"{self.backbone.name} has one norm per map with dense=True only; pass norm=False"
+                f"{self.backbone.name} gives maps as output_fmt='NCHW', with norm=True if it was "
+                f"built with dense=True; got output_fmt={output_fmt!r}, norm={norm}"
             )
-        take, _ = feature_take_indices(len(self.feature_info), _listed(indices))
+        take, _ = feature_take_indices(len(self.feature_info), _as_list(indices))
         maps = self.backbone(x)
         intermediates = [maps[index] for index in take]
         return intermediates if intermediates_only else (self.forward_features(x), intermediates)
@@ -173,15 +172,15 @@ class TimmModel(nn.Module):
         self, indices: Indices = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the classifier and, with ``prune_norm``, a last norm that no map reads."""
-        take, _ = feature_take_indices(len(self.feature_info), _listed(indices))
+        take, _ = feature_take_indices(len(self.feature_info), _as_list(indices))
         if prune_head:
             self.reset_classifier(0, "")
         if prune_norm and isinstance(self.backbone, HierarchicalBackbone) and not self.dense:
             for key in self.backbone.classification_keys:
                 part = getattr(self.backbone, key.rstrip("."), None)
                 if part is not None:  # a module, or LVT's class token, a parameter
-                    left = nn.Identity() if isinstance(part, nn.Module) else None
-                    setattr(self.backbone, key.rstrip("."), left)
+                    replacement = nn.Identity() if isinstance(part, nn.Module) else None
+                    setattr(self.backbone, key.rstrip("."), replacement)
         return list(take)
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
@@ -212,15 +211,15 @@ def timm_name(name: str) -> str:
 
 def register() -> list[str]:
     """Register all image backbones that timm lacks, and return their names in timm."""
-    module, added = sys.modules[__name__], []
+    module, names = sys.modules[__name__], []
     for name in list_backbones():
         entry = timm_name(name)
         if not is_model(entry) and host_modality(name) == "image":
             default_cfgs.update(generate_default_cfgs({entry: _config()}))
             setattr(module, entry, _entry_point(entry, name))
             register_model(getattr(module, entry))
-            added.append(entry)
-    return added
+            names.append(entry)
+    return names
 
 
 def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
@@ -230,9 +229,9 @@ def around(backbone: Backbone, options: Mapping[str, Any]) -> TimmModel:
         backbone: Becomes part of the model.
         options: Options of ``TimmModel`` and ``create_backbone`` that build the same model.
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    typed_options = {key: value for key, value in options.items() if value is not None}
     kind = partial(TimmModel, backbone.name, backbone=backbone)
-    model: TimmModel = build_model_with_cfg(kind, timm_name(backbone.name), False, **given)
+    model: TimmModel = build_model_with_cfg(kind, timm_name(backbone.name), False, **typed_options)
     return model
 
 
@@ -271,11 +270,11 @@ def _entry_point(entry: str, name: str) -> Callable[..., nn.Module]:
 def _check_source(entry: str, options: dict[str, Any]) -> None:
     """Check that ``pretrained=True`` names its weights."""
     config = options.get("pretrained_cfg")
-    given = dict(vars(config) if isinstance(config, PretrainedCfg) else {})
+    source = dict(vars(config) if isinstance(config, PretrainedCfg) else {})
     if isinstance(config, dict):
-        given |= config
-    given |= options.get("pretrained_cfg_overlay") or {}
-    if not any(given.get(key) for key in SOURCES):
+        source |= config
+    source |= options.get("pretrained_cfg_overlay") or {}
+    if not any(source.get(key) for key in SOURCES):
         raise ValueError(
             f"no pretrained weights of {entry} exist for timm; pass "
             "pretrained_cfg_overlay={'file': <checkpoint>}, or pretrained=False"
@@ -301,7 +300,7 @@ def _adapt(state_dict: dict[str, Tensor], model: TimmModel) -> dict[str, Tensor]
     return {f"backbone.{key}": value for key, value in backbone.state_dict().items()} | classifier
 
 
-def _listed(indices: Indices) -> Any:
+def _as_list(indices: Indices) -> Any:
     return indices if indices is None or isinstance(indices, int) else list(indices)
 
 

@@ -40,25 +40,24 @@ def dense_logits(network: Any, images: Tensor) -> Tensor:
         return _linear_classifier_logits(network, images)
     features = network.forward_features(images)
     width = network.num_features
-    if not isinstance(features, Tensor) or width not in features.shape[1:]:
-        raise ValueError(f"{type(network).__name__} lacks a map of features; take another network")
+    is_map = isinstance(features, Tensor) and width in features.shape[1:]
+    prefix = getattr(network, "num_prefix_tokens", 0)
+    side = math.isqrt(features.shape[1] - prefix) if is_map and features.ndim == 3 else 0
+    if not is_map or (features.ndim == 3 and side**2 != features.shape[1] - prefix):
+        raise ValueError(
+            f"{type(network).__name__} lacks a map of features or a square one of tokens; take "
+            "another network"
+        )
     if features.ndim == 3:
-        prefix = getattr(network, "num_prefix_tokens", 0)
         places = features[:, prefix:]
-        side = math.isqrt(places.shape[1])
-        if side**2 != places.shape[1]:
-            raise ValueError(
-                f"{type(network).__name__} must have a square map of tokens, got "
-                f"{places.shape[1]} tokens; take another network"
-            )
         # The position fills the prefix tokens too, since the pooling may read any token.
-        each = places.flatten(0, 1)[:, None].expand(-1, 1 + prefix, -1)
-        return _as_map(network.forward_head(each), len(images), (side, side))
+        rows = places.flatten(0, 1)[:, None].expand(-1, 1 + prefix, -1)
+        return _as_map(network.forward_head(rows), len(images), (side, side))
     channels_first = features.shape[1] == width
-    each = features.permute(0, 2, 3, 1) if channels_first else features
-    size = each.shape[1], each.shape[2]
-    each = each.reshape(-1, width, 1, 1) if channels_first else each.reshape(-1, 1, 1, width)
-    return _as_map(network.forward_head(each), len(images), size)
+    rows = features.permute(0, 2, 3, 1) if channels_first else features
+    size = rows.shape[1], rows.shape[2]
+    rows = rows.reshape(-1, width, 1, 1) if channels_first else rows.reshape(-1, 1, 1, width)
+    return _as_map(network.forward_head(rows), len(images), size)
 
 
 def _linear_classifier_logits(network: LinearClassifier, images: Tensor) -> Tensor:
@@ -70,13 +69,13 @@ def _linear_classifier_logits(network: LinearClassifier, images: Tensor) -> Tens
         return _as_map(tokens.flatten(0, 1), len(images), size)
     maps = getattr(backbone, "stage_maps", None)
     if maps is None:  # this backbone's forward returns the normalised map
-        each = backbone(images)[-1].permute(0, 2, 3, 1).flatten(0, 2)
-        return _as_map(classifier(each), len(images), size)
+        rows = backbone(images)[-1].permute(0, 2, 3, 1).flatten(0, 2)
+        return _as_map(classifier(rows), len(images), size)
     last = maps(images)[-1]
     channels_first = getattr(backbone, "channels_first", False)
-    each = last.permute(0, 2, 3, 1) if channels_first else last
-    shape = (-1, each.shape[3], 1, 1) if channels_first else (-1, 1, 1, each.shape[3])
-    places = each.reshape(shape)
+    rows = last.permute(0, 2, 3, 1) if channels_first else last
+    shape = (-1, rows.shape[3], 1, 1) if channels_first else (-1, 1, 1, rows.shape[3])
+    places = rows.reshape(shape)
     one_place: Any = copy.copy(backbone)
     one_place.stage_maps = lambda images: [images]
     return _as_map(classifier(one_place.embed(places)), len(images), size)

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbones.layers.bounds import check_range
+
 TIMES = 1000  # T
 BETAS = (1e-4, 0.02)
 CPU = torch.device("cpu")
@@ -32,19 +34,19 @@ class Betas(NamedTuple):
     Attributes:
         times: Time of each step in T.
         betas: Variance of the noise that a step adds.
-        kept: Product of 1 - beta up to this step.
-        kept_before: The same up to the step before; 1 for the first.
+        alphas: Product of 1 - beta up to this step.
+        alphas_before: The same up to the step before; 1 for the first.
     """
 
     times: Tensor
     betas: Tensor
-    kept: Tensor
-    kept_before: Tensor
+    alphas: Tensor
+    alphas_before: Tensor
 
     @property
     def posterior(self) -> Tensor:
         """Variance of a step backwards, given the clean input; 0 for the first step."""
-        return self.betas * (1 - self.kept_before) / (1 - self.kept)
+        return self.betas * (1 - self.alphas_before) / (1 - self.alphas)
 
 
 @functools.cache
@@ -57,15 +59,14 @@ def schedule(steps: int = TIMES, device: torch.device = CPU) -> Betas:
     Raises:
         ValueError: More steps than T, or none.
     """
-    if not 1 <= steps <= TIMES:
-        raise ValueError(f"steps must be from 1 to {TIMES}, got {steps}")
-    kept = torch.linspace(*BETAS, TIMES, dtype=torch.float64).neg().add(1).cumprod(0)
+    check_range("steps", steps, 1, TIMES)
+    alphas = torch.linspace(*BETAS, TIMES, dtype=torch.float64).neg().add(1).cumprod(0)
     stride = (TIMES - 1) / (steps - 1) if steps > 1 else 1.0
     times = torch.from_numpy(np.rint(np.arange(steps) * stride).astype(np.int64))
-    kept = kept[times]
-    before = torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]])
-    made = (times, 1 - kept / before, kept, before)
-    return Betas(*(values.to(device) for values in made))
+    alphas = alphas[times]
+    before = torch.cat([torch.ones(1, dtype=torch.float64), alphas[:-1]])
+    columns = (times, 1 - alphas / before, alphas, before)
+    return Betas(*(values.to(device) for values in columns))
 
 
 def per_input(values: Tensor, like: Tensor) -> Tensor:
@@ -73,39 +74,39 @@ def per_input(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like).reshape(-1, *[1] * (like.ndim - 1))
 
 
-def noisy(clean: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
-    """Return sqrt(a) x + sqrt(1 - a) noise for the kept shares a (B,)."""
-    return per_input(kept.sqrt(), clean) * clean + per_input((1 - kept).sqrt(), clean) * noise
+def noisy(clean: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
+    """Return sqrt(a) x + sqrt(1 - a) noise for the shares a (B,)."""
+    return per_input(alphas.sqrt(), clean) * clean + per_input((1 - alphas).sqrt(), clean) * noise
 
 
-def velocity(clean: Tensor, noise: Tensor, kept: Tensor) -> Tensor:
-    """Return the velocity sqrt(a) noise - sqrt(1 - a) x for the kept shares a (B,).
+def velocity(clean: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
+    """Return the velocity sqrt(a) noise - sqrt(1 - a) x for the shares a (B,).
 
     Source: Salimans and Ho, "Progressive Distillation for Fast Sampling of Diffusion Models", ICLR
     2022, https://arxiv.org/abs/2202.00512, App. D.
     """
-    return noisy(noise, -clean, kept)
+    return noisy(noise, -clean, alphas)
 
 
-def noise_of(x: Tensor, velocity: Tensor, kept: Tensor) -> Tensor:
+def noise_of(x: Tensor, velocity: Tensor, alphas: Tensor) -> Tensor:
     """Return the noise that noisy inputs and their velocity stand for."""
-    return noisy(velocity, x, kept)
+    return noisy(velocity, x, alphas)
 
 
-def clean_of(x: Tensor, noise: Tensor, kept: Tensor, clip: bool) -> Tensor:
+def clean_of(x: Tensor, noise: Tensor, alphas: Tensor, clip: bool) -> Tensor:
     """Return the clean input that noisy inputs and their noise stand for."""
-    clean = (x - per_input((1 - kept).sqrt(), x) * noise) / per_input(kept.sqrt(), x)
+    clean = (x - per_input((1 - alphas).sqrt(), x) * noise) / per_input(alphas.sqrt(), x)
     return clean.clamp(-1, 1) if clip else clean
 
 
-def ddim_step(x: Tensor, noise: Tensor, kept: Tensor, before: Tensor, clip: bool) -> Tensor:
+def ddim_step(x: Tensor, noise: Tensor, alphas: Tensor, before: Tensor, clip: bool) -> Tensor:
     """Return the input of the step before, without new noise (eta = 0).
 
     Source: DDIM, Eq. 12. With ``clip`` the noise follows from the clipped clean input.
     """
-    clean = clean_of(x, noise, kept, clip)
+    clean = clean_of(x, noise, alphas, clip)
     if clip:
-        noise = (x - per_input(kept.sqrt(), x) * clean) / per_input((1 - kept).sqrt(), x)
+        noise = (x - per_input(alphas.sqrt(), x) * clean) / per_input((1 - alphas).sqrt(), x)
     return noisy(clean, noise, before)
 
 
@@ -127,12 +128,14 @@ def posterior(clean: Tensor, x: Tensor, betas: Betas, step: Tensor) -> Gaussian:
 
     Source: DDPM, Eq. 6 and 7. The variance of the first step is that of the second.
     """
-    beta, kept, before = (values[step] for values in (betas.betas, betas.kept, betas.kept_before))
-    one = before.sqrt() * beta / (1 - kept)
-    other = (1 - beta).sqrt() * (1 - before) / (1 - kept)
+    beta, alpha, before = (
+        values[step] for values in (betas.betas, betas.alphas, betas.alphas_before)
+    )
+    clean_factor = before.sqrt() * beta / (1 - alpha)
+    noisy_factor = (1 - beta).sqrt() * (1 - before) / (1 - alpha)
     floor = betas.posterior.clone()
     floor[0] = floor[1] if len(floor) > 1 else betas.betas[0]
-    mean = per_input(one, x) * clean + per_input(other, x) * x
+    mean = per_input(clean_factor, x) * clean + per_input(noisy_factor, x) * x
     return Gaussian(mean, per_input(floor[step].log(), x).expand_as(x))
 
 
@@ -152,7 +155,7 @@ def predicted(
     them the variance is that of ``posterior``.
     """
     channels = x.shape[1]
-    clean = clean_of(x, output[:, :channels], betas.kept[step], clip)
+    clean = clean_of(x, output[:, :channels], betas.alphas[step], clip)
     mean, least = posterior(clean, x, betas, step)
     if output.shape[1] == channels:
         return Gaussian(mean, least)

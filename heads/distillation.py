@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.layers.bounds import check_positive, check_range
 from backbones.layers.precision import at_least_float32
 from backbones.options import check_value
 
@@ -46,20 +47,18 @@ class Distillation:
         check_value("task.distillation.type", self.type, Literal["hard", "soft"])
         check_value("task.distillation.alpha", self.alpha, float)
         check_value("task.distillation.temperature", self.temperature, float)
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"task.distillation.alpha must be from 0 to 1, got {self.alpha}")
-        if not self.temperature > 0:
-            raise ValueError(
-                f"task.distillation.temperature must be above 0, got {self.temperature}"
-            )
+        check_range("task.distillation.alpha", self.alpha, 0, 1)
+        check_positive("task.distillation.temperature", self.temperature)
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return L(teacher), a scalar, for logits (B, K) of both."""
         student, teacher = at_least_float32(student), at_least_float32(teacher)
         if self.type == "hard":
             return F.cross_entropy(student, teacher.argmax(dim=1))
-        ours, theirs = (F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher))
-        divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+        student_logs, teacher_logs = (
+            F.log_softmax(x / self.temperature, dim=1) for x in (student, teacher)
+        )
+        divergence = F.kl_div(student_logs, teacher_logs, reduction="batchmean", log_target=True)
         return self.temperature**2 * divergence
 
 

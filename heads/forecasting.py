@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.hosts.scaffolds.series import Normalisation, SeriesBackbone
+from backbones.layers.bounds import check_share
 from backbones.options import Remembering, check_value
 
 TARGETS = ("Forecaster",)
@@ -90,8 +91,7 @@ class Forecaster(Remembering, nn.Module):
         super().__init__()
         check_value("head.normalisation", normalisation, Normalisation | None)
         check_value("head.loss", loss, Loss)
-        if not 0 <= drop < 1:
-            raise ValueError(f"head.drop must be from 0 to below 1, got {drop}")
+        check_share("head.drop", drop)
         ascending = all(low < high for low, high in itertools.pairwise((0.0, *quantiles, 1.0)))
         if quantiles and not ascending:
             raise ValueError(

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.denoising import DenoisingBackbone
+from backbones.layers.bounds import check_range, check_share
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering, check_value
 from heads.diffusion import (
@@ -28,6 +30,7 @@ from heads.diffusion import (
     variational_bound,
     velocity,
 )
+from heads.host_check import check_host
 
 TARGETS = ("Generator",)
 
@@ -88,21 +91,15 @@ class Generator(Remembering, nn.Module):
         check_value("head.objective", objective, Objective)
         check_value("head.prediction", prediction, Prediction)
         check_value("head.sampler", sampler, Sampler)
-        if not isinstance(backbone, DenoisingBackbone):
-            raise ValueError(
-                f"{backbone.name or type(backbone).__name__} cannot denoise; pass a host such as "
-                "u_ffnet_tiny"
-            )
-        if (objective == "flow") != (sampler == "euler"):
-            fitting = "euler" if objective == "flow" else "ddpm or ddim"
-            raise ValueError(f"head.objective={objective} needs head.sampler={fitting}")
-        if objective == "flow" and backbone.out_channels != backbone.channels:
-            raise ValueError("head.objective=flow needs backbone.learn_sigma=false")
-        if not 0 <= label_dropout < 1:
-            raise ValueError(f"head.label_dropout must be from 0 to below 1, got {label_dropout}")
-        if not 1 <= steps <= TIMES:
-            raise ValueError(f"head.steps must be from 1 to {TIMES}, got {steps}")
-        self.backbone: DenoisingBackbone = backbone
+        check_host(backbone, DenoisingBackbone, "denoise", "u_ffnet_tiny")
+        is_flow = objective == "flow"
+        predicts_variance = backbone.out_channels != backbone.channels
+        if is_flow != (sampler == "euler") or (is_flow and predicts_variance):
+            needs = "euler and backbone.learn_sigma=false" if is_flow else "ddpm or ddim"
+            raise ValueError(f"head.objective={objective} needs head.sampler={needs}")
+        check_share("head.label_dropout", label_dropout)
+        check_range("head.steps", steps, 1, TIMES)
+        self.backbone = cast("DenoisingBackbone", backbone)
         self.objective, self.sampler, self.steps = objective, sampler, steps
         self.prediction = prediction
         self.label_dropout, self.guidance, self.clip = label_dropout, guidance, clip
@@ -134,10 +131,10 @@ class Generator(Remembering, nn.Module):
             "guided_channels",
             "clip",
         )
-        found = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in names}
         if self.latent_shift:
-            found["latent_shift"] = self.latent_shift
-        return found | {"latent_scale": self.latent_scale if self.has_vae else None}
+            settings["latent_shift"] = self.latent_shift
+        return settings | {"latent_scale": self.latent_scale if self.has_vae else None}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the prediction at time 0 for an unknown class, as counting runs it."""
@@ -169,13 +166,13 @@ class Generator(Remembering, nn.Module):
         """
         vae: Any = self.__dict__["vae"]
         vae.to(images.device)
-        found = vae.encode(images).latent_dist
-        return found.mean, found.std
+        latents = vae.encode(images).latent_dist
+        return latents.mean, latents.std
 
     def vae_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the VAE by name."""
-        found: dict[str, Tensor] = self.__dict__["vae"].state_dict()
-        return found
+        tensors: dict[str, Tensor] = self.__dict__["vae"].state_dict()
+        return tensors
 
     @torch.no_grad()
     def encode(self, images: Tensor, *, draw: bool) -> Tensor:
@@ -212,14 +209,14 @@ class Generator(Remembering, nn.Module):
             times = torch.rand(len(clean), device=clean.device, dtype=torch.float32)
             return {"loss_flow": self._flow_errors(clean, noise, times, labels).mean()}
         step = torch.randint(TIMES, (len(clean),), device=clean.device)
-        full = schedule(TIMES, clean.device)
-        kept = full.kept[step]
-        x = noisy(clean, noise, kept)
+        betas = schedule(TIMES, clean.device)
+        alpha = betas.alphas[step]
+        x = noisy(clean, noise, alpha)
         (output,) = self.backbone(x, step, labels)
-        errors = self._diffusion_errors(output, clean, noise, kept)
+        errors = self._diffusion_errors(output, clean, noise, alpha)
         losses = {f"loss_{self.prediction}": errors.mean()}
         if output.shape[1] > clean.shape[1]:
-            terms = variational_bound(clean, x, self._noise(x, output, kept), full, step)
+            terms = variational_bound(clean, x, self._noise(x, output, alpha), betas, step)
             losses["loss_variance"] = terms.mean()
         return losses
 
@@ -227,8 +224,8 @@ class Generator(Remembering, nn.Module):
         self, output: Tensor, clean: Tensor, noise: Tensor, kept: Tensor
     ) -> Tensor:
         """Return the mean squared error of each input (B,)."""
-        wanted = noise if self.prediction == "noise" else velocity(clean, noise, kept)
-        return (output[:, : clean.shape[1]] - wanted).square().flatten(1).mean(1)
+        target = noise if self.prediction == "noise" else velocity(clean, noise, kept)
+        return (output[:, : clean.shape[1]] - target).square().flatten(1).mean(1)
 
     def _noise(self, x: Tensor, output: Tensor, kept: Tensor) -> Tensor:
         """Return the output with noise in the place of a velocity."""
@@ -256,10 +253,10 @@ class Generator(Remembering, nn.Module):
         if self.objective == "flow":
             return self._flow_errors(clean, noise, times.to(clean.device), labels)
         step = (times * TIMES).long().to(clean.device)
-        kept = schedule(TIMES, clean.device).kept[step]
-        x = noisy(clean, noise, kept)
+        alpha = schedule(TIMES, clean.device).alphas[step]
+        x = noisy(clean, noise, alpha)
         (output,) = self.backbone(x, step, labels)
-        return self._diffusion_errors(output, clean, noise, kept)
+        return self._diffusion_errors(output, clean, noise, alpha)
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -286,10 +283,10 @@ class Generator(Remembering, nn.Module):
         for index in reversed(range(self.steps)):
             step = torch.full((len(x),), index, device=x.device)
             output = self.guided(x, spaced.times[step], labels)
-            output = self._noise(x, output, spaced.kept[step])
+            output = self._noise(x, output, spaced.alphas[step])
             if self.sampler == "ddim":
                 noise = output[:, : x.shape[1]]
-                x = ddim_step(x, noise, spaced.kept[step], spaced.kept_before[step], self.clip)
+                x = ddim_step(x, noise, spaced.alphas[step], spaced.alphas_before[step], self.clip)
                 continue
             mean, log_variance = predicted(x, output, spaced, step, clip=self.clip)
             x = mean
@@ -301,21 +298,22 @@ class Generator(Remembering, nn.Module):
         """Return the prediction u + s (c - u) with that of an unknown class, u, in one pass."""
         if self.guidance == 1:
             return self.backbone(x, times, labels)[0]
-        both = torch.cat([labels, torch.full_like(labels, self.num_classes)])
-        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), both)
-        known, unknown = output.chunk(2)
+        two_labels = torch.cat([labels, torch.full_like(labels, self.num_classes)])
+        (output,) = self.backbone(torch.cat([x, x]), torch.cat([times, times]), two_labels)
+        conditional, unconditional = output.chunk(2)
         channels = x.shape[1] if self.guided_channels is None else self.guided_channels
-        change = (self.guidance - 1) * (known - unknown)
+        change = (self.guidance - 1) * (conditional - unconditional)
         change[:, min(channels, x.shape[1]) :] = 0
-        return known + change
+        return conditional + change
 
 
 def _draw(generators: Sequence[torch.Generator], like: Tensor) -> Tensor:
     """Return noise of each generator, drawn on the CPU so that devices agree."""
-    drawn = [
-        torch.randn(like.shape[1:], generator=each, dtype=torch.float32) for each in generators
+    noises = [
+        torch.randn(like.shape[1:], generator=generator, dtype=torch.float32)
+        for generator in generators
     ]
-    return torch.stack(drawn).to(like)
+    return torch.stack(noises).to(like)
 
 
 def seeded_noise(seeds: Sequence[int], like: Tensor) -> Tensor:
@@ -329,16 +327,13 @@ def load_vae(path: str) -> Any:
     Raises:
         ValueError: diffusers or the folder is missing.
     """
-    try:
-        from diffusers import AutoencoderKL
-    except ImportError as error:
+    if find_spec("diffusers") is None or not (Path(path) / "config.json").is_file():
         raise ValueError(
-            "head.vae needs diffusers: pip install diffusers; or train on latents"
-        ) from error
-    if not (Path(path) / "config.json").is_file():
-        raise ValueError(
-            f"head.vae={path} lacks config.json; pass the folder of a diffusers AutoencoderKL, "
-            "such as a copy of stabilityai/sd-vae-ft-ema"
+            f"head.vae={path} needs diffusers (pip install diffusers) and the folder of an "
+            "AutoencoderKL with its config.json, such as a copy of stabilityai/sd-vae-ft-ema; or "
+            "train on latents"
         )
+    from diffusers import AutoencoderKL
+
     vae = AutoencoderKL.from_pretrained(path, local_files_only=True, low_cpu_mem_usage=False)
     return vae.eval().requires_grad_(False)

@@ -5,6 +5,7 @@ Axes: B images, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from timm.loss import AsymmetricLossMultiLabel, AsymmetricLossSingleLabel, Binar
 from torch import Tensor
 from torchvision.ops import sigmoid_focal_loss
 
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import at_least_float32
 from heads.global_mean import global_mean
 
@@ -80,14 +82,14 @@ class LabelLoss:
         clip: float | None = None,
     ) -> None:
         self.name: str = name or self.usual
-        known = [one for several, one in self.takes if several == self.multi_label]
-        if self.name not in known:
-            raise ValueError(f"task.loss.name={name} must be one of {', '.join(known)} here")
-        given = {
+        valid_names = [loss for several, loss in self.takes if several == self.multi_label]
+        if self.name not in valid_names:
+            raise ValueError(f"task.loss.name={name} must be one of {', '.join(valid_names)} here")
+        loss_options = {
             "class_weights": class_weights, "gamma": gamma, "alpha": alpha,
             "gamma_pos": gamma_pos, "gamma_neg": gamma_neg, "clip": clip,
         }  # fmt: skip
-        self._check(given)
+        self._check(loss_options)
         self.class_weights = class_weights
         self.gamma = 2.0 if gamma is None else gamma
         self.alpha = 0.25 if alpha is None else alpha
@@ -100,20 +102,20 @@ class LabelLoss:
 
     def _check(self, given: dict[str, Any]) -> None:
         """Refuse options that the loss lacks or that are out of range."""
-        taken = self.takes[self.multi_label, self.name]
+        valid_options = self.takes[self.multi_label, self.name]
         for option, value in given.items():
             if value is None:
                 continue
-            if option not in taken:
+            if option not in valid_options:
                 raise ValueError(
                     f"task.loss.{option} does not apply to {self.name} here, which takes "
-                    f"{', '.join(taken) or 'no options'}; leave it out"
+                    f"{', '.join(valid_options) or 'no options'}; leave it out"
                 )
             if option == "class_weights":
                 _check_weights(value)
-            elif not (0 <= value <= 1 if option in ("alpha", "clip") else value >= 0):
-                limits = "from 0 to 1" if option in ("alpha", "clip") else "at least 0"
-                raise ValueError(f"task.loss.{option} must be {limits}, got {value}")
+            else:
+                most = 1 if option in ("alpha", "clip") else math.inf
+                check_range(f"task.loss.{option}", value, 0, most)
 
     @property
     def is_usual(self) -> bool:
@@ -178,7 +180,7 @@ class LabelLoss:
         weights = None if self.weights is None else self.weights.to(logits)
         if self.multi_label:
             return self._several(logits, labels, smoothing)
-        return self._one(logits, labels, smoothing, weights)
+        return self._loss_of_labels(logits, labels, smoothing, weights)
 
     def _several(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if self.name == "asymmetric":
@@ -191,7 +193,7 @@ class LabelLoss:
             return sigmoid_focal_loss(logits, labels, self.alpha, self.gamma, "mean")
         return F.binary_cross_entropy_with_logits(logits, labels)
 
-    def _one(
+    def _loss_of_labels(
         self, logits: Tensor, labels: Tensor, smoothing: float, weights: Tensor | None
     ) -> Tensor:
         if self.name == "cross_entropy" and weights is not None and labels.ndim == 1:

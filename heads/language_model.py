@@ -70,14 +70,14 @@ class LanguageModel(Remembering, nn.Module):
 
     def _take_word_head(self) -> None:
         """Load the head of words that the backbone's file had, and say whether it was complete."""
-        found = self.backbone.word_head
-        own = {name: value for name, value in self.state_dict().items() if name in NAMES}
-        if {name: value.shape for name, value in found.items()} == {
-            name: value.shape for name, value in own.items()
+        word_head = self.backbone.word_head
+        state = {name: value for name, value in self.state_dict().items() if name in NAMES}
+        if {name: value.shape for name, value in word_head.items()} == {
+            name: value.shape for name, value in state.items()
         }:
-            self.load_state_dict(found, strict=False)
+            self.load_state_dict(word_head, strict=False)
             logger.info("the head of words comes from the pretrained file, too")
-        elif found:
+        elif word_head:
             logger.warning(
                 "the head of words in the pretrained file is incomplete or of another size; it "
                 "starts from random weights"
@@ -123,6 +123,6 @@ class LanguageModel(Remembering, nn.Module):
         return self._logits(batch)
 
     def _logits(self, batch: Mapping[str, Tensor]) -> Tensor:
-        given = batch["tokens" if self.backbone.causal else "masked"]
-        x = self.backbone.encode(given, batch["segments"], batch["mask"])
+        tokens = batch["tokens" if self.backbone.causal else "masked"]
+        x = self.backbone.encode(tokens, batch["segments"], batch["mask"])
         return self.compare(x[self.predicted(batch)[0]])

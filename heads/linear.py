@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from backbones import Backbone, create_backbone
 from backbones.checkpoints.adoption import LoadReport, adopt, convert
 from backbones.checkpoints.opening import open_checkpoint
+from backbones.layers.bounds import check_range, check_share
 from backbones.layers.classifier import Classifier
 from backbones.options import Remembering
 from heads.losses import Targets, classification_losses
@@ -48,11 +49,9 @@ class LinearClassifier(Remembering, nn.Module):
         drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        check_range("num_classes", num_classes, 1)
         for name, share in (("label_smoothing", label_smoothing), ("drop", drop)):
-            if not 0 <= share < 1:
-                raise ValueError(f"head.{name} must be from 0 to below 1, got {share}")
+            check_share(f"head.{name}", share)
         self.backbone = backbone
         self.classifier = self._make_classifier(num_classes, drop)
         self.label_smoothing = label_smoothing

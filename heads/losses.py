@@ -57,17 +57,21 @@ def classification_losses(
     Raises:
         ValueError: The batch has token labels, but the classifier lacks token outputs.
     """
-    if targets.token_labels is not None:
-        raise ValueError(NO_TOKENS)
+    _refuse_token_labels(targets)
     logits = classifier(features)
-    own = targets.own_loss(logits, targets.labels)
-    return add_teacher_loss(own, logits, targets.taught)
+    label_loss = targets.own_loss(logits, targets.labels)
+    return add_teacher_loss(label_loss, logits, targets.taught)
 
 
 NO_TOKENS = (
     "token labels need a network that classifies its tokens, backbone=lvt_r1 to lvt_r4 with its "
     "class blocks; pass data.token_labels=null for this one"
 )
+
+
+def _refuse_token_labels(targets: Targets) -> None:
+    if targets.token_labels is not None:
+        raise ValueError(NO_TOKENS)
 
 
 @classification_losses.register
@@ -89,8 +93,7 @@ def two_token_losses(
     Source: Touvron et al., "Training data-efficient image transformers", ICML 2021,
     https://arxiv.org/abs/2012.12877, Sec. 4.
     """
-    if targets.token_labels is not None:
-        raise ValueError(NO_TOKENS)
+    _refuse_token_labels(targets)
     own_loss = targets.own_loss
     if not classifier.training or targets.taught is None:
         logits = classifier(features)
@@ -128,13 +131,15 @@ def token_losses(
         logits = classifier(features)
         return add_teacher_loss(own_loss(logits, targets.labels), logits, targets.taught)
     logits, token_logits = classifier.outputs(features)
-    image, each = _split_labels(targets, token_logits.shape[1])
+    image, token_targets = _split_labels(targets, token_logits.shape[1])
     # Processes draw their own shares, and each call of a weighted loss exchanges its weights.
-    other = own_loss(logits, image.flip(0))
-    own = features.own_share * own_loss(logits, image) + (1 - features.own_share) * other
-    aux = own_loss(token_logits.transpose(1, 2), each)
-    losses = add_teacher_loss(own + AUX_WEIGHT * aux, logits, targets.taught)
-    return {**losses, "class_token": own, "tokens": aux}
+    flipped_loss = own_loss(logits, image.flip(0))
+    class_loss = (
+        features.own_share * own_loss(logits, image) + (1 - features.own_share) * flipped_loss
+    )
+    aux = own_loss(token_logits.transpose(1, 2), token_targets)
+    losses = add_teacher_loss(class_loss + AUX_WEIGHT * aux, logits, targets.taught)
+    return {**losses, "class_token": class_loss, "tokens": aux}
 
 
 def _split_labels(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -142,7 +147,7 @@ def _split_labels(targets: Targets, num_tokens: int) -> tuple[Tensor, Tensor]:
     if targets.token_labels is None:
         labels = targets.labels
         return labels, labels[..., None].expand(*labels.shape, num_tokens)
-    given = targets.token_labels.shape[2] - 1
-    if given != num_tokens:
-        raise ValueError(f"{given} token labels per image do not match {num_tokens} tokens")
+    count = targets.token_labels.shape[2] - 1
+    if count != num_tokens:
+        raise ValueError(f"{count} token labels per image do not match {num_tokens} tokens")
     return targets.token_labels[:, :, 0], targets.token_labels[:, :, 1:]

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.hosts.scaffolds.points import PointBackbone, present
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
 from heads.global_mean import global_mean
+from heads.host_check import check_host
 
 TARGETS = ("PointSegmenter",)
 IGNORED = -1
@@ -62,16 +64,11 @@ class PointSegmenter(Remembering, nn.Module):
         votes: int = 1,
     ) -> None:
         super().__init__()
-        if not isinstance(backbone, PointBackbone):
-            raise ValueError(
-                f"{backbone.name or type(backbone).__name__} takes no point clouds; pass a host "
-                "such as ffnet_3d_tiny"
-            )
+        check_host(backbone, PointBackbone, "read point clouds", "ffnet_3d_tiny")
         if votes != 1 and votes not in VIEWS:
             raise ValueError(f"head.votes must be 1, {' or '.join(map(str, VIEWS))}, got {votes}")
         for name, value in (("ce_weight", ce_weight), ("lovasz_weight", lovasz_weight)):
-            if value < 0:
-                raise ValueError(f"head.{name} must be at least 0, got {value}")
+            check_range(f"head.{name}", value, 0)
         self.backbone = backbone
         self.grid_size, self.features, self.votes = grid_size, tuple(features), votes
         self.ce_weight, self.lovasz_weight = ce_weight, lovasz_weight
@@ -110,20 +107,20 @@ class PointSegmenter(Remembering, nn.Module):
         return torch.stack([self._predict_cloud(cloud, vote) for cloud in batch["points"]])
 
     def _predict_cloud(self, points: Tensor, vote: bool) -> Tensor:
-        found = present(points[None])[0]
-        cloud = points[found]
+        is_present = present(points[None])[0]
+        cloud = points[is_present]
         if not vote:
             first, inverse = first_points(cloud, self.grid_size)
-            own = self(cloud[first][None])[0].log_softmax(-1)[inverse]
+            logs = self(cloud[first][None])[0].log_softmax(-1)[inverse]
         else:
             total = points.new_zeros(len(cloud), self.classifier.out_features)
             for view in self.views(cloud):
-                for chosen in fragments(view, self.grid_size):
-                    total[chosen] += self(view[chosen][None])[0].softmax(-1)
-            own = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
-        full = own.new_full((len(points), own.shape[1]), -math.log(own.shape[1]))
-        full[found] = own
-        return full
+                for fragment in fragments(view, self.grid_size):
+                    total[fragment] += self(view[fragment][None])[0].softmax(-1)
+            logs = (total / total.sum(-1, keepdim=True)).log()  # fragments repeat points
+        filled = logs.new_full((len(points), logs.shape[1]), -math.log(logs.shape[1]))
+        filled[is_present] = logs
+        return filled
 
     def views(self, cloud: Tensor) -> Iterator[Tensor]:
         """Yield the rotated, scaled and mirrored views of a cloud: (N, 3 + F) each."""

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from backbones import Backbone
 from backbones.hosts.scaffolds.super_resolution import UPSAMPLER, SuperResolutionBackbone
 from backbones.layers.bicubic import reflect
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import crop, missing
 from backbones.options import Remembering, check_value
+from heads.host_check import check_host
 
 TARGETS = ("SuperResolver",)
 Loss = Literal["l1", "charbonnier"]
@@ -58,19 +60,15 @@ class SuperResolver(Remembering, nn.Module):
         super().__init__()
         check_value("head.loss", loss, Loss)
         for name, value in (("charbonnier_eps", charbonnier_eps), ("fft_weight", fft_weight)):
-            if not value >= 0:
-                raise ValueError(f"head.{name} must be at least 0, got {value}")
+            check_range(f"head.{name}", value, 0)
         self.scale, self.loss_name, self.fft_weight = scale, loss, fft_weight
         self.charbonnier_eps, self.tile = charbonnier_eps, tile
-        _check_host(backbone)
+        check_host(backbone, SuperResolutionBackbone, "enlarge images", "ffnet_sr_light")
         self.backbone = backbone
         self.upsampler = self.host.upsampler(scale)
         least = 2 * self.margin + self.host.size_divisor
-        if self.host.radius is not None and tile < least:
-            raise ValueError(
-                f"head.tile={tile} is too small: parts overlap by {self.margin} pixels at each "
-                f"side; pass {least} or more"
-            )
+        if self.host.radius is not None:  # else the network sees all at once
+            check_range(f"head.tile (parts overlap by {self.margin} pixels)", tile, least)
 
     @property
     def host(self) -> SuperResolutionBackbone:
@@ -159,9 +157,9 @@ class SuperResolver(Remembering, nn.Module):
             for column in columns:
                 part = padded[:, :, row.start : row.stop, column.start : column.stop]
                 enlarged = self.upsampler(self.backbone(part)[0], part)
-                kept = enlarged[0, :, row.inner(self.scale), column.inner(self.scale)]
+                inner = enlarged[0, :, row.inner(self.scale), column.inner(self.scale)]
                 at = slice(self.scale * column.first, self.scale * column.last)
-                stripe[:, :, at] = kept[:, : stripe.shape[1]]
+                stripe[:, :, at] = inner[:, : stripe.shape[1]]
             yield stripe[:, :, : self.scale * width]
 
     def convert_state_dict(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,11 +174,13 @@ class SuperResolver(Remembering, nn.Module):
 
     def scale_of(self, tensors: Mapping[str, Tensor]) -> int | None:
         """Return the scale of converted tensors by the shapes of their last layers, if known."""
-        given = {key: value.shape for key, value in tensors.items() if key.startswith(UPSAMPLER)}
-        for scale in self.host.scales if given else ():
+        file_shapes = {
+            key: value.shape for key, value in tensors.items() if key.startswith(UPSAMPLER)
+        }
+        for scale in self.host.scales if file_shapes else ():
             with torch.device("meta"):
-                own = self.host.upsampler(scale).state_dict()
-            if given == {f"{UPSAMPLER}{key}": value.shape for key, value in own.items()}:
+                state = self.host.upsampler(scale).state_dict()
+            if file_shapes == {f"{UPSAMPLER}{key}": value.shape for key, value in state.items()}:
                 return scale
         return None
 
@@ -215,15 +215,15 @@ def spans(length: int, size: int, margin: int, divisor: int = 1) -> list[Span]:
     if length <= size:
         return [Span(0, length, 0, length)]
     assert size >= 2 * margin + divisor, "parts would not move on"
-    found, first = [], 0
+    ranges, first = [], 0
     while first < length:
         start = max(0, first - margin)
         start = min(start, length - size) // divisor * divisor
         stop = min(start + size, length)
         last = length if stop == length else stop - margin
-        found.append(Span(start, stop, first, last))
+        ranges.append(Span(start, stop, first, last))
         first = last
-    return found
+    return ranges
 
 
 def charbonnier(enlarged: Tensor, truth: Tensor, eps: float) -> Tensor:
@@ -236,16 +236,8 @@ def charbonnier(enlarged: Tensor, truth: Tensor, eps: float) -> Tensor:
 
 def fourier_distance(enlarged: Tensor, truth: Tensor) -> Tensor:
     """Return the mean absolute difference of real and imaginary parts of the 2-D transforms."""
-    one, other = (
+    enlarged_spectrum, true_spectrum = (
         torch.fft.rfft2(x.to(torch.promote_types(x.dtype, torch.float32)))
         for x in (enlarged, truth)
     )
-    return F.l1_loss(torch.view_as_real(one), torch.view_as_real(other))
-
-
-def _check_host(backbone: Backbone) -> None:
-    if not isinstance(backbone, SuperResolutionBackbone):
-        raise ValueError(
-            f"{backbone.name or type(backbone).__name__} cannot enlarge images; pass a host such "
-            "as ffnet_sr_light"
-        )
+    return F.l1_loss(torch.view_as_real(enlarged_spectrum), torch.view_as_real(true_spectrum))

@@ -6,6 +6,7 @@ Axes: B texts, L tokens, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from backbones import Backbone
 from backbones.hosts.bert import TextEncoder
 from backbones.layers.precision import at_least_float32
 from backbones.options import Remembering
+from heads.host_check import check_host
 
 TARGETS = ("TextClassifier",)
 
@@ -73,11 +75,11 @@ class TextClassifier(Remembering, nn.Module):
         Pairs in both orders add ``tokens_swapped`` and so on.
         """
         name = "loss_mse" if self.num_classes == 1 else "loss_ce"
-        logits, x, both = self._classify(batch)
-        found = {name: self.losses(logits, batch["labels"]).mean()}
+        logits, x, texts = self._classify(batch)
+        losses = {name: self.losses(logits, batch["labels"]).mean()}
         if self.words_weight:
-            found["loss_words"] = self.words_weight * self._next_words(x, both)
-        return found
+            losses["loss_words"] = self.words_weight * self._next_words(x, texts)
+        return losses
 
     @torch.no_grad()
     def predict(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -91,16 +93,16 @@ class TextClassifier(Remembering, nn.Module):
 
     def _classify(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Return logits, the encoder's outputs, and the texts that it read."""
-        both: Mapping[str, Tensor] = batch
+        texts: Mapping[str, Tensor] = batch
         if "tokens_swapped" in batch:
             names = ("tokens", "segments", "mask")
-            both = {name: torch.cat([batch[name], batch[f"{name}_swapped"]]) for name in names}
-        x = self.backbone.encode(both["tokens"], both["segments"], both["mask"])
-        pooled = self.backbone.pool(x, both["mask"])
+            texts = {name: torch.cat([batch[name], batch[f"{name}_swapped"]]) for name in names}
+        x = self.backbone.encode(texts["tokens"], texts["segments"], texts["mask"])
+        pooled = self.backbone.pool(x, texts["mask"])
         count = len(batch["tokens"])
         if len(pooled) > count:
             pooled = pooled[:count] + pooled[count:]
-        return self.classifier(self.drop(pooled)), x, both
+        return self.classifier(self.drop(pooled)), x, texts
 
     def _next_words(self, x: Tensor, texts: Mapping[str, Tensor]) -> Tensor:
         """Return the mean over texts of the mean loss of each next word (GPT-1, Eq. 5)."""
@@ -117,9 +119,5 @@ def check_text(backbone: Backbone) -> TextEncoder:
     Raises:
         ValueError: Another backbone.
     """
-    if not isinstance(backbone, TextEncoder):
-        raise ValueError(
-            f"{backbone.name or type(backbone).__name__} takes no text; pass a host such as "
-            "bert_tiny"
-        )
-    return backbone
+    check_host(backbone, TextEncoder, "read text", "bert_tiny")
+    return cast("TextEncoder", backbone)

@@ -37,6 +37,6 @@ def token_labels(
     # Coordinates start at the centre of the first position, as in the authors' code.
     corners = boxes * boxes.new_tensor([width, height, width, height]) - 0.5
     rois = torch.cat([torch.arange(count).to(corners)[:, None], corners], dim=1)
-    whole = roi_align(maps, rois, (1, 1)).flatten(2)
-    each = roi_align(maps, rois, size).flatten(2)
-    return torch.cat([whole, each], dim=2).softmax(dim=1)
+    image_share = roi_align(maps, rois, (1, 1)).flatten(2)
+    token_shares = roi_align(maps, rois, size).flatten(2)
+    return torch.cat([image_share, token_shares], dim=2).softmax(dim=1)

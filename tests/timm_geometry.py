@@ -59,7 +59,7 @@ def seen_changes(backbone: TimmBackbone, found: Found) -> tuple[Tensor, Tensor]:
     order = list(backbone.facts.calls)
     place = order.index(found.name)
     local = set(_before(backbone, found)) | {
-        one.name for one in backbone.slots.found if order.index(one.name) < place
+        one.name for one in backbone.slots.places if order.index(one.name) < place
     }
     for name in sorted(local, key=lambda one: -one.count(".")):
         backbone.network.get_submodule(name).register_forward_hook(_silence)

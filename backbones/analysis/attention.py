@@ -153,24 +153,24 @@ def record_attention(backbone: Backbone, images: Tensor) -> dict[str, Attention]
     finally:
         for handle in handles:
             handle.remove()
-    found = {}
+    maps = {}
     for name, weights in recorder.weights.items():
         block = next(block for block in blocks if name.startswith(f"{block}."))
-        kept = calls[block][0]
-        height, width = backbone.block_map(kept.output, *kept.inputs).shape[2:]
+        call = calls[block][0]
+        height, width = backbone.block_map(call.output, *call.inputs).shape[2:]
         stride = 2 ** round(math.log2(images.shape[2] / height))
         placed = backbone.place_attention(name, weights, len(images))
         if placed is not None:
             weights, step, prefix = placed
             size = (height, width)
-            found[name] = _locate(weights, len(images), size, prefix, float(stride), step)
-    if not found:
+            maps[name] = _locate(weights, len(images), size, prefix, float(stride), step)
+    if not maps:
         raise ValueError(
             f"{backbone.name or type(backbone).__name__} lacks attention between tokens; use deit, "
             "swin, pvt_v2, gcvit, visionllama, edgevit, lvt, or any host with "
             "backbone.token_mixer=attention"
         )
-    return found
+    return maps
 
 
 def _locate(
@@ -190,8 +190,8 @@ def _locate(
     if windows > 1 or _sampling(map_size, weights.shape[2] - prefix) is None:
         prefix = 0 if windows > 1 else prefix
         size = _window_size(map_size, weights.shape[2] - prefix)
-        whole = weights.unflatten(0, (batch, windows))
-        return Attention(whole, prefix, size, size, step, step, stride)
+        joined = weights.unflatten(0, (batch, windows))
+        return Attention(joined, prefix, size, size, step, step, stride)
     grids = []
     for tokens in (weights.shape[2] - prefix, weights.shape[3] - prefix):
         sampled = _sampling(map_size, tokens)
@@ -200,9 +200,9 @@ def _locate(
                 f"{tokens} tokens must form a regular grid of a map of {map_size[0]}x{map_size[1]}"
             )
         grids.append((sampled, _reduced(map_size, sampled, tokens)))
-    (apart, size), (key_apart, key_size) = grids
+    (query_distance, size), (key_apart, key_size) = grids
     return Attention(
-        weights[:, None], prefix, size, key_size, float(apart), float(key_apart), stride
+        weights[:, None], prefix, size, key_size, float(query_distance), float(key_apart), stride
     )
 
 
@@ -217,8 +217,8 @@ def _sampling(size: Size, tokens: int) -> int | None:
         for step in range(1, max(size) + 1)
         if tokens in (_count(size, step, True), _count(size, step, False))
     ]
-    wanted = math.sqrt(size[0] * size[1] / tokens) if tokens else 0.0
-    return min(steps, key=lambda step: abs(step - wanted), default=None)
+    ideal = math.sqrt(size[0] * size[1] / tokens) if tokens else 0.0
+    return min(steps, key=lambda step: abs(step - ideal), default=None)
 
 
 def _count(size: Size, step: int, up: bool) -> int:
@@ -261,16 +261,16 @@ def rollout(attention: Mapping[str, Attention] | Sequence[Attention]) -> Tensor:
         ValueError: The network has windows, reduced keys or several map sizes.
     """
     layers = list(attention.values() if isinstance(attention, Mapping) else attention)
-    shapes = {tuple(one.weights.shape[-2:]) for one in layers}
-    (rows, columns), *others = shapes
-    if others or rows != columns or any(one.weights.shape[1] > 1 for one in layers):
+    shapes = {tuple(layer.weights.shape[-2:]) for layer in layers}
+    (rows, columns), *more_shapes = shapes
+    if more_shapes or rows != columns or any(layer.weights.shape[1] > 1 for layer in layers):
         raise ValueError(
             "rollout needs attention over one whole map, as in DeiT; this network has windows, "
             "reduced keys or maps of several sizes"
         )
     total: Tensor | None = None
-    for one in layers:
-        mixed = one.weights[:, 0].double().mean(1)
+    for layer in layers:
+        mixed = layer.weights[:, 0].double().mean(1)
         mixed = (mixed + torch.eye(rows, dtype=mixed.dtype, device=mixed.device)) / 2
         mixed = mixed / mixed.sum(-1, keepdim=True)
         total = mixed if total is None else mixed @ total

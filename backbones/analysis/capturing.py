@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, class_name
+from backbones.base import Backbone
+from backbones.mixer import class_name
 from backbones.options import unknown
 
 Size = tuple[int, int]
@@ -67,19 +68,19 @@ def choose_blocks(backbone: Backbone, blocks: Sequence[str] | None) -> tuple[str
     names = backbone.block_names()
     if blocks is None:
         return names
-    chosen = []
+    selection = []
     for block in blocks:
         if block.removeprefix("-").isdecimal():
             number = int(block)
-            if number == 0 or abs(number) > len(names):
-                raise ValueError(
-                    f"{backbone.name} has blocks 1 to {len(names)}, -1 is the last; got {block}"
-                )
-            block = names[number - 1 if number > 0 else number]
+            if 0 < abs(number) <= len(names):
+                block = names[number - 1 if number > 0 else number]
         if block not in names:
-            raise ValueError(unknown(f"block of {backbone.name}", block, list(names)))
-        chosen.append(block)
-    return tuple(chosen)
+            raise ValueError(
+                f"{backbone.name} has blocks 1 to {len(names)}, -1 is the last; "
+                + unknown("block", block, list(names))
+            )
+        selection.append(block)
+    return tuple(selection)
 
 
 @torch.no_grad()
@@ -97,7 +98,7 @@ def block_maps(
     with evaluating(backbone), watch(backbone, names) as calls:
         backbone(images)
     return {
-        name: backbone.block_map(kept[0].output, *kept[0].inputs) for name, kept in calls.items()
+        name: backbone.block_map(call[0].output, *call[0].inputs) for name, call in calls.items()
     }
 
 
@@ -130,16 +131,16 @@ def coefficients(
 
     Source: FFNet (https://arxiv.org/abs/2406.02021), Sec. 2 and Eq. 4.
     """
-    own = backbone.token_mixers() | backbone.channel_mixers()
-    layers = {name: value_layer(module) for name, module in own.items()}
+    mixers_of = backbone.token_mixers() | backbone.channel_mixers()
+    layers = {name: value_layer(module) for name, module in mixers_of.items()}
     if mixers is None:
         mixers = [name for name, layer in layers.items() if layer is not None]
     for name in mixers:
-        if name not in own:
-            raise ValueError(unknown(f"mixer of {backbone.name}", name, list(own)))
+        if name not in mixers_of:
+            raise ValueError(unknown(f"mixer of {backbone.name}", name, list(mixers_of)))
         if layers[name] is None:
             raise ValueError(
-                f"{name} of {backbone.name} ({class_name(own[name])}) lacks coefficients; "
+                f"{name} of {backbone.name} ({class_name(mixers_of[name])}) lacks coefficients; "
                 "choose an FFN or another mixer with two layers"
             )
     places = {name: f"{name}.{layers[name]}" for name in mixers}
@@ -155,15 +156,15 @@ def coefficients(
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-    found = {}
+    tensors = {}
     for name, place in places.items():
-        kept = calls[blocks[name]][0]
-        size = backbone.block_map(kept.output, *kept.inputs).shape[2:]
+        call = calls[blocks[name]][0]
+        size = backbone.block_map(call.output, *call.inputs).shape[2:]
         layer = backbone.get_submodule(place)
         map_ = _as_map(layer, calls[place], (size[0], size[1]), backbone)
         if map_ is not None:
-            found[name] = map_
-    return found
+            tensors[name] = map_
+    return tensors
 
 
 def _block_of(backbone: Backbone, mixer: str) -> str:
@@ -175,9 +176,9 @@ def _as_map(layer: nn.Module, calls: list[Call], size: Size, backbone: Backbone)
     if not calls:
         return None
     x: Tensor = calls[0].inputs[0]
-    apart = backbone.gathered(x)
-    if apart is not None:
-        return apart
+    gathered = backbone.gathered(x)
+    if gathered is not None:
+        return gathered
     if x.ndim == 3:
         if x.shape[1] == backbone.num_prefix_tokens + size[0] * size[1]:
             x = x[:, backbone.num_prefix_tokens :]

@@ -66,10 +66,10 @@ def class_activation(
     (name,) = choose_blocks(backbone, [block])
     layer = backbone.cam_layer(name)
     images = images.detach().clone().requires_grad_()
-    whole = model if isinstance(model, nn.Module) else backbone
-    with evaluating(whole), torch.enable_grad(), watch(backbone, [name, layer]) as calls:
+    network = model if isinstance(model, nn.Module) else backbone
+    with evaluating(network), torch.enable_grad(), watch(backbone, [name, layer]) as calls:
         scores = model(images)
-        kept = backbone.block_tensor(calls[layer][0].output)
+        tensor = backbone.block_tensor(calls[layer][0].output)
         inputs = calls[name][0].inputs
         if classes is None:
             classes = scores.argmax(1)
@@ -80,11 +80,11 @@ def class_activation(
         score = scores.gather(1, classes[:, None].to(scores.device)).sum()
         gradient = None
         if score.requires_grad:
-            (gradient,) = torch.autograd.grad(score, kept, allow_unused=True)
+            (gradient,) = torch.autograd.grad(score, tensor, allow_unused=True)
     if gradient is None:
         raise ValueError(f"the score does not depend on the output of {layer} of {backbone.name}")
     features, gradients = (
-        backbone.block_map(part.detach(), *inputs).double() for part in (kept, gradient)
+        backbone.block_map(part.detach(), *inputs).double() for part in (tensor, gradient)
     )
     return weighted(features, gradients, method), classes
 

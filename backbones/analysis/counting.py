@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from backbones.analysis.operators import operator_macs, spectral_macs
-from backbones.base import class_name
 from backbones.layers.pooling import AvgPool2d
+from backbones.mixer import class_name
 
 Model = Callable[[Tensor], object]
 Size = tuple[int, int]
@@ -225,8 +225,8 @@ def _attention_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 def _batched_macs(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Return fvcore's count of a batch of products, with or without a sum."""
-    left, right = (item.type().sizes() for item in inputs[1:3])
-    return math.prod(left) * int(right[-1])
+    first_sizes, second_sizes = (item.type().sizes() for item in inputs[1:3])
+    return math.prod(first_sizes) * int(second_sizes[-1])
 
 
 class _Counter(TorchDispatchMode):

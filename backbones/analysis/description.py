@@ -29,8 +29,8 @@ def describe_network(backbone: Backbone) -> dict[str, Any]:
     slots = [*backbone.token_mixers().values(), *backbone.channel_mixers().values()]
     for block in backbone.modules():  # some hosts have slots outside their blocks, such as LVT
         slots += [block.get_submodule(name) for name in getattr(block, "filled", ())]
-    apart = [*slots, *(child for m in backbone.modules() for child in _adapters(m))]
-    in_slots = {id(p) for module in apart for p in module.parameters()}
+    replaced = [*slots, *(child for m in backbone.modules() for child in _adapters(m))]
+    in_slots = {id(p) for module in replaced for p in module.parameters()}
     inside = {id(part) for module in slots for part in module.modules()}
     outside = [part for part in backbone.modules() if id(part) not in inside]
     return {
@@ -60,30 +60,30 @@ def unlike_host(backbone: Backbone, options: Mapping[str, Any]) -> str | None:
         return None
     host = look_up(backbone.name)[0].name
     usual, plain_usual = backbone_schema(backbone.name), backbone_schema(host)
-    typed = {
+    host_options = {
         key: value
         for key, value in options.items()
         if key not in MIXERS and key in usual and value != usual[key]
     }
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        plain = describe_network(create_backbone(host, **typed))
-    own = describe_network(backbone)
+        host_text = describe_network(create_backbone(host, **host_options))
+    text = describe_network(backbone)
     notes = []
-    if own["class_tokens"] < plain["class_tokens"]:
-        pooling = own["pooling"].replace("mean of the map", "mean pooling")
+    if text["class_tokens"] < host_text["class_tokens"]:
+        pooling = text["pooling"].replace("mean of the map", "mean pooling")
         notes.append("without a class token" + f" ({pooling})" * (not backbone.dense))
     notes += [
         f"with {key}={str(usual[key]).lower()}"
         for key in plain_usual
-        if key not in (*MIXERS, *typed, "class_token") and usual[key] != plain_usual[key]
+        if key not in (*MIXERS, *host_options, "class_token") and usual[key] != plain_usual[key]
     ]
-    more = own["host_parameters"] - plain["host_parameters"]
+    more = text["host_parameters"] - host_text["host_parameters"]
     if more and not notes:
         notes.append(f"with {abs(more):,} parameters {'more' if more > 0 else 'fewer'} in the host")
     token = mixer_label(backbone.record.get("token_mixer"))
-    added = f" with token_mixer={token}" if token and backbone.name == host else ""
+    suffix = f" with token_mixer={token}" if token and backbone.name == host else ""
     return (
-        f"{backbone.name}{added} is built {' and '.join(notes)}, unlike {host}" if notes else None
+        f"{backbone.name}{suffix} is built {' and '.join(notes)}, unlike {host}" if notes else None
     )
 
 

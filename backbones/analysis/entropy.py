@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backbones.analysis.capturing import block_maps
 from backbones.base import Backbone
+from backbones.layers.bounds import check_range
 
 BINS = 256
 
@@ -24,8 +25,7 @@ def map_entropy(maps: Tensor, bins: int = BINS) -> Tensor:
     Raises:
         ValueError: Values are NaN or infinite, or bins below 1.
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    check_range("bins", bins, 1)
     values = maps.detach().flatten(1).double()
     if not values.isfinite().all():
         raise ValueError("entropy needs finite features, got NaN or infinite values")

@@ -37,7 +37,7 @@ class KeyRanking:
     counts: Tensor
 
     @classmethod
-    def empty(cls, classes: int, keys: int) -> KeyRanking:
+    def start(cls, classes: int, keys: int) -> KeyRanking:
         """Return a ranking of zero images."""
         return cls(torch.zeros(classes, keys, dtype=torch.float64), torch.zeros(classes))
 
@@ -66,6 +66,6 @@ class KeyRanking:
     def shares_in_top(self, count: int = 5) -> Tensor:
         """Return per key the share of seen classes with it among their top keys: (M,)."""
         keys = self.top_keys(count)
-        found = torch.zeros(self.sums.shape[1], dtype=torch.float64)
-        found.index_add_(0, keys.flatten(), torch.ones(keys.numel(), dtype=torch.float64))
-        return found / max(1, len(keys))
+        totals = torch.zeros(self.sums.shape[1], dtype=torch.float64)
+        totals.index_add_(0, keys.flatten(), torch.ones(keys.numel(), dtype=torch.float64))
+        return totals / max(1, len(keys))

@@ -27,17 +27,17 @@ def filter_normalised(parameters: Sequence[Tensor], seed: int) -> list[Tensor]:
     get zeros.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    directions = []
     for parameter in parameters:
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         noise = noise.to(parameter)
         if parameter.ndim < 2:
-            found.append(torch.zeros_like(parameter))
+            directions.append(torch.zeros_like(parameter))
             continue
-        lengths, own = (t.detach().flatten(1).norm(dim=1) for t in (noise, parameter))
-        factor = (own / lengths.clamp(min=1e-12)).view(-1, *[1] * (parameter.ndim - 1))
-        found.append(noise * factor)
-    return found
+        lengths, norms = (t.detach().flatten(1).norm(dim=1) for t in (noise, parameter))
+        factor = (norms / lengths.clamp(min=1e-12)).view(-1, *[1] * (parameter.ndim - 1))
+        directions.append(noise * factor)
+    return directions
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def moved(
     parameters: Sequence[Tensor], steps: Sequence[tuple[float, Sequence[Tensor]]]
 ) -> Iterator[None]:
     """Move the parameters inside the context, and restore them to the bit afterwards."""
-    kept = [parameter.detach().clone() for parameter in parameters]
+    originals = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
         for length, direction in steps:
             for parameter, part in zip(parameters, direction, strict=True):
@@ -54,7 +54,7 @@ def moved(
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in zip(parameters, kept, strict=True):
+            for parameter, value in zip(parameters, originals, strict=True):
                 parameter.copy_(value)
 
 
@@ -125,8 +125,8 @@ def _gradient(
 ) -> list[Tensor]:
     with moved(parameters, [(step, direction)]), torch.enable_grad():
         value = objective()
-        found = torch.autograd.grad(value, list(parameters), allow_unused=True)
-    pairs = zip(found, parameters, strict=True)
+        gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
+    pairs = zip(gradients, parameters, strict=True)
     return [torch.zeros_like(p) if g is None else g.detach() for g, p in pairs]
 
 

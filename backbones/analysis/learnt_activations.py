@@ -40,20 +40,20 @@ def learnt_activations(network: nn.Module, points: Tensor) -> dict[str, LearntAc
     Raises:
         ValueError: The network lacks them.
     """
-    found: dict[str, LearntActivation] = {}
+    activations: dict[str, LearntActivation] = {}
     for name, module in network.named_modules():
-        if any(name.startswith(f"{outer}.") for outer in found) or not _is_learnt(module):
+        if any(name.startswith(f"{outer}.") for outer in activations) or not _is_learnt(module):
             continue
         parameters = {key: p.detach() for key, p in module.named_parameters()}
         channels = next(iter(parameters.values()))
         grid = points.to(channels)[:, None].expand(-1, len(channels))
-        found[name] = LearntActivation(_kind(module), module(grid).T, parameters)
-    if not found:
+        activations[name] = LearntActivation(_kind(module), module(grid).T, parameters)
+    if not activations:
         raise ValueError(
             "the network lacks activations with learnt coefficients (AGeLU, PReLU or RPReLU); use "
             "the mixers iffn or affn"
         )
-    return found
+    return activations
 
 
 def _is_learnt(module: nn.Module) -> bool:

@@ -37,23 +37,26 @@ import importlib.util
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
 from backbones.analysis.lipschitz_search import Part, search, solve
-from backbones.base import class_name
+from backbones.layers.bounds import check_range
 from backbones.layers.norms import scale_and_shift
+from backbones.mixer import class_name
 from backbones.mixers.ffn import FFN
 from backbones.mixers.iffn import IFFN
 from backbones.mixers.iffn.activations import BASES, Arb, Base, RPReLU, scaled_slopes
+from backbones.options.values import check_value
 
 Method = Literal["auto", "sdp", "reduced"]
 Form = Literal["joint", "split"]
 Solver = Literal["CLARABEL", "SCS"]
 SMALL = 40  # channels, hidden ones included, up to which a solver takes seconds
+TIMM_BASES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.ELU: "elu", nn.Softplus: "softplus"}
 GELU_TANH = (-0.128995, 1.128995)  # slopes of GELU's approximation by a tanh, rounded outwards
 
 
@@ -110,34 +113,33 @@ def lipschitz_bound(
         ValueError: Another kind of mixer, one with a spatial part, a batch norm in training mode,
             NaN or infinite weights, unknown method, form or solver, or "sdp" without cvxpy.
     """
-    _check("method", method, get_args(Method))
-    _check("form", form, get_args(Form))
-    _check("solver", solver, get_args(Solver))
-    if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    check_value("method", method, Method)
+    check_value("form", form, Form)
+    check_value("solver", solver, Solver)
+    check_range("iterations", iterations, 1)
     branches = mixer_parts(mixer)
-    whole = _stack(branches)
-    if not all(tensor.isfinite().all() for tensor in whole):
+    stacked = _stack(branches)
+    if not all(tensor.isfinite().all() for tensor in stacked):
         raise ValueError("the bound needs finite weights; this mixer has NaN or infinite ones")
     has_cvxpy = importlib.util.find_spec("cvxpy") is not None
     if method == "auto":
-        method = "sdp" if has_cvxpy and sum(whole.w0.shape) <= SMALL else "reduced"
+        method = "sdp" if has_cvxpy and sum(stacked.w0.shape) <= SMALL else "reduced"
     if method == "sdp" and not has_cvxpy:
         raise ValueError(
             "method sdp needs cvxpy and its solvers: pip install -e '.[lipschitz]'; or use "
             "method=reduced"
         )
     start = time.perf_counter()
-    parts = [whole] if form == "joint" else branches
-    found = [solve(p, solver) if method == "sdp" else search(p, iterations) for p in parts]
+    parts = [stacked] if form == "joint" else branches
+    solutions = [solve(p, solver) if method == "sdp" else search(p, iterations) for p in parts]
     return LipschitzBound(
-        bound=sum(math.sqrt(rho) for rho, _ in found) + residual,
-        rho=tuple(rho for rho, _ in found),
-        tau=tuple(tau for _, tau in found),
+        bound=sum(math.sqrt(rho) for rho, _ in solutions) + residual,
+        rho=tuple(rho for rho, _ in solutions),
+        tau=tuple(tau for _, tau in solutions),
         form=form,
         method=method,
-        product=whole.product_bound() + residual,
-        certified=all(math.isfinite(rho) for rho, _ in found),
+        product=stacked.product_bound() + residual,
+        certified=all(math.isfinite(rho) for rho, _ in solutions),
         seconds=time.perf_counter() - start,
     )
 
@@ -149,32 +151,15 @@ def mixer_parts(mixer: nn.Module) -> list[Part]:
     Raises:
         ValueError: A mixer of another form, or with batch norms in training mode.
     """
-    if isinstance(mixer, IFFN) and mixer.dw is not None:
-        raise ValueError(
-            "the bound holds for mixers that treat every token alone, not for an IFFN with a "
-            "spatial part; use affn, or iffn_bn with spatial=False"
-        )
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in mixer.modules()):
-        raise ValueError(
-            "a batch norm in training mode depends on all tokens; call mixer.eval() first"
-        )
-    if not isinstance(mixer, IFFN | FFN | Mlp):
-        raise ValueError(
-            f"the bound is unknown for {class_name(mixer)}; use affn, iffn_bn with spatial=False, "
-            "ffn or the FFN of a timm host"
-        )
-    if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):
-        raise ValueError(
-            "the bound holds for batch norms, which are affine maps in evaluation, not for layer "
-            "norms; use norm=batch"
-        )
+    reason = _why_unbounded(mixer)
+    if reason is not None:
+        raise ValueError(reason)
     mixer = copy.deepcopy(mixer).double().cpu().requires_grad_(False)
     if isinstance(mixer, IFFN):
         return _branches(mixer)
-    w0, w1 = (layer.weight.flatten(1) for layer in (mixer.fc1, mixer.fc2))
-    if isinstance(mixer, FFN) and mixer.act not in BASES:
-        raise ValueError(f"act={mixer.act} has slopes without limit, so no bound exists")
-    low, high = BASES[mixer.act][1:] if isinstance(mixer, FFN) else _slopes_of_timm(mixer)
+    ffn = cast("FFN | Mlp", mixer)
+    w0, w1 = (cast("nn.Linear", layer).weight.flatten(1) for layer in (ffn.fc1, ffn.fc2))
+    low, high = BASES[ffn.act][1:] if isinstance(ffn, FFN) else _slopes_of_timm(ffn.act)
     return [Part(w0, w1, torch.full_like(w0[:, 0], low), torch.full_like(w0[:, 0], high))]
 
 
@@ -200,18 +185,35 @@ def _stack(parts: list[Part]) -> Part:
     return Part(torch.cat(w0), torch.cat(w1, dim=1), torch.cat(p), torch.cat(q))
 
 
-def _slopes_of_timm(mlp: Mlp) -> tuple[float, float]:
-    act = mlp.act
-    names = {nn.ReLU: "relu", nn.SiLU: "silu", nn.ELU: "elu", nn.Softplus: "softplus"}
-    if not isinstance(mlp.norm, nn.Identity):
-        raise ValueError("the bound is unknown for an FFN with a norm inside")
+def _slopes_of_timm(act: nn.Module) -> tuple[float, float]:
     if isinstance(act, nn.GELU):
         return GELU_TANH if act.approximate == "tanh" else BASES["gelu"][1:]
-    if type(act) not in names:
-        raise ValueError(f"the slopes of {type(act).__name__} are unknown")
-    return BASES[names[type(act)]][1:]
+    return BASES[TIMM_BASES[type(act)]][1:]
 
 
-def _check(option: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
+def _why_unbounded(mixer: nn.Module) -> str | None:
+    """Return the reason for which a mixer has no bound; None if it has one."""
+    if isinstance(mixer, IFFN) and mixer.dw is not None:
+        return (
+            "the bound holds for mixers that treat every token alone, not for an IFFN with a "
+            "spatial part; use affn, or iffn_bn with spatial=False"
+        )
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in mixer.modules()):
+        return "a batch norm in training mode depends on all tokens; call mixer.eval() first"
+    if not isinstance(mixer, IFFN | FFN | Mlp):
+        return (
+            f"the bound is unknown for {class_name(mixer)}; use affn, iffn_bn with spatial=False, "
+            "ffn or the FFN of a timm host"
+        )
+    if isinstance(mixer, IFFN) and not (mixer.ln_mid is None and mixer.ln_out is None):
+        return (
+            "the bound holds for batch norms, which are affine maps in evaluation, not for layer "
+            "norms; use norm=batch"
+        )
+    if isinstance(mixer, FFN) and mixer.act not in BASES:
+        return f"act={mixer.act} has slopes without limit, so no bound exists"
+    if isinstance(mixer, Mlp) and not isinstance(mixer.norm, nn.Identity):
+        return "the bound is unknown for an FFN with a norm inside"
+    if isinstance(mixer, Mlp) and type(mixer.act) not in {*TIMM_BASES, nn.GELU}:
+        return f"the slopes of {type(mixer.act).__name__} are unknown"
+    return None

@@ -48,7 +48,7 @@ class Reduced:
         a: (j, C), rows of R W0 of the j non-linear units.
         b: (C, j), their columns of W1.
         linear: (C, C), J = W1 D W0 of all units.
-        free: (h,), True for the j units.
+        active: (h,), True for the j units.
         rho_unit: Unit of rho.
         tau_unit: Unit of tau.
     """
@@ -56,7 +56,7 @@ class Reduced:
     a: Tensor
     b: Tensor
     linear: Tensor
-    free: Tensor
+    active: Tensor
     rho_unit: float
     tau_unit: float
 
@@ -65,15 +65,15 @@ class Reduced:
         """Eliminate the hidden block of a part."""
         middle, half = (part.p + part.q) / 2, (part.q - part.p) / 2
         a, b = half[:, None] * part.w0, part.w1
-        free = (a.norm(dim=1) > 0) & (b.norm(dim=0) > 0)
-        a, b = a[free], b[:, free]
+        active = (a.norm(dim=1) > 0) & (b.norm(dim=0) > 0)
+        a, b = a[active], b[:, active]
         linear = part.w1 @ (middle[:, None] * part.w0)
-        if not free.any():
-            return cls(a, b, linear, free, 1.0, 1.0)
+        if not active.any():
+            return cls(a, b, linear, active, 1.0, 1.0)
         norm_a, norm_b = _norm(a), _norm(b)
         unit = norm_a * norm_b
         return cls(
-            a / norm_a, b / norm_b, linear / unit, free, float(unit) ** 2, float(norm_b) ** 2
+            a / norm_a, b / norm_b, linear / unit, active, float(unit) ** 2, float(norm_b) ** 2
         )
 
     def quadratic_form(self, tau: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -101,16 +101,16 @@ class Reduced:
         top = float(values[-1])
         weights = ((values - top) / width).exp()
         total = weights.sum()
-        kept = weights > 1e-14 * total
-        directions = vectors[:, kept] * (weights[kept] / total).sqrt()
+        mask = weights > 1e-14 * total
+        directions = vectors[:, mask] * (weights[mask] / total).sqrt()
         rises = (self.a @ directions).square().sum(dim=1)
         falls = (self.b.T @ (solved @ directions)).square().sum(dim=1)
         return top + width * math.log(float(total)), rises * tau - falls / tau, top
 
     def certify(self, tau: Tensor) -> tuple[float, Tensor]:
         """Return rho and tau (h,) in the units of the part; tau is inf for linear units."""
-        everywhere = torch.full(self.free.shape, math.inf, dtype=tau.dtype)
-        everywhere[self.free] = tau * self.tau_unit
+        everywhere = torch.full(self.active.shape, math.inf, dtype=tau.dtype)
+        everywhere[self.active] = tau * self.tau_unit
         return self.rho(tau) * self.rho_unit, everywhere
 
     def best(self, candidates: list[Tensor]) -> Tensor:
@@ -154,7 +154,7 @@ def solve(part: Part, solver: str) -> tuple[float, Tensor]:
     import cvxpy as cp
 
     reduced = Reduced.eliminate(part)
-    if not reduced.free.any():
+    if not reduced.active.any():
         return reduced.certify(reduced.a.new_ones(0))
     w0, w1 = (part.w0 / part.w0.norm()).numpy(), (part.w1 / part.w1.norm()).numpy()
     p, q = part.p.numpy(), part.q.numpy()
@@ -167,7 +167,7 @@ def solve(part: Part, solver: str) -> tuple[float, Tensor]:
     problem.solve(solver=solver, **options)
     candidates = reduced.constants()
     if t.value is not None:
-        tau = 2 * torch.from_numpy(t.value)[reduced.free] * part.w1.norm() ** 2 / reduced.tau_unit
+        tau = 2 * torch.from_numpy(t.value)[reduced.active] * part.w1.norm() ** 2 / reduced.tau_unit
         tau = tau.clamp(min=1e-12)
         # A solver may stop just outside of the feasible set.
         candidates += [tau * (1 + repair) for repair in REPAIRS]
@@ -191,10 +191,10 @@ def _minimise(
             raise StopIteration
 
     options = {"maxiter": iterations, "maxcor": MEMORY, "maxls": 25, "ftol": 0.0, "gtol": 0.0}
-    found = minimize(
+    result = minimize(
         finite, x.numpy(), jac=True, method="L-BFGS-B", callback=stop_when_slow, options=options
     )
-    return torch.from_numpy(found.x)
+    return torch.from_numpy(result.x)
 
 
 def _norm(matrix: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import value_layer
-from backbones.base import Backbone, class_name
+from backbones.base import Backbone
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.mixer import class_name
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.convglu import ConvGLU
 from backbones.mixers.feed_forward.low_rank import LowRankLinear
@@ -79,17 +80,17 @@ def channel_mappings(backbone: Backbone) -> dict[str, Mappings]:
     Raises:
         ValueError: The network lacks such a channel mixer.
     """
-    found = {
+    mappings = {
         name: mixer_mappings(mixer)
         for name, mixer in backbone.channel_mixers().items()
         if _owner(mixer)[0] is not None
     }
-    if not found:
+    if not mappings:
         raise ValueError(
             f"{backbone.name or type(backbone).__name__} lacks a channel mixer that maps channels "
             "by matrices; use a feed-forward network, GLU or a mixer of AFBO"
         )
-    return found
+    return mappings
 
 
 def dense(layer: nn.Module) -> Tensor:

@@ -77,21 +77,23 @@ def solve_match(
     >>> round(options["mixer"]["hidden_ratio"], 2)
     2.66
     """
-    asked: dict[str, Match] = {}
+    match_of_group: dict[str, Match] = {}
     for group in KINDS:
         for match in matches_of(options.get(group)):
             check_value(f"backbone.{group}.match", match, Match)
-            if asked.setdefault(group, match) != match:
+            if match_of_group.setdefault(group, match) != match:
                 raise ValueError(
                     f"backbone.{group} has match=params and match=macs; give one of them to all "
                     "entries of the list"
                 )
-    if len(asked) > 1:
-        raise ValueError(f"match solves one width; give it to one of {' and '.join(asked)}")
-    typed = {group: options[group] for group in KINDS if group in options}
-    options = {**options, **{group: _without_match(one) for group, one in typed.items()}}
-    for group, match in asked.items():
-        solved, line = _solve(name, options, group, match, _entries(typed[group]))
+    if len(match_of_group) > 1:
+        raise ValueError(
+            f"match solves one width; give it to one of {' and '.join(match_of_group)}"
+        )
+    groups = {group: options[group] for group in KINDS if group in options}
+    options = {**options, **{group: _without_match(entry) for group, entry in groups.items()}}
+    for group, match in match_of_group.items():
+        solved, line = _solve(name, options, group, match, _entries(groups[group]))
         report(line)
         options = {**options, group: solved}
     return options
@@ -105,7 +107,7 @@ def _entries(typed: Any) -> list[Any]:
 def _without_match(typed: Any) -> Any:
     """Return ``mixer=`` or ``token_mixer=`` without the keys ``match``."""
     if isinstance(typed, list | tuple):
-        return [_without_match(one) for one in typed]
+        return [_without_match(entry) for entry in typed]
     if not isinstance(typed, Mapping):
         return typed
     return {key: value for key, value in typed.items() if key != "match"}
@@ -116,25 +118,25 @@ def _solve(
 ) -> tuple[Any, str]:
     """Return a group's mixers with solved widths, and a line on them."""
     host, _ = look_up(name)
-    key, typed = f"backbone.{group}", options[group]
-    several = isinstance(typed, list | tuple)
-    plain = options.get("model", host.name)  # a network of timm has its own name
-    rest = {option: one for option, one in options.items() if option not in KINDS}
-    if name == host.name and group == "mixer" and not several and _is_plain(typed, host.name):
+    key, mixer = f"backbone.{group}", options[group]
+    several = isinstance(mixer, list | tuple)
+    reference = options.get("model", host.name)  # a network of timm has its own name
+    rest = {option: option_value for option, option_value in options.items() if option not in KINDS}
+    if name == host.name and group == "mixer" and not several and _is_plain(mixer, host.name):
         target = _size(host.name, rest, match)
-        kept = "its own feed-forward networks, which"
-        line = f"{plain}: {key}.match={match} changes nothing: {plain} keeps {kept}"
-        return typed, f"{line} make {target:,} {_words(match)}"
+        subject = "its own feed-forward networks, which"
+        line = f"{reference}: {key}.match={match} changes nothing: {reference} keeps {subject}"
+        return mixer, f"{line} make {target:,} {_words(match)}"
     widths = _widths(name, group, match, entries, several=several)
     target = _size(host.name, rest, match)
 
     def mixers_at(ratio: float) -> Any:
         """Return the group's mixers at a point of the search."""
-        found = [
-            one if width is None else {**_options_of(one), **width.at(ratio)}
-            for one, width in zip(_entries(typed), widths, strict=True)
+        entries = [
+            entryion_value if width is None else {**_options_of(entryion_value), **width.at(ratio)}
+            for entryion_value, width in zip(_entries(mixer), widths, strict=True)
         ]
-        return found if several else found[0]
+        return entries if several else entries[0]
 
     def count(ratio: float) -> int | None:
         """Return the network's size at a point of the search; None if a mixer refuses it."""
@@ -146,12 +148,12 @@ def _solve(
 
     refusals: list[str] = []
     solved = [width for width in widths if width is not None]
-    whole = all(isinstance(width.usual, int) for width in solved) and not several
-    tried = _search(count, target, (1,) if whole else STEPS)
+    integral = all(isinstance(width.usual, int) for width in solved) and not several
+    tried = _search(count, target, (1,) if integral else STEPS)
     if not tried:
         raise ValueError(refusals[0])
     best = min(tried, key=lambda ratio: abs(tried[ratio] - target))
-    chosen = ", ".join(
+    nearest = ", ".join(
         dict.fromkeys(
             f"{option}={value:g}" + f" of {width.mixer}" * several
             for width in solved
@@ -161,12 +163,12 @@ def _solve(
     if abs(tried[best] / target - 1) > TOLERANCE:
         mixers = ", ".join(dict.fromkeys(width.mixer for width in solved))
         raise ValueError(
-            f"{key}.match={match}: no {solved[0].option} of {mixers} gives {plain}'s {target:,} "
-            f"{_words(match)} to 1 %; the nearest is {chosen} with {tried[best]:,}"
+            f"{key}.match={match}: no {solved[0].option} of {mixers} gives {reference}'s "
+            f"{target:,} {_words(match)} to 1 %; the nearest is {nearest} with {tried[best]:,}"
         )
     line = (
-        f"{name}: {key}{': ' if several else '.'}{chosen} gives {tried[best]:,} {_words(match)}; "
-        f"{plain} has {target:,}"
+        f"{name}: {key}{': ' if several else '.'}{nearest} gives {tried[best]:,} {_words(match)}; "
+        f"{reference} has {target:,}"
     )
     return mixers_at(best), line
 
@@ -191,36 +193,41 @@ def _widths(
     """
     host, suffix = look_up(name)
     key = f"backbone.{group}.match={match}"
-    own = OWN_FFN if group == "mixer" and host.plain_ffn and "channel" in host.slots else None
-    found: list[_Width | None] = []
+    default_mixer = (
+        OWN_FFN if group == "mixer" and host.plain_ffn and "channel" in host.slots else None
+    )
+    widths: list[_Width | None] = []
     refusals = []
     for entry in entries:
-        found.append(None)
-        given = _options_of(entry)
-        if given.get("match") is None:
+        widths.append(None)
+        entry_options = _options_of(entry)
+        if entry_options.get("match") is None:
             continue
-        named = given.get("name") or suffix or own
-        if named is None or find_mixer(named).kind != KINDS[group]:
+        mixer_name = entry_options.get("name") or suffix or default_mixer
+        if mixer_name is None or find_mixer(mixer_name).kind != KINDS[group]:
             raise ValueError(
                 f"{key} needs a {KINDS[group]} mixer's name, because {name} keeps a module of its "
                 f"own there; type backbone.{group}.name=<mixer> too"
             )
-        known = mixer_options(named, host.name)
-        option = next((one for one in WIDTHS if one in known), None)
+        valid_options = mixer_options(mixer_name, host.name)
+        option = next((candidate for candidate in WIDTHS if candidate in valid_options), None)
         if option is None:
             refusals.append(
-                f"{named} has no option for its width, which {key} would solve; it has "
-                f"{', '.join(known) or 'none'}"
+                f"{mixer_name} has no option for its width, which {key} would solve; it has "
+                f"{', '.join(valid_options) or 'none'}"
             )
-        elif given.get(option) not in (None, known[option]):
+        elif entry_options.get(option) not in (None, valid_options[option]):
             refusals.append(
-                f"{key} solves {option}, which is {given[option]} already; leave one of them out"
+                f"{key} solves {option}, which is {entry_options[option]} already; "
+                "leave one of them out"
             )
         else:
-            found[-1] = _Width(named, option, _usual(named, option, known[option], several))
-    if not any(found):
+            widths[-1] = _Width(
+                mixer_name, option, _usual(mixer_name, option, valid_options[option], several)
+            )
+    if not any(widths):
         raise ValueError(refusals[0])
-    return found
+    return widths
 
 
 def _usual(mixer: str, option: str, default: float | None, several: bool) -> float:
@@ -239,34 +246,34 @@ def _search(
 
     Counts grow almost linearly with the width: a line through two of them leads near the target.
     """
-    known: dict[float, int] = {}
+    counts: dict[float, int] = {}
 
     def add(width: float) -> bool:
         """Count a new width; False if it is known or refused."""
-        found = None if width in known else count(width)
-        if found is not None:
-            known[width] = found
-        return found is not None
+        size = None if width in counts else count(width)
+        if size is not None:
+            counts[width] = size
+        return size is not None
 
     for start in STARTS:
         add(start)
-        if len(known) == 2:
+        if len(counts) == 2:
             break
     for _ in range(ROUNDS):
-        pairs = sorted(known.items(), key=lambda item: abs(item[1] - target))[:2]
+        pairs = sorted(counts.items(), key=lambda item: abs(item[1] - target))[:2]
         if len({size for _, size in pairs}) < 2 or abs(pairs[0][1] / target - 1) <= CLOSE:
             break
         (x0, y0), (x1, y1) = pairs
         guess = x0 + (target - y0) * (x1 - x0) / (y1 - y0)
         any(add(round(round(max(guess, step) / step) * step, 4)) for step in steps)
-    return known
+    return counts
 
 
 def _size(name: str, options: Mapping[str, Any], match: Match) -> int:
     """Return the parameters or multiply-adds of a network without weights."""
-    shown = {**options, "pretrained": None, "fast": False}
+    build_options = {**options, "pretrained": None, "fast": False}
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        backbone = create_backbone(name, **shown)
+        backbone = create_backbone(name, **build_options)
     if match == "params":
         return count_parameters(backbone)
     return count_macs(_Embedding(backbone), shape=_input_shape(backbone))

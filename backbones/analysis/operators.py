@@ -95,8 +95,8 @@ def spectral_macs(func: Any, args: tuple[Any, ...], out: Any) -> float:
     """Return the share of complex products and FFTs, which counters of real products omit."""
     operator = getattr(func, "overloadpacket", None)
     if operator in flop_registry:
-        whole = operator_macs(func, args, {}, out) if _has_complex(args) else 0
-        return (whole or 0) * (COMPLEX_PRODUCT - 1) / COMPLEX_PRODUCT
+        complex_macs = operator_macs(func, args, {}, out) if _has_complex(args) else 0
+        return (complex_macs or 0) * (COMPLEX_PRODUCT - 1) / COMPLEX_PRODUCT
     if operator in TRANSFORMS or _has_complex(args):
         return operator_macs(func, args, {}, out) or 0
     return 0
@@ -114,9 +114,10 @@ def is_free(func: Any) -> bool:
     if FREE.fullmatch(name):
         return True
     # In-place variants lack the tag.
-    other = getattr(torch.ops.aten, name, None)
-    return other is not None and any(
-        FREE_TAGS.intersection(getattr(other, overload).tags) for overload in other.overloads()
+    function = getattr(torch.ops.aten, name, None)
+    return function is not None and any(
+        FREE_TAGS.intersection(getattr(function, overload).tags)
+        for overload in function.overloads()
     )
 
 
@@ -147,10 +148,10 @@ def _products(*shapes: int) -> Rule:
         *shapes: Positions of both factors among the arguments; the last axis of the first one is
             summed over, and all axes of the second one after its first are free.
     """
-    left, right = shapes
+    first_shapes, second_shapes = shapes
 
     def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-        first, second = args[left], args[right]
+        first, second = args[first_shapes], args[second_shapes]
         columns = second.shape[-1] if second.ndim > 1 else 1
         factor = COMPLEX_PRODUCT if first.is_complex() and second.is_complex() else 1
         return int(factor * first.numel() * columns)

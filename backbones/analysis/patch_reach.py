@@ -84,8 +84,8 @@ def reached_by_any(backbone: Backbone, size: tuple[int, int], like: Tensor) -> T
     reached = None
     for _ in range(TRIES):
         image = torch.randn(1, backbone.in_chans, *size, generator=generator).to(like)
-        found = reached_patches(backbone, image, side)
-        reached = found if reached is None else reached | found
+        patches = reached_patches(backbone, image, side)
+        reached = patches if reached is None else reached | patches
         if reached.all():
             break
     assert reached is not None
@@ -98,7 +98,7 @@ def tells_images_apart(backbone: Backbone, size: tuple[int, int], like: Tensor) 
     images = torch.randn(2, backbone.in_chans, *size, generator=generator).to(like)
     with torch.no_grad():
         read = classifier_inputs(backbone, images)
-    return all(not torch.equal(one[0], one[1]) for one in read)
+    return all(not torch.equal(pair[0], pair[1]) for pair in read)
 
 
 def blocking_zeros(network: nn.Module, is_whole: Callable[[], bool]) -> dict[str, list[str]]:
@@ -144,12 +144,12 @@ def _zeros_filled(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     before = [parameter.detach().clone() for parameter in parameters]
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for parameter, old in zip(parameters, before, strict=True):
-            noise = torch.randn(old.shape, generator=generator).to(old)
-            parameter.copy_(torch.where(old == 0, 0.1 * noise, old))
+        for parameter, original in zip(parameters, before, strict=True):
+            noise = torch.randn(original.shape, generator=generator).to(original)
+            parameter.copy_(torch.where(original == 0, 0.1 * noise, original))
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter, old in zip(parameters, before, strict=True):
-                parameter.copy_(old)
+            for parameter, original in zip(parameters, before, strict=True):
+                parameter.copy_(original)

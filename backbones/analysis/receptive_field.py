@@ -44,8 +44,8 @@ def contributions(backbone: Backbone, images: Tensor) -> Tensor:
     images = images.detach().clone().requires_grad_()
     with evaluating(backbone), torch.enable_grad(), watch(backbone, [last]) as calls:
         backbone(images)
-        kept = calls[last][0]
-        features = backbone.block_map(kept.output, *kept.inputs)
+        call = calls[last][0]
+        features = backbone.block_map(call.output, *call.inputs)
         row, column = features.shape[2] // 2, features.shape[3] // 2
         score = features[:, :, row, column].relu().sum()
         (gradient,) = torch.autograd.grad(score, images)
@@ -67,9 +67,9 @@ def receptive_field(backbone: Backbone, batches: Sequence[Tensor]) -> Tensor:
         raise ValueError(f"a receptive field needs images of one size, got {sorted(sizes)}")
     total, count = torch.zeros(()), 0
     for images in batches:
-        found = contributions(backbone, images)
-        whole = found[found.isfinite().flatten(1).all(1)]
-        total, count = total.to(whole) + whole.sum(0), count + len(whole)
+        shares = contributions(backbone, images)
+        finite = shares[shares.isfinite().flatten(1).all(1)]
+        total, count = total.to(finite) + finite.sum(0), count + len(finite)
     if not count:
         raise ValueError("the contributions of all images are NaN or infinite")
     return total / count
@@ -90,7 +90,7 @@ def high_contribution(
     scores = log_scores(field)
     height, width = scores.shape
     row, column, total = height // 2, width // 2, float(scores.sum())
-    found = []
+    areas = []
     for threshold in thresholds:
         side = None
         for reach in range(1, height // 2):
@@ -100,8 +100,8 @@ def high_contribution(
                 side = 2 * reach + 1
                 break
         ratio = None if side is None else side / height * side / width
-        found.append(HighContribution(threshold, side, ratio))
-    return found
+        areas.append(HighContribution(threshold, side, ratio))
+    return areas
 
 
 def log_scores(field: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from backbones.analysis.capturing import Size, evaluating, watch
-from backbones.base import class_name
 from backbones.layers.windows import Pattern, corner_of_matrix
+from backbones.mixer import class_name
 from backbones.mixers.posmlp.relations import (
     SINGULAR,
     LookupRelation,
@@ -124,19 +124,19 @@ def token_relations(
         ValueError: The network lacks them.
     """
     windows = {} if image_size is None else _windows(network, image_size)
-    found: dict[str, Relation] = {}
+    matrices: dict[str, Relation] = {}
     for name, module in network.named_modules():
         relation = _relation(module, windows.get(name), singular)
         if relation is not None:
-            found[name] = relation
-    if not found:
-        own = getattr(network, "name", "") or type(network).__name__
+            matrices[name] = relation
+    if not matrices:
+        network_name = getattr(network, "name", "") or type(network).__name__
         raise ValueError(
-            f"{own} lacks a matrix over tokens that is equal for all images; use PosMLP, gMLP, "
-            "SBM, random, global_filter, s_mlp or attention with position terms (for attention of "
-            "images use the analysis attention)"
+            f"{network_name} lacks a matrix over tokens that is equal for all images; use PosMLP, "
+            "gMLP, SBM, random, global_filter, s_mlp or attention with position terms, and the "
+            "analysis attention for attention of images"
         )
-    return found
+    return matrices
 
 
 def _windows(network: nn.Module, image_size: Size) -> dict[str, Size]:
@@ -163,8 +163,8 @@ def _relation(module: nn.Module, size: Size | None, singular: float) -> Relation
         projection = getattr(module, "proj", None)
         bias = getattr(projection, "bias", None)
         square = isinstance(bias, Tensor) and bias.numel() == size[0] * size[1]
-        own = bias.detach().reshape(size) if square and isinstance(bias, Tensor) else None
-        return Relation("weights", matrix.detach(), size, bias=own)
+        bias_map = bias.detach().reshape(size) if square and isinstance(bias, Tensor) else None
+        return Relation("weights", matrix.detach(), size, bias=bias_map)
     if isinstance(getattr(module, "relative_position_bias_table", None), Tensor):
         read = getattr(module, "_get_rel_pos_bias", None) or getattr(module, "get_bias", None)
         if read is not None:
@@ -180,8 +180,8 @@ def _posmlp_relation(module: TokenRelation, size: Size, singular: float) -> Rela
     matrix = module.matrix(rows, columns).detach()
     parts, non_locality, left_out = {}, None, 0
     if isinstance(module, LookupRelation) and module.weight is not None:
-        free = corner_of_matrix(module.weight.detach(), module.window, rows, columns)[None]
-        parts = {"free": free, "offsets": matrix - free}
+        free_matrix = corner_of_matrix(module.weight.detach(), module.window, rows, columns)[None]
+        parts = {"free": free_matrix, "offsets": matrix - free_matrix}
     if isinstance(module, QuadraticRelation):
         non_locality = float(module.non_locality(singular))
         left_out = int(module.singular(singular).sum())

@@ -13,13 +13,13 @@ LOW, HIGH = ".lora_A.default.weight", ".lora_B.default.weight"
 
 def split_adapters(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return a file's tensors under the names of plain layers, and those of adapters."""
-    plain, adapters = {}, {}
+    weights, adapters = {}, {}
     for key, value in tensors.items():
         if key.endswith((LOW, HIGH)):
             adapters[key] = value
         else:
-            plain[key.replace(BASE, ".")] = value
-    return plain, adapters
+            weights[key.replace(BASE, ".")] = value
+    return weights, adapters
 
 
 def merge(
@@ -50,8 +50,8 @@ def merge(
             name = key.removesuffix(LOW)
             high, weight = adapters[f"{name}{HIGH}"], plain[f"{name}.weight"]
             product = high.flatten(1).double() @ low.flatten(1).double()
-            added = weight.double() + scale * product.reshape(weight.shape)
-            merged[f"{name}.weight"] = added.to(weight.dtype)
+            adapted = weight.double() + scale * product.reshape(weight.shape)
+            merged[f"{name}.weight"] = adapted.to(weight.dtype)
     return merged
 
 

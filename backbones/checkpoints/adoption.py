@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Mixer
+from backbones.base import Backbone
 from backbones.checkpoints.adapters import HIGH, LOW, merge, split_adapters, to_adapted
 from backbones.checkpoints.behaviour import describe_change
 from backbones.checkpoints.earlier_forms import take_recorded_forms
 from backbones.checkpoints.equations import KINDS, differences
 from backbones.checkpoints.keys import NETWORK, strip_wrappers
 from backbones.checkpoints.opening import TASK, Checkpoint
+from backbones.mixer import Mixer
 
 V = TypeVar("V")
 logger = logging.getLogger(__name__)
@@ -173,18 +174,18 @@ def convert(checkpoint: Checkpoint, backbone: Backbone) -> Conversion:
     for prefix, mixer in backbone.named_modules():
         if isinstance(mixer, Mixer):
             below = f"{prefix}."
-            given = _below(below, tensors)
-            dead += [f"{below}{key}" for key, value in given.items() if mixer.is_dead(key, value)]
-            converted = mixer.convert_state_dict(given)
-            for key in given.keys() - converted.keys():  # renamed
+            inside = _below(below, tensors)
+            dead += [f"{below}{key}" for key, value in inside.items() if mixer.is_dead(key, value)]
+            converted = mixer.convert_state_dict(inside)
+            for key in inside.keys() - converted.keys():  # renamed
                 del tensors[f"{below}{key}"]
             if not _is_own_module(mixer, converted):
-                changed = mixer.to_own_size(converted, checkpoint.grids.get(prefix))
+                resized = mixer.to_own_size(converted, checkpoint.grids.get(prefix))
                 interpolated += [
                     f"{below}{key} {tuple(converted[key].shape)} -> {tuple(value.shape)}"
-                    for key, value in changed.items()
+                    for key, value in resized.items()
                 ]
-                converted |= changed
+                converted |= resized
             tensors |= {f"{below}{key}": value for key, value in converted.items()}
     tensors = {key: value for key, value in tensors.items() if key not in dead}
     if backbone.adapted:
@@ -226,34 +227,34 @@ def adopt(
         ValueError: Any other tensor is missing, left over, of another shape or of whole numbers
             (quantised weights); or the classifier is missing or has other classes.
     """
-    alone = isinstance(network, Backbone)
-    backbone = network if alone else getattr(network, "backbone", None)
-    if isinstance(weights, Checkpoint) and not alone:
+    is_backbone = isinstance(network, Backbone)
+    backbone = network if is_backbone else getattr(network, "backbone", None)
+    if isinstance(weights, Checkpoint) and not is_backbone:
         if weights.is_of_task or not hasattr(network, "classifier"):
             return _adopt_exactly(network, weights)
     assert isinstance(backbone, Backbone), "the network needs one of our backbones"
     conversion = convert(weights, backbone) if isinstance(weights, Checkpoint) else weights
     assert conversion.backbone is backbone, "converted for another network"
-    report = conversion.check(trained=trained or not alone)
-    if not alone:
+    report = conversion.check(trained=trained or not is_backbone)
+    if not is_backbone:
         _load_classifier(network.classifier, conversion)
         report = report.with_classifier()
-    own, match = backbone.state_dict(), conversion.match
+    state, match = backbone.state_dict(), conversion.match
     _warn_of_interpolation(conversion.source, conversion.interpolated)
     record = take_recorded_forms(backbone, conversion.record)
     _warn_of_equations(conversion.source, backbone, record, match.absent_mixers)
     backbone.load_state_dict(match.usable, strict=False)
     logger.info("%s", report)
-    _warn_of_more_than_mixers(report, own, match.absent_mixers, match.related_mixers)
+    _warn_of_more_than_mixers(report, state, match.absent_mixers, match.related_mixers)
     return report
 
 
 def _adopt_exactly(model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
     tensors = _folded(model, _without_task(checkpoint.tensors))
     backbone = getattr(model, "backbone", None)
-    plain, adapters = split_adapters(tensors)
+    weights, adapters = split_adapters(tensors)
     if adapters and not getattr(backbone, "adapted", ()):
-        tensors = merge(plain, adapters, checkpoint.record)
+        tensors = merge(weights, adapters, checkpoint.record)
     if isinstance(backbone, Backbone):
         tensors = _at_own_size(backbone, tensors, checkpoint)
     _refuse_others(model, tensors, checkpoint.path)
@@ -268,15 +269,15 @@ def _at_own_size(
     backbone: Backbone, tensors: dict[str, Tensor], checkpoint: Checkpoint
 ) -> dict[str, Tensor]:
     """Return a task's tensors with tables interpolated to the backbone's build resolution."""
-    own, given = backbone.state_dict(), _below("backbone.", tensors)
+    state, inside = backbone.state_dict(), _below("backbone.", tensors)
     weights = {name for name, _ in (*backbone.named_parameters(), *backbone.named_buffers())}
-    is_another = not own.keys() & weights <= given.keys()
-    if is_another or _are_of_one_size(backbone, given, weights, checkpoint.grids):
+    is_another = not state.keys() & weights <= inside.keys()
+    if is_another or _are_of_one_size(backbone, inside, weights, checkpoint.grids):
         return tensors
-    converted = convert(dataclasses.replace(checkpoint, given=given), backbone)
+    converted = convert(dataclasses.replace(checkpoint, given=inside), backbone)
     _warn_of_interpolation(converted.source, converted.interpolated)
-    others = {key: value for key, value in tensors.items() if not key.startswith("backbone.")}
-    return others | {f"backbone.{key}": value for key, value in converted.tensors.items()}
+    beside = {key: value for key, value in tensors.items() if not key.startswith("backbone.")}
+    return beside | {f"backbone.{key}": value for key, value in converted.tensors.items()}
 
 
 def _are_of_one_size(
@@ -295,12 +296,12 @@ def _are_of_one_size(
         weights: Names of the backbone's parameters and buffers; other entries are map sizes.
         grids: Map sizes of the mixers by the file's record.
     """
-    own = backbone.state_dict()
-    if any(own[key].shape != given[key].shape for key in own.keys() & weights):
+    state = backbone.state_dict()
+    if any(state[key].shape != given[key].shape for key in state.keys() & weights):
         return False
     stated = [
         {key: value.tolist() for key, value in tensors.items() if key not in weights}
-        for tensors in (own, given)
+        for tensors in (state, given)
     ]
     mixers = {name: part for name, part in backbone.named_modules() if isinstance(part, Mixer)}
     return stated[0] == stated[1] and all(
@@ -310,14 +311,14 @@ def _are_of_one_size(
 
 def _folded(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a task's tensors, with the training form folded for fused parts."""
-    found = dict(tensors)
+    folded = dict(tensors)
     for name, part in model.named_modules():
         fold: Any = getattr(part, "fold_state_dict", None)
-        inside = _below(f"{name}.", found) if fold is not None else {}
+        inside = _below(f"{name}.", folded) if fold is not None else {}
         if inside:
-            found = {key: value for key, value in found.items() if not key.startswith(f"{name}.")}
-            found |= {f"{name}.{key}": value for key, value in fold(inside).items()}
-    return found
+            folded = {key: value for key, value in folded.items() if not key.startswith(f"{name}.")}
+            folded |= {f"{name}.{key}": value for key, value in fold(inside).items()}
+    return folded
 
 
 def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -330,10 +331,13 @@ def refuse_other_model(model: nn.Module, tensors: Mapping[str, Tensor], source: 
 
 
 def _refuse_others(model: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
-    own = model.state_dict()
-    used = {key: value for key, value in given.items() if key in own}
-    missing, surplus = (key for key in own if key not in used), (k for k in given if k not in used)
-    wrong = _differences(own, used, missing, surplus)
+    state = model.state_dict()
+    used = {key: value for key, value in given.items() if key in state}
+    missing, surplus = (
+        (key for key in state if key not in used),
+        (k for k in given if k not in used),
+    )
+    wrong = _differences(state, used, missing, surplus)
     if wrong:
         raise ValueError(
             f"{source} holds another model: {_counted(wrong)}; pass the task, backbone, head and "
@@ -343,25 +347,25 @@ def _refuse_others(model: nn.Module, given: Mapping[str, Tensor], source: str) -
 
 def _matched(conversion: Conversion) -> Match:
     backbone, tensors = conversion.backbone, conversion.tensors
-    own = backbone.state_dict()
+    state = backbone.state_dict()
     absent, related = _absent_and_related(backbone, tensors, conversion.dead)
     unfit = {
         key
         for key, value in tensors.items()
-        if key.startswith(related) and key in own and own[key].shape != value.shape
+        if key.startswith(related) and key in state and state[key].shape != value.shape
     }
     usable = {
         key: value
         for key, value in tensors.items()
-        if key in own and key not in unfit and not key.startswith(absent)
+        if key in state and key not in unfit and not key.startswith(absent)
     }
-    missing = [key for key in own if key not in usable]
+    missing = [key for key in state if key not in usable]
     surplus = [key for key in tensors if key not in usable]
     may_miss = (*absent, *related, *backbone.map_keys)
     new_adapters = not any(key.endswith((LOW, HIGH)) for key in tensors)
     may_remain = (*absent, *related, *backbone.classification_keys, CLASSIFIER)
     wrong = _differences(
-        own,
+        state,
         usable,
         (
             key
@@ -433,19 +437,19 @@ def _refuse_untrained(backbone: Backbone, report: LoadReport) -> None:
 
 
 def _load_classifier(classifier: Any, conversion: Conversion) -> None:
-    given, own = conversion.classifier, classifier.state_dict()
+    file_tensors, state = conversion.classifier, classifier.state_dict()
     if conversion.num_classes != classifier.out_features:
         raise ValueError(
             f"{conversion.source} was trained on {conversion.num_classes} classes, this data has "
             f"{classifier.out_features}"
         )
-    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in given.items()}:
+    if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in file_tensors.items()}:
         raise ValueError(
-            f"{conversion.source} holds the classifier tensors {_described(given)} where "
-            f"{conversion.backbone.name} has {_described(own)}; name the backbone and options it "
+            f"{conversion.source} holds the classifier tensors {_shapes(file_tensors)} where "
+            f"{conversion.backbone.name} has {_shapes(state)}; name the backbone and options it "
             "was trained with"
         )
-    classifier.load_state_dict(given)
+    classifier.load_state_dict(file_tensors)
 
 
 def _absent_and_related(
@@ -454,20 +458,20 @@ def _absent_and_related(
     """Return prefixes of mixers that a file lacks, and of those that it has with other options."""
     absent, related = [], []
     for prefix, mixer in backbone.mixers().items():
-        given = _below(prefix, state_dict)
-        if mixer.is_related and (_is_replaced(mixer, given, _below(prefix, dict.fromkeys(dead)))):
+        inside = _below(prefix, state_dict)
+        if mixer.is_related and (_is_replaced(mixer, inside, _below(prefix, dict.fromkeys(dead)))):
             related.append(prefix)
-        elif _is_absent(mixer, given):
+        elif _is_absent(mixer, inside):
             absent.append(prefix)
     return tuple(absent), tuple(related)
 
 
 def _is_replaced(mixer: Mixer, given: Mapping[str, Tensor], dead: Collection[str]) -> bool:
     """Return True if a file has the host's own module at a mixer, without dead tensors."""
-    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    mixer_shapes = {key: value.shape for key, value in mixer.state_dict().items()}
     shapes = {key: value.shape for key, value in given.items()}
     replaced = {key: shape for key, shape in (mixer.replaced or {}).items() if key not in dead}
-    return shapes == replaced and shapes != own
+    return shapes == replaced and shapes != mixer_shapes
 
 
 def _is_own_module(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
@@ -481,9 +485,11 @@ def _is_absent(mixer: Mixer, given: Mapping[str, Tensor]) -> bool:
     Half of a mixer is an error. Names alone are insufficient, since a mixer may use the FFN's names
     (fc1, fc2) at other widths.
     """
-    own = {key: value.shape for key, value in mixer.state_dict().items()}
+    mixer_shapes = {key: value.shape for key, value in mixer.state_dict().items()}
     shapes = {key: value.shape for key, value in given.items()}
-    return shapes.keys().isdisjoint(own) or (shapes == mixer.replaced and shapes != own)
+    return shapes.keys().isdisjoint(mixer_shapes) or (
+        shapes == mixer.replaced and shapes != mixer_shapes
+    )
 
 
 def _warn_of_interpolation(source: str, tables: Collection[str]) -> None:
@@ -508,11 +514,11 @@ def _warn_of_equations(
         prefixes = [p for p in backbone.mixers() if (p in channel) == (kind == "mixer")]
         if not prefixes or any(prefix not in absent for prefix in prefixes):
             moved.add(kind)
-    found = differences(record, backbone.record, moved)
-    if found:
+    changes = differences(record, backbone.record, moved)
+    if changes:
         warnings.warn(
             f"{source} was trained with other options and equal shapes; this network has "
-            f"{', '.join(found)}; train it further, or pass the options of the checkpoint",
+            f"{', '.join(changes)}; train it further, or pass the options of the checkpoint",
             stacklevel=3,
         )
 
@@ -538,8 +544,8 @@ def _warn_of_more_than_mixers(
     if not missing and not unused and share > FEW:
         return
     parts = [
-        f"{len(keys)} tensors {what}{_some(keys)}"
-        for keys, what in (
+        f"{len(keys)} tensors {noun}{_some(keys)}"
+        for keys, noun in (
             (missing, "of the network are missing from it and keep their initialisation"),
             (unused, "of it do not fit a mixer with these options"),
         )
@@ -568,12 +574,12 @@ def _below(prefix: str, state_dict: Mapping[str, V]) -> dict[str, V]:
     return {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
 
 
-def _described(tensors: Mapping[str, Tensor]) -> str:
+def _shapes(tensors: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
 
 
 def _some(keys: Collection[str], limit: int = 4) -> str:
     if not keys:
         return ""
-    shown = ", ".join(list(keys)[:limit])
-    return f" ({shown}, ...)" if len(keys) > limit else f" ({shown})"
+    sample = ", ".join(list(keys)[:limit])
+    return f" ({sample}, ...)" if len(keys) > limit else f" ({sample})"

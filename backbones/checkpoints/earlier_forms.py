@@ -45,13 +45,15 @@ def take_recorded_forms(backbone: Backbone, record: Mapping[str, Any]) -> Mappin
     """
     complete = {**record, **{kind: _completed(record.get(kind)) for kind in KINDS}}
     for kind in KINDS:
-        theirs, ours = _listed(complete[kind]), _listed(backbone.record.get(kind))
-        for name in {str(one.get("name")) for one in ours} & EARLIER.keys():
-            entries = [one for one in theirs if one.get("name") == name]
+        recorded, ours = _entries(complete[kind]), _entries(backbone.record.get(kind))
+        for name in {str(entry.get("name")) for entry in ours} & EARLIER.keys():
+            entries = [entry for entry in recorded if entry.get("name") == name]
             for option in EARLIER[name]:
-                values = {one[option] for one in entries}
-                typed = any(option in one for one in _listed(backbone.made_by.get(kind)))
-                if len(values) == 1 and not typed:
+                values = {entry[option] for entry in entries}
+                is_option_set = any(
+                    option in entry for entry in _entries(backbone.made_by.get(kind))
+                )
+                if len(values) == 1 and not is_option_set:
                     _set(backbone, kind, name, {option: values.pop()})
     return complete
 
@@ -66,25 +68,27 @@ def take_earlier_forms(backbone: Backbone, tensors: Mapping[str, Tensor]) -> Non
         tensors: By their names in the backbone.
     """
     for kind in KINDS:
-        given = backbone.made_by.get(kind) or {}
+        mixer_options = backbone.made_by.get(kind) or {}
         record = backbone.record.get(kind)
-        if not isinstance(given, Mapping) or not isinstance(record, Mapping):  # of later versions
+        if not isinstance(mixer_options, Mapping) or not isinstance(
+            record, Mapping
+        ):  # of later versions
             continue
         name = str(record["name"])
         rest = record.keys() - EARLIER.get(name, {}).keys() - {"name"}
-        if name in EARLIER and rest and rest <= given.keys():
-            new = EARLIER[name].keys() & ADDED - given.keys()
-            _set(backbone, kind, name, {option: EARLIER[name][option] for option in new})
-    given = backbone.made_by.get("mixer") or {}
-    if not isinstance(given, Mapping):  # lists are of later versions
+        if name in EARLIER and rest and rest <= mixer_options.keys():
+            added_options = EARLIER[name].keys() & ADDED - mixer_options.keys()
+            _set(backbone, kind, name, {option: EARLIER[name][option] for option in added_options})
+    mixer_options = backbone.made_by.get("mixer") or {}
+    if not isinstance(mixer_options, Mapping):  # lists are of later versions
         return
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for prefix, mixer in backbone.mixers().items():
-        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        changed |= mixer.take_earlier_form(own, given)
-    if changed and isinstance(backbone.record.get("mixer"), Mapping):
-        backbone.record = {**backbone.record, "mixer": {**backbone.record["mixer"], **changed}}
-        logger.info("%s is of an earlier version: mixers are built with %s", backbone.name, changed)
+        inside = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        changes |= mixer.take_earlier_form(inside, mixer_options)
+    if changes and isinstance(backbone.record.get("mixer"), Mapping):
+        backbone.record = {**backbone.record, "mixer": {**backbone.record["mixer"], **changes}}
+        logger.info("%s is of an earlier version: mixers are built with %s", backbone.name, changes)
 
 
 def _set(backbone: Backbone, kind: str, name: str, options: Mapping[str, Any]) -> None:
@@ -94,32 +98,32 @@ def _set(backbone: Backbone, kind: str, name: str, options: Mapping[str, Any]) -
         for part in backbone.modules()
         if CLASSES[name] in {base.__name__ for base in type(part).__mro__}
     ]
-    changed = {
+    updates = {
         option: value
         for option, value in options.items()
         if any(getattr(part, option) != value for part in parts)
     }
     for part in parts:
-        for option, value in changed.items():
+        for option, value in updates.items():
             setattr(part, option, value)
-    if changed:
+    if updates:
         entries = [
-            {**one, **changed} if one.get("name") == name else one
-            for one in _listed(backbone.record[kind])
+            {**entry, **updates} if entry.get("name") == name else entry
+            for entry in _entries(backbone.record[kind])
         ]
         is_listed = isinstance(backbone.record[kind], list)
         backbone.record = {**backbone.record, kind: entries if is_listed else entries[0]}
-        logger.info("%s: %s has %s, as in the checkpoint", backbone.name, name, changed)
+        logger.info("%s: %s has %s, as in the checkpoint", backbone.name, name, updates)
 
 
 def _completed(mixers: Any) -> Any:
     """Return mixers of a record with the options that their version lacked."""
     if isinstance(mixers, list | tuple):
-        return [_completed(one) for one in mixers]
+        return [_completed(entry) for entry in mixers]
     return {**EARLIER.get(mixers.get("name"), {}), **mixers} if mixers else mixers
 
 
-def _listed(mixers: Any) -> list[Mapping[str, Any]]:
+def _entries(mixers: Any) -> list[Mapping[str, Any]]:
     """Return the mappings of one mixer, or of one per stage or block; names alone are left out."""
     entries = mixers if isinstance(mixers, list | tuple) else [mixers]
-    return [one for one in entries if isinstance(one, Mapping)]
+    return [entry for entry in entries if isinstance(entry, Mapping)]

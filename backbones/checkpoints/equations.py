@@ -19,12 +19,12 @@ IDLE = {"drop", "init", "cache", "fused"}
 KINDS = {"mixer": "channel mixer", "token_mixer": "token mixer"}
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value as a checkpoint stores it: tuples as lists, mappings as dictionaries."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value
 
 
@@ -48,22 +48,26 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], moved: set[s
         ours: Record of the network.
         moved: Kinds of mixers ("mixer", "token_mixer") that take weights of the checkpoint.
     """
-    found = []
+    lines = []
     for kind, noun in KINDS.items():
-        one, other = (record.get(kind) for record in (theirs, ours))
-        if kind in moved and isinstance(one, Mapping) and isinstance(other, Mapping):
-            found += _mixer_changed(f"backbone.{kind}.", noun, one, other)
-        elif kind in moved and one and other:
-            pairs = zip_longest(_listed(one, other), _listed(other, one))
-            found += [
+        file_mixer, network_mixer = (record.get(kind) for record in (theirs, ours))
+        if kind in moved and isinstance(file_mixer, Mapping) and isinstance(network_mixer, Mapping):
+            lines += _mixer_changed(f"backbone.{kind}.", noun, file_mixer, network_mixer)
+        elif kind in moved and file_mixer and network_mixer:
+            pairs = zip_longest(
+                _entries(file_mixer, network_mixer), _entries(network_mixer, file_mixer)
+            )
+            lines += [
                 f"{text} in entry {index}"
                 for index, (first, second) in enumerate(pairs)
                 for text in _mixer_changed(f"backbone.{kind}.", noun, first or {}, second or {})
             ]
-    return found + _changed("backbone.", theirs.get("options") or {}, ours.get("options") or {})
+    return lines + _option_changes(
+        "backbone.", theirs.get("options") or {}, ours.get("options") or {}
+    )
 
 
-def _listed(mixers: Any, like: Any) -> list[Any]:
+def _entries(mixers: Any, like: Any) -> list[Any]:
     """Return mixers per stage or block; one for all is repeated."""
     return [mixers] * len(like) if isinstance(mixers, Mapping) else list(mixers)
 
@@ -71,13 +75,13 @@ def _listed(mixers: Any, like: Any) -> list[Any]:
 def _mixer_changed(
     group: str, noun: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[str]:
-    one, other = dict(theirs), dict(ours)
-    first, second = one.pop("name", None), other.pop("name", None)
-    named = [f"{noun} {second} instead of {first}"] if first != second else []
-    return named + _changed(group, one, other)
+    file_options, network_options = dict(theirs), dict(ours)
+    first, second = file_options.pop("name", None), network_options.pop("name", None)
+    lines = [f"{noun} {second} instead of {first}"] if first != second else []
+    return lines + _option_changes(group, file_options, network_options)
 
 
-def _changed(group: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+def _option_changes(group: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     return [
         f"{group}{key}={value} instead of {theirs[key]}"
         for key, value in ours.items()

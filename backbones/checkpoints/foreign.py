@@ -148,7 +148,7 @@ def _names(path: Path) -> list[str]:
 
     torch's reader refuses all others afterwards.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     with contextlib.suppress(Exception):  # foreign bytes raise errors of all kinds
         if zipfile.is_zipfile(path):
             return sorted(get_unsafe_globals_in_checkpoint(path))
@@ -157,8 +157,8 @@ def _names(path: Path) -> list[str]:
                 for code, argument, _position in pickletools.genops(file):
                     if code.name == "GLOBAL":
                         name = str(argument).replace(" ", ".")
-                        found.add(name.replace("__builtin__", "builtins"))
-    return sorted(name for name in found if not KNOWN.fullmatch(name))
+                        names.add(name.replace("__builtin__", "builtins"))
+    return sorted(name for name in names if not KNOWN.fullmatch(name))
 
 
 def _is_harmless(name: str) -> bool:
@@ -170,16 +170,16 @@ def _is_harmless(name: str) -> bool:
 
 def _origins(value: object) -> Iterator[str]:
     """Yield the classes of replaced objects within nested dictionaries and lists."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        node = waiting.pop()
+        if id(node) in ids:
             continue
-        seen.add(id(one))
-        if isinstance(one, Inert):
-            yield one.origin
-        elif isinstance(one, dict):
-            waiting += [*one, *one.values()]
-        elif isinstance(one, list | tuple | set):
-            waiting += one
+        ids.add(id(node))
+        if isinstance(node, Inert):
+            yield node.origin
+        elif isinstance(node, dict):
+            waiting += [*node, *node.values()]
+        elif isinstance(node, list | tuple | set):
+            waiting += node

@@ -49,22 +49,22 @@ def strip_wrappers(
     while (wrapper := _wrapper(state_dict, source)) not in (None, kept_wrapper):
         inside = {k.removeprefix(f"{wrapper}."): v for k, v in _below(wrapper, state_dict).items()}
         beside = {k: v for k, v in state_dict.items() if not k.startswith(f"{wrapper}.")}
-        kept = {} if wrapper != BACKBONE and _classifier(inside) else _classifier(beside)
-        lost = [key for key in beside if not (kept and CLASSIFIER.fullmatch(key))]
+        outside = {} if wrapper != BACKBONE and _classifier(inside) else _classifier(beside)
+        lost = [key for key in beside if not (outside and CLASSIFIER.fullmatch(key))]
         left_out += dict.fromkeys(key.partition(".")[0] for key in lost)
-        state_dict = inside | kept
+        state_dict = inside | outside
     return state_dict, left_out
 
 
 def _classifier(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a classifier under ``classifier.``."""
-    found = {
+    tensors = {
         f"classifier.{match['own'] or match['other']}": value
         for key, value in state_dict.items()
         if (match := CLASSIFIER.fullmatch(key))
     }
-    own = any(key.startswith("classifier.") for key in state_dict)
-    return found if own or "classifier.weight" in found else {}
+    has_classifier = any(key.startswith("classifier.") for key in state_dict)
+    return tensors if has_classifier or "classifier.weight" in tensors else {}
 
 
 def _wrapper(state_dict: Mapping[str, Tensor], source: str) -> str | None:
@@ -83,11 +83,16 @@ def _wrapper(state_dict: Mapping[str, Tensor], source: str) -> str | None:
     largest = max(groups, key=lambda name: len(groups[name]), default=None)
     if largest is None:
         return None
-    own = {
+    groups_of_wrapper = {
         name: {COPY.sub("", rest) for rest in inside if "." in rest}
         for name, inside in groups.items()
     }
-    copies = [name for name in own if name == largest or (own[name] == own[largest] and own[name])]
+    copies = [
+        name
+        for name in groups_of_wrapper
+        if name == largest
+        or (groups_of_wrapper[name] == groups_of_wrapper[largest] and groups_of_wrapper[name])
+    ]
     if 2 * sum(len(groups[name]) for name in copies) <= len(state_dict):
         return None
     averages = [name for name in copies if AVERAGE.search(name)]

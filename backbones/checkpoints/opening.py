@@ -62,18 +62,18 @@ class Checkpoint:
         """
         content, names = self.content, []
         while isinstance(content, dict):
-            found = [name for name in CONTAINERS if _holds_tensors(content.get(name))]
-            if not found and not _has_tensors(content):
-                found = [name for name, value in content.items() if _holds_tensors(value)]
-                if len(found) > 1:
+            entries = [name for name in CONTAINERS if _holds_tensors(content.get(name))]
+            if not entries and not _has_tensors(content):
+                entries = [name for name, value in content.items() if _holds_tensors(value)]
+                if len(entries) > 1:
                     raise ValueError(
-                        f"{self.path} has tensors in several entries, {_listed(found)}; save one "
-                        "of them to a separate file"
+                        f"{self.path} has tensors in several entries, {_enumerate(entries)}; save "
+                        "one of them to a separate file"
                     )
-            if not found:
+            if not entries:
                 break
-            content = content[found[0]]
-            names.append(found[0])
+            content = content[entries[0]]
+            names.append(entries[0])
         return tuple(names)
 
     @functools.cached_property
@@ -102,10 +102,10 @@ class Checkpoint:
         Raises:
             ValueError: As ``tensors``.
         """
-        kept, left_out = strip_wrappers(self.tensors, self.path, NETWORK)
+        tensors, left_out = strip_wrappers(self.tensors, self.path, NETWORK)
         if left_out:
-            logger.info("%s: skipped outside the network: %s", self.path, _listed(left_out))
-        return kept
+            logger.info("%s: skipped outside the network: %s", self.path, _enumerate(left_out))
+        return tensors
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def open_checkpoint(
 
 def in_memory(tensors: Mapping[str, Tensor], source: str) -> Checkpoint:
     """Return tensors that were read elsewhere as a checkpoint named ``source`` in messages."""
-    given = dict(tensors)
-    return Checkpoint(source, given, given)
+    content = dict(tensors)
+    return Checkpoint(source, content, content)
 
 
 def _read(path: Path, mmap: bool, map_location: Any) -> object:
@@ -209,13 +209,10 @@ def _read(path: Path, mmap: bool, map_location: Any) -> object:
         if kind is not None:
             raise UnreadableFile(f"{path} is not a checkpoint but {kind}") from ValueError(kind)
         return read_foreign(path, map_location, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        raise UnreadableFile(_refused(path)) from error
-    except ValueError as error:
-        if isinstance(error, UnreadableFile) or str(path) in str(error):
-            raise
-        raise _unreadable(path, error) from error
     except Exception as error:  # foreign bytes raise errors of all kinds
+        names_file = isinstance(error, ValueError) and str(path) in str(error)
+        if names_file or isinstance(error, UnreadableFile):
+            raise
         raise _unreadable(path, error) from error
 
 
@@ -248,14 +245,16 @@ def _is_safetensors(path: Path) -> bool:
 
 def _refused(path: Path) -> str:
     names = refused_names(path)
-    found = f" ({_listed(names)})" if names else ""
+    words = f" ({_enumerate(names)})" if names else ""
     return (
-        f"{path} holds more than tensors and plain values{found}, or is not a checkpoint; it is "
+        f"{path} holds more than tensors and plain values{words}, or is not a checkpoint; it is "
         "not opened, as it could run code. If you trust it, save its state_dict with safetensors"
     )
 
 
 def _unreadable(path: Path, error: Exception) -> UnreadableFile:
+    if isinstance(error, pickle.UnpicklingError):
+        return UnreadableFile(_refused(path))
     reason = f"{type(error).__name__}: {error}"
     return UnreadableFile(f"{path} is truncated or not a checkpoint ({reason})")
 
@@ -263,21 +262,22 @@ def _unreadable(path: Path, error: Exception) -> UnreadableFile:
 def _named_tensors(content: object, checkpoint: Checkpoint) -> dict[str, Tensor]:
     path = checkpoint.path
     objects = objects_in(content) if not _has_tensors(content) else []
-    if objects:
-        raise ValueError(
-            f"{path} holds more than tensors and plain values: whole objects ({_listed(objects)}) "
-            "instead of weights; save the state_dict of the model"
-        )
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a state_dict")
-    tensors = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     nameless = [key for key in tensors if not isinstance(key, str)]
-    if nameless:
-        raise ValueError(f"{path}: keys of tensors must be text, got {nameless[:8]}")
-    if not tensors:
-        raise ValueError(
-            f"{path} holds no tensors; its entries are {sorted(map(str, content))[:8]}"
-        )
+    if objects or nameless or not tensors:
+        if objects:
+            reason = (
+                f"holds more than tensors and plain values: whole objects ({_enumerate(objects)}) "
+                "instead of weights; save the state_dict of the model"
+            )
+        elif nameless:
+            reason = f"has tensors whose names are not text: {nameless[:8]}"
+        elif isinstance(content, dict):
+            reason = f"holds no tensors; its entries are {sorted(map(str, content))[:8]}"
+        else:
+            reason = f"holds a {type(content).__name__}, not a state_dict"
+        raise ValueError(f"{path} {reason}")
     return tensors
 
 
@@ -289,10 +289,10 @@ def _holds_tensors(content: object) -> bool:
     """Return True for a dictionary of named tensors, also in a nested container."""
     if not isinstance(content, dict):
         return False
-    named = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
-    return named or any(_holds_tensors(content.get(name)) for name in CONTAINERS)
+    has_names = any(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return has_names or any(_holds_tensors(content.get(name)) for name in CONTAINERS)
 
 
-def _listed(names: Iterable[object], limit: int = 4) -> str:
-    found = [str(name) for name in names]
-    return ", ".join(found[:limit]) + f" and {len(found) - limit} more" * (len(found) > limit)
+def _enumerate(names: Iterable[object], limit: int = 4) -> str:
+    words = [str(name) for name in names]
+    return ", ".join(words[:limit]) + f" and {len(words) - limit} more" * (len(words) > limit)

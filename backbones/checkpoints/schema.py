@@ -45,6 +45,13 @@ def _random_state(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
+def _single_number(value: Tensor) -> Tensor:
+    if value.ndim:
+        raise ValueError("is not a single number")
+    return value
+
+
+Score = Annotated[Tensor, AfterValidator(_single_number)]
 PythonState = Annotated[
     tuple[Literal[3], tuple[int, ...], float | None], AfterValidator(_random_state)
 ]
@@ -94,9 +101,12 @@ class RandomPart(ClosedPart):
         try:
             torch.Generator().set_state(self.torch)
             kind, words, place, has_gauss, gauss = self.numpy
-            whole = isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
+            has_words = (
+                isinstance(words, Tensor) and words.dtype == torch.int64 and type(place) is int
+            )
             # numpy checks only the number of words.
-            if not (whole and 0 <= place <= 624 and has_gauss in (0, 1)):
+            on_cpu = self.cuda is None or (self.cuda.dtype, self.cuda.ndim) == (torch.uint8, 1)
+            if not (has_words and on_cpu and 0 <= place <= 624 and has_gauss in (0, 1)):
                 raise ValueError
             state = (kind, words.numpy().astype(np.uint32), place, has_gauss, gauss)
             np.random.RandomState().set_state(state)
@@ -111,23 +121,19 @@ class BestPart(ClosedPart):
     """State of Lightning's ModelCheckpoint, with a second score of each file."""
 
     monitor: str | None
-    best_model_score: Tensor | None
+    best_model_score: Score | None
     best_model_path: str
-    current_score: Tensor | None
+    current_score: Score | None
     dirpath: str | None
-    best_k_models: Tensors
+    best_k_models: dict[str, Score]
     kth_best_model_path: str
-    kth_value: Tensor | None
+    kth_value: Score | None
     last_model_path: str
-    best_k_second_scores: Tensors = Field(default_factory=dict)
-    best_second_score: Tensor | None = None  # of the best file, in earlier ones
+    best_k_second_scores: dict[str, Score] = Field(default_factory=dict)
+    best_second_score: Score | None = None  # of the best file, in earlier ones
 
     @model_validator(mode="after")
-    def _are_scores(self) -> Self:
-        scores = [self.best_model_score, self.current_score, self.kth_value]
-        scores += [*self.best_k_models.values(), *self.best_k_second_scores.values()]
-        if any(score is not None and score.ndim for score in scores):
-            raise ValueError("has scores that are not single numbers")
+    def _has_scores(self) -> Self:
         if self.kth_best_model_path not in {"", *self.best_k_models}:
             raise ValueError("names a checkpoint without a score")
         return self
@@ -138,17 +144,10 @@ class StoppingPart(ClosedPart):
 
     wait_count: Count
     stopped_epoch: Count
-    best_score: Tensor
+    best_score: Score
     patience: Count
     stopping_reason: Annotated[int, Field(ge=0, le=4)] = 0
     stopping_reason_message: str | None = None
-
-    @field_validator("best_score")
-    @classmethod
-    def _is_score(cls, value: Tensor) -> Tensor:
-        if value.ndim:
-            raise ValueError("is not a single number")
-        return value
 
 
 class TimerPart(ClosedPart):
@@ -277,13 +276,13 @@ def check_tensors(content: object, path: object) -> None:
     Raises:
         DamagedCheckpoint: An entry is of another kind, or a limit is exceeded.
     """
-    stored: dict[int, int] = {}
-    left, total = MOST_ENTRIES, 0
+    storages: dict[int, int] = {}
+    budget, total = MOST_ENTRIES, 0
     branches: list[tuple[tuple[object, ...], object]] = [((), content)]
     while branches:
         place, value = branches.pop()
-        left -= 1
-        if left < 0 or len(place) > DEEPEST:
+        budget -= 1
+        if budget < 0 or len(place) > DEEPEST:
             raise DamagedCheckpoint(
                 f"{path} is nested deeper than {DEEPEST} levels or has more than {MOST_ENTRIES:,} "
                 "entries, which no checkpoint has"
@@ -291,17 +290,17 @@ def check_tensors(content: object, path: object) -> None:
         if isinstance(value, Tensor):
             _check_tensor(value, place, path)
             storage = value.untyped_storage()
-            stored[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
             total += value.numel() * value.element_size()
         elif isinstance(value, Mapping):
             branches += [((*place, key), item) for key, item in value.items()]
         elif isinstance(value, list | tuple | set | frozenset):
             branches += [((*place, index), item) for index, item in enumerate(value)]
         elif isinstance(value, int) and abs(value) >= LARGEST:
-            raise DamagedCheckpoint(f"{path}: {_named(place)} is a number of more than 64 bits")
-    if total > SHARED * sum(stored.values()) + FREE:
+            raise DamagedCheckpoint(f"{path}: {_dotted(place)} is a number of more than 64 bits")
+    if total > SHARED * sum(storages.values()) + FREE:
         raise DamagedCheckpoint(
-            f"{path} has tensors of {total:,} bytes that repeat {sum(stored.values()):,} stored "
+            f"{path} has tensors of {total:,} bytes that repeat {sum(storages.values()):,} stored "
             "ones; save them with contiguous()"
         )
 
@@ -318,12 +317,12 @@ def _check_tensor(value: Tensor, place: tuple[object, ...], path: object) -> Non
         kind = str(value.dtype)
     if kind is not None:
         raise DamagedCheckpoint(
-            f"{path}: {_named(place)} must be a dense tensor of floating-point or whole numbers, "
+            f"{path}: {_dotted(place)} must be a dense tensor of floating-point or whole numbers, "
             f"got {kind}; save it as one"
         )
 
 
-def _named(place: tuple[object, ...]) -> str:
+def _dotted(place: tuple[object, ...]) -> str:
     return ".".join(map(str, place))[-120:] or "its content"
 
 
@@ -340,14 +339,14 @@ def check_parts(content: object, path: object) -> frozenset[str]:
         CheckpointParts.model_validate({k: v for k, v in content.items() if isinstance(k, str)})
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        newer = [one["msg"] for one in problems if one["type"] == NEWER]
+        newer = [problem["msg"] for problem in problems if problem["type"] == NEWER]
         if newer:
             raise ValueError(
                 f"{path} was written by MixerLab {newer[0]} in a newer format than {FORMAT}, the "
                 "latest that this version reads; update MixerLab"
             ) from None
         if KEY not in content and "position" not in content:
-            return frozenset(str(one["loc"][0]) for one in problems if one["loc"])
+            return frozenset(str(problem["loc"][0]) for problem in problems if problem["loc"])
         raise DamagedCheckpoint(
             f"{path} is damaged: {describe_misfit(error)}; pass another checkpoint of the run, or "
             "copy it again"

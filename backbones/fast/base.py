@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compili
 _FORMS: dict[type[nn.Module], type[FastModule]] = {}
 
 
-class FastModule(nn.Module):
+class FastModule(nn.Module, ABC):
     """Fast form of a plain module, which its class inherits from behind this one.
 
     ``fast`` makes it from a built module and shares all state with it. Every call computes either
@@ -74,9 +75,9 @@ class FastModule(nn.Module):
         """Return True if ``compute`` covers the module's options and this input."""
         return True
 
+    @abstractmethod
     def compute(self, *given: Any, **named: Any) -> Any:
         """Return what the plain class's forward returns, to rounding."""
-        raise NotImplementedError
 
     def _get_name(self) -> str:
         return type(self).__bases__[1].__name__
@@ -131,7 +132,7 @@ def needs_plain(module: nn.Module, x: Tensor) -> bool:
         if parts := part._modules:
             if "parametrizations" in parts:
                 return True
-            modules += [one for one in parts.values() if one is not None]
+            modules += [part_module for part_module in parts.values() if part_module is not None]
     return False
 
 
@@ -184,6 +185,6 @@ def _convert(
     kind = class_of(module)
     done[module] = module if kind is None else share_state(module, kind)
     for name, part in module._modules.items():
-        if part is not None and (new := _convert(part, class_of, done)) is not part:
-            module._modules[name] = new
+        if part is not None and (converted := _convert(part, class_of, done)) is not part:
+            module._modules[name] = converted
     return done[module]

@@ -38,9 +38,9 @@ class Torch(NamedTuple):
 
 def find_compiler() -> list[str]:
     """Return the words of $CXX, else the first C++ compiler on the path, else an empty list."""
-    named = shlex.split(os.environ.get("CXX", ""))
-    if named:
-        return named if shutil.which(named[0]) else []
+    command = shlex.split(os.environ.get("CXX", ""))
+    if command:
+        return command if shutil.which(command[0]) else []
     return next(([name] for name in COMPILERS if shutil.which(name)), [])
 
 
@@ -71,7 +71,7 @@ def build(portable: bool = False) -> str:
     """
     compiler = find_compiler()
     if not compiler:
-        return f"there is no C++ compiler{_named()}; type: apt-get install g++"
+        return f"there is no C++ compiler{_library_name()}; type: apt-get install g++"
     try:
         return _build_with(compiler, compiled_file(portable), portable)
     except OSError as error:
@@ -81,42 +81,42 @@ def build(portable: bool = False) -> str:
 def _build_with(compiler: Sequence[str], target: Path, portable: bool) -> str:
     COMPILED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=COMPILED) as folder:
-        whole = Path(folder) / target.name
+        library = Path(folder) / target.name
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         commands = [
-            compilation(compiler, source, made, portable)
-            for source, made in zip(sources, objects, strict=True)
+            compilation(compiler, source, object_file, portable)
+            for source, object_file in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = list(pool.map(_run, commands))
-        failure = next(filter(None, failures), "") or _run(link(compiler, objects, whole))
+        failure = next(filter(None, failures), "") or _run(link(compiler, objects, library))
         if failure:
             return f"{shlex.join(compiler)} says: {failure}"
-        failure = _try(whole, compiler[0])
+        failure = _try(library, compiler[0])
         if failure:
             return failure
-        whole.replace(target)
+        library.replace(target)
     # Of older sources; those for another torch or processor may be in use on a disk that is shared.
-    for old in COMPILED.glob(f"{target.stem.rpartition('-')[0]}-*.so"):
-        if old != target:
-            old.unlink(missing_ok=True)
+    for earlier in COMPILED.glob(f"{target.stem.rpartition('-')[0]}-*.so"):
+        if earlier != target:
+            earlier.unlink(missing_ok=True)
     return ""
 
 
 def _try(library: Path, compiler: str) -> str:
     """Try a library in a process of its own; return why it fails, or an empty string."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "backbones.fast.compiled_trial", str(library)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+    if process.returncode:
+        lines = process.stderr.splitlines() or [f"status {process.returncode}"]
         return f"what {compiler} made cannot be used: {lines[-1]}"
-    difference = done.stdout.strip()
+    difference = process.stdout.strip()
     return difference and (
         f"{compiler} made wrong code for this processor, {difference}; type: CXX=clang++ make "
         "install, or that with another compiler"
@@ -127,23 +127,25 @@ def _try(library: Path, compiler: str) -> str:
 def find_torch() -> Torch:
     """Return where torch is and how it was compiled, asked in a process of its own."""
     probe = "import torch; print(int(torch.compiled_with_cxx11_abi()), torch.__path__[0])"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    abi, _, folder = done.stdout.strip().partition(" ")
+    process = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    abi, _, folder = process.stdout.strip().partition(" ")
     return Torch(Path(folder), abi)
 
 
-def _named() -> str:
+def _library_name() -> str:
     name = os.environ.get("CXX", "")
     return f" (CXX is {name!r})" if name else ""
 
 
 def _run(command: Sequence[str]) -> str:
     """Run a compiler; return its first error, or an empty string."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.returncode:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not process.returncode:
         return ""
-    errors = [line for line in done.stderr.splitlines() if "error" in line]
-    return (errors or [f"status {done.returncode}"])[0]
+    errors = [line for line in process.stderr.splitlines() if "error" in line]
+    return (errors or [f"status {process.returncode}"])[0]
 
 
 def main() -> int:

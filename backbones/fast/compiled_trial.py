@@ -45,8 +45,8 @@ def results(dtype: torch.dtype) -> Iterator[Result]:
     yield from mixer_trial.results(dtype)
     for name, arguments, expected in _cases(torch.Generator().manual_seed(0)):
         computed = getattr(torch.ops.mixerlab, name)(*_cast(arguments, dtype))
-        for index, both in enumerate(zip(_tensors(computed), _tensors(expected), strict=True)):
-            yield Result(f"{name}: result {index}", *both, least=0.0)
+        for index, pair in enumerate(zip(_tensors(computed), _tensors(expected), strict=True)):
+            yield Result(f"{name}: result {index}", *pair, least=0.0)
 
 
 def _cases(generator: torch.Generator) -> Iterator[tuple[str, list[Any], Any]]:
@@ -62,21 +62,21 @@ def _cases(generator: torch.Generator) -> Iterator[tuple[str, list[Any], Any]]:
     yield "linear", [x, weight, bias], y
     of_weight = grad.flatten(0, 2).t() @ x.flatten(0, 2)
     yield "linear_backward", [grad, x, weight, True, True], (grad @ weight, of_weight)
-    left, right, shift = make(BATCH, RANK, DIM), make(BATCH, DIM, WIDTH), make(RANK)
-    yield "batched", [left, right, shift], left @ right + shift[:, None]
+    left_factor, right_factor, shift = make(BATCH, RANK, DIM), make(BATCH, DIM, WIDTH), make(RANK)
+    yield "batched", [left_factor, right_factor, shift], left_factor @ right_factor + shift[:, None]
 
-    kernel, own = make(2 * DIM, 1, 3, 3), make(2 * DIM)
-    yield "conv_pos_enc", [y, kernel, own], y + _depthwise(y, kernel, own)
+    kernel, row_bias = make(2 * DIM, 1, 3, 3), make(2 * DIM)
+    yield "conv_pos_enc", [y, kernel, row_bias], y + _depthwise(y, kernel, row_bias)
 
     layers = [(weight, bias), *((make(DIM, DIM) / DIM**0.5, make(DIM)) for _ in range(3))]
     layers.append((make(DIM), make(DIM)))
     read, write = make(RANK, HEIGHT, WIDTH), make(RANK, HEIGHT, WIDTH)
-    p, q = _depthwise(y, kernel, own).chunk(2, dim=-1)
-    seen = F.linear(torch.einsum("mhw,bhwc->bmc", read, p), layers[1][0])
-    star = F.silu(torch.einsum("mhw,bmc->bhwc", write, seen) + layers[1][1])
+    p, q = _depthwise(y, kernel, row_bias).chunk(2, dim=-1)
+    expected = F.linear(torch.einsum("mhw,bhwc->bmc", read, p), layers[1][0])
+    star = F.silu(torch.einsum("mhw,bmc->bhwc", write, expected) + layers[1][1])
     star = F.layer_norm(star * F.linear(q, *layers[2]), (DIM,), *layers[4], EPS)
     weights, biases = (list(some) for some in zip(*layers, strict=True))
-    arguments = [x, weights, biases, kernel, own, read, write, EPS]
+    arguments = [x, weights, biases, kernel, row_bias, read, write, EPS]
     yield "star_mixer", arguments, F.silu(F.linear(x, *layers[3])) * star
 
 
@@ -90,7 +90,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Return arguments with all tensors in a type."""
     if isinstance(value, Tensor):
         return value.to(dtype).contiguous()
-    return [_cast(one, dtype) for one in value] if isinstance(value, list) else value
+    return [_cast(item, dtype) for item in value] if isinstance(value, list) else value
 
 
 def _tensors(results: Any) -> list[Tensor]:

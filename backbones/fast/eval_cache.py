@@ -36,13 +36,13 @@ class EvalCache:
         if torch.is_grad_enabled():
             self._entries = {}
             return compute()
-        found = self._entries.get(question)
-        if found is None or not _same(found[0], sources):
-            found = [s.detach().clone() for s in sources], compute()
+        entry = self._entries.get(question)
+        if entry is None or not _are_equal(entry[0], sources):
+            entry = [s.detach().clone() for s in sources], compute()
             latest = list(self._entries.items())[1 - MAX_ENTRIES :]
             # Another dict instead of a change, as other threads may be reading this one.
-            self._entries = {**dict(latest), question: found}
-        return found[1]
+            self._entries = {**dict(latest), question: entry}
+        return entry[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EvalCache:
         return EvalCache()
@@ -51,7 +51,7 @@ class EvalCache:
         return EvalCache, ()
 
 
-def _same(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+def _are_equal(kept: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
     return all(
         a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
         for a, b in zip(kept, now, strict=True)

@@ -33,8 +33,8 @@ def _load_once() -> str:
             return ""
         if fault != MISSING:
             faults.append(f"{path.name} {fault}")
-    what = faults[0] if faults else "not compiled for this torch and processor"
-    return f"{what}; type: make install"
+    reason = faults[0] if faults else "not compiled for this torch and processor"
+    return f"{reason}; type: make install"
 
 
 def _load_file(path: Path) -> str:
@@ -62,8 +62,8 @@ def status() -> str:
         text = f"torch's own operations ({load()})"
     else:
         portable = bool(find_fault(compiled_file(portable=False)))
-        own = f"products of their own ({torch.ops.mixerlab.instructions()})"
-        products = own if has_tiles() else "the BLAS"
+        products_words = f"products of their own ({torch.ops.mixerlab.instructions()})"
+        products = products_words if has_tiles() else "the BLAS"
         text = f"compiled operators{', for any processor' if portable else ''}, with {products}"
     return f"{text}{'' if find_switch() else choice.status()}"
 

@@ -69,10 +69,10 @@ def _gated(dtype: torch.dtype) -> Iterator[Result]:
     rest = (b_a, b_b, k_a, k_b, o_a, o_b, w3)
     options = (PREFIX, *SIZE, [w_a, w_b], [0, 0, 1, 0])
     at_once, _ = forward(x, *options, *rest, b3, False)
-    y, kept = forward(x, *options, *rest, b3, True)
-    of_x, of_w, before, taps, own, proj = backward(grad, kept, x, *options, *rest)
+    y, saved = forward(x, *options, *rest, b3, True)
+    of_x, of_w, before, taps, of_bias, proj = backward(grad, saved, x, *options, *rest)
     kernels = [part.t().reshape(h, 1, 3, 3) for part in taps]
-    mine = [at_once, y, of_x, *of_w, *before, *kernels, *own, proj, grad.sum((0, 1))]
+    results = [at_once, y, of_x, *of_w, *before, *kernels, *of_bias, proj, grad.sum((0, 1))]
 
     with torch.enable_grad():
         leaves = [leaf.double().requires_grad_() for leaf in leaves]
@@ -80,9 +80,9 @@ def _gated(dtype: torch.dtype) -> Iterator[Result]:
         a, b = F.linear(x, w_a, b_a), F.linear(x, w_b, b_b)
         prefix = F.silu(a[:, :PREFIX]) * b[:, :PREFIX]
         a, b = _depthwise(a[:, PREFIX:], k_a, o_a), _depthwise(b[:, PREFIX:], k_b, o_b)
-        plain = F.linear(torch.cat([prefix, F.silu(a) * b], dim=1), w3, b3)
+        reference = F.linear(torch.cat([prefix, F.silu(a) * b], dim=1), w3, b3)
     names = "x W_a W_b b_a b_b kernel_a kernel_b own_a own_b W3 b3"
-    yield from _compare("gated_mixer", names, mine, plain, leaves, grad)
+    yield from _compare("gated_mixer", names, results, reference, leaves, grad)
 
 
 def _branched(dtype: torch.dtype, operator: str, training: bool) -> Iterator[Result]:
@@ -97,7 +97,7 @@ def _branched(dtype: torch.dtype, operator: str, training: bool) -> Iterator[Res
     for index in (3, 4, 7, 8):  # alpha and beta near 1: a norm enlarges what a small one rounds
         leaves[index] = 1 + leaves[index] / 5
     x, w1, b1 = leaves[:3]
-    coefficients, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
+    coefficients, norms, (kernel, bias, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
     arguments = (
         x,
         *SIZE,
@@ -109,25 +109,25 @@ def _branched(dtype: torch.dtype, operator: str, training: bool) -> Iterator[Res
         *EPS,
         training,
         kernel,
-        own,
+        bias,
         w2,
         b2,
     )
-    y, *kept = forward(*arguments, True)
+    y, *saved = forward(*arguments, True)
     at_once = y if training else forward(*arguments, False)[0]
     of_x, of_w1, of_b1, rows, of_w2 = backward(
-        grad, *kept, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
-        own, w2,
+        grad, *saved, x, *SIZE, w1, b1, coefficients, norms, *EPS, training, kernel,
+        bias, w2,
     )  # fmt: skip
     branches = [row[part * WIDTH :][:WIDTH] for part in range(2) for row in rows[:4]]
     taps = rows[9:].t().reshape(h, 1, 3, 3)
-    mine = [at_once, y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2]
-    mine.append(grad.sum((0, 1)))
+    results = [at_once, y, of_x, of_w1, of_b1, *branches, *rows[4:8], taps, rows[8], of_w2]
+    results.append(grad.sum((0, 1)))
 
     with torch.enable_grad():
         leaves = [leaf.double().requires_grad_() for leaf in leaves]
         x, w1, b1 = leaves[:3]
-        c, norms, (kernel, own, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
+        c, norms, (kernel, bias, w2, b2) = leaves[3:11], leaves[11:15], leaves[15:]
         z = F.linear(x, w1, b1)
         n = torch.cat([c[i + 1] * F.gelu(c[i] * z + c[i + 2]) + c[i + 3] for i in (0, 4)], dim=-1)
         means = [value.double() for value in running]
@@ -135,12 +135,12 @@ def _branched(dtype: torch.dtype, operator: str, training: bool) -> Iterator[Res
             n = F.layer_norm(n, (h,), norms[0], norms[1], EPS[0])
         else:
             n = _norm(n, means[:2], norms[:2], EPS[0], training)
-        u = _norm(_depthwise(n, kernel, own), means[2:], norms[2:], EPS[1], training)
-        plain = F.linear(F.gelu(u) + n if layered else F.gelu(u), w2, b2)
+        u = _norm(_depthwise(n, kernel, bias), means[2:], norms[2:], EPS[1], training)
+        reference = F.linear(F.gelu(u) + n if layered else F.gelu(u), w2, b2)
     branched = " ".join(f"{name}{branch}" for branch in (1, 2) for name in COEFFICIENTS)
     names = f"x W1 b1 {branched} weight_mid bias_mid weight_dw bias_dw kernel own W2 b2"
     mode = "in training" if training else "in evaluation"
-    yield from _compare(f"{operator} {mode}", names, mine, plain, leaves, grad)
+    yield from _compare(f"{operator} {mode}", names, results, reference, leaves, grad)
 
 
 def _norm(x: Tensor, running: Numbers, affine: Numbers, eps: float, training: bool) -> Tensor:

@@ -64,17 +64,19 @@ def compare(
         [x.to(device, dtype).to(kind).requires_grad_() for x in inputs.values()]
         for kind in (dtype, torch.float64)
     )
-    mine, exact = form(*computed), plain(*expected)
-    weights = torch.linspace(-1, 1, exact.numel(), device=device, dtype=dtype).view_as(exact)
+    computed_result, expected_result = form(*computed), plain(*expected)
+    weights = torch.linspace(-1, 1, expected_result.numel(), device=device, dtype=dtype).view_as(
+        expected_result
+    )
     gradients = zip(
         inputs,
-        torch.autograd.grad(mine, computed, weights),
-        torch.autograd.grad(exact, expected, weights.double()),
+        torch.autograd.grad(computed_result, computed, weights),
+        torch.autograd.grad(expected_result, expected, weights.double()),
         strict=True,
     )
     return [
-        Result("output", mine.detach(), exact.detach()),
-        *(Result(f"gradient of {name}", one, other) for name, one, other in gradients),
+        Result("output", computed_result.detach(), expected_result.detach()),
+        *(Result(f"gradient of {name}", first, second) for name, first, second in gradients),
     ]
 
 
@@ -86,9 +88,9 @@ def largest_difference(results: Iterable[Result]) -> Difference:
 
 def _difference(name: str, computed: Tensor, expected: Tensor, least: float) -> Difference:
     assert computed.shape == expected.shape, name
-    apart = (computed.double() - expected).abs()
-    index = int(apart.argmax())
-    place = tuple(int(part) for part in torch.unravel_index(torch.tensor(index), apart.shape))
-    share = apart.flatten()[index] / expected.abs().max().clamp(min=least)
+    error = (computed.double() - expected).abs()
+    index = int(error.argmax())
+    place = tuple(int(part) for part in torch.unravel_index(torch.tensor(index), error.shape))
+    share = error.flatten()[index] / expected.abs().max().clamp(min=least)
     numbers = (float(part.flatten()[index]) for part in (computed, expected))
     return Difference(name, float(share), place, *numbers)

@@ -22,22 +22,15 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import (
-    Backbone,
-    FeatureInfo,
-    HostConfig,
-    Mixer,
-    PointwiseMixer,
-    Slot,
-    factory_at,
-    fill,
-)
+from backbones.base import Backbone, FeatureInfo
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.text import Kind, fit_to_texts, mix_by_length, real_tokens
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.mixer import Mixer, PointwiseMixer
 from backbones.mixers.ffn import FFN
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, factory_at, fill
 
 logger = logging.getLogger(__name__)
 
@@ -99,9 +92,9 @@ class TextAttention(nn.Module):
             layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        seen = None if mask is None or self.causal else mask[:, None, None, :]
+        visible = None if mask is None or self.causal else mask[:, None, None, :]
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=self.causal,
+            q, k, v, attn_mask=visible, is_causal=self.causal,
             dropout_p=self.drop if self.training else 0.0,
         )  # fmt: skip
         return self.proj(y.transpose(1, 2).flatten(2))
@@ -208,9 +201,9 @@ class TextEncoder(Backbone):
         for index, part in enumerate(self.blocks):
             block = cast("TextBlock", part)
             slot = Slot(dim, RATIO, (1, config.img_size[1]), 0, index, dense=config.dense)
-            for name, typed in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
-                fill(block, name, typed, slot)
-                if factory_at(typed, slot) is None:
+            for name, factory in (("mlp", config.channel_mixer), ("attn", config.token_mixer)):
+                fill(block, name, factory, slot)
+                if factory_at(factory, slot) is None:
                     continue
                 kind: Kind = "channel" if name == "mlp" else "token"
                 if fit_to_texts(getattr(block, name), kind, dim, causal):
@@ -284,17 +277,17 @@ class TextEncoder(Backbone):
         """
         names = GPT_NAMES if self.causal else BERT_NAMES
         converted: dict[str, Tensor] = {}
-        own = self.words.weight.detach()
+        words_weight = self.words.weight.detach()
         for key, value in state_dict.items():
-            plain = re.sub(r"^(bert|transformer)\.", "", key)
-            plain = plain.replace("LayerNorm.gamma", "LayerNorm.weight")
-            plain = plain.replace("LayerNorm.beta", "LayerNorm.bias")
-            if plain in WORD_HEAD and not self.causal:
-                self.word_head[WORD_HEAD[plain]] = value
-            found = [(old, new) for old, new in names.items() if re.match(old, plain)]
-            if found:
-                converted |= _parts(re.sub(*found[0], plain), value, self.causal)
-            elif not plain.startswith(HEADS) and not plain.endswith(("position_ids", "attn.bias")):
+            ours = re.sub(r"^(bert|transformer)\.", "", key)
+            ours = ours.replace("LayerNorm.gamma", "LayerNorm.weight")
+            ours = ours.replace("LayerNorm.beta", "LayerNorm.bias")
+            if ours in WORD_HEAD and not self.causal:
+                self.word_head[WORD_HEAD[ours]] = value
+            renamings = [item for item in names.items() if re.match(item[0], ours)]
+            if renamings:
+                converted |= _parts(re.sub(*renamings[0], ours), value, self.causal)
+            elif not ours.startswith(HEADS) and not ours.endswith(("position_ids", "attn.bias")):
                 converted[key] = value
         words = converted.get("words.weight")
         if self.pooler is not None and "words.weight" in converted.keys() - state_dict.keys():
@@ -302,13 +295,17 @@ class TextEncoder(Backbone):
                 logger.warning("the file lacks BERT's pooler, which starts from random weights")
                 own_pooler = self.pooler.state_dict(prefix="pooler.")
                 converted |= {name: value.clone() for name, value in own_pooler.items()}
-        if self.causal and words is not None and len(own) - len(words) == ADDED_WORDS:
+        if self.causal and words is not None and len(words_weight) - len(words) == ADDED_WORDS:
             # The tokens of fine-tuning, which GPT-1's files lack, keep their random values.
-            converted["words.weight"] = torch.cat([words, own[len(words) :].to(words)])
-        elif words is not None and words.shape[1:] == own.shape[1:] and len(words) != len(own):
+            converted["words.weight"] = torch.cat([words, words_weight[len(words) :].to(words)])
+        elif (
+            words is not None
+            and words.shape[1:] == words_weight.shape[1:]
+            and len(words) != len(words_weight)
+        ):
             raise ValueError(
                 f"the pretrained file has {len(words)} words, but the tokenizer of the data has "
-                f"{len(own)}; pass data.tokenizer=<folder of the file's tokenizer>"
+                f"{len(words_weight)}; pass data.tokenizer=<folder of the file's tokenizer>"
             )
         return converted
 
@@ -320,7 +317,10 @@ def _parts(name: str, value: Tensor, transposed: bool) -> dict[str, Tensor]:
     if ".attn.qkv." not in name:
         return {name: value}
     parts = ("query", "key", "value")
-    return {name.replace("qkv", part): one for part, one in zip(parts, value.chunk(3), strict=True)}
+    return {
+        name.replace("qkv", part): tensor
+        for part, tensor in zip(parts, value.chunk(3), strict=True)
+    }
 
 
 def _init(part: nn.Module) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backbones.base import HostConfig
 from backbones.hosts.scaffolds.super_resolution import (
     SuperResolutionBackbone,
     Upsampler,
@@ -13,6 +12,7 @@ from backbones.hosts.scaffolds.super_resolution import (
 )
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.bicubic import MARGIN, enlarge
+from backbones.slots import HostConfig
 
 
 class Bicubic(SuperResolutionBackbone):

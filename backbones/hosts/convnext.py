@@ -18,7 +18,6 @@ from timm.models.convnext import ConvNeXt as TimmConvNeXt
 from timm.models.convnext import ConvNeXtBlock
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import (
@@ -29,8 +28,9 @@ from backbones.hosts.scaffolds.timm_source import (
 )
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import ceil_div, crop, missing
-from backbones.mixing import mix_nchw
+from backbones.mixer_calls import mix_nchw
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 
 class ConvNeXt(HierarchicalBackbone):

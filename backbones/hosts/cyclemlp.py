@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.ffn import FFN
 from backbones.mixers.token_mlps.cycle_fc import CycleMixer
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 
 class CycleMLP(NetworkList):

@@ -16,17 +16,17 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.layers.axes import to_nchw
 from backbones.layers.classifier import Classifier
 from backbones.layers.two_tokens import TwoTokenClassifier
-from backbones.mixing import mix_tokens
+from backbones.mixer_calls import mix_tokens
 from backbones.options import variant_of
 from backbones.parameters.layer_ids import USUAL, LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 GRID = "pos_grid"  # key of the rows and columns of an oblong position table
 POOLING = (
@@ -64,6 +64,11 @@ class DeiT(IsotropicBackbone):
         distilled: bool = False,
     ) -> None:
         super().__init__()
+        if (distilled and not class_token) or (fc_norm and class_token):
+            raise ValueError(
+                "distilled=True needs class_token=True; fc_norm=True norms the mean of the map "
+                "instead of the class token, so it needs class_token=False"
+            )
         self.pretrained_cfg = read_source(model)
         self.patch_embed = model.patch_embed
         self.cls_token: nn.Parameter | None
@@ -78,15 +83,8 @@ class DeiT(IsotropicBackbone):
             self.classification_keys = ("norm.", "fc_norm.", "cls_token")
         self.dist_token: nn.Parameter | None = None
         if distilled:
-            if not class_token:
-                raise ValueError("distilled=True needs the class token; pass class_token=True")
             self.dist_token = cast("nn.Parameter", model.dist_token)
             self.no_weight_decay |= {"dist_token"}
-        if fc_norm and class_token:
-            raise ValueError(
-                "fc_norm=True norms the mean of the map, but the class token is the embedding; add "
-                "class_token=False"
-            )
         self.norm_order_is_set = fc_norm is not None
         self.num_prefix_tokens = int(class_token) + int(distilled)
         self.pooling = POOLING[self.num_prefix_tokens]
@@ -172,11 +170,11 @@ class DeiT(IsotropicBackbone):
 
     def _norm_after_mean(self, after: bool) -> None:
         """Name the final norm ``fc_norm`` if it comes after the mean, otherwise ``norm``."""
-        old, new = ("norm", "fc_norm") if after else ("fc_norm", "norm")
-        if not self.dense and hasattr(self, old):
-            norm = self.get_submodule(old)
-            delattr(self, old)
-            self.add_module(new, norm)
+        source, target = ("norm", "fc_norm") if after else ("fc_norm", "norm")
+        if not self.dense and hasattr(self, source):
+            norm = self.get_submodule(source)
+            delattr(self, source)
+            self.add_module(target, norm)
 
     def convert_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the classifier and resample tables of other grids; authors and timm agree.
@@ -239,19 +237,19 @@ class DeiT(IsotropicBackbone):
         positions = table.shape[1] - num_prefix_tokens
         side = math.isqrt(positions)
         if grid is not None:
-            old = tuple(grid.tolist())
+            source_grid = tuple(grid.tolist())
         else:
-            old = (side, side) if side**2 == positions else self.grid
-        if math.prod(old) != positions:
+            source_grid = (side, side) if side**2 == positions else self.grid
+        if math.prod(source_grid) != positions:
             token = "class token and " if has_class_token else ""
             count = positions + num_prefix_tokens
             raise ValueError(
                 f"a pos_embed of {count} positions is not a {token}square grid; "
                 "build with the img_size (H, W) that the checkpoint was trained at"
             )
-        if old == self.grid:
+        if source_grid == self.grid:
             return table
-        return resample_abs_pos_embed(table, self.grid, old, num_prefix_tokens)
+        return resample_abs_pos_embed(table, self.grid, source_grid, num_prefix_tokens)
 
 
 class DeiTBlock(Block):

@@ -18,7 +18,6 @@ import torch
 from timm.layers import Attention, DropPath, Mlp
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.scaffolds.denoising import (
     CHANNELS,
     CLASSES,
@@ -32,9 +31,11 @@ from backbones.hosts.scaffolds.denoising import (
 )
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
-from backbones.mixing import mix_tokens
+from backbones.layers.bounds import check_multiple
+from backbones.mixer_calls import mix_tokens
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 EPS = 1e-6
 RATIO = 4.0
@@ -172,8 +173,8 @@ class DiT(DenoisingBackbone):
         init_denoiser(self)
         zero(self.final_layer.linear, self.final_layer.adaLN_modulation[1])
         grid = config.grid(self.patch)
-        for index, each in enumerate(self.blocks):
-            block = cast("DiTBlock", each)
+        for index, block_module in enumerate(self.blocks):
+            block = cast("DiTBlock", block_module)
             zero(block.adaLN_modulation[1])
             slot = Slot(dim, RATIO, grid, 0, index, dense=config.dense)
             fill(block, "mlp", config.channel_mixer, slot)
@@ -186,11 +187,8 @@ class DiT(DenoisingBackbone):
             ValueError: A side is not a multiple of the patch size.
         """
         height, width = x.shape[2:]
-        if height % self.patch or width % self.patch:
-            raise ValueError(
-                f"sides must be multiples of {self.patch}, got {height}x{width}; change "
-                "data.image_size"
-            )
+        check_multiple("data.image_size", height, self.patch)
+        check_multiple("data.image_size", width, self.patch)
         size = (height // self.patch, width // self.patch)
         condition = self.t_embedder(times) + self.y_embedder(labels)
         tokens = self.x_embedder(x)
@@ -207,10 +205,10 @@ class DiT(DenoisingBackbone):
         Raises:
             ValueError: Blocks of a file of diffusers embed times differently.
         """
-        given = {key: value for key, value in state_dict.items() if key != "pos_embed"}
-        if not any(key.startswith("transformer_blocks.") for key in given):
-            return given
-        return from_diffusers(given)
+        learnt = {key: value for key, value in state_dict.items() if key != "pos_embed"}
+        if not any(key.startswith("transformer_blocks.") for key in learnt):
+            return learnt
+        return from_diffusers(learnt)
 
 
 def from_diffusers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -220,15 +218,15 @@ def from_diffusers(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     converted: dict[str, Tensor] = {}
     for key, value in state_dict.items():
-        found = re.match(BLOCK, key)
-        if found is None:
+        match = re.match(BLOCK, key)
+        if match is None:
             prefix = next((name for name in OUTER if key.startswith(name)), None)
             if prefix is not None:
                 converted[OUTER[prefix] + key.removeprefix(prefix)] = value
             elif not key.startswith("pos_embed."):
                 converted[key] = value
             continue
-        inner, block = key[found.end() :], f"blocks.{found[1]}."
+        inner, block = key[match.end() :], f"blocks.{match[1]}."
         if inner.startswith(EMBEDDER):
             rest = inner.removeprefix(EMBEDDER)
             prefix = next(name for name in SHARED if rest.startswith(name))

@@ -19,24 +19,25 @@ import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, MixerFactory, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
 from backbones.layers.patch_embed import PatchEmbed
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.local_global import LocalConv, SampledAttention
 from backbones.mixers.conv_ffn import ConvFFN
 from backbones.mixers.ffn import FFN
 from backbones.registry import register_host
+from backbones.slots import HostConfig, MixerFactory, Slot, fill
 
 RATIO = 4
 # The authors' names, as patterns, and ours; their stages count from 1.
 RENAMES = (
     *(
-        (rf"^{theirs}{stage + 1}\.", f"stages.{stage}.{ours}.")
-        for theirs, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
+        (rf"^{authors_name}{stage + 1}\.", f"stages.{stage}.{ours}.")
+        for authors_name, ours in (("patch_embed", "embed"), ("blocks", "blocks"))
         for stage in range(4)
     ),
     (r"\.LocalAgg\.(conv1|attn|conv2)\.", r".local.token_mixer.\1."),

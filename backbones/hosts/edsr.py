@@ -12,7 +12,6 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig
 from backbones.hosts.scaffolds.super_resolution import (
     SuperResolutionBackbone,
     Upsampler,
@@ -21,6 +20,7 @@ from backbones.hosts.scaffolds.super_resolution import (
     rename_released,
 )
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.slots import HostConfig
 
 WIDTH, DEPTH, RANGE = 64, 16, 255
 TENSOR = r"(weight|bias)"

@@ -18,7 +18,6 @@ import torch
 from timm.layers import DropPath, LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, MixerFactory, Slot, factory_at, fill
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.super_resolution import (
     AnchoredUpsampler,
@@ -29,9 +28,11 @@ from backbones.hosts.scaffolds.super_resolution import (
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reparam import depthwise
+from backbones.mixer import Mixer
+from backbones.mixer_calls import mix_nchw
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import mix_nchw
 from backbones.options import variant_of
+from backbones.slots import HostConfig, MixerFactory, Slot, factory_at, fill
 
 WIDTH, EXPANSION = 96, 2
 # The authors' names: 0, 1 and 3 are W, K, V of a token mixer, and D, W1, W2 of a channel mixer.

@@ -19,15 +19,16 @@ import torch
 from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, factory_at, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import is_any_size, same_size
 from backbones.layers.shifted_windows import pad_to_windows
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.global_window import resize_query
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, factory_at, fill
 
 
 class GCViT(HierarchicalBackbone):
@@ -59,15 +60,17 @@ class GCViT(HierarchicalBackbone):
     def _fill_slots(self, config: HostConfig) -> None:
         for stage, layer in enumerate(extend_all(self.stages, AnySizeStage)):
             width, stride = self.feature_info[stage].channels, self.feature_info[stage].stride
-            grid, own = config.grid(stride), False
+            grid, keeps_attention = config.grid(stride), False
             for index, block in enumerate(extend_all(layer.get_submodule("blocks"), AnySizeBlock)):
                 hidden_ratio = cast("int", block.mlp.fc1.out_features) / width
                 slot = Slot(width, hidden_ratio, grid, stage, index, dense=config.dense)
                 fill(block, "mlp", config.channel_mixer, slot)
                 fill(block, "attn", config.token_mixer, slot)
                 # Every second block reads the stage's global query.
-                own = own or (index % 2 == 1 and factory_at(config.token_mixer, slot) is None)
-            if not own:
+                keeps_attention = keeps_attention or (
+                    index % 2 == 1 and factory_at(config.token_mixer, slot) is None
+                )
+            if not keeps_attention:
                 layer.global_block = None
                 self.classification_keys += (f"stages.{stage}.global_block.",)
 

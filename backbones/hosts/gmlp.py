@@ -20,15 +20,16 @@ import torch
 from timm.models.mlp_mixer import MlpMixer, SpatialGatingUnit
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.mlp_mixer import WINDOW, PatchMLP, create_patch_mlp
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_ours
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE
 from backbones.hosts.scaffolds.timm_source import extend
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows
+from backbones.mixer import Mixer
 from backbones.mixers.posmlp.relations import hide
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 HIDDEN_RATIO = 6.0
 GATE_EPS = 1e-5  # timm's
@@ -67,13 +68,13 @@ class GMLP(PatchMLP):
                 "these weights contain a norm after the patch embedding, as in PosMLP's gMLP; "
                 "build with stem_norm=True"
             )
-        free = [match for key in state_dict if (match := AUTHORS_MATRIX.fullmatch(key))]
-        for match in free:
+        matrices = [match for key in state_dict if (match := AUTHORS_MATRIX.fullmatch(key))]
+        for match in matrices:
             bias = f"{match[1]}gate.proj_list.0.bias"
             if bias not in state_dict:
                 state_dict[bias] = state_dict[match[0]].new_zeros(len(state_dict[match[0]]))
         state_dict = super().convert_state_dict(rename_to_ours(state_dict))
-        for match in free:
+        for match in matrices:
             if not isinstance(self.get_submodule(match[1].removesuffix(".")), Mixer):
                 _to_timm(state_dict, match[1])
         return state_dict

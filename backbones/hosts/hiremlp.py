@@ -13,11 +13,11 @@ from __future__ import annotations
 from timm.layers import Mlp
 from torch import nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.network_list import HIDDEN_RATIO, NetworkList
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.mixers.token_mlps.hire import REGIONS, HireMixer, usual_shift
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 
 class HireMLP(NetworkList):

@@ -21,7 +21,6 @@ from timm.layers import DropPath, Mlp, lecun_normal_
 from timm.models.mlp_mixer import MixerBlock, MlpMixer
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.isotropic import PATCH_SIZE, IsotropicBackbone
@@ -34,6 +33,7 @@ from backbones.hosts.scaffolds.timm_source import (
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.windows import Pattern, map_windows, spans
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 WINDOW = 14
 HIDDEN_RATIO = 4.0
@@ -108,9 +108,9 @@ class WindowedTokenMLP(Mlp):
     def _mix(self, windows: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
         """Return W2 GELU(W1 x) over tokens of equal windows: (B, n, e, m, f, C) -> the same."""
         groups = [(down, across) for down in spans(rows) for across in spans(columns)]
-        whole = (slice(0, rows.size), slice(0, columns.size))
-        if groups == [whole]:
-            return self._mix_group(windows, *whole)
+        extent = (slice(0, rows.size), slice(0, columns.size))
+        if groups == [extent]:
+            return self._mix_group(windows, *extent)
         mixed = torch.zeros_like(windows)
         for down, across in groups:
             part = windows[:, :, down, :, across]

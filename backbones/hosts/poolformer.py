@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from timm.models.metaformer import MetaFormer, MetaFormerBlock
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.graph_sizes import missing
-from backbones.mixing import mix_nchw
+from backbones.mixer import Mixer
+from backbones.mixer_calls import mix_nchw
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 
 class PoolFormer(HierarchicalBackbone):

@@ -14,13 +14,14 @@ from typing import cast
 from timm.models.pvt_v2 import Block, PyramidVisionTransformerV2, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, restride
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend_all, read_source
 from backbones.layers.graph_sizes import same_size
-from backbones.mixing import mix_tokens
+from backbones.mixer import Mixer
+from backbones.mixer_calls import mix_tokens
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 Size = tuple[int, int]
 

@@ -15,11 +15,12 @@ from typing import Literal, cast, get_args
 from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig
+from backbones.base import FeatureInfo
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import PATCH_SIZE, HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, read_source
 from backbones.registry import register_host
+from backbones.slots import HostConfig
 
 STEM = ("conv1", "bn1", "act1", "maxpool")
 Pool = Literal["avg", "max", "avgmax"]
@@ -103,16 +104,12 @@ class ResNet(HierarchicalBackbone):
 
 
 def _build(variant: str, config: HostConfig, output_stride: int, global_pool: Pool) -> ResNet:
-    if output_stride not in OUTPUT_STRIDES:
-        raise ValueError(
-            f"backbone.output_stride must be one of {', '.join(map(str, OUTPUT_STRIDES))}, got "
-            f"{output_stride}"
-        )
     dilated = {} if output_stride == OUTPUT_STRIDES[-1] else {"output_stride": output_stride}
-    if dilated and config.patch_size < PATCH_SIZE:
+    if output_stride not in OUTPUT_STRIDES or (dilated and config.patch_size < PATCH_SIZE):
         raise ValueError(
-            f"backbone.output_stride={output_stride} needs backbone.patch_size={PATCH_SIZE}, got "
-            f"{config.patch_size}; leave one of them out"
+            f"backbone.output_stride must be one of {', '.join(map(str, OUTPUT_STRIDES))}, with "
+            f"backbone.patch_size={PATCH_SIZE} if it is not {OUTPUT_STRIDES[-1]}; got "
+            f"{output_stride} with {config.patch_size}"
         )
     model = create_timm_model(f"{variant}.tv_in1k", config, **dilated)
     return ResNet(

@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig
+from backbones.base import FeatureInfo
 from backbones.hosts.scaffolds.series import LOOKBACK, FlatLinear, Normalisation, SeriesBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.layers.bounds import check_range
+from backbones.options.values import check_odd
 from backbones.registry import register_host
+from backbones.slots import HostConfig
 
 MOVING_AVERAGE = 25  # steps of DLinear's trend
 
@@ -68,10 +71,7 @@ class Naive(SeriesMap):
 
     def __init__(self, config: HostConfig, period: int) -> None:
         super().__init__(config, "none")
-        if not 1 <= period <= config.img_size[1]:
-            raise ValueError(
-                f"backbone.period={period} must be from 1 to the look-back {config.img_size[1]}"
-            )
+        check_range("backbone.period", period, 1, config.img_size[1])
         self.period = period
 
     def forecaster(self, horizon: int, drop: float = 0.0) -> nn.Module:
@@ -89,8 +89,7 @@ class Decomposition(SeriesMap):
 
     def __init__(self, config: HostConfig, kernel_size: int) -> None:
         super().__init__(config, "none")
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"backbone.kernel_size must be odd, got {kernel_size}")
+        check_odd(kernel_size)
         self.kernel_size = kernel_size
 
     def last_map(self, series: Tensor) -> Tensor:

@@ -20,13 +20,14 @@ import torch.nn.functional as F
 from timm.layers import Attention, DropPath
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig, Slot, fill
+from backbones.base import FeatureInfo
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.series import LOOKBACK, SeriesBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
+from backbones.mixer_calls import mix_tokens
 from backbones.mixers.ffn import FFN
-from backbones.mixing import mix_tokens
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 
 class TokenNorm(nn.BatchNorm1d):

@@ -22,12 +22,13 @@ from timm.models.swin_transformer import (
 )
 from torch import Tensor
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone
 from backbones.hosts.scaffolds.timm_source import create_timm_model, extend, extend_all, read_source
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 TABLE = "relative_position_bias_table"
 
@@ -84,8 +85,10 @@ class Swin(HierarchicalBackbone):
         official = "layers.0.downsample.reduction.weight" in state_dict
         if official or "patch_embed.proj.weight" in state_dict:
             # timm's filter reads the attention of every bias table; a mixer may have replaced it.
-            own = dict(self.named_parameters())
-            foreign = {k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in own}
+            parameters = dict(self.named_parameters())
+            foreign = {
+                k: v for k, v in state_dict.items() if k.endswith(TABLE) and k not in parameters
+            }
             state_dict = {k: v for k, v in state_dict.items() if k not in foreign}
             state_dict = checkpoint_filter_fn(state_dict, self) | foreign
         return rename(state_dict, [(r"^head\.(fc\.)?", "classifier.")])

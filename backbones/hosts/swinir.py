@@ -15,7 +15,6 @@ from typing import Any
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.scaffolds.hierarchical import drop_path_rates
 from backbones.hosts.scaffolds.super_resolution import (
     PATCH,
@@ -30,6 +29,7 @@ from backbones.hosts.swin import TABLE, SwinBlock
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.mixers.attentions.window_attention import AnyWindowAttention
 from backbones.parameters.layer_ids import LayerNames, Rule
+from backbones.slots import HostConfig, Slot, fill
 
 WIDTH, HEADS, WINDOW, RATIO = 60, 6, 8, 2.0
 DEPTHS = (6, 6, 6, 6)

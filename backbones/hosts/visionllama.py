@@ -34,18 +34,19 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.checkpoints.keys import rename
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, missing
 from backbones.layers.init import init_all
 from backbones.layers.patch_embed import PatchEmbed
 from backbones.layers.rotary import Lattice, rotate
 from backbones.layers.shifted_windows import pad_to_windows
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 HEAD_DIM = 32
 WINDOW = 7
@@ -87,8 +88,7 @@ class VisionLLaMA(HierarchicalBackbone):
     ) -> None:
         super().__init__()
         refuse_pretrained("Pyramid-VisionLLaMA", config)
-        if hidden_multiple < 1:
-            raise ValueError(f"hidden_multiple must be at least 1, got {hidden_multiple}")
+        check_range("hidden_multiple", hidden_multiple, 1)
         self.norm_twice = norm_twice
         self.set_maps(config, self.widths)
         reduced = partial(
@@ -161,8 +161,8 @@ class WindowAttention(nn.Module):
         x, crop = pad_to_windows(x, window)
         height, width, channels = x.shape[1:]
         qkv = self.qkv(window_partition(x, window).flatten(1, 2)).unflatten(-1, (-1, HEAD_DIM))
-        both, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
-        query, key = rotate(both, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
+        query_key, value = qkv.split([2 * self.num_heads, self.num_heads], dim=2)
+        query, key = rotate(query_key, Lattice(WINDOW**2, WINDOW)).chunk(2, dim=2)
         x = attend(query, key, value).view(-1, *window, channels)
         return self.proj(crop(window_reverse(x, window, height, width)))
 

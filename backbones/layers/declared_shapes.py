@@ -31,15 +31,11 @@ def check_maps(host: Any, images: Tensor, maps: object) -> None:
         ValueError: Another number of maps, or another shape; says what was declared.
     """
     name, infos = _name(host), cast("Sequence[Info]", host.feature_info)
-    if not isinstance(maps, tuple):
+    if not isinstance(maps, tuple) or len(maps) != len(infos):
+        result = f"{len(maps)} maps" if isinstance(maps, tuple) else type(maps).__name__
         raise ValueError(
-            f"forward of {name} returned {type(maps).__name__}; return a tuple with a map for each "
-            "entry of feature_info"
-        )
-    if len(maps) != len(infos):
-        raise ValueError(
-            f"forward of {name} returned {len(maps)} maps, but feature_info declares {len(infos)}; "
-            "correct either"
+            f"forward of {name} returned {result}; return a tuple with a map for each of the "
+            f"{len(infos)} entries of feature_info"
         )
     size = "x".join(map(str, images.shape[2:]))
     shapes = host.map_shapes(images)
@@ -98,8 +94,8 @@ def with_cast(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _outermost(kind: type, name: str) -> object:
     """Return the first method of this name that is checked, in the order of the base classes."""
-    found = (part.__dict__[name] for part in kind.__mro__ if name in part.__dict__)
-    return next((method for method in found if hasattr(method, "__wrapped__")), None)
+    definitions = (part.__dict__[name] for part in kind.__mro__ if name in part.__dict__)
+    return next((method for method in definitions if hasattr(method, "__wrapped__")), None)
 
 
 def _name(host: Any) -> str:

@@ -103,7 +103,7 @@ def _interpolate(x: Tensor, targets: Sequence[tuple[int, int]], is_spectrum: boo
     axes = [axis for axis, _ in targets]
     last = list(range(x.ndim - len(axes), x.ndim))
     picture = x.movedim(axes, last)
-    others = picture.shape[: x.ndim - len(axes)]
+    other_sizes = picture.shape[: x.ndim - len(axes)]
     size = [size for _, size in targets]
     if len(axes) == 1:
         picture, size = picture.unsqueeze(-2), [1, *size]
@@ -115,7 +115,7 @@ def _interpolate(x: Tensor, targets: Sequence[tuple[int, int]], is_spectrum: boo
         resized = F.interpolate(flat.mT, size[::-1], mode="bicubic", **kind).mT
     else:
         resized = F.interpolate(flat, size, mode="bicubic", **kind)
-    resized = resized.reshape(*others, *size[-len(axes) :])
+    resized = resized.reshape(*other_sizes, *size[-len(axes) :])
     return resized.movedim(last, axes)
 
 
@@ -141,21 +141,25 @@ def common_source(
     Returns:
         The map size and the axes by table, or None.
     """
-    for source in [stated] if stated else _candidates([theirs for _, theirs in shapes.values()]):
+    for source in (
+        [stated] if stated else _candidates([file_shape for _, file_shape in shapes.values()])
+    ):
         axes = {
-            name: declared.get(name) or _axes_between(own, theirs, grid, source, name in reads)
-            for name, (own, theirs) in shapes.items()
+            name: declared.get(name)
+            or _axes_between(shape, file_shape, grid, source, name in reads)
+            for name, (shape, file_shape) in shapes.items()
         }
-        known = {name: words for name, words in axes.items() if words is not None}
+        axes_of_name = {name: words for name, words in axes.items() if words is not None}
         if (
-            len(known) == len(shapes)
+            len(axes_of_name) == len(shapes)
             and all(
-                fits(own, known[name], grid) and fits(theirs, known[name], source)
-                for name, (own, theirs) in shapes.items()
+                fits(shape, axes_of_name[name], grid)
+                and fits(file_shape, axes_of_name[name], source)
+                for name, (shape, file_shape) in shapes.items()
             )
-            and (stated or _is_known(source, known.values()))
+            and (stated or _is_known(source, axes_of_name.values()))
         ):
-            return source, known
+            return source, axes_of_name
     return None
 
 
@@ -172,14 +176,15 @@ def _axes_between(
     if len(own) != len(theirs):
         return None
     words: list[str] = []
-    for axis, (here, there) in enumerate(zip(own, theirs, strict=True)):
-        if here == there:
+    for axis, (size, file_size) in enumerate(zip(own, theirs, strict=True)):
+        if size == file_size:
             words.append(f"axis{axis}")
             continue
         letters = [
             letter
             for letter in "HWFNR"
-            if math.prod(sides(letter, grid)) == here and math.prod(sides(letter, source)) == there
+            if math.prod(sides(letter, grid)) == size
+            and math.prod(sides(letter, source)) == file_size
         ]
         if not letters:
             return None
@@ -192,9 +197,9 @@ def _axes_between(
 def _candidates(shapes: Sequence[Sequence[int]]) -> Iterator[Grid]:
     """Map sizes that tables of these shapes may belong to, square ones first."""
     numbers = {size for shape in shapes for size in shape}
-    found = set(numbers)
+    sides = set(numbers)
     for size in numbers:
-        found |= {math.isqrt(size), (math.isqrt(size) + 1) // 2, 2 * size - 2, 2 * size - 1}
-    lengths = sorted(length for length in found if length > 0)
+        sides |= {math.isqrt(size), (math.isqrt(size) + 1) // 2, 2 * size - 2, 2 * size - 1}
+    lengths = sorted(length for length in sides if length > 0)
     yield from ((side, side) for side in lengths)
     yield from itertools.permutations(lengths, 2)

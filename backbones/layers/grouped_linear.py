@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_divisor
+
 
 class GroupedLinear(nn.Module):
     """Cut the channels into G runs and give each its own linear layer: a grouped 1x1 convolution.
@@ -28,14 +30,7 @@ class GroupedLinear(nn.Module):
         self, in_features: int, out_features: int, groups: int, option: str = "groups"
     ) -> None:
         super().__init__()
-        valid = [
-            g for g in range(1, in_features + 1) if in_features % g == 0 and out_features % g == 0
-        ]
-        if groups not in valid:
-            raise ValueError(
-                f"{option} must divide the widths {in_features} and {out_features}: it must be one "
-                f"of {valid}, got {groups}"
-            )
+        check_divisor(option, groups, in_features, out_features)
         self.groups = groups
         self.weight = nn.Parameter(
             torch.empty(groups, out_features // groups, in_features // groups)

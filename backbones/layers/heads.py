@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from backbones.layers.bounds import check_divisor
+
 
 def usual_heads(dim: int, num_heads: int | None, head_dim: int = 32) -> int:
     """Return the number of heads: the given one, or as many as leave each ``head_dim`` or more.
@@ -13,9 +15,7 @@ def usual_heads(dim: int, num_heads: int | None, head_dim: int = 32) -> int:
     """
     if num_heads is None:
         return max(h for h in range(1, max(1, dim // head_dim) + 1) if dim % h == 0)
-    if num_heads < 1 or dim % num_heads:
-        valid = [h for h in range(1, dim + 1) if dim % h == 0]
-        raise ValueError(f"num_heads must divide {dim}: one of {valid}, got {num_heads}")
+    check_divisor("num_heads", num_heads, dim)
     return num_heads
 
 

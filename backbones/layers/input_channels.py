@@ -19,16 +19,16 @@ def input_layers(network: nn.Module, in_chans: int = COLOURS) -> list[str]:
     Those are the first one for images of ``in_chans`` channels, and others of the same shape beside
     it, as branches of one layer have.
     """
-    found = {
+    layers = {
         name: module
         for name, module in network.named_modules()
         if isinstance(module, nn.Conv2d) and module.in_channels == in_chans and module.groups == 1
     }
-    first = next(iter(found), None)
+    first = next(iter(layers), None)
     if first is None:
         return []
     parent = first.rpartition(".")[0]
-    return [name for name in found if name.rpartition(".")[0] == parent]
+    return [name for name in layers if name.rpartition(".")[0] == parent]
 
 
 def adapt_input(network: nn.Module, in_chans: int, *, keep_weights: bool) -> tuple[str, ...]:
@@ -54,14 +54,14 @@ def adapt_input(network: nn.Module, in_chans: int, *, keep_weights: bool) -> tup
         )
     for name in names:
         conv = cast("nn.Conv2d", network.get_submodule(name))
-        new = copy.deepcopy(conv)
-        new.in_channels = in_chans
-        new.weight = nn.Parameter(adapted(conv.weight.detach(), in_chans))
+        adapted_conv = copy.deepcopy(conv)
+        adapted_conv.in_channels = in_chans
+        adapted_conv.weight = nn.Parameter(adapted(conv.weight.detach(), in_chans))
         if not keep_weights:
             scale = conv.weight.detach().std() * (COLOURS / in_chans) ** 0.5
-            nn.init.normal_(new.weight)
-            new.weight.data.mul_(scale)
-        replace(network, name, new)
+            nn.init.normal_(adapted_conv.weight)
+            adapted_conv.weight.data.mul_(scale)
+        replace(network, name, adapted_conv)
     return tuple(f"{name}.weight" for name in names)
 
 
@@ -70,17 +70,17 @@ def adapted(weight: Tensor, in_chans: int) -> Tensor:
 
     Source: ``timm.models.adapt_input_conv``.
     """
-    made: Tensor = adapt_input_conv(in_chans, weight)
-    return made.contiguous()
+    weights: Tensor = adapt_input_conv(in_chans, weight)
+    return weights.contiguous()
 
 
 def adapt_tensors(
     tensors: dict[str, Tensor], keys: tuple[str, ...], in_chans: int
 ) -> dict[str, Tensor]:
     """Return a checkpoint's tensors with input weights of 3 channels adapted."""
-    changed = {}
+    adapted_tensors = {}
     for key in keys:
         weight = tensors.get(key)
         if weight is not None and weight.ndim == 4 and weight.shape[1] == COLOURS != in_chans:
-            changed[key] = adapted(weight, in_chans)
-    return tensors | changed
+            adapted_tensors[key] = adapted(weight, in_chans)
+    return tensors | adapted_tensors

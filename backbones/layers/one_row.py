@@ -25,14 +25,14 @@ def keep_centre_row(module: nn.Module) -> None:
 def _narrow_conv(conv: nn.Conv2d | nn.ConvTranspose2d) -> None:
     height, width = conv.kernel_size
     around = [step * (side // 2) for step, side in zip(conv.dilation, (height, width), strict=True)]
-    same = conv.padding == tuple(around)
+    keeps_size = conv.padding == tuple(around)
     windows = conv.stride == conv.kernel_size and conv.padding == (0, 0)
-    if height == 1 or not (same or windows) or conv.padding_mode != "zeros":
+    if height == 1 or not (keeps_size or windows) or conv.padding_mode != "zeros":
         return
-    row = height // 2 if same else 0
+    row = height // 2 if keeps_size else 0
     conv.weight = nn.Parameter(conv.weight.detach()[:, :, row : row + 1].clone())
     conv.kernel_size, conv.stride = (1, width), (1, conv.stride[1])
-    beside = around[1] if same else 0
+    beside = around[1] if keeps_size else 0
     conv.padding = (0, beside)
     conv._reversed_padding_repeated_twice = [beside, beside, 0, 0]
 

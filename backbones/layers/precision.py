@@ -12,8 +12,8 @@ from torch.amp.autocast_mode import is_autocast_available
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Switch autocast off on a device, where it has one."""
-    known = is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
+    is_available = is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if is_available else contextlib.nullcontext()
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

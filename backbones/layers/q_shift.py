@@ -25,11 +25,11 @@ def q_shift(x: Tensor, whole_quarters: bool = False) -> Tensor:
     dim = x.shape[-1]
     ends = [n * (dim // 4) if whole_quarters else n * dim // 4 for n in range(5)]
     sizes = [end - start for start, end in pairwise([*ends, dim])]
-    left, right, above, below, rest = x.split(sizes, dim=-1)
+    from_left, from_right, from_above, from_below, rest = x.split(sizes, dim=-1)
     moved = (
-        F.pad(left, (0, 0, 1, -1)),
-        F.pad(right, (0, 0, -1, 1)),
-        F.pad(above, (0, 0, 0, 0, 1, -1)),
-        F.pad(below, (0, 0, 0, 0, -1, 1)),
+        F.pad(from_left, (0, 0, 1, -1)),
+        F.pad(from_right, (0, 0, -1, 1)),
+        F.pad(from_above, (0, 0, 0, 0, 1, -1)),
+        F.pad(from_below, (0, 0, 0, 0, -1, 1)),
     )
     return torch.cat([*moved, rest], dim=-1)

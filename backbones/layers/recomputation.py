@@ -96,8 +96,8 @@ def _copy(count: Tensor | None) -> Tensor | None:
 
 @functools.cache
 def _recomputed_class(block: Any) -> type[nn.Module]:
-    own = {"__module__": __name__, "__doc__": block.__doc__}
-    return type(f"Recomputed{block.__name__}", (Recomputed, block), own)
+    attributes = {"__module__": __name__, "__doc__": block.__doc__}
+    return type(f"Recomputed{block.__name__}", (Recomputed, block), attributes)
 
 
 def _bare(block: Any) -> nn.Module:

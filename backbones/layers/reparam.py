@@ -9,6 +9,7 @@ Axes: D input channels, O output channels, k_h x k_w kernel; s = gamma / sqrt(va
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
@@ -29,12 +30,12 @@ NO_WAY_BACK = (
 M = TypeVar("M", bound=nn.Module)
 
 
-class Fusible(nn.Module):
+class Fusible(nn.Module, ABC):
     """A module that in evaluation mode equals one convolution with bias."""
 
+    @abstractmethod
     def fuse(self) -> nn.Conv2d:
         """Return that convolution, of the same dtype, on the same device."""
-        raise NotImplementedError
 
 
 class ConvBN(Fusible):
@@ -73,7 +74,7 @@ class ConvBN(Fusible):
     def fuse(self) -> nn.Conv2d:
         """Return the convolution W' = s W along the outputs, b' = beta - s mean."""
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
-        return _plain(self.conv, self.conv.weight * scale[:, None, None, None], shift)
+        return _plain_conv(self.conv, self.conv.weight * scale[:, None, None, None], shift)
 
 
 class BranchedConv(Fusible):
@@ -109,9 +110,9 @@ class BranchedConv(Fusible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of all branches: (B, D, H, W) -> (B, O, h, w)."""
-        first, *others = self.branches.values()
+        first, *branches = self.branches.values()
         total = first(x)
-        for branch in others:
+        for branch in branches:
             total = total + branch(x)
         return total
 
@@ -128,7 +129,7 @@ class BranchedConv(Fusible):
             ]
         )
         bias = sum(cast("Tensor", conv.bias) for conv in convs)
-        return _plain(convs[0], cast("Tensor", weight), cast("Tensor", bias))
+        return _plain_conv(convs[0], cast("Tensor", weight), cast("Tensor", bias))
 
 
 class SkipNormConv(Fusible):
@@ -152,7 +153,7 @@ class SkipNormConv(Fusible):
         scale, shift = scale_and_shift(self.norm, self.norm.weight)
         weight = self.conv.weight * scale[None, :, None, None]
         identity = torch.eye(len(scale), dtype=scale.dtype, device=scale.device)
-        return _plain(
+        return _plain_conv(
             self.conv, weight + identity[:, :, None, None], self.conv.weight[:, :, 0, 0] @ shift
         )
 
@@ -208,7 +209,7 @@ def kernel_name(kernel: Kernel) -> str:
     return f"{kernel[0]}x{kernel[1]}"
 
 
-def _plain(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
+def _plain_conv(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
     """Build a convolution with the given tensors, otherwise like another one."""
     geometry: dict[str, Any] = {}
     if not isinstance(like, PointwiseConv2d):

@@ -45,8 +45,10 @@ class Reweight(nn.Module):
         pooled = torch.stack(means).sum(0)
         logits = self.fc2(F.gelu(self.fc1(pooled)))
         shares = logits.unflatten(axis, (-1, self.num_branches)).softmax(axis + 1)
-        first, *others = zip(branches, shares.to(branches[0].dtype).unbind(axis + 1), strict=True)
+        first, *more_branches = zip(
+            branches, shares.to(branches[0].dtype).unbind(axis + 1), strict=True
+        )
         merged = first[0] * first[1]
-        for branch, share in others:
+        for branch, share in more_branches:
             merged = torch.addcmul(merged, branch, share)
         return merged

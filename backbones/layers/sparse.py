@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from backbones.layers.precision import product_dtype
+from backbones.options.values import check_odd
 
 MARGIN = 4  # empty voxels between rows of the keys, so that neighbours never wrap around
 MOST_KEYS = 2**62
@@ -87,10 +88,10 @@ class VoxelLevel:
 
     def _neighbours(self, step: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         shift = (step[0] * self._sides[1] + step[1]) * self._sides[2] + step[2]
-        wanted = self._keys + shift
-        found = torch.searchsorted(self._keys, wanted).clamp_(max=len(self._keys) - 1)
-        centres = torch.nonzero(self._keys[found] == wanted).flatten()
-        return centres.to(self._device), found[centres].to(self._device)
+        keys = self._keys + shift
+        positions = torch.searchsorted(self._keys, keys).clamp_(max=len(self._keys) - 1)
+        centres = torch.nonzero(self._keys[positions] == keys).flatten()
+        return centres.to(self._device), positions[centres].to(self._device)
 
 
 class _Products(torch.autograd.Function):
@@ -104,11 +105,11 @@ class _Products(torch.autograd.Function):
         """Return y[p] = sum over offsets of W[offset] x[p + offset]."""
         ctx.save_for_backward(x, weight)
         ctx.pairs = pairs
-        y = _wide(x @ weight[:, len(pairs)].T)
-        for offset, (centres, others) in enumerate(pairs):
+        y = _in_float32(x @ weight[:, len(pairs)].T)
+        for offset, (centres, neighbours) in enumerate(pairs):
             first, last = weight[:, offset].T, weight[:, -1 - offset].T
-            y.index_add_(0, centres, (x[others] @ first).to(y.dtype))
-            y.index_add_(0, others, (x[centres] @ last).to(y.dtype))
+            y.index_add_(0, centres, (x[neighbours] @ first).to(y.dtype))
+            y.index_add_(0, neighbours, (x[centres] @ last).to(y.dtype))
         return y.to(x.dtype)
 
     @staticmethod
@@ -117,18 +118,21 @@ class _Products(torch.autograd.Function):
         """Return the gradients of x and weight; gathered inputs are formed anew."""
         x, weight = ctx.saved_tensors
         half = len(ctx.pairs)
-        grad_x = _wide(grad @ weight[:, half])
+        grad_x = _in_float32(grad @ weight[:, half])
         grad_weight = torch.empty_like(weight)
         grad_weight[:, half] = grad.T @ x
-        for offset, (centres, others) in enumerate(ctx.pairs):
-            for place, into, source in ((offset, centres, others), (-1 - offset, others, centres)):
-                own = grad[into]
-                grad_x.index_add_(0, source, (own @ weight[:, place]).to(grad_x.dtype))
-                grad_weight[:, place] = own.T @ x[source]
+        for offset, (centres, neighbours) in enumerate(ctx.pairs):
+            for place, into, source in (
+                (offset, centres, neighbours),
+                (-1 - offset, neighbours, centres),
+            ):
+                gradient = grad[into]
+                grad_x.index_add_(0, source, (gradient @ weight[:, place]).to(grad_x.dtype))
+                grad_weight[:, place] = gradient.T @ x[source]
         return grad_x.to(x.dtype), grad_weight, None
 
 
-def _wide(values: Tensor) -> Tensor:
+def _in_float32(values: Tensor) -> Tensor:
     """Return half precision as float32, other types unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -151,8 +155,7 @@ class SubmanifoldConv3d(nn.Module):
         self, dim: int, out_dim: int, kernel_size: int, *, bias: bool = True, groups: int = 1
     ) -> None:
         super().__init__()
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
+        check_odd(kernel_size)
         if groups not in (1, dim) or (groups > 1 and dim != out_dim):
             raise ValueError(f"groups must be 1, or {dim} with as many outputs; got {groups}")
         self.kernel_size, self.groups = kernel_size, groups
@@ -163,10 +166,10 @@ class SubmanifoldConv3d(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw weights and bias uniformly by the fan-in, as torch's convolutions do."""
-        bound = self.weight[0].numel() ** -0.5
-        nn.init.uniform_(self.weight, -bound, bound)
+        limit = self.weight[0].numel() ** -0.5
+        nn.init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+            nn.init.uniform_(self.bias, -limit, limit)
 
     def forward(self, x: Tensor, level: VoxelLevel) -> Tensor:
         """Convolve the features of a level's voxels: (P, C) -> (P, O)."""
@@ -186,9 +189,9 @@ class SubmanifoldConv3d(nn.Module):
 def _depthwise(x: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
     """Return y[p] = sum over offsets of w[offset] * x[p + offset]: (P, C), (C, K) -> (P, C)."""
     y = _scaled(x, weight[:, len(pairs)])
-    for offset, (centres, others) in enumerate(pairs):
-        y = y.index_add(0, centres, _scaled(x[others], weight[:, offset]))
-        y = y.index_add(0, others, _scaled(x[centres], weight[:, -1 - offset]))
+    for offset, (centres, neighbours) in enumerate(pairs):
+        y = y.index_add(0, centres, _scaled(x[neighbours], weight[:, offset]))
+        y = y.index_add(0, neighbours, _scaled(x[centres], weight[:, -1 - offset]))
     return y
 
 
@@ -202,5 +205,5 @@ def _scaled(x: Tensor, weight: Tensor) -> Tensor:
 def cell_max(x: Tensor, coarse: VoxelLevel) -> Tensor:
     """Return the maximum of the voxels in each coarser voxel: (P, C) -> (P', C)."""
     index = coarse.inverse.unsqueeze(1).expand_as(x)
-    empty = x.new_zeros(len(coarse), x.shape[1])
-    return empty.scatter_reduce(0, index, x, "amax", include_self=False)
+    lowest = x.new_zeros(len(coarse), x.shape[1])
+    return lowest.scatter_reduce(0, index, x, "amax", include_self=False)

@@ -86,9 +86,11 @@ def map_windows(x: Tensor, window: int, shifted: bool, function: Function) -> Te
     """
     height, width = x.shape[1:3]
     (rows, down), (columns, right) = (cut(side, window, shifted) for side in (height, width))
-    tall, wide = (sum(count * pattern.size for count, pattern in runs) for runs in (rows, columns))
-    if (tall, wide) != (height, width):
-        x = F.pad(x, (0, 0, 0, wide - width, 0, tall - height))
+    padded_height, padded_width = (
+        sum(count * pattern.size for count, pattern in runs) for runs in (rows, columns)
+    )
+    if (padded_height, padded_width) != (height, width):
+        x = F.pad(x, (0, 0, 0, padded_width - width, 0, padded_height - height))
     if down or right:
         x = x.roll((-down, -right), dims=(1, 2))
     x = x.unflatten(1, (-1, rows[0][1].size)).unflatten(3, (-1, columns[0][1].size))

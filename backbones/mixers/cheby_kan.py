@@ -14,7 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer
+from backbones.layers.bounds import check_range
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
 
 
@@ -41,8 +42,7 @@ class ChebyKAN(PointwiseMixer):
 
     def __init__(self, dim: int, *, degree: int = 8) -> None:
         super().__init__()
-        if degree < 1:
-            raise ValueError(f"degree must be at least 1, got {degree}")
+        check_range("degree", degree, 1)
         self.degree = degree
         self.coefficients = nn.Parameter(torch.empty(degree + 1, dim, dim))
         self.reset_parameters()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer
 
 
 class ConvFFN(Mixer):

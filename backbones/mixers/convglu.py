@@ -14,11 +14,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

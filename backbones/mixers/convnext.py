@@ -15,18 +15,21 @@ hidden map twice more and no pass can be joined with the products.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
-class ConvNeXtFFN(Mixer):
+class ConvNeXtFFN(Mixer, ABC):
     """Base class of both versions: depthwise convolution, LayerNorm and an FFN.
 
     Class tokens skip the convolution.
@@ -54,8 +57,9 @@ class ConvNeXtFFN(Mixer):
         maps = prefix.flatten(0, 1)[:, None, None]
         return self._pointwise(maps).view_as(prefix)
 
+    @abstractmethod
     def _pointwise(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Mix the channels of each place of a map: (B, H, W, C) -> the same."""
 
 
 @register_mixer(
@@ -144,8 +148,8 @@ class GlobalResponseNorm(nn.Module):
         """Return gamma * (x * n) + beta + x, Eq. 1 to 3: (B, H, W, C) -> (B, H, W, C)."""
         # A norm over the outer axes takes torch five times as long as this. Squares of halves would
         # overflow; the root of 0, of a channel that is off, lacks a gradient.
-        wide = x.float() if x.dtype is torch.float16 else x
-        squares = wide.flatten(1, 2).square().sum(dim=1)[:, None, None]
+        precise = x.float() if x.dtype is torch.float16 else x
+        squares = precise.flatten(1, 2).square().sum(dim=1)[:, None, None]
         norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
         response = norms / (norms.mean(dim=-1, keepdim=True) + 1e-6)
         response = response.to(self.weight.dtype)

@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import StarReLU, create_activation
 from backbones.layers.init import init_all
+from backbones.mixer import PointwiseMixer
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
+from backbones.mixer import PointwiseMixer
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.init import init_linear
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.pooling import NeighbourMean
 from backbones.layers.reparam import as_kernel
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

@@ -23,11 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.grouped_linear import GroupedLinear
+from backbones.mixer import Mixer
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 Attends = Literal["train", "always", "off"]
 UNFIT = {

@@ -40,9 +40,9 @@ def layer_decay_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        own = name.removeprefix("backbone.")
-        place = backbone.layer_ids.stage(own) if by_stage else backbone.layer_id(own)
-        layer = min(place, count + 1) if own != name else count + 1
+        inner_name = name.removeprefix("backbone.")
+        place = backbone.layer_ids.stage(inner_name) if by_stage else backbone.layer_id(inner_name)
+        layer = min(place, count + 1) if inner_name != name else count + 1
         decays = name not in exempt
         group = f"layer_{layer}_{'decay' if decays else 'no_decay'}"
         scale = config["decay_rate"] ** (count + 1 - layer)

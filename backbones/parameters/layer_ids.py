@@ -165,8 +165,8 @@ def count_depths(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[int, 
     Returns:
         Empty if the numbers of stages begin below the rules' first one.
     """
-    found = {_block(name, rules.blocks) for name in names if not name.startswith(rules.stem)}
-    places = [place for place in found if place is not None]
+    blocks = {_block(name, rules.blocks) for name in names if not name.startswith(rules.stem)}
+    places = [place for place in blocks if place is not None]
     if any(min(place) < 0 for place in places):
         return ()
     stages = [stage for stage, _ in places]
@@ -177,25 +177,25 @@ def list_blocks(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[str, .
     """Return the names of a network's blocks by depth, from the names of its parameters."""
     places: dict[str, tuple[int, int]] = {}
     for name in names:
-        found = next((m for r in rules.blocks if (m := re.match(r.pattern, name))), None)
+        match = next((m for r in rules.blocks if (m := re.match(r.pattern, name))), None)
         place = _block(name, rules.blocks)
-        if found is not None and place is not None:
-            places[found[0].removesuffix(".")] = place
+        if match is not None and place is not None:
+            places[match[0].removesuffix(".")] = place
     return tuple(sorted(places, key=lambda name: places[name]))
 
 
 def _block(name: str, rules: Iterable[Rule]) -> tuple[int, int] | None:
     for rule in rules:
-        found = re.match(rule.pattern, name)
-        if found:  # in a list of blocks, with one number, each block is a stage
-            block = (found[2] if found.re.groups > 1 else "") or rule.first_block
-            return (int(found[1]) - rule.first) // rule.step, int(block) - rule.first_block
+        match = re.match(rule.pattern, name)
+        if match:  # in a list of blocks, with one number, each block is a stage
+            block = (match[2] if match.re.groups > 1 else "") or rule.first_block
+            return (int(match[1]) - rule.first) // rule.step, int(block) - rule.first_block
     return None
 
 
 def _stage(name: str, rules: Iterable[Rule]) -> int | None:
     for rule in rules:
-        found = re.match(rule.pattern, name)
-        if found:
-            return (int(found[1]) - rule.first) // rule.step
+        match = re.match(rule.pattern, name)
+        if match:
+            return (int(match[1]) - rule.first) // rule.step
     return None

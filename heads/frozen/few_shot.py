@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from backbones.layers.bounds import check_range
 from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 from heads.frozen.logistic import MANY_CLASSES, make_linear
 
@@ -36,12 +37,8 @@ class FewShot:
     draws: int = 5
 
     def __post_init__(self) -> None:
-        if not self.shots or min(self.shots) < 1:
-            raise ValueError(
-                f"head.few_shot.shots must be numbers from 1 on, got {list(self.shots)}"
-            )
-        if self.draws < 1:
-            raise ValueError(f"head.few_shot.draws must be at least 1, got {self.draws}")
+        check_range("head.few_shot.shots", min(self.shots, default=0), 1)
+        check_range("head.few_shot.draws", self.draws, 1)
 
     def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Draw and fit; see ``Method``. The classifier is that of the last draw with most shots.
@@ -51,22 +48,22 @@ class FewShot:
         """
         counts = sorted(set(self.shots))
         have = torch.bincount(train.labels, minlength=classes)
-        short = torch.nonzero(have < counts[-1])[:, 0].tolist()
-        if short:
+        rare = torch.nonzero(have < counts[-1])[:, 0].tolist()
+        if rare:
             raise ValueError(
-                f"{len(short)} of {classes} classes have fewer than {counts[-1]} training images, "
-                f"such as class {short[0]} with {int(have[short[0]])}; pass fewer, such as "
+                f"{len(rare)} of {classes} classes have fewer than {counts[-1]} training images, "
+                f"such as class {rare[0]} with {int(have[rare[0]])}; pass fewer, such as "
                 "head.few_shot.shots=[1]"
             )
-        found: dict[int, list[float]] = {count: [] for count in counts}
+        scores: dict[int, list[float]] = {count: [] for count in counts}
         for number in range(self.draws):
             orders = _orders(train, classes, np.random.default_rng([draw.seed, number]))
             for count in counts:
                 few = train.select(torch.cat([rows[:count] for rows in orders]))
                 classify = _fit(few, classes)
-                found[count].append(accuracy(classify(test.values), test.labels))
+                scores[count].append(accuracy(classify(test.values), test.labels))
         metrics = {}
-        for count, values in found.items():
+        for count, values in scores.items():
             metrics[f"top1_{count}shot"] = statistics.fmean(values)
             if self.draws > 1:
                 metrics[f"top1_{count}shot_std"] = statistics.stdev(values)

@@ -54,10 +54,10 @@ class FrozenFeatures(nn.Module):
         few_shot: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
+        options_by_name = {"logistic": logistic, "knn": knn, "few_shot": few_shot}
         self.methods: list[Method] = []
         for name, method in METHODS.items():
-            options = given[name]
+            options = options_by_name[name]
             if options is not None:
                 check_arguments(method, options, f"head.{name}")
                 self.methods.append(method(**options))
@@ -88,10 +88,10 @@ class FrozenFeatures(nn.Module):
         solved = [method.solve(train, test, self.num_classes, draw) for method in self.methods]
         first = solved[0]
         self._classify = first.classify
-        metrics = {name: first.metrics[which] for name, which in first.headline.items()}
-        for one in solved:
-            metrics |= one.metrics
-        return metrics, tuple(remark for one in solved for remark in one.remarks)
+        metrics = {name: first.metrics[key] for name, key in first.headline.items()}
+        for solution in solved:
+            metrics |= solution.metrics
+        return metrics, tuple(remark for solution in solved for remark in solution.remarks)
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:

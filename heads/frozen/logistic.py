@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbones.layers.bounds import check_positive, check_range, check_share
 from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 # Decades of C, the inverse L2 strength, to try first; then steps halve down to an eighth.
@@ -40,12 +41,11 @@ class Logistic:
     max_iter: int = 1000
 
     def __post_init__(self) -> None:
-        if self.c is not None and self.c <= 0:
-            raise ValueError(f"head.logistic.c must be above 0 or null, got {self.c}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"head.logistic.held_out must be between 0 and 1, got {self.held_out}")
-        if self.max_iter < 1:
-            raise ValueError(f"head.logistic.max_iter must be at least 1, got {self.max_iter}")
+        if self.c is not None:
+            check_positive("head.logistic.c", self.c)
+        check_positive("head.logistic.held_out", self.held_out)
+        check_share("head.logistic.held_out", self.held_out)
+        check_range("head.logistic.max_iter", self.max_iter, 1)
 
     def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Fit; see ``Method``.
@@ -55,22 +55,22 @@ class Logistic:
         """
         if len(train.labels.unique()) < 2:
             raise ValueError("logistic regression needs training images of at least two classes")
-        chosen = self.c
-        if chosen is None:
-            kept, tried = _split(train, self.held_out, draw.seed)
+        strength = self.c
+        if strength is None:
+            fit_part, tried = _split(train, self.held_out, draw.seed)
 
             def evaluate(decade: float) -> float:
-                fitted, _ = _fit(kept, classes, 10.0**decade, self.max_iter)
+                fitted, _ = _fit(fit_part, classes, 10.0**decade, self.max_iter)
                 return accuracy(fitted(tried.values), tried.labels)
 
-            chosen = 10.0 ** best_decade(evaluate)
-        classify, converged = _fit(train, classes, chosen, self.max_iter)
+            strength = 10.0 ** best_decade(evaluate)
+        classify, converged = _fit(train, classes, strength, self.max_iter)
         scores = classify(test.values)
         metrics = {f"top{k}_lbfgs": accuracy(scores, test.labels, k) for k in TOP if k < classes}
-        remark = f"L-BFGS did not converge in {self.max_iter} iterations with C={chosen:.3g}"
+        remark = f"L-BFGS did not converge in {self.max_iter} iterations with C={strength:.3g}"
         remarks = () if converged else (f"{remark}; raise head.logistic.max_iter",)
         headline = {name.partition("_")[0]: name for name in metrics}
-        return Solution({**metrics, "lbfgs_c": chosen}, classify, headline, remarks)
+        return Solution({**metrics, "lbfgs_c": strength}, classify, headline, remarks)
 
 
 def best_decade(evaluate: Callable[[float], float]) -> float:
@@ -79,32 +79,32 @@ def best_decade(evaluate: Callable[[float], float]) -> float:
     Args:
         evaluate: Returns the accuracy with C = 10 ** its argument.
     """
-    found = {decade: evaluate(decade) for decade in COARSE}
+    scores = {decade: evaluate(decade) for decade in COARSE}
     step = COARSE[1] - COARSE[0]
     while step > FINEST:
         step /= 2
-        best = max(sorted(found), key=found.__getitem__)
+        best = max(sorted(scores), key=scores.__getitem__)
         for decade in (best - step, best + step):
-            if decade not in found and COARSE[0] <= decade <= COARSE[-1]:
-                found[decade] = evaluate(decade)
-    return max(sorted(found), key=found.__getitem__)
+            if decade not in scores and COARSE[0] <= decade <= COARSE[-1]:
+                scores[decade] = evaluate(decade)
+    return max(sorted(scores), key=scores.__getitem__)
 
 
 def _split(train: Features, share: float, seed: int) -> tuple[Features, Features]:
     """Return the images to fit on and the held-out share of each class, to choose C."""
-    drawn = np.random.default_rng([seed, len(train)])
-    held = torch.zeros(len(train), dtype=torch.bool)
+    generator = np.random.default_rng([seed, len(train)])
+    is_held_out = torch.zeros(len(train), dtype=torch.bool)
     for label in train.labels.unique().tolist():
         rows = torch.nonzero(train.labels == label)[:, 0].numpy()
         if len(rows) > 1:
             count = min(max(round(share * len(rows)), 1), len(rows) - 1)
-            held[torch.from_numpy(drawn.permutation(rows)[:count])] = True
-    if not held.any():
+            is_held_out[torch.from_numpy(generator.permutation(rows)[:count])] = True
+    if not is_held_out.any():
         raise ValueError(
             "choosing C holds out images, but every class has only one training image; pass "
             "head.logistic.c=1"
         )
-    return train.select(~held), train.select(held)
+    return train.select(~is_held_out), train.select(is_held_out)
 
 
 def _fit(train: Features, classes: int, c: float, max_iter: int) -> tuple[Any, bool]:
@@ -125,8 +125,8 @@ def _fit(train: Features, classes: int, c: float, max_iter: int) -> tuple[Any, b
     if len(regression.classes_) == 2:
         # For two classes scikit-learn keeps only the second one's logit.
         weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
-    known = torch.from_numpy(regression.classes_)
-    return make_linear(scaler, weight, bias, known, classes), converged
+    seen_classes = torch.from_numpy(regression.classes_)
+    return make_linear(scaler, weight, bias, seen_classes, classes), converged
 
 
 def make_linear(scaler: Any, weight: Any, bias: Any, known: Tensor, classes: int) -> Any:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.layers.bounds import check_positive, check_range
 from heads.frozen.features import Features, Solution, SolveOptions, accuracy
 
 REPORTED = 20
@@ -33,12 +34,8 @@ class Neighbours:
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        if not self.neighbours or min(self.neighbours) < 1:
-            raise ValueError(
-                f"head.knn.neighbours must be numbers from 1 on, got {list(self.neighbours)}"
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"head.knn.temperature must be above 0, got {self.temperature}")
+        check_range("head.knn.neighbours", min(self.neighbours, default=0), 1)
+        check_positive("head.knn.temperature", self.temperature)
 
     def solve(self, train: Features, test: Features, classes: int, draw: SolveOptions) -> Solution:
         """Vote; see ``Method``.
@@ -64,14 +61,14 @@ class Neighbours:
             f"top1_knn{count}": accuracy(torch.cat(parts), test.labels.to(device))
             for count, parts in votes.items()
         }
-        shown = REPORTED if REPORTED in counts else counts[0]
+        headline_count = REPORTED if REPORTED in counts else counts[0]
 
         def classify(features: Tensor) -> Tensor:
-            sims, rows = nearest(features.to(device).float(), bank, shown)
+            sims, rows = nearest(features.to(device).float(), bank, headline_count)
             scores = vote(sims, labels[rows], classes, self.temperature)
             return (scores / scores.sum(1, keepdim=True)).log()
 
-        return Solution(metrics, classify, {"top1": f"top1_knn{shown}"})
+        return Solution(metrics, classify, {"top1": f"top1_knn{headline_count}"})
 
 
 def nearest(queries: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from heads.toolkits.toolkit import (
     base_optimisation,
     build_model,
     check_least,
+    check_preset,
     check_pyramid,
     freeze_unread,
     override,
@@ -46,9 +47,11 @@ class Detector(ToolkitModel):
         from mmengine import ConfigDict
 
         self.check_merges()
-        found = [self.predict_once(view) for view in views]
+        predictions = [self.predict_once(view) for view in views]
         merger = DetTTAModel(tta_cfg=ConfigDict(MERGE), module=self.model)
-        merged: list[Any] = merger.merge_preds([list(views) for views in zip(*found, strict=True)])
+        merged: list[Any] = merger.merge_preds(
+            [list(views) for views in zip(*predictions, strict=True)]
+        )
         return merged
 
     def loss(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -173,11 +176,7 @@ def base_detector(
         ValueError: The name is unknown, MMDetection is missing, the backbone lacks four maps, or
             the detector reads other inputs than a pyramid.
     """
-    if base is None and name not in DETECTORS:
-        raise ValueError(
-            f"unknown detector {name!r}; choose from {', '.join(DETECTORS)}, or pass any config of "
-            "MMDetection as head.base"
-        )
+    check_preset("detector", name if base is None else None, DETECTORS)
     channels = check_pyramid(backbone, name)
     config = base_config("mmdet", base or DETECTORS[name], model)
     maps = tuple(config.get("backbone", {}).get("out_indices", range(len(channels))))
@@ -243,8 +242,8 @@ def _set_proposals(config: Any, num_proposals: int) -> None:
 def _cap_detections(config: Any, num_classes: int) -> None:
     """Cap the detections of a query detector at its number of (query, class) pairs."""
     if "num_proposals" in config.get("rpn_head", {}):
-        kept = config.test_cfg.rcnn
-        kept.max_per_img = min(kept.max_per_img, config.rpn_head.num_proposals * num_classes)
+        rcnn = config.test_cfg.rcnn
+        rcnn.max_per_img = min(rcnn.max_per_img, config.rpn_head.num_proposals * num_classes)
     if "num_queries" not in config or "max_per_img" not in config.get("test_cfg", {}):
         return
     per_class = config.bbox_head.get("loss_cls", {}).get("use_sigmoid", False)

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, ConvBN, depthwise, fuse, is_fused
+from backbones.mixer_calls import mix_nchw
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import mix_nchw
 
 KERNEL = 9
 
@@ -57,10 +58,8 @@ class FFNetSegDecoder(nn.Module):
         fused: bool = False,
     ) -> None:
         super().__init__()
-        if depth < 1 or expansion < 1:
-            raise ValueError(
-                f"depth and expansion of the decoder must be at least 1, got {depth}, {expansion}"
-            )
+        check_range("depth of the decoder", depth, 1)
+        check_range("expansion of the decoder", expansion, 1)
         self.options: dict[str, Any] = {
             "in_channels": tuple(in_channels), "out_channels": out_channels, "width": width,
             "depth": depth, "expansion": expansion,
@@ -76,10 +75,10 @@ class FFNetSegDecoder(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Resize all maps to the finest, concatenate them and run the blocks."""
-        finest, *others = maps
+        finest, *coarser = maps
         size = finest.shape[-2:]
-        others = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in others]
-        x = torch.cat([finest, *others], dim=1)
+        coarser = [F.interpolate(x, size, mode="bicubic", align_corners=False) for x in coarser]
+        x = torch.cat([finest, *coarser], dim=1)
         return self.align(self.blocks(self.squeeze(x)))
 
     def fold_state_dict(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:

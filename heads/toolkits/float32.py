@@ -101,7 +101,7 @@ def compute_logits_in_float32(model: nn.Module) -> None:
             module.register_forward_hook(lambda *call: at_least_float32(call[-1]))
         if any(base.__name__ == "MaskFormerHead" for base in type(module).__mro__):
             module.register_forward_hook(
-                lambda *call: tuple([each.float() for each in part] for part in call[-1])
+                lambda *call: tuple([tensor.float() for tensor in part] for part in call[-1])
             )
             module.predict = partial(_sum_masks, module)
 

@@ -30,33 +30,24 @@ def collate_detection(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
 
-    found = []
+    pairs = []
     for index, sample in enumerate(samples):
         height, width = _check_image(sample, index)
         boxes = _entry(sample, "boxes", index).float().reshape(-1, 4)
         labels = _entry(sample, "labels", index).long()
-        if len(boxes) != len(labels):
+        if len(boxes) != len(labels) or (boxes[:, 2:] <= boxes[:, :2]).any():
             raise ValueError(
-                f"sample {index} of the batch has {len(boxes)} boxes and {len(labels)} labels; "
-                "give each box one label"
-            )
-        if (boxes[:, 2:] <= boxes[:, :2]).any():
-            raise ValueError(
-                f"sample {index} of the batch has a box without area; boxes are left, top, right "
-                "and bottom edges in pixels"
+                f"sample {index} of the batch has {len(boxes)} boxes, {len(labels)} labels; each "
+                "box needs a label, and an area between left, top, right and bottom in pixels"
             )
         objects: dict[str, Any] = {"bboxes": boxes, "labels": labels}
         if "masks" in sample:
             masks = _entry(sample, "masks", index)
-            if masks.shape != (len(boxes), height, width):
-                raise ValueError(
-                    f"sample {index} of the batch has masks {tuple(masks.shape)}; expected "
-                    f"{(len(boxes), height, width)}, one per box"
-                )
+            _check_masks(masks, (len(boxes), height, width), index)
             objects["masks"] = BitmapMasks(masks.byte().numpy(), height, width)
-        made = DetDataSample(gt_instances=InstanceData(**objects))
-        found.append((made, sample))
-    return _batch(found)
+        data_sample = DetDataSample(gt_instances=InstanceData(**objects))
+        pairs.append((data_sample, sample))
+    return _batch(pairs)
 
 
 def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -75,32 +66,36 @@ def collate_segmentation(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
-    found = []
+    pairs = []
     for index, sample in enumerate(samples):
         size = _check_image(sample, index)
         mask = _entry(sample, "mask", index)
-        if tuple(mask.shape) != size:
-            raise ValueError(
-                f"sample {index} of the batch has a mask {tuple(mask.shape)}; expected {size}, the "
-                "size of its image"
-            )
-        made = SegDataSample(gt_sem_seg=PixelData(data=mask.long()[None]))
-        found.append((made, sample))
-    return _batch(found)
+        _check_masks(mask, size, index)
+        data_sample = SegDataSample(gt_sem_seg=PixelData(data=mask.long()[None]))
+        pairs.append((data_sample, sample))
+    return _batch(pairs)
 
 
 def _batch(found: Sequence[tuple[Any, Sample]]) -> dict[str, list[Any]]:
     inputs = []
-    for place, (made, sample) in enumerate(found):
+    for place, (data_sample, sample) in enumerate(found):
         size = tuple(sample["image"].shape[1:])
         identity = {
             "img_id": int(sample.get("sample_id", -1)),
             "img_path": str(sample.get("name", f"image {sample.get('sample_id', place)}")),
         }
         shapes = {"ori_shape": size, "img_shape": size, "scale_factor": (1.0, 1.0)}
-        made.set_metainfo(identity | shapes)
+        data_sample.set_metainfo(identity | shapes)
         inputs.append(sample["image"].flip(0))
-    return {"inputs": inputs, "data_samples": [made for made, _ in found]}
+    return {"inputs": inputs, "data_samples": [data_sample for data_sample, _ in found]}
+
+
+def _check_masks(masks: Tensor, size: tuple[int, ...], index: int) -> None:
+    if tuple(masks.shape) != size:
+        raise ValueError(
+            f"sample {index} of the batch has masks {tuple(masks.shape)}; its image and boxes need "
+            f"{size}"
+        )
 
 
 def _check_image(sample: Any, index: int) -> tuple[int, int]:

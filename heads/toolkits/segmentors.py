@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from backbones import Backbone
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import at_least_float32
 from backbones.options import remembering
 from heads.toolkits.ffnet_seg import FFNetSegDecoder
@@ -20,6 +21,7 @@ from heads.toolkits.toolkit import (
     base_optimisation,
     build_model,
     check_least,
+    check_preset,
     check_pyramid,
     freeze_unread,
     override,
@@ -63,12 +65,12 @@ class Segmentor(ToolkitModel):
         count = 0
         for view in views:
             predictions = self.predict_once(view)
-            found = [sample.seg_logits.data.softmax(dim=0) for sample in predictions]
+            maps = [sample.seg_logits.data.softmax(dim=0) for sample in predictions]
             if count:
-                for mean, one in zip(means, found, strict=True):
-                    mean += one
+                for mean, map_ in zip(means, maps, strict=True):
+                    mean += map_
             else:
-                samples, means = predictions, found
+                samples, means = predictions, maps
             count += 1
         for sample, mean in zip(samples, means, strict=True):
             mean /= count
@@ -177,8 +179,7 @@ def build_segmentor(
             four maps.
     """
     check_least(channels=channels)
-    if num_classes < 2:
-        raise ValueError(f"a segmentor needs at least two classes, got {num_classes}")
+    check_range("num_classes of a segmentor", num_classes, 2)
     config = base_segmentor(backbone, name, base, model)
     freeze_unread(backbone, find_read_maps(config))
     if channels is not None:
@@ -238,11 +239,7 @@ def base_segmentor(
     Raises:
         ValueError: The name is unknown, MMSegmentation is missing, or the backbone lacks four maps.
     """
-    if base is None and name not in SEGMENTORS:
-        raise ValueError(
-            f"unknown segmentor {name!r}; choose from {', '.join(SEGMENTORS)}, or pass any config "
-            "of MMSegmentation as head.base"
-        )
+    check_preset("segmentor", name if base is None else None, SEGMENTORS)
     widths = check_pyramid(backbone, name, dilated=True)
     config = base_config("mmseg", base or SEGMENTORS[name], model)
     register_decode_heads()
@@ -253,7 +250,7 @@ def base_segmentor(
         for head in _heads(config):
             index = head.get("in_index", range(len(widths)))
             several = not isinstance(index, int)
-            head.in_channels = [widths[one] for one in index] if several else widths[index]
+            head.in_channels = [widths[place] for place in index] if several else widths[index]
     divisor = backbone.size_divisor
     config.data_preprocessor.pop("size", None)
     config.data_preprocessor.update(size_divisor=divisor, test_cfg={"size_divisor": divisor})
@@ -300,8 +297,8 @@ def find_read_maps(config: Any) -> set[int]:
 def _heads(config: Any) -> Iterator[Any]:
     """Yield the decode heads of a config and its auxiliary heads."""
     for key in ("decode_head", "auxiliary_head"):
-        found = config.get(key) or ()
-        yield from found if isinstance(found, list | tuple) else [found]
+        parts = config.get(key) or ()
+        yield from parts if isinstance(parts, list | tuple) else [parts]
 
 
 def _set_width(config: Any, channels: int) -> None:

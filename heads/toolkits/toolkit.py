@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import Backbone
+from backbones.layers.bounds import check_positive, check_range
 from backbones.options import unknown
 
 STRIDES = (4, 8, 16, 32)
@@ -33,7 +35,7 @@ FOREIGN = ("_scope_", "_base_", "_delete_", "custom_imports", "pretrained", "che
 BUILDING = threading.Lock()
 
 
-class ToolkitModel(nn.Module):
+class ToolkitModel(nn.Module, ABC):
     """A toolkit's detector or segmentor with ``loss(batch)`` and ``predict(batch)``.
 
     Batches come from the toolkits' collation: ``{"inputs": list of uint8 (3, H, W), BGR,
@@ -112,8 +114,8 @@ class ToolkitModel(nn.Module):
             data = self._prepare(part, training=False)
             with self._precision():
                 samples = self.model(**data, mode="predict")
-            for place, found in zip(group, samples, strict=True):
-                predictions[place] = found
+            for place, result in zip(group, samples, strict=True):
+                predictions[place] = result
         return predictions
 
     def network_size(self, image: Tensor) -> tuple[int, int]:
@@ -125,9 +127,9 @@ class ToolkitModel(nn.Module):
         height, width = image.shape[-2:]
         return height, width
 
+    @abstractmethod
     def merge_views(self, views: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Return one prediction per image, merged from its views."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
@@ -173,14 +175,12 @@ def base_config(toolkit: str, name: str, changes: Mapping[str, Any] | None = Non
     from mmengine import Config
 
     config = _read_base(toolkit, name)
-    if config.get("model") is None:
-        raise ValueError(f"{toolkit}'s config {name!r} lacks a model; name one that has a model")
-    found = Config({"model": config.model})
+    model_config = Config({"model": config.model})
     if changes:
         check_foreign_keys(changes, "head.model", allowed="_delete_")
         # Merging removes `_delete_` from its argument, so it gets a copy.
-        found.merge_from_dict({"model": copy.deepcopy(dict(changes))})
-    return found.model
+        model_config.merge_from_dict({"model": copy.deepcopy(dict(changes))})
+    return model_config.model
 
 
 def _read_base(toolkit: str, name: str) -> Any:
@@ -190,9 +190,11 @@ def _read_base(toolkit: str, name: str) -> Any:
     folder = models.parents[1] if "/" in name else models
     path = (folder / f"{name}.py").resolve()
     # Configs are programs, so only the toolkit's own are read.
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    is_shipped = path.is_relative_to(folder.resolve()) and path.is_file()
+    config = Config.fromfile(path) if is_shipped else Config()
+    if config.get("model") is None:
         raise ValueError(_absent_config(toolkit, folder, name))
-    return Config.fromfile(path)
+    return config
 
 
 def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, float]], str]:
@@ -219,9 +221,9 @@ def base_optimisation(toolkit: str, name: str) -> tuple[dict[str, tuple[float, f
 
 def _absent_config(toolkit: str, folder: Path, name: str) -> str:
     shipped = sorted(path.stem for path in (base_configs(toolkit) / "models").glob("*.py"))
-    own = folder / name.partition("/")[0]
-    if "/" in name and ".." not in name and own.is_dir():
-        shipped = sorted(f"{own.name}/{path.stem}" for path in own.glob("*.py"))
+    subfolder = folder / name.partition("/")[0]
+    if "/" in name and ".." not in name and subfolder.is_dir():
+        shipped = sorted(f"{subfolder.name}/{path.stem}" for path in subfolder.glob("*.py"))
     return f"{toolkit} lacks the model config {name!r}; it has {', '.join(shipped)}"
 
 
@@ -289,9 +291,23 @@ def silence_toolkits() -> Iterator[None]:
 def check_least(**options: float | None) -> None:
     """Raise an error for given integers below 1 and other numbers of 0 or below."""
     for name, value in options.items():
-        if value is not None and (value < 1 if isinstance(value, int) else value <= 0):
-            lowest = "at least 1" if isinstance(value, int) else "above 0"
-            raise ValueError(f"head.{name} must be {lowest}, got {value}")
+        if isinstance(value, int):
+            check_range(f"head.{name}", value, 1)
+        elif value is not None:
+            check_positive(f"head.{name}", value)
+
+
+def check_preset(kind: str, name: str | None, presets: Collection[str]) -> None:
+    """Check the name of a detector or segmentor; None for one by a config of the toolkit.
+
+    Raises:
+        ValueError: It is unknown.
+    """
+    if name is not None and name not in presets:
+        raise ValueError(
+            f"unknown {kind} {name!r}; choose from {', '.join(presets)}, or pass any config of the "
+            "toolkit as head.base"
+        )
 
 
 def check_pyramid(backbone: Backbone, head: str, *, dilated: bool = False) -> list[int]:
@@ -311,15 +327,11 @@ def check_pyramid(backbone: Backbone, head: str, *, dilated: bool = False) -> li
             usual if stride == min(usual, strides[-1]) else stride
             for stride, usual in zip(strides, STRIDES, strict=True)
         )
-    if backbone.dense and not dilated and strides[-1] < STRIDES[-1]:
-        raise ValueError(
-            f"{head} needs maps at strides {STRIDES}, got {strides}; leave backbone.output_stride "
-            "out, which segmentation alone takes"
-        )
     if not backbone.dense or strides != STRIDES:
         raise ValueError(
-            f"{head} needs normalised maps at strides {STRIDES}; "
-            f"build the backbone with create_backbone({backbone.name!r}, dense=True)"
+            f"{head} needs normalised maps at strides {STRIDES}, got {strides}: build the backbone "
+            f"with create_backbone({backbone.name!r}, dense=True), and without "
+            "backbone.output_stride unless it is for segmentation"
         )
     return [info.channels for info in backbone.feature_info]
 
@@ -378,10 +390,10 @@ def override(config: Any, options: Mapping[str, Any]) -> None:
         for name in parents:
             node = node[name] if _has(node, name) else None
         if not _has(node, last):
-            known = range(len(config)) if isinstance(config, list) else sorted(config)
+            keys = range(len(config)) if isinstance(config, list) else sorted(config)
             raise ValueError(
                 f"the toolkit's model config lacks '{dotted}'; known here: "
-                f"{', '.join(map(str, known))}"
+                f"{', '.join(map(str, keys))}"
             )
         if isinstance(value, Mapping) and isinstance(node[last], dict | list):
             override(node[last], value)
@@ -420,7 +432,7 @@ def check_registered_types(toolkit: str, config: Any) -> None:
     Raises:
         ValueError: A type is unknown; the message suggests similar ones.
     """
-    known = {*UNREGISTERED, *_registered_names(toolkit), *_registered_names("mmengine")}
+    valid_types = {*UNREGISTERED, *_registered_names(toolkit), *_registered_names("mmengine")}
 
     def check(value: Any) -> None:
         if isinstance(value, list | tuple):
@@ -431,13 +443,15 @@ def check_registered_types(toolkit: str, config: Any) -> None:
                 if key == "type" and not isinstance(item, Mapping) and not is_known(item):
                     raise ValueError(
                         f"head.options: type={item} is rejected: "
-                        + unknown(f"part of {toolkit}", str(item), known, "see its documentation.")
+                        + unknown(
+                            f"part of {toolkit}", str(item), valid_types, "see its documentation."
+                        )
                     )
                 check(item)
 
     def is_known(name: Any) -> bool:
         scope, _, part = str(name).partition(".")
-        return name in known or (scope in SCOPES and part in _registered_names(scope))
+        return name in valid_types or (scope in SCOPES and part in _registered_names(scope))
 
     check(config)
 
@@ -449,7 +463,12 @@ def _registered_names(package: str) -> set[str]:
     if package in SCOPES:
         importlib.import_module(f"{package}.models")  # registers the toolkit's modules
     registries = vars(importlib.import_module(f"{package}.registry")).values()
-    return {name for one in registries if isinstance(one, Registry) for name in one.module_dict}
+    return {
+        name
+        for registry in registries
+        if isinstance(registry, Registry)
+        for name in registry.module_dict
+    }
 
 
 def _has(node: Any, name: str | int) -> bool:

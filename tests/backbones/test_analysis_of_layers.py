@@ -25,7 +25,7 @@ def test_sparsity_and_keys_by_hand():
     assert activated_share(values) == pytest.approx(3 / 6)
     assert activated_share(values, 0.4) == pytest.approx(2 / 6)
     # Class 0 fires key 2, class 3 key 1; class 1 has no image.
-    ranking = KeyRanking.empty(4, 5)
+    ranking = KeyRanking.start(4, 5)
     maps = torch.zeros(3, 5, 2, 2)
     maps[0, 2], maps[1, 2], maps[2, 1] = 4.0, 2.0, 1.0
     maps[0, 4, 0, 0] = 4.0  # a mean of 1, and of 0.5 over the class

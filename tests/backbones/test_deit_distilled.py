@@ -75,5 +75,5 @@ def test_weights_with_and_without_the_token(tmp_path):
     torch.save(plain.state_dict(), tmp_path / "plain.pth")
     with pytest.raises(ValueError, match=r"lack a distillation token.*with distilled=false"):
         create_backbone("deit_t", distilled=True, pretrained=tmp_path / "plain.pth")
-    with pytest.raises(ValueError, match="distilled=True needs the class token"):
+    with pytest.raises(ValueError, match="distilled=True needs class_token=True"):
         create_backbone("deit_t", distilled=True, class_token=False)

@@ -5,9 +5,9 @@ import torch
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.hosts.dit import DiT
 from backbones.hosts.u_dit.host import AUTHORS, OUTER, PARTS, UDiT
+from backbones.slots import HostConfig
 from heads.generation import Generator
 from tests.references import diffusion as plain
 from tests.steps import assert_a_step_lowers_the_loss
@@ -149,7 +149,7 @@ def test_small_hosts_start_at_zero_and_learn_everywhere(name, options):
     randomised(host)
     host(x, torch.tensor([3, 999]), torch.tensor([1, 10]))[0].square().mean().backward()
     assert all(p.grad is not None for p in host.parameters())
-    with pytest.raises(ValueError, match="sides must be multiples of"):
+    with pytest.raises(ValueError, match=r"data\.image_size must be a multiple of"):
         host(torch.randn(1, 1, 18, 18))
 
 

@@ -18,7 +18,6 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbones import create_backbone, create_mixer, list_mixers
-from backbones.base import _of_shape
 from backbones.fast import FastModule, fast, plain, switched_off
 from backbones.layers.grouped_linear import GroupedLinear
 from backbones.layers.recomputation import Recomputed, recompute
@@ -72,12 +71,6 @@ def test_options_that_the_fast_form_lacks_stay_plain():
         made = create_mixer("ffn", 8, act="silu")
     assert not [part for mixer in kept for part in fast_parts(fast(mixer))]
     assert fast_parts(fast(made))
-
-
-def test_messages_name_the_plain_class():
-    mixer = fast(create_mixer("scfbo_gc", 8))
-    with pytest.raises(ValueError, match=r"^SCFBO returned \(2,\) for"):
-        _of_shape(torch.ones(1, 2, 2, 8), torch.ones(2), mixer)
 
 
 def test_backbones_are_fast_by_default_and_their_copies_stay_so():

@@ -9,11 +9,12 @@ from torch import nn
 
 from backbones import create_backbone
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig, Mixer
 from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, Variant
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict
 from backbones.hosts.ffnet.host import FFNet
 from backbones.layers.reparam import ConvBN, depthwise, fuse, is_fused
+from backbones.mixer import Mixer
+from backbones.slots import HostConfig
 from tests.errors import refuses
 from tests.families import load, load_classifier, meta_backbone, meta_classifier, rest_slow
 from tests.references import ffnet as reference

@@ -16,9 +16,9 @@ from backbones import (
     register_mixer,
 )
 from backbones.analysis.patch_reach import reached_patches
-from backbones.base import fill
-from backbones.mixing import mix_nchw, mix_tokens
+from backbones.mixer_calls import mix_nchw, mix_tokens
 from backbones.options import variant_of
+from backbones.slots import fill
 from tests.errors import refuses
 from tests.families import TOKEN_SLOTS, build_short, load, meta_backbone, rest_slow
 from tests.references.names import AUTHORS

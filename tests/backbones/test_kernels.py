@@ -36,33 +36,6 @@ def test_each_thread_switches_off_for_itself():
     assert is_available()
 
 
-def test_failed_builds_name_their_cause(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(build, "COMPILED", tmp_path)
-    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler (CXX is 'no-such-compiler')" in build.build()
-    monkeypatch.setenv("CXX", "false --always")
-    assert "false --always says" in build.build()
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(build, "COMPILED", tmp_path / "is missing" / "compiled")
-    monkeypatch.setattr(build, "compiled_file", lambda portable: tmp_path / "operators.so")
-    monkeypatch.setattr(build, "find_compiler", lambda: ["true"])
-    monkeypatch.setattr(sys, "argv", ["build"])
-    assert build.main() == 1
-    text = capsys.readouterr().out
-    assert text.count("\n") == 1
-    assert f"torch's own serve: {build.COMPILED}: No such file" in text
-
-
-@pytest.mark.parametrize("words", ["ccache g++", "g++ -m64"])
-def test_a_compiler_may_take_words(monkeypatch, words):
-    monkeypatch.setenv("CXX", words)
-    monkeypatch.setattr(build.shutil, "which", lambda name: f"/bin/{name}")
-    command = build.compilation(build.find_compiler(), Path("a.cpp"), Path("a.o"), portable=True)
-    assert command[:2] == words.split()
-    assert f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}" in command
-
-
 def compile_nothing(monkeypatch, folder, target, **outcome):
     monkeypatch.setattr(build, "COMPILED", folder)
     monkeypatch.setattr(build, "compiled_file", lambda portable: target)
@@ -123,20 +96,6 @@ def test_a_difference_names_its_tensor_and_place():
     assert "at [0, 1]: nan instead of 2" in str(largest_difference(results[::-1]))
 
 
-def test_libraries_belong_to_a_processor_and_older_ones_are_removed(monkeypatch, tmp_path):
-    here = fingerprint.compiled_file(portable=False)
-    monkeypatch.setattr(fingerprint, "_processor", lambda: b"flags : none")
-    assert fingerprint.compiled_file(portable=False) != here
-    assert fingerprint.compiled_file(portable=True).name.count("portable") == 1
-    kept = [tmp_path / name for name in ("torch-9-x-y-old.so", "torch-1-x-other-old.so")]
-    old, target = tmp_path / "torch-1-x-y-old.so", tmp_path / "torch-1-x-y-new.so"
-    for path in (*kept, old):
-        path.touch()
-    compile_nothing(monkeypatch, tmp_path, target)
-    assert build.build() == ""
-    assert sorted(tmp_path.iterdir()) == sorted([*kept, target])
-
-
 IN_PLACE = {
     "nothing": lambda path: None,
     "FIFO": os.mkfifo,
@@ -179,23 +138,6 @@ def test_our_library_is_ours_and_defines_every_operator(monkeypatch):
     assert all(hasattr(torch.ops.mixerlab, name) for name in names)
     monkeypatch.setattr(library, "operator_names", lambda: [*names, "further"])
     assert "lacks the operator further; type" in library._load_once.__wrapped__()
-
-
-@pytest.mark.parametrize("kind", ["FIFO", "text", "torch's library"])
-def test_building_replaces_other_files_and_announces_its_duration(
-    kind, monkeypatch, tmp_path, capsys
-):
-    target = tmp_path / "torch-1-x-y-new.so"
-    IN_PLACE[kind](target)
-    compile_nothing(monkeypatch, tmp_path, target)
-    monkeypatch.setattr(sys, "argv", ["build"])
-    assert build.main() == 0
-    out, err = capsys.readouterr()
-    assert out == f"operators are compiled: {target.name}\n"
-    assert "and is replaced" in err
-    assert "takes a minute or two" in err
-    assert target.is_file()
-    assert not target.is_symlink()
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone, list_hosts
-from backbones.lora import Lora, merge_adapters, require_peft, weights_follow
+from backbones.lora import merge_adapters, require_peft, weights_follow
+from tests.errors import refuses
 from tests.families import rest_slow
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft")
@@ -27,28 +28,13 @@ def adapted(name="deit_t", rank=4, **options):
     return backbone
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"alpha": 0.0}, "alpha must be above 0, got 0"),
-        ({"dropout": 1.0}, "dropout must be from 0 to below 1"),
-        ({"targets": []}, "targets is empty; pass linear"),
-    ],
-)
-def test_options_out_of_range_are_named(options, said):
-    with pytest.raises(ValueError, match=f"backbone.lora.{said}"):
-        Lora(**options)
-
-
 def test_a_misspelt_option_and_a_missing_package_are_named(monkeypatch):
     with pytest.raises(
         ValueError, match=r"there is no option backbone.lora.ranks; did you mean rank"
     ):
         create_backbone("deit_t", img_size=64, lora={"ranks": 4})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"backbone.lora needs peft; type pip install -c const"):
-        require_peft()
+    refuses(r"backbone.lora needs peft; type pip install -c const", require_peft)
 
 
 @needs_peft

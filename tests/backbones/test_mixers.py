@@ -215,11 +215,31 @@ def refuses_an_option_of_the_wrong_type(name):
 
 
 @check
-def refuses_to_be_without_hidden_channels(name):
-    if "hidden_ratio" in mixer_options(name):
-        for ratio in (0, -1):
-            with pytest.raises(ValueError, match=f"at least one hidden channel .*got {ratio}"):
-                create_mixer(name, DIM, hidden_ratio=ratio)
+def follows_every_change_of_its_weights(name):
+    mixer, x = build(name), tokens(2, 5, 6, DIM)
+    with torch.no_grad():
+        mixer(x)
+        for parameter in mixer.parameters():
+            parameter.data.mul_(1.1)
+        found = mixer(x)
+    expected = copy.deepcopy(mixer)(x).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@check
+def drops_in_training_what_it_gives_and_what_its_last_layer_reads(name):
+    """As FFNs do; the gating units of gMLP and PosMLP drop what they give alone."""
+    if "drop" not in mixer_options(name):
+        return
+    off = {"cca": "off"} if "cca" in mixer_options(name) else {}  # a branch of training alone
+    x, mixer, undropped = (
+        tokens(2, 5, 6, DIM), build(name, drop=0.5, **off), build(name, drop=0.0, **off)
+    )  # fmt: skip
+    torch.testing.assert_close(mixer(x), undropped(x), rtol=0, atol=0)
+    found, expected = mixer.train()(x), 2 * undropped.train()(x)
+    stays = found != 0
+    assert 0.4 < stays.double().mean() < 0.6
+    assert torch.allclose(found[stays], expected[stays]) == (find_mixer(name).kind == "token")
 
 
 @check
@@ -235,6 +255,24 @@ def test_every_mixer(what, name, form, monkeypatch):
     plainly = build
     monkeypatch.setattr(f"{__name__}.build", lambda *a, **options: form(plainly(*a, **options)))
     what(name)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_numbers_out_of_range_are_named_or_give_a_map(name):
+    x, refusals = tokens(2, 5, 6, DIM).float(), {}
+    for option, default in mixer_options(name).items():
+        if isinstance(default, bool | str):
+            continue
+        for value in (0.0, -1.0, 3.0) if isinstance(default, float) else (0, -1, 5, 25):
+            try:
+                mixer = create_mixer(name, DIM, grid=(5, 6), **{option: value})
+            except ValueError as error:
+                refusals[option] = str(error)
+                continue
+            y = mixer.eval()(x)
+            assert y.shape == x.shape, (option, value)
+            assert y.isfinite().all(), (option, value)
+    assert all(option in said or " got " in said for option, said in refusals.items()), refusals
 
 
 # Largest differences of outputs and of gradients, by type.
@@ -381,24 +419,6 @@ def test_another_shape_than_the_given_one_is_refused(registering, made, said):
     refuses(message, create_mixer("wrong", DIM, made=made), tokens(2, 5, 6, DIM).float())
 
 
-def test_prefix_tokens_of_another_shape_and_own_forwards_are_refused(registering):
-    register_mixer("wrong", kind="channel", source="this test")(Wrong)
-    mixer = create_mixer("wrong", DIM, made="y if y.ndim == 4 else y.mean(1)")
-    x, prefix = tokens(2, 5, 6, DIM).float(), tokens(2, 3, DIM).float()
-    refuses(r"^Wrong returned \(2, 24\) for \(2, 3, 24\); a mixer", mixer, x, prefix)
-    assert mixer(x).shape == x.shape
-
-    @register_mixer("forward", kind="channel", source="this test")
-    class Forward(Mixer):
-        def __init__(self, dim: int) -> None:
-            super().__init__()
-
-        def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-            return x
-
-    refuses(r"mixer 'forward' lacks the method mix: .*instead of", create_mixer, "forward", DIM)
-
-
 class Linear(Mixer):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -421,6 +441,10 @@ def declaring(name, prefix_mixing, **methods):
         (declaring("Missing", "joint", mix_joint=lambda self, x, prefix: (x, prefix[:, :1])),
          r"Missing returned \(2, 1, 24\) for \(2, 2, 24\)"),
         (Linear, "lacks the method mix"),
+        (type("Forward", (Linear,), {"forward": lambda self, x, prefix: (x, prefix)}),
+         "lacks the method mix: .*instead of forward"),
+        (type("Mean", (Linear, PointwiseMixer), {"mix": lambda _, x: x if x.ndim > 3 else x[:, 0]}),
+         r"Mean returned \(2, 24\) for \(2, 2, 24\)"),
     ],
 )  # fmt: skip
 def test_declarations_and_methods_of_mixers_must_agree(registering, mixer, said):

@@ -6,13 +6,14 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.fast import FastModule, fast
 from backbones.hosts.ffnet_3d.host import FFNet3D
 from backbones.hosts.scaffolds.point_mixers import VoxelKernel, fit_to_voxels, mix_voxels
 from backbones.hosts.scaffolds.points import flat_square
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
+from backbones.slots import HostConfig
 from heads.point_segmentation import PointSegmenter
+from tests.errors import refuses
 from tests.references import points as plain
 from tests.steps import assert_a_step_lowers_the_loss
 from tools.papers.published import load_rows
@@ -106,8 +107,7 @@ def test_a_level_is_sorted_once_and_pooled():
     wanted = [x[coarse.inverse == cell].amax(0) for cell in range(len(coarse))]
     torch.testing.assert_close(cell_max(x, coarse), torch.stack(wanted))
     far = torch.tensor([[0, 0, 0, 0], [0, 2**25, 2**25, 2**25]])
-    with pytest.raises(ValueError, match=r"more than can be numbered; .*data\.grid_size"):
-        VoxelLevel(far)
+    refuses(r"more than can be numbered; .*data\.grid_size", VoxelLevel, far)
 
 
 def test_the_network_equals_a_plain_one_with_gradients():
@@ -220,8 +220,7 @@ def test_kernels_of_mixers_become_submanifold_kernels():
 )  # fmt: skip
 def test_mixers_of_whole_maps_are_refused(options, message):
     torch.manual_seed(1)  # with which ss2d depends on far voxels but little
-    with pytest.raises(ValueError, match=message):
-        create_backbone("ffnet_3d_tiny", **options)
+    refuses(message, create_backbone, "ffnet_3d_tiny", **options)
 
 
 def test_the_number_of_features_is_checked():

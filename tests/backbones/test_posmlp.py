@@ -179,21 +179,6 @@ def test_the_fast_form_equals_the_plain_one(unit, shift, order, monkeypatch):
     )
 
 
-def test_groups_in_runs_suit_large_maps_of_usual_branches(monkeypatch):
-    monkeypatch.setattr("backbones.fast.cpu.posmlp.multiplies", lambda x: False)
-    slot = Slot(12, 4.0, (8, 8), stage=0, block=0, dense=False)
-    options = {"window": 4, "groups": 3, "slot": slot}
-    mixer, large = fast(posgu.ggqpe(12, **options)), torch.zeros(1, 8, 8, 12)
-    assert mixer.is_fast(large)
-    assert not mixer.is_fast(torch.zeros(12).expand(1, 4, 4, 12))
-    for other in ({"structure": "add"}, {"norm": True}, {"groups": 1}):
-        assert not fast(posgu.ggqpe(12, **{**options, **other})).is_fast(large)
-    mixer.fc1.register_forward_hook(lambda *_: None)
-    assert not mixer.is_fast(large)
-    assert mixer.gate.relation.cache
-    assert not fast(posgu.ggqpe(12, cache=False, **options)).gate.relation.cache
-
-
 def build_unit(unit, dim, **options):
     function = getattr(posgu, unit)
     return function(dim, **{k: v for k, v in options.items() if k in keywords(function)})
@@ -231,38 +216,6 @@ def test_evaluation_follows_changed_weights(name):
         relation.cache = False
         torch.testing.assert_close(relation(u, shifted=True), after, rtol=0, atol=0)
         relation.cache = True
-
-
-@pytest.mark.parametrize("name", CACHED)
-def test_evaluation_computes_the_matrix_once(name, monkeypatch):
-    relation = fast(randomise(RELATIONS[name]()))
-    computed = []
-    original = relation.matrix
-    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
-    u = tokens(1, 8, 8, 6)
-    expected = relation(u)
-    with torch.no_grad():
-        first, second = relation(u), relation(u)
-    assert len(computed) == 2
-    torch.testing.assert_close(second, first, rtol=0, atol=0)
-    # Without a gradient the product may be another's.
-    torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
-    relation(u).sum().backward()
-    assert len(computed) == 3
-
-
-@torch.no_grad()
-def test_evaluation_keeps_the_matrices_of_all_edges(monkeypatch):
-    relation = fast(randomise(QuadraticRelation(4, 3)))
-    computed = []
-    original = relation.matrix
-    monkeypatch.setattr(relation, "matrix", lambda *a: computed.append(a) or original(*a))
-    u = tokens(1, 9, 13, 6)
-    first = relation(u, shifted=True)
-    assert len(set(computed)) == len(computed) == 9
-    for _ in range(3):
-        torch.testing.assert_close(relation(u, shifted=True), first, rtol=0, atol=0)
-    assert len(computed) == 9
 
 
 def test_matrix_is_exact_under_autocast():

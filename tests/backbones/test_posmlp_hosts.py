@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.hosts.posmlp.host import PosMLP
 from backbones.mixers.posmlp.posgu import ggqpe, lrpe
+from backbones.slots import HostConfig
 from heads.linear import LinearClassifier
 from tests.families import load, meta_backbone, meta_classifier
 from tests.references import posmlp as reference

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from backbones import create_backbone, create_mixer
-from backbones.base import HostConfig
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_authors, rename_to_ours
 from backbones.hosts.posmlp.host import PosMLP
+from backbones.slots import HostConfig
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import load, meta_backbone, rest_slow

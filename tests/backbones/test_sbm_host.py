@@ -8,11 +8,11 @@ import torch
 
 from backbones import backbone_schema, create_backbone, mixer_options
 from backbones.analysis.counting import count_macs, count_parameters
-from backbones.base import HostConfig
 from backbones.hosts.sbm.blocks import SBMBlock
 from backbones.hosts.sbm.host import SBM
 from backbones.layers.axes import to_nchw
 from backbones.mixers.sbm import StarBilinearMapping
+from backbones.slots import HostConfig
 from heads.linear import LinearClassifier
 from tests.errors import refuses
 from tests.families import load, meta_backbone, meta_classifier, rest_slow, rest_slow_pairs

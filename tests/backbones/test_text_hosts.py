@@ -7,6 +7,7 @@ from backbones import create_backbone, list_backbones, list_mixers
 from backbones.analysis.counting import count_parameters
 from heads.text import TextClassifier
 from tasks.engine.loops.compilation import compile_blocks
+from tests.errors import refuses
 from tests.families import rest_slow
 from tests.references import text as plain
 from tools.papers.published import load_rows
@@ -323,8 +324,7 @@ def test_mixers_that_read_later_tokens_are_refused():
         later[:, 5:] = (later[:, 5:] + 1) % WORDS
         changed = made.encode(later)[:, :5] - made.encode(tokens)[:, :5]
         assert changed.abs().max() < 1e-6, name
-    with pytest.raises(ValueError, match=r"has 512 positions, fewer than 600 tokens"):
-        create_backbone("bert_tiny", img_size=600)
+    refuses(r"has 512 positions, fewer than 600 tokens", create_backbone, "bert_tiny", img_size=600)
 
 
 @pytest.mark.parametrize("row", load_rows("afbo", "glue"), ids=lambda row: row.name)

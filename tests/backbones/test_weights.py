@@ -226,7 +226,7 @@ def test_file_of_another_kind(content, tmp_path):
         ([torch.ones(1)], "holds a list, not a state_dict"),
         ({"epoch": 1, "args": {"lr": 0.1}}, r"no tensors; its entries are \['args', 'epoch'\]"),
         ({"state_dict": {}}, "holds no tensors"),
-        ({1: torch.ones(1)}, r"keys of tensors must be text, got \[1\]"),
+        ({1: torch.ones(1)}, r"tensors whose names are not text: \[1\]"),
         ({"a": torch.eye(2).to_sparse()}, "a must be a dense tensor of .*, got torch.sparse_coo"),
         ({"a": torch.ones(1, dtype=torch.complex64)}, "a must be a dense tensor of .*complex64"),
         ({"b": torch.tensor([1.0, float("nan")])}, "b holds NaN or Inf; use an earlier checkpoint"),
@@ -305,24 +305,6 @@ def misfit(tensors, message, name="poolformer_s12_afbo", **options):
 def test_weights_of_other_networks_are_refused_and_change_nothing(case, weights):
     change, options, message = MISFITS[case]
     misfit(change(weights), message, **options)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "host"),
-    [
-        ("swin_small_patch4_window7_224", "swin_t"), ("swin_base_patch4_window7_224", "swin_s"),
-        ("deit_small_patch16_224", "deit_t"), ("deit_tiny_distilled_patch16_224", "deit_t"),
-        ("poolformer_s24", "poolformer_s12"), ("poolformer_m36", "poolformer_s36"),
-        ("swin_tiny_patch4_window7_224", "deit_t"), ("poolformer_s12", "swin_t"),
-        ("deit_tiny_patch16_224", "swin_t_afbo"),
-    ],
-)  # fmt: skip
-def test_another_model(theirs, host):
-    with torch.device("meta"):
-        tensors = timm.create_model(theirs).state_dict()
-        backbone = create_backbone(host)
-    with pytest.raises(ValueError, match=f"does not fit {host}: \\d+ keys differ|distilled=true"):
-        load(backbone, tensors)
 
 
 @pytest.mark.parametrize("size", [(96, 96), (96, 160)], ids=str)
@@ -411,7 +393,7 @@ def test_deit_without_class_token_takes_timms_fc_norm(tmp_path):
     assert torch.equal(model.backbone.embed(images), usual.embed(images))
     with pytest.raises(ValueError, match=r"missing norm\.weight; missing norm\.bias|missing norm"):
         create_backbone("deit_t", class_token=False, fc_norm=False, pretrained=path)
-    refuses("add class_token=False", create_backbone, "deit_t", fc_norm=True)
+    refuses("needs class_token=False", create_backbone, "deit_t", fc_norm=True)
 
 
 def test_large_gaps_in_a_file_are_reported(tmp_path):

@@ -18,6 +18,7 @@ from heads.toolkits.ffnet_seg import FFNetSegDecoder
 from heads.toolkits.toolkit import base_config
 from tests.datamodules.loading import ready
 from tests.dense_heads import DENSE, FEW, HEADS, KINDS, model_of
+from tests.errors import refuses
 from tests.families import rest_slow, rest_slow_pairs, short
 from tests.tensors import drawn_tensors
 from tests.threads import in_threads
@@ -270,8 +271,7 @@ def test_foreign_keys_are_rejected(name, changes, message):
 def test_a_detr_with_too_many_queries_raises(data):
     model = model_of(HEADS["dino"], short("resnet18", dense=True), 10, num_proposals=500)
     (batch, *_) = data("detection").train_dataloader()
-    with pytest.raises(ValueError, match=r"fewer positions than the 500 queries .*num_proposals"):
-        model.loss(batch)
+    refuses(r"fewer positions than the 500 queries .*num_proposals", model.loss, batch)
 
 
 @torch.no_grad()

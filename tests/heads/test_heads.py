@@ -10,6 +10,7 @@ from torch import nn
 from backbones import Backbone, FeatureInfo, create_backbone
 from heads.linear import LinearClassifier, LinearProbe
 from tasks.engine.optimisation.optimizer import build_optimizer
+from tests.errors import refuses
 
 SMALLEST = "poolformer_s12_afbo"
 
@@ -61,8 +62,7 @@ def test_other_weights_and_numbers_of_classes_are_rejected(tmp_path):
     torch.save(classifier().backbone.state_dict(), tmp_path / "bare.pth")
     with pytest.raises(ValueError, match=r"holds a backbone without .*backbone\.pretrained"):
         classifier().load_weights(tmp_path / "bare.pth")
-    with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
-        classifier(0)
+    refuses("num_classes must be at least 1, got 0", classifier, 0)
 
 
 @pytest.mark.parametrize("name", [SMALLEST, "swin_t_afbo"])

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from backbones import create_backbone
 from heads.language_model import LanguageModel
 from heads.text import TextClassifier
+from tests.errors import refuses
 from tests.steps import assert_a_step_lowers_the_loss
 
 WORDS = 30
@@ -98,8 +99,7 @@ def test_gpt_adds_half_of_the_loss_of_words():
     found = head.loss(batch)
     wanted = torch.stack([losses.mean() for losses in plain_next_words(head, batch)]).mean()
     torch.testing.assert_close(found["loss_words"], 0.5 * wanted)
-    with pytest.raises(ValueError, match="bert_tiny sees later words"):
-        made("bert_tiny", TextClassifier, 2, words_weight=0.5)
+    refuses("bert_tiny sees later words", made, "bert_tiny", TextClassifier, 2, words_weight=0.5)
 
 
 def test_both_orders_are_added():
@@ -112,11 +112,9 @@ def test_both_orders_are_added():
 
 
 def test_data_of_the_other_kind_are_refused():
-    with pytest.raises(ValueError, match="pass protocol=mlm to pretrain on it"):
-        made("bert_tiny", TextClassifier, 0)
-    with pytest.raises(ValueError, match="protocol=mlm pretrains on plain text"):
-        made("bert_tiny", LanguageModel, 2)
-    with pytest.raises(ValueError, match="deit_t takes no text"):
+    refuses("pass protocol=mlm to pretrain on it", made, "bert_tiny", TextClassifier, 0)
+    refuses("protocol=mlm pretrains on plain text", made, "bert_tiny", LanguageModel, 2)
+    with pytest.raises(ValueError, match="deit_t cannot read text"):
         LanguageModel(create_backbone("deit_t", img_size=64))
 
 

@@ -111,7 +111,9 @@ def test_spans_cover_an_axis_once(length, size, margin, divisor):
 
 
 def test_mistakes_are_refused():
-    with pytest.raises(ValueError, match=r"head.tile=200 is too small: .* pass 221 or more"):
+    with pytest.raises(
+        ValueError, match=r"head.tile \(parts overlap by .*\) must be at least 221, got 200"
+    ):
         SuperResolver(create_backbone("ffnet_sr_light"), 2, tile=200)
     with pytest.raises(ValueError, match=r"head.fft_weight must be at least 0"):
         SuperResolver(create_backbone("bicubic"), 2, fft_weight=-1.0)

@@ -11,6 +11,7 @@ from datamodules import SampleDetection, SampleSegmentation
 from heads.toolkits.detectors import MERGE, build_detector
 from heads.toolkits.segmentors import build_segmentor
 from tests.datamodules.loading import ready
+from tests.errors import refuses
 from tests.families import short
 
 pytest.importorskip("mmdet")
@@ -96,8 +97,7 @@ def test_windows_slide_as_mmsegs_do(cache):
     ],
 )
 def test_invalid_windows_are_rejected(options, message):
-    with pytest.raises(ValueError, match=message):
-        segmentor(**options)
+    refuses(message, segmentor, **options)
 
 
 def detector(name, **options):
@@ -141,8 +141,3 @@ def test_predicted_images_get_the_views_of_tests(cache, tmp_path):
     shapes = [s.pred_sem_seg.data.shape[1:] for s in segmentor().predict(batch)]
     assert shapes == [(40, 60), (80, 30)]
     assert torch.is_tensor(data.preview_batch(2)["inputs"][0])
-
-
-def test_invalid_factors_are_rejected(cache):
-    with pytest.raises(ValueError, match=r"data\.test_scales must be factors above 0, .*\[0\.0\]"):
-        SampleDetection(cache, test_scales=[0])

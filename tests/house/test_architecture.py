@@ -201,36 +201,39 @@ def test_subpackages_form_no_cycle():
 
 
 MODULES = {
-    "__init__", "base", "factory", "importing", "lora", "mixer_choice", "mixing", "mm", "plugins",
-    "registry", "replace", "timm_models",
+    "__init__", "base", "factory", "importing", "lora", "mixer", "mixer_calls", "mixer_selection",
+    "mm", "plugins", "registry", "replace", "slots", "timm_models",
 }  # fmt: skip
+CONTRACT = {"base", "mixer", "slots"}
 # What each subpackage or module may import of backbones. Only users import "analysis".
 ALLOWED_IMPORTS = {
     "options": {"options"},
     "replace": set(),
     "layers": {"layers", "options", "replace"},
-    "mixing": {"layers", "base"},
+    "mixer_calls": {"layers", *CONTRACT},
     # Fast forms import what they replace; only the factory imports them.
-    "fast": {"fast", "hosts", "mixers", "layers", "base", "replace", "importing"},
+    "fast": {"fast", "hosts", "mixers", "layers", *CONTRACT, "replace", "importing"},
     "parameters": {"parameters"},
-    "base": {"layers", "parameters", "replace"},
+    "mixer": {"layers"},
+    "slots": {"mixer", "replace"},
+    "base": {"layers", "mixer", "parameters", "replace", "slots"},
     "importing": set(),
     "plugins": {"importing"},
-    "registry": {"base", "importing", "options", "plugins"},
-    "mixer_choice": {"base", "options", "registry"},
-    "checkpoints": {"checkpoints", "base", "options"},
-    "lora": {"base", "layers", "options", "replace"},
-    "factory": {"base", "checkpoints", "fast", "layers", "lora", "mixer_choice", "options"}
+    "registry": {*CONTRACT, "options", "plugins"},
+    "mixer_selection": {*CONTRACT, "options", "registry"},
+    "checkpoints": {"checkpoints", *CONTRACT, "options"},
+    "lora": {*CONTRACT, "layers", "options", "replace"},
+    "factory": {*CONTRACT, "checkpoints", "fast", "layers", "lora", "mixer_selection", "options"}
     | {"registry"},
-    "mixers": {"mixers", "layers", "base", "options", "registry"},
-    "hosts": {"hosts", "mixers", "layers", "checkpoints", "base", "options", "registry"}
-    | {"replace", "mixing", "parameters"},
+    "mixers": {"mixers", "layers", *CONTRACT, "options", "registry", "importing"},
+    "hosts": {"hosts", "mixers", "layers", "checkpoints", *CONTRACT, "options", "registry"}
+    | {"replace", "importing", "mixer_calls", "parameters"},
     "analysis": {"analysis", "hosts", "mixers", "layers", "parameters", "checkpoints"}
-    | {"base", "options", "registry", "factory", ""},
-    "__init__": {"hosts", "mixers", "base", "factory", "registry"},
+    | {*CONTRACT, "options", "registry", "factory", ""},
+    "__init__": {"hosts", "mixers", *CONTRACT, "factory", "registry"},
     # For users: they import the public names, and what their toolkits need.
-    "mm": {"", "base", "checkpoints", "parameters", "replace"},
-    "timm_models": {"", "checkpoints", "hosts", "base", "parameters", "registry"},
+    "mm": {"", *CONTRACT, "checkpoints", "options", "parameters", "replace"},
+    "timm_models": {"", "checkpoints", "hosts", *CONTRACT, "parameters", "registry"},
 }
 # Scaffolds serve several hosts and import none of them.
 SCAFFOLDS = "hosts.scaffolds"

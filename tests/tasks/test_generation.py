@@ -56,14 +56,14 @@ def generator(**options):
 def test_the_schedule_and_its_steps_equal_their_formulas():
     full, few = schedule(), schedule(5)
     assert few.times.tolist() == [0, 250, 500, 749, 999]
-    torch.testing.assert_close(few.kept, full.kept[few.times])
-    torch.testing.assert_close((1 - few.betas).cumprod(0), few.kept)
+    torch.testing.assert_close(few.alphas, full.alphas[few.times])
+    torch.testing.assert_close((1 - few.betas).cumprod(0), few.alphas)
     clean, noise = torch.randn(5, 1, 2, 2).double(), torch.randn(5, 1, 2, 2).double()
-    x = noisy(clean, noise, few.kept)
-    torch.testing.assert_close(clean_of(x, noise, few.kept, clip=False), clean)
-    torch.testing.assert_close(noise_of(x, velocity(clean, noise, few.kept), few.kept), noise)
-    before = ddim_step(x, noise, few.kept, few.kept_before, clip=False)
-    torch.testing.assert_close(before, noisy(clean, noise, few.kept_before))
+    x = noisy(clean, noise, few.alphas)
+    torch.testing.assert_close(clean_of(x, noise, few.alphas, clip=False), clean)
+    torch.testing.assert_close(noise_of(x, velocity(clean, noise, few.alphas), few.alphas), noise)
+    before = ddim_step(x, noise, few.alphas, few.alphas_before, clip=False)
+    torch.testing.assert_close(before, noisy(clean, noise, few.alphas_before))
     with pytest.raises(ValueError, match="steps must be from 1 to 1000, got 0"):
         schedule(0)
 
@@ -95,7 +95,7 @@ def test_learnt_variances_and_their_bound():
     step = torch.tensor([0, 1, 500, 999])
     clean = torch.rand(4, 2, 3, 3).double() * 2 - 1
     noise = torch.randn_like(clean)
-    x = noisy(clean, noise, full.kept[step])
+    x = noisy(clean, noise, full.alphas[step])
     truth = posterior(clean, x, full, step)
     best = predicted(x, torch.cat([noise, -torch.ones_like(noise)], 1), full, step)
     torch.testing.assert_close(best.mean, truth.mean)
@@ -118,20 +118,20 @@ def test_samplers_equal_those_of_diffusers(sampler):
     theirs = kind(beta_schedule="linear", clip_sample=False, timestep_spacing="leading")
     model = generator(sampler=sampler, steps=1000, guidance=1.0)
     full = schedule()
-    torch.testing.assert_close(theirs.alphas_cumprod.double(), full.kept, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs.alphas_cumprod.double(), full.alphas, rtol=1e-4, atol=1e-6)
     theirs.set_timesteps(1000)
     x, noise = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 4, 4)
     for index in (700, 1, 0):
         step = torch.tensor([index])
         result = theirs.step(noise, index, x)
         if sampler == "ddim":
-            found = ddim_step(x, noise, full.kept[step], full.kept_before[step], clip=False)
+            found = ddim_step(x, noise, full.alphas[step], full.alphas_before[step], clip=False)
             torch.testing.assert_close(found, result.prev_sample, rtol=1e-3, atol=1e-3)
         else:
             if index == 0:  # the last step, which adds no noise
                 mean = predicted(x, noise, full, step).mean
                 torch.testing.assert_close(mean, result.prev_sample, rtol=1e-3, atol=1e-3)
-            clean = clean_of(x, noise, full.kept[step], clip=False)
+            clean = clean_of(x, noise, full.alphas[step], clip=False)
             torch.testing.assert_close(clean, result.pred_original_sample, rtol=1e-3, atol=1e-3)
     assert schedule(model.steps).times.tolist() == list(range(1000))
 

@@ -169,7 +169,7 @@ def test_frozen_stages_and_norms_stay_in_evaluation():
         ({"out_indices": (0, 4)}, "swin_t has maps 0 to 3"),
         ({"pretrained": "x.pth"}, "use init_cfg"),
         ({"dense": False}, "use out_type"),
-        ({"out_type": "tokens"}, "must be 'featmap' or 'embedding'"),
+        ({"out_type": "tokens"}, "out_type=tokens is not one of featmap, embedding"),
         ({"frozen_stages": 5}, "frozen_stages=5 must be from -1 to 4"),
     ],
 )

@@ -32,28 +32,30 @@ class FastIFFN(FastModule, IFFN):
     def serves(self, x: Tensor, prefix: Tensor | None = None) -> bool:
         """Return True for the options that the operators compute, without prefix tokens."""
         # Parts are read from torch's dictionaries, which takes a tenth of an attribute's time.
-        own = self._modules
-        dw, fc1, fc2 = cast("Any", own.get("dw")), cast("Any", own["fc1"]), own["fc2"]
+        modules = self._modules
+        dw, fc1, fc2 = cast("Any", modules.get("dw")), cast("Any", modules["fc1"]), modules["fc2"]
         if prefix is not None or dw is None:
             return False
         conv, bn = dw._modules["conv"], dw._modules["bn"]
         form = (dw.residual, dw.shortcut, dw.order)
-        if own.get("ln_mid") is None:
-            bn_mid = own.get("bn_mid")
+        if modules.get("ln_mid") is None:
+            bn_mid = modules.get("bn_mid")
             is_form = (
                 form == (False, False, "bn_act")
-                and own.get("ln_out") is None
+                and modules.get("ln_out") is None
                 and _keeps_averages(bn_mid)
                 and bn_mid.training == bn.training
             )
         else:
-            is_form = form == (False, True, "bn_act") and _is_affine(own["ln_mid"])
+            is_form = form == (False, True, "bn_act") and _is_affine(modules["ln_mid"])
         return (
             is_form
             and x.shape[-1] == fc1.in_features
             and x.numel() > x.shape[-1]  # a batch norm needs several tokens
             and not (self.drop.training and self.drop.p)
-            and all(type(b) is Arb and b.base.name == "gelu" for b in cast("Any", own["branches"]))
+            and all(
+                type(b) is Arb and b.base.name == "gelu" for b in cast("Any", modules["branches"])
+            )
             and type(conv) is nn.Conv2d
             and conv.kernel_size == (3, 3)
             and type(fc1) is type(fc2) is nn.Linear
@@ -78,11 +80,15 @@ class FastIFFN(FastModule, IFFN):
 
 def operands(mixer: IFFN) -> tuple[Any, ...]:
     """Return the mixer's arguments of its operator after tokens and size."""
-    own: Any = mixer._modules
-    block = own["dw"]._modules
-    fc1, fc2, conv = own["fc1"]._parameters, own["fc2"]._parameters, block["conv"]._parameters
-    bn, branches = block["bn"], own["branches"]._modules.values()
-    norms = (own.get("ln_mid") or own["bn_mid"], bn)
+    modules: Any = mixer._modules
+    block = modules["dw"]._modules
+    fc1, fc2, conv = (
+        modules["fc1"]._parameters,
+        modules["fc2"]._parameters,
+        block["conv"]._parameters,
+    )
+    bn, branches = block["bn"], modules["branches"]._modules.values()
+    norms = (modules.get("ln_mid") or modules["bn_mid"], bn)
     return (
         (fc1["weight"], fc1["bias"]),
         [branch._parameters[name] for branch in branches for name in COEFFICIENTS],

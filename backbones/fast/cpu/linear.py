@@ -87,6 +87,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # Some columns of a matrix are read where they are.
     is_columns = x.ndim == 2 and x.stride(1) == 1 and x.stride(0) >= x.shape[1]
     x = x if is_columns else x.contiguous()
-    whole = None if bias is None else bias.contiguous()
-    y: Tensor = torch.ops.mixerlab.linear(x, weight.contiguous(), whole)
+    packed_bias = None if bias is None else bias.contiguous()
+    y: Tensor = torch.ops.mixerlab.linear(x, weight.contiguous(), packed_bias)
     return y

@@ -80,9 +80,9 @@ class FastRelation(FastModule):
         def matrix(rows: Pattern, columns: Pattern) -> Tensor:
             if not self.cache:
                 return self.exact_matrix(rows, columns, u)
-            kept: EvalCache = self.__dict__.setdefault("kept", EvalCache())
+            cache: EvalCache = self.__dict__.setdefault("kept", EvalCache())
             question = (rows, columns, u.dtype)
-            return kept.get(sources, question, lambda: self.exact_matrix(rows, columns, u))
+            return cache.get(sources, question, lambda: self.exact_matrix(rows, columns, u))
 
         # The operator computes no gradient.
         is_ours = multiplies(u) and not torch.is_grad_enabled()

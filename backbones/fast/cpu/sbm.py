@@ -72,10 +72,10 @@ def kept_factors(mapping: BilinearMapping, size: Size) -> tuple[Tensor, Tensor]:
     """Return contiguous factors (m, H, W) of W_s; those of another map are kept in evaluation."""
     if size == mapping.grid:
         return mapping.space_read, mapping.space_write
-    kept: EvalCache = mapping.__dict__.setdefault("kept", EvalCache())
+    cache: EvalCache = mapping.__dict__.setdefault("kept", EvalCache())
     sources = (mapping.space_read, mapping.space_write)
-    both = kept.get(sources, size, lambda: torch.stack(mapping.factors(size)))
-    return both[0], both[1]
+    factors = cache.get(sources, size, lambda: torch.stack(mapping.factors(size)))
+    return factors[0], factors[1]
 
 
 def layers(mixer: Any) -> tuple[Any, ...]:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import MixerFactory, Slot, factory_at, fill
 from backbones.layers.reparam import BranchedConv, ConvBN, Kernel, SkipNormConv, depthwise
+from backbones.mixer_calls import NormedMixer, mix_nchw
 from backbones.mixers.metamixer.ffnified import branch_kernels
 from backbones.mixers.metamixer.instances import convnext_block, convolutional
-from backbones.mixing import NormedMixer, mix_nchw
+from backbones.slots import MixerFactory, Slot, factory_at, fill
 
 STEM_WIDTH = 64
 

@@ -58,17 +58,16 @@ def official_names(variant: str, form: Form) -> dict[str, str]:
     Raises:
         ValueError: An unknown variant or form.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}; got {variant!r}")
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-    chosen = VARIANTS[variant]
-    names = dict(_ends(chosen))
-    for theirs, ours, parts in _parts(chosen):
+    for option, value, valid in (("variant", variant, VARIANTS), ("form", form, FORMS)):
+        if value not in valid:
+            raise ValueError(f"{option} must be one of {', '.join(valid)}; got {value!r}")
+    sizes = VARIANTS[variant]
+    names = dict(_ends(sizes))
+    for official, ours, parts in _parts(sizes):
         if form == "fused":
-            names[theirs] = ours
+            names[official] = ours
         else:
-            names |= {f"{theirs}{part}": f"{ours}{own}" for part, own in parts}
+            names |= {f"{official}{part}": f"{ours}{inner}" for part, inner in parts}
     return names
 
 
@@ -86,14 +85,14 @@ def _parts(variant: Variant) -> Iterator[Part]:
         yield f"patch_embed.{index}", f"stem.{index}", CONV_BN
     for stage, depth in enumerate(variant.depths):
         if stage:
-            theirs, ours = f"stages.{stage}.0.proj", f"stages.{stage}.downsample"
+            official, ours = f"stages.{stage}.0.proj", f"stages.{stage}.downsample"
             branched = _branched((7, 7), ((3, 3),), seg=False)
-            yield f"{theirs}.0", f"{ours}.0", CONV_BN if variant.seg else branched
+            yield f"{official}.0", f"{ours}.0", CONV_BN if variant.seg else branched
             last = 2 if variant.seg else 1
-            yield f"{theirs}.{last}", f"{ours}.{last}", CONV_BN if variant.seg else SKIP
+            yield f"{official}.{last}", f"{ours}.{last}", CONV_BN if variant.seg else SKIP
         for block in range(depth):
-            theirs = f"stages.{stage}.{block + bool(stage)}"
-            yield from _block(theirs, f"stages.{stage}.blocks.{block}", variant, stage)
+            official = f"stages.{stage}.{block + bool(stage)}"
+            yield from _block(official, f"stages.{stage}.blocks.{block}", variant, stage)
     if variant.seg:
         yield "head1.0", "head.conv", CONV_BN
 
@@ -123,11 +122,11 @@ def _branched(first: Kernel, others: tuple[Kernel, ...], seg: bool) -> Parts:
     for kernel in (first, *others):
         height, width = kernel
         if height == width:
-            theirs = squares[kernel != first]
+            official = squares[kernel != first]
         else:
-            theirs = "strip_conv1" if height == 1 else "strip_conv2"
-        own = f".branches.{kernel_name(kernel)}"
-        parts += [(f".{theirs}{part}", f"{own}{ours}") for part, ours in CONV_BN]
+            official = "strip_conv1" if height == 1 else "strip_conv2"
+        branch = f".branches.{kernel_name(kernel)}"
+        parts += [(f".{official}{part}", f"{branch}{ours}") for part, ours in CONV_BN]
     return tuple(parts)
 
 

@@ -28,7 +28,6 @@ import torch
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.ffnet.blocks import VARIANTS, FFNetBlock, FFNetStage, SegHead, Variant, stem
 from backbones.hosts.ffnet.checkpoint_conversion import convert_official_state_dict, official_form
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
@@ -37,6 +36,7 @@ from backbones.layers.init import init_all
 from backbones.layers.reparam import NO_WAY_BACK, fuse, is_fused
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 
 class FFNet(HierarchicalBackbone):
@@ -65,19 +65,19 @@ class FFNet(HierarchicalBackbone):
     def __init__(self, variant: str, config: HostConfig, branches: bool = True) -> None:
         super().__init__()
         self.variant, self.branches = variant, branches
-        chosen = VARIANTS[variant]
-        self.stem = stem(chosen)
+        sizes = VARIANTS[variant]
+        self.stem = stem(sizes)
         restride(self.stem, config)
-        rates = drop_path_rates(config.drop_path_rate, sum(chosen.depths))
+        rates = drop_path_rates(config.drop_path_rate, sum(sizes.depths))
         self.stages = nn.ModuleList()
-        for stage, depth in enumerate(chosen.depths):
-            self.stages.append(FFNetStage(chosen, stage, rates[:depth], branches))
+        for stage, depth in enumerate(sizes.depths):
+            self.stages.append(FFNetStage(sizes, stage, rates[:depth], branches))
             rates = rates[depth:]
-        self.set_maps(config, chosen.widths, self._norm(chosen, config))
-        if chosen.seg and not config.dense:
+        self.set_maps(config, sizes.widths, self._norm(sizes, config))
+        if sizes.seg and not config.dense:
             self.head, self.num_features = SegHead(self.num_features), SegHead.width
         init_all(self)
-        self._fill_slots(chosen, config)
+        self._fill_slots(sizes, config)
 
     @staticmethod
     def _norm(variant: Variant, config: HostConfig) -> Callable[[int], nn.Module]:
@@ -145,16 +145,16 @@ class FFNet(HierarchicalBackbone):
         config = HostConfig((64, 64), dense=self.dense, patch_size=self.patch_size)
         twin = FFNet(self.variant, config, self.branches)
         twin = twin.to(state_dict["stem.0.conv.weight"].dtype)
-        own = twin.state_dict()
-        absent = {key for key in own if key not in state_dict}
+        state = twin.state_dict()
+        absent = {key for key in state if key not in state_dict}
         if not all(key.startswith(self.map_keys) for key in absent):
             raise ValueError(
                 "these weights of the training form differ from a plain "
                 f"{self.variant}: load them into a backbone with fused=False, then call its fuse()"
             )
-        twin.load_state_dict({k: v for k, v in state_dict.items() if k in own}, strict=False)
+        twin.load_state_dict({k: v for k, v in state_dict.items() if k in state}, strict=False)
         folded = {k: v for k, v in fuse(twin).state_dict().items() if k not in absent}
-        return folded | {k: v for k, v in state_dict.items() if k not in own}
+        return folded | {k: v for k, v in state_dict.items() if k not in state}
 
 
 def build(config: HostConfig, *, variant: str, branches: bool = True, fused: bool = False) -> FFNet:

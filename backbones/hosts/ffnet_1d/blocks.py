@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import MixerFactory, Slot, factory_at, fill
 from backbones.hosts.scaffolds.series import mix_variables
 from backbones.layers.reparam import BranchedConv
 from backbones.layers.row_conv import row_conv
-from backbones.mixing import NormedMixer
+from backbones.mixer_calls import NormedMixer
+from backbones.slots import MixerFactory, Slot, factory_at, fill
 
 TOKEN_RATIO = 2  # of every CVIFFN in the authors' code, whatever the expansion ratio
 TOKEN_DROPS = (0.3, 0.15)

@@ -34,10 +34,10 @@ def convert_official_state_dict(
     names = _names(kernels)
     converted = {}
     for key, value in state_dict.items():
-        plain = key.removeprefix("model.")
-        if UNUSED.match(plain):
+        inner = key.removeprefix("model.")
+        if UNUSED.match(inner):
             continue
-        renamed = _rename(plain, names)
+        renamed = _rename(inner, names)
         if re.search(r"\.(key|value|query)\.", renamed) and value.ndim == 3:
             value = value.unsqueeze(2)  # our kernels along time are 1 x k
         converted[renamed] = value
@@ -51,13 +51,15 @@ def is_official(state_dict: Mapping[str, Tensor]) -> bool:
 
 def _names(kernels: Sequence[int]) -> dict[str, str]:
     names = {"downsample_layers.0.0": "stem.conv", "downsample_layers.0.1": "stem.norm"}
-    token = {**TOKEN, **{theirs: ours for theirs, ours in DEPTHWISE.items()}}
-    names |= {f"token_mixer.{theirs}": f"token_mixer.{ours}" for theirs, ours in token.items()}
-    names |= {f"channel_mixer.{theirs}": f"channel_mixer.{ours}" for theirs, ours in TOKEN.items()}
-    for theirs, side in zip(BRANCHES, kernels, strict=False):
+    token = {**TOKEN, **{official: ours for official, ours in DEPTHWISE.items()}}
+    names |= {f"token_mixer.{official}": f"token_mixer.{ours}" for official, ours in token.items()}
+    names |= {
+        f"channel_mixer.{official}": f"channel_mixer.{ours}" for official, ours in TOKEN.items()
+    }
+    for official, side in zip(BRANCHES, kernels, strict=False):
         ours = f"channel_mixer.query.conv.branches.1x{side}"
-        names[f"channel_mixer.dw.{theirs}.conv"] = f"{ours}.conv"
-        names[f"channel_mixer.dw.{theirs}.bn"] = f"{ours}.norm"
+        names[f"channel_mixer.dw.{official}.conv"] = f"{ours}.conv"
+        names[f"channel_mixer.dw.{official}.bn"] = f"{ours}.norm"
     names[f"channel_mixer.{MERGED}"] = "channel_mixer.query.conv"
     return names | {"head.linear": "forecaster.linear"}
 

@@ -23,7 +23,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig, Slot
+from backbones.base import FeatureInfo
 from backbones.hosts.ffnet_1d.blocks import SeriesBlock
 from backbones.hosts.ffnet_1d.checkpoint_conversion import (
     convert_official_state_dict,
@@ -34,6 +34,7 @@ from backbones.hosts.scaffolds.series import LOOKBACK, VARIABLES, SeriesBackbone
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.reparam import fuse
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 PATCH, STRIDE = 4, 2
 

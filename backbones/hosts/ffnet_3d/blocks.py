@@ -15,11 +15,12 @@ from typing import Literal
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, SlotMixers, factory_at, fill
 from backbones.hosts.scaffolds.point_mixers import fit_to_voxels, mix_voxels
 from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel, cell_max
+from backbones.mixer import Mixer
 from backbones.mixers.ffn import FFN
+from backbones.slots import HostConfig, Slot, SlotMixers, factory_at, fill
 
 RATIO = 4.0  # hidden width of the FFN over C
 EPS, MOMENTUM = 1e-3, 0.01  # of every BatchNorm

@@ -20,7 +20,7 @@ from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from backbones.base import FeatureInfo, HostConfig, Slot
+from backbones.base import FeatureInfo
 from backbones.hosts.ffnet_3d.blocks import (
     RATIO,
     Activation,
@@ -37,6 +37,7 @@ from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.activations import FUNCTIONS
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 STEM = 5  # side of the first kernel
 Form = Literal["code", "paper"]
@@ -84,24 +85,23 @@ class FFNet3D(PointBackbone):
         act: Activation,
     ) -> None:  # fmt: skip
         super().__init__()
-        if len(depths) != len(dims) or len(decoder_depths) != len(decoder_dims):
-            raise ValueError("depths and widths must have as many entries as there are stages")
-        if len(decoder_depths) != len(depths) - 1:
+        counts = len(dims), len(decoder_depths), len(decoder_dims)
+        if counts != (len(depths), len(depths) - 1, len(depths) - 1):
             raise ValueError(
-                f"{len(depths)} stages of the encoder need {len(depths) - 1} of the decoder, got "
-                f"{len(decoder_depths)}"
+                f"{len(depths)} stages of the encoder need as many widths, and {len(depths) - 1} "
+                f"depths and widths of the decoder; got {', '.join(map(str, counts))}"
             )
         self.channels, self.num_encoder = channels, len(depths)
         self.img_size = config.img_size
         rates, decoder_rates = (
-            _split(drop_path_rates(config.drop_path_rate, sum(each)), each)
-            for each in (depths, decoder_depths)
+            _split(drop_path_rates(config.drop_path_rate, sum(counts_of_part)), counts_of_part)
+            for counts_of_part in (depths, decoder_depths)
         )
         self.stem = PointStem(channels, dims[0], act)
         downs = [None, *(PointDown(*pair, act) for pair in itertools.pairwise(dims))]
         stages = [
-            PointStage(down, dim, own, kernel_size, act)
-            for down, dim, own in zip(downs, dims, rates, strict=True)
+            PointStage(down, dim, stage_rates, kernel_size, act)
+            for down, dim, stage_rates in zip(downs, dims, rates, strict=True)
         ]
         below = [*decoder_dims[1:], dims[-1]]
         for index in reversed(range(len(decoder_dims))):
@@ -130,8 +130,8 @@ class FFNet3D(PointBackbone):
                 f"{features.shape[1]}; pass backbone.channels={features.shape[1]}"
             )
         x, levels, skips = self.stem(features, level), [level], []
-        for index, each in enumerate(self.stages):
-            stage = cast("PointStage", each)
+        for index, stage_module in enumerate(self.stages):
+            stage = cast("PointStage", stage_module)
             if 0 < index < self.num_encoder:
                 skips.append(x)
                 levels.append(levels[-1].coarser())

@@ -15,13 +15,14 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer, MixerFactory, Slot, fill
 from backbones.hosts.lvt.attention import ClassAttention
 from backbones.layers.patch_embed import PatchEmbed
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.csa import ConvolutionalSelfAttention
 from backbones.mixers.attentions.rasa import RecursiveAtrousSelfAttention
 from backbones.mixers.conv_ffn import ConvFFN
 from backbones.mixers.ffn import FFN
+from backbones.slots import MixerFactory, Slot, fill
 
 CLASS_RATIO = 4  # hidden width of the class blocks' FFNs over C
 

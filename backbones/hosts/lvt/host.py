@@ -21,7 +21,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.checkpoints.keys import rename
 from backbones.hosts.lvt.blocks import SPECS, ClassBlock, LVTStage
 from backbones.hosts.lvt.mix_token import Box, Tokens, draw_box, own_share, swap
@@ -34,6 +33,7 @@ from backbones.layers.graph_sizes import ceil_div
 from backbones.layers.init import init_linear
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 DEPTH = 2  # blocks of every stage
 NUM_CLASS_BLOCKS = 2

@@ -50,10 +50,10 @@ def rename_to_ours(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     for key, value in state_dict.items():
         if key.endswith(COMPUTED):
             continue
-        theirs = next((name for name in inside if _ends_with(key, name)), None)
-        if theirs is not None:
-            key = key.removesuffix(theirs) + inside[theirs]
-            if value.ndim == 3 and inside[theirs] in ("relation.bias", "relation.weight"):
+        official = next((name for name in inside if _ends_with(key, name)), None)
+        if official is not None:
+            key = key.removesuffix(official) + inside[official]
+            if value.ndim == 3 and inside[official] in ("relation.bias", "relation.weight"):
                 value = value[0]
         renamed[_substitute(key, OUTSIDE)] = value
     return renamed
@@ -69,11 +69,11 @@ def rename_to_authors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
             unit = next((u for u in units if key in (f"{u}norm.weight", f"{u}norm.bias")), None)
         if unit is not None:
             positional = (f"{unit}relation.spreads", f"{unit}relation.table")
-            free = state_dict.keys().isdisjoint(positional)
-            pairs = (FREE_UNIT if free else UNIT) | NORM
-            names = {ours: theirs for theirs, ours in pairs.items()}
+            has_no_tables = state_dict.keys().isdisjoint(positional)
+            pairs = (FREE_UNIT if has_no_tables else UNIT) | NORM
+            names = {ours: official for official, ours in pairs.items()}
             ours = key.removeprefix(unit)
-            if not free and ours in ("relation.bias", "relation.weight"):
+            if not has_no_tables and ours in ("relation.bias", "relation.weight"):
                 value = value[None]
             key = unit + names[ours]
         renamed[_substitute(key, OUTSIDE_BACK)] = value

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, Slot, fill
 from backbones.hosts.posmlp.checkpoint_conversion import rename_to_ours
 from backbones.hosts.posmlp.patch_embeddings import (
     EPS,
@@ -31,9 +30,11 @@ from backbones.hosts.posmlp.patch_embeddings import (
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer
 from backbones.mixers.posmlp.posgu import ggqpe
 from backbones.options import variant_of
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 DEPTHS = (2, 2, 18, 2)
 HIDDEN_RATIOS = (4.0, 4.0, 4.0, 2.0)

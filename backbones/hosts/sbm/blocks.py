@@ -11,9 +11,9 @@ from __future__ import annotations
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.conv_pos_enc import ConvPosEnc
 from backbones.layers.pointwise import PointwiseConv2d
+from backbones.mixer import Mixer
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import StarBilinearMapping
 
@@ -61,13 +61,13 @@ class Stem(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        half, wide = dim // 2, 4 * dim
+        half, hidden = dim // 2, 4 * dim
         self.conv1 = nn.Sequential(*conv_bn(3, half, 3, stride=2), nn.ReLU(inplace=True))
         self.conv2 = nn.Sequential(
             *conv_bn(half, half, 3), nn.ReLU(inplace=True), *conv_bn(half, half, 3)
         )
         self.conv3 = nn.Sequential(
-            *conv_bn(half, wide, 3, stride=2), nn.ReLU(inplace=True), *conv_bn(wide, dim, 1)
+            *conv_bn(half, hidden, 3, stride=2), nn.ReLU(inplace=True), *conv_bn(hidden, dim, 1)
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -88,12 +88,12 @@ def conv_bn(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -
 
 def downsampling(dim: int) -> nn.Sequential:
     """Build the inverted bottleneck (B, d, h, w) -> (B, 2 d, ceil(h / 2), ceil(w / 2))."""
-    wide = 8 * dim
+    hidden = 8 * dim
     return nn.Sequential(
-        PointwiseConv2d(dim, wide),
+        PointwiseConv2d(dim, hidden),
         nn.ReLU(inplace=True),
-        nn.Conv2d(wide, wide, 3, stride=2, padding=1, groups=wide),
+        nn.Conv2d(hidden, hidden, 3, stride=2, padding=1, groups=hidden),
         nn.ReLU(inplace=True),
-        PointwiseConv2d(wide, 2 * dim),
+        PointwiseConv2d(hidden, 2 * dim),
         nn.BatchNorm2d(2 * dim),
     )

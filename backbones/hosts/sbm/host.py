@@ -28,14 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.sbm.blocks import SBMBlock, Stem, downsampling
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
+from backbones.hosts.scaffolds.timm_source import refuse_pretrained
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import same_size
 from backbones.mixers.ffn import FFN
 from backbones.mixers.sbm import Resample, Size, StarBilinearMapping
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot, fill
 
 PRESETS: dict[str, dict[str, Any]] = {
     "fit": {"x_width": 2, "pre_proj": False, "out_proj": False, "mlp_ratio": 5.0},
@@ -95,14 +96,13 @@ class SBM(HierarchicalBackbone):
         resample: Resample = "bicubic",
     ) -> None:
         super().__init__()
-        if config.pretrained:
-            raise ValueError(
-                "no pretrained weights exist for SBM; pass pretrained=<path of a checkpoint>"
-            )
-        own = {
+        refuse_pretrained("SBM", config)
+        set_options = {
             "mlp_ratio": mlp_ratio, "x_width": x_width, "pre_proj": pre_proj, "out_proj": out_proj
         }  # fmt: skip
-        options = PRESETS[preset] | {key: value for key, value in own.items() if value is not None}
+        options = PRESETS[preset] | {
+            key: value for key, value in set_options.items() if value is not None
+        }
         ratio = options.pop("mlp_ratio")
         options |= {
             "rank": rank, "kernel_size": kernel_size, "norm": block_norm, "resample": resample,

@@ -6,6 +6,7 @@ Axes: B inputs, C channels of the input, H W its size, D width.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ PERIOD = 10_000.0
 DENOISING_HOST: dict[str, Any] = {"modality": MODALITY, "img_size": (LATENT, LATENT)}
 
 
-class DenoisingBackbone(Backbone):
+class DenoisingBackbone(Backbone, ABC):
     """Backbone from noisy inputs, times and labels to the prediction of a diffusion model.
 
     Label K, the number of classes, stands for an unknown class; it is the default, and time 0 is.
@@ -49,9 +50,9 @@ class DenoisingBackbone(Backbone):
         sides = (min(side, self.probed_side) for side in self.img_size)
         return torch.rand(2, self.channels, *sides), torch.tensor([40.0, 900.0]), torch.arange(2)
 
+    @abstractmethod
     def denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         """Return the prediction: (B, C, H, W), times (B,), labels (B,) -> (B, C or 2 C, H, W)."""
-        raise NotImplementedError
 
     def forward(
         self, images: Tensor, times: Tensor | None = None, labels: Tensor | None = None

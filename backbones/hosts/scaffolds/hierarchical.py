@@ -7,18 +7,20 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig
+from backbones.base import Backbone, FeatureInfo
 from backbones.layers.axes import to_nchw
+from backbones.slots import HostConfig
 
 PATCH_SIZE = 4  # of all published ones
 
 
-class HierarchicalBackbone(Backbone):
+class HierarchicalBackbone(Backbone, ABC):
     """Maps at strides 4, 8, 16, 32. A subclass defines ``stage_maps`` and calls ``set_maps``.
 
     With another ``patch_size`` p the strides are p, 2 p, 4 p, 8 p; the subclass builds its stem for
@@ -53,9 +55,9 @@ class HierarchicalBackbone(Backbone):
         else:
             self.norm = norm(widths[-1])
 
+    @abstractmethod
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the stage outputs in the host's layout, before any norm."""
-        raise NotImplementedError
 
     def empty_maps(self, images: Tensor) -> list[Tensor]:
         """Return the stage outputs of an empty batch, for networks that divide by its size.

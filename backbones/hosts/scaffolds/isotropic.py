@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, HostConfig
+from backbones.base import Backbone, FeatureInfo
 from backbones.layers.axes import to_nchw
 from backbones.layers.feature_pyramid import (
     PYRAMID_CHANNELS,
     PYRAMID_STRIDES,
     SimpleFeaturePyramid,
 )
+from backbones.slots import HostConfig
 
 PATCH_SIZE = 16  # of all published ones
 
 
-class IsotropicBackbone(Backbone):
+class IsotropicBackbone(Backbone, ABC):
     """Backbone of constant width. A subclass defines ``last_map`` and calls ``set_map``.
 
     Attributes:
@@ -43,9 +46,9 @@ class IsotropicBackbone(Backbone):
             self.norm = norm
             self.feature_info = (FeatureInfo(width, config.patch_size),)
 
+    @abstractmethod
     def last_map(self, images: Tensor) -> Tensor:
         """Return the last block's output, before any norm: (B, 3, H, W) -> (B, h, w, C)."""
-        raise NotImplementedError
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the normed map of images (B, 3, H, W), or four maps of 256 channels if dense."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.hierarchical import HierarchicalBackbone, drop_path_rates, restride
 from backbones.hosts.scaffolds.prenorm_block import PreNormBlock
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.graph_sizes import missing
 from backbones.layers.init import init_all
+from backbones.slots import HostConfig, Slot
 
 WIDTHS = (64, 128, 320, 512)
 HIDDEN_RATIO = 4.0
@@ -21,7 +22,7 @@ HIDDEN_RATIO = 4.0
 DENSE_NORMS = {f"norm{2 * stage}.": f"norm{stage}." for stage in range(4)}
 
 
-class NetworkList(HierarchicalBackbone):
+class NetworkList(HierarchicalBackbone, ABC):
     """Stages of blocks (even entries of ``network``) and strided convolutions (odd entries).
 
     A subclass defines its norms, token mixers and FFNs. Images are padded with zeros to a multiple
@@ -71,17 +72,17 @@ class NetworkList(HierarchicalBackbone):
         init_all(block)
         return block
 
+    @abstractmethod
     def norm_layer(self, dim: int) -> nn.Module:
         """Build the norm of a block or map."""
-        raise NotImplementedError
 
+    @abstractmethod
     def token_mixer(self, slot: Slot) -> nn.Module:
         """Build a block's token mixer for maps in the host's layout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ffn(self, dim: int) -> nn.Module:
         """Build a block's FFN for maps in the host's layout."""
-        raise NotImplementedError
 
     def stage_maps(self, images: Tensor) -> list[Tensor]:
         """(B, 3, H, W) -> the four stage outputs in the host's layout, before any norm."""

@@ -17,8 +17,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer, class_name
 from backbones.layers.sparse import SubmanifoldConv3d, VoxelLevel
+from backbones.mixer import Mixer, PointwiseMixer, class_name
 from backbones.replace import replace
 
 LEVEL: ContextVar[VoxelLevel | None] = ContextVar("LEVEL", default=None)
@@ -61,8 +61,8 @@ class VoxelKernel(SubmanifoldConv3d):
                 self.bias.copy_(conv.bias)
             flat = conv.weight.flatten(2)  # (O, C / groups, k * k)
             middle = side * side // 2
-            others = torch.cat([flat[..., :middle], flat[..., middle + 1 :]], dim=2)
-            self.weight.normal_().mul_(others.std() * side**-0.5)
+            neighbours = torch.cat([flat[..., :middle], flat[..., middle + 1 :]], dim=2)
+            self.weight.normal_().mul_(neighbours.std() * side**-0.5)
             self.weight[:, side // 2, side // 2, side // 2] = flat[..., middle]
 
     def forward(self, x: Tensor, level: VoxelLevel | None = None) -> Tensor:
@@ -86,13 +86,13 @@ def fit_to_voxels(mixer: Mixer, dim: int, *, check: bool) -> None:
     Raises:
         ValueError: A kernel lacks one, or the mixer reads other voxels than their neighbours.
     """
-    found = [
+    kernels = [
         (name, part)
         for name, part in mixer.named_modules()
         if isinstance(part, nn.Conv2d | nn.ConvTranspose2d | nn.AvgPool2d | nn.MaxPool2d)
         and part.kernel_size not in (1, (1, 1))
     ]
-    for name, part in found:
+    for name, part in kernels:
         if not _has_form(part):
             raise ValueError(
                 f"{class_name(mixer)} has a {type(part).__name__} of {part.kernel_size} ({name}) "
@@ -146,13 +146,15 @@ def check_neighbours(mixer: Mixer, dim: int) -> None:
         places = torch.arange(TRIED)
         level = VoxelLevel(torch.stack([places % 2, *[APART * places] * 3], dim=1))
         device = next(tried.parameters(), torch.empty(0)).device
-        one = torch.randn(TRIED, dim, device=device, dtype=torch.double)
-        found, independent = mix_voxels(tried, one, level), True
+        features = torch.randn(TRIED, dim, device=device, dtype=torch.double)
+        output, independent = mix_voxels(tried, features, level), True
         for place in range(TRIED):  # a mixer that selects tokens may leave some out
-            other = one.clone()
-            other[place] = 3 * torch.randn(dim)
-            changed, kept = mix_voxels(tried, other, level), places != place
-            independent &= torch.allclose(found[kept], changed[kept], rtol=1e-7, atol=1e-8)
+            changed_features = features.clone()
+            changed_features[place] = 3 * torch.randn(dim)
+            changed_output, elsewhere = mix_voxels(tried, changed_features, level), places != place
+            independent &= torch.allclose(
+                output[elsewhere], changed_output[elsewhere], rtol=1e-7, atol=1e-8
+            )
     if not independent:
         raise ValueError(
             f"{class_name(mixer)} reads more voxels than neighbours, or their order; {ADVICE}"

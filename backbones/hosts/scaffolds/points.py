@@ -8,6 +8,7 @@ Axes: B clouds, N points, P voxels, C channels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ POINTS = 102_400  # of the published crops
 POINT_HOST: dict[str, Any] = {"modality": MODALITY, "patch_size": 1, "img_size": POINTS}
 
 
-class PointBackbone(Backbone):
+class PointBackbone(Backbone, ABC):
     """Backbone from clouds (B, N, 3 + F) to one map (B, C, N); a subclass defines ``encode``.
 
     Points in one voxel share its features, which are the means of theirs. Multiply-adds depend on
@@ -43,9 +44,9 @@ class PointBackbone(Backbone):
         coords, features = 4 * torch.rand(2, 64, 3), torch.rand(2, 64, self.channels)
         return (torch.cat([coords, features], dim=2),)
 
+    @abstractmethod
     def encode(self, features: Tensor, level: VoxelLevel) -> Tensor:
         """Return the features of voxels: (P, F) -> (P, C)."""
-        raise NotImplementedError
 
     def cast_input(self, images: Tensor) -> Tensor:
         """Return clouds unchanged: coordinates form voxels before features are cast."""
@@ -72,17 +73,17 @@ class PointBackbone(Backbone):
             level = VoxelLevel(flat_square(*images.shape[:2]), images.device)
             x = self._encode_points(images[..., 3:].flatten(0, 1), level)
             return x[level.inverse].unflatten(0, images.shape[:2])
-        found = present(images)
-        batch, point = torch.nonzero(found, as_tuple=True)
-        chosen = images[batch, point]
-        coords = chosen[:, :3].double().floor().long()
+        is_present = present(images)
+        batch, point = torch.nonzero(is_present, as_tuple=True)
+        points = images[batch, point]
+        coords = points[:, :3].double().floor().long()
         index = batch.unsqueeze(1).expand_as(coords)
         lowest = coords.new_zeros(len(images), 3).scatter_reduce(
             0, index, coords, "amin", include_self=False
         )
         grid = torch.cat([batch[:, None], coords - lowest[batch]], dim=1)
         level = VoxelLevel(grid)
-        x = self._encode_points(chosen[:, 3 : 3 + count], level)[level.inverse]
+        x = self._encode_points(points[:, 3 : 3 + count], level)[level.inverse]
         return x.new_zeros(*images.shape[:2], x.shape[1]).index_put((batch, point), x)
 
     def _encode_points(self, features: Tensor, level: VoxelLevel) -> Tensor:
@@ -106,5 +107,5 @@ def flat_square(batch: int, count: int) -> Tensor:
 def _voxel_means(features: Tensor, level: VoxelLevel) -> Tensor:
     """Return the mean of each voxel's points: (N, F) -> (P, F)."""
     index = level.inverse.unsqueeze(1).expand_as(features)
-    empty = features.new_zeros(len(level), features.shape[1])
-    return empty.scatter_reduce(0, index, features, "mean", include_self=False)
+    sums = features.new_zeros(len(level), features.shape[1])
+    return sums.scatter_reduce(0, index, features, "mean", include_self=False)

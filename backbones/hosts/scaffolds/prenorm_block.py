@@ -8,8 +8,8 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
-from backbones.mixing import mix_nchw
+from backbones.mixer_calls import mix_nchw
+from backbones.slots import HostConfig, Slot, fill
 
 
 class PreNormBlock(nn.Module):

@@ -8,21 +8,23 @@ Axes: B series, L look-back steps, M variables, N tokens, C channels, T horizon.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, Mixer
+from backbones.base import Backbone
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer
 
 Normalisation = Literal["revin", "last", "none"]
 LOOKBACK = 96  # steps of all hosts unless img_size says otherwise
 VARIABLES = 7  # of the ETT sets; data modules pass their own number
 
 
-class SeriesBackbone(Backbone):
+class SeriesBackbone(Backbone, ABC):
     """Backbone from series (B, L, M) to one map (B, C, M, N). A subclass defines ``maps``.
 
     Attributes:
@@ -58,9 +60,9 @@ class SeriesBackbone(Backbone):
         batch, length, variables = images.shape
         return [(batch, self.feature_info[0].channels, variables, self.num_tokens(length))]
 
+    @abstractmethod
     def last_map(self, series: Tensor) -> Tensor:
         """Return the map of series: (B, L, M) -> (B, C, M, N)."""
-        raise NotImplementedError
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the map of series: (B, L, M) -> (B, C, M, N)."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Backbone, FeatureInfo, PointwiseMixer
+from backbones.base import Backbone, FeatureInfo
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_host
 
 MODALITY = "low_resolution_image"
@@ -26,18 +28,18 @@ register_enlarger = functools.partial(
 )
 
 
-class Upsampler(nn.Module):
+class Upsampler(nn.Module, ABC):
     """Layers from a map to an enlarged image.
 
     Shape: features (B, C, H, W) and images (B, 3, H, W) -> (B, 3, r H, r W).
     """
 
+    @abstractmethod
     def forward(self, features: Tensor, images: Tensor) -> Tensor:
         """Return the enlarged images (B, 3, r H, r W)."""
-        raise NotImplementedError
 
 
-class SuperResolutionBackbone(Backbone):
+class SuperResolutionBackbone(Backbone, ABC):
     """Backbone with one map at stride 1; a subclass defines ``forward`` and ``upsampler``.
 
     Attributes:
@@ -62,9 +64,9 @@ class SuperResolutionBackbone(Backbone):
         if all(isinstance(mixer, PointwiseMixer) for mixer in self.mixers().values()):
             self.radius = radius
 
+    @abstractmethod
     def upsampler(self, scale: int) -> Upsampler:
         """Build the layers from the map to images of ``scale`` times the size."""
-        raise NotImplementedError
 
     def check_scale(self, scale: int) -> int:
         """Return a scale that the host has layers for.

@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, class_name
+from backbones.mixer import Mixer, class_name
 from backbones.options import keywords
 from backbones.registry import find_mixer, list_mixers
+from backbones.slots import Slot
 
 REAL: ContextVar[Tensor | None] = ContextVar("REAL", default=None)
 TEXTS, TRIED = 4, 24  # texts of a trial and their tokens
@@ -119,8 +120,8 @@ def list_causal(kind: Kind) -> list[str]:
 def _looks_back(name: str, block: int) -> bool:
     build = find_mixer(name).build
     slot = Slot(LISTED_DIM, 4.0, (1, TRIED), 0, block, dense=False)
-    given = {"slot": slot, "grid": slot.grid}
-    mixer = build(slot.dim, **{key: given[key] for key in given.keys() & keywords(build)})
+    arguments = {"slot": slot, "grid": slot.grid}
+    mixer = build(slot.dim, **{key: arguments[key] for key in arguments.keys() & keywords(build)})
     mixer.built_for = slot.grid
     mixer.narrow()
     fit_to_sequences(mixer, causal=True)
@@ -145,8 +146,8 @@ def _ignores_padding(mixer: nn.Module, dim: int, causal: bool) -> bool:
             mask[:, real:] = causal  # later tokens are real where only their order protects
             with real_tokens(mask):
                 padded = tried(x)[:, :, :real]
-            alone = tried(x[:, :, :real])
-            if not torch.allclose(padded, alone, rtol=1e-7, atol=1e-8):
+            unpadded = tried(x[:, :, :real])
+            if not torch.allclose(padded, unpadded, rtol=1e-7, atol=1e-8):
                 return False
     return True
 

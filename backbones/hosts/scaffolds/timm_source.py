@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import timm
 from torch import Tensor, nn
 
-from backbones.base import HostConfig
 from backbones.replace import replace, share_state
+from backbones.slots import HostConfig
 
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 M = TypeVar("M", bound=nn.Module)
@@ -87,10 +87,10 @@ def create_patch_conv(side: int, conv: nn.Conv2d, init: Callable[[Tensor], Any])
         conv: timm's convolution.
         init: timm's initialisation of the weights; biases are 0.
     """
-    new = nn.Conv2d(conv.in_channels, conv.out_channels, side, side)
-    init(new.weight)
-    nn.init.zeros_(cast("Tensor", new.bias))
-    return new
+    patch_conv = nn.Conv2d(conv.in_channels, conv.out_channels, side, side)
+    init(patch_conv.weight)
+    nn.init.zeros_(cast("Tensor", patch_conv.bias))
+    return patch_conv
 
 
 def refuse_pretrained(name: str, config: HostConfig) -> None:

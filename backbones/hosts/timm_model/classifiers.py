@@ -75,7 +75,7 @@ def _joined(layers: Sequence[Linear], shares: Sequence[Tensor], *, joint: bool) 
 
 def _fold(below: Mapping[str, Tensor]) -> Linear | None:
     """Return a linear layer, with a BatchNorm before it or without, as weight and bias."""
-    part = next((one for one in LAYER if f"{one}weight" in below), None)
+    part = next((prefix for prefix in LAYER if f"{prefix}weight" in below), None)
     if part is None or below[f"{part}weight"].ndim not in (2, 4):
         return None
     weight = below[f"{part}weight"].flatten(1)

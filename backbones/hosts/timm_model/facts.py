@@ -99,9 +99,9 @@ class Facts:
 
 def own_size(model: str, options: Mapping[str, Any] | None = None) -> Size:
     """Return the size (H, W) of images that a model is made for."""
-    given = (options or {}).get("img_size")
-    if given is not None:
-        return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
+    side = (options or {}).get("img_size")
+    if side is not None:
+        return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
     config = timm.get_pretrained_cfg(check_model(model))
     return (224, 224) if config is None else (config.input_size[1], config.input_size[2])
 
@@ -133,64 +133,67 @@ def find_facts(
     Raises:
         ValueError: The model or an option is unknown, or the model refuses the size.
     """
-    typed = json.dumps(options, sort_keys=True, default=str)
-    return _find(check_model(model), typed, size, in_chans, class_token)
+    text = json.dumps(options, sort_keys=True, default=str)
+    return _find(check_model(model), text, size, in_chans, class_token)
 
 
 @functools.lru_cache(maxsize=64)
 def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) -> Facts:
-    given = json.loads(typed)
-    plain: Any = create_on_meta(model, {})  # with timm's classifier, the last of its layers
-    known = inspect.signature(type(plain).__init__).parameters
+    typed_options = json.loads(typed)
+    bare: Any = create_on_meta(model, {})  # with timm's classifier, the last of its layers
+    parameters = inspect.signature(type(bare).__init__).parameters
     config = timm.get_pretrained_cfg(model)
     options: dict[str, Any] = {}
-    if size != own_size(model) and "img_size" in known:
+    if size != own_size(model) and "img_size" in parameters:
         options["img_size"] = size[0] if size[0] == size[1] else list(size)
-    if ANY_SIZE in known:
+    if ANY_SIZE in parameters:
         options[ANY_SIZE] = True
-    has_tokens = bool(getattr(plain, "num_prefix_tokens", None))
+    has_tokens = bool(getattr(bare, "num_prefix_tokens", None))
     if has_tokens and not class_token:
-        options |= _without_tokens(model, known)
+        options |= _without_tokens(model, parameters)
     options |= {"in_chans": in_chans} if in_chans != 3 else {}
-    rate = given.pop("drop_path_rate", 0.0)
-    if rate or "drop_path_rate" in known:
-        given["drop_path_rate"] = rate
-    options |= given
-    fixed = config is not None and bool(config.fixed_input_size)
-    is_fixed = fixed and not options.get("dynamic_img_size")
-    if is_fixed and size != own_size(model) and "img_size" not in known:
+    rate = typed_options.pop("drop_path_rate", 0.0)
+    if rate or "drop_path_rate" in parameters:
+        typed_options["drop_path_rate"] = rate
+    options |= typed_options
+    fixed_size = config is not None and bool(config.fixed_input_size)
+    is_fixed = fixed_size and not options.get("dynamic_img_size")
+    if is_fixed and size != own_size(model) and "img_size" not in parameters:
         raise ValueError(
             f"{model} takes images of {'x'.join(map(str, own_size(model)))} pixels only, got "
             f"{'x'.join(map(str, size))}; pass this size as img_size"
         )
     differs = {key: value for key, value in options.items() if key != "drop_path_rate" or value}
-    network: Any = create_on_meta(model, options) if differs else plain
-    multiple = 1 if is_fixed or not _pads(network, known) else _multiple(network)
+    network: Any = create_on_meta(model, options) if differs else bare
+    multiple = 1 if is_fixed or not _pads(network, parameters) else _multiple(network)
     if any(side % multiple for side in own_size(model)):
         multiple = 1  # it is made for sizes that its strides do not divide
-    if not is_fixed and ANY_SIZE not in known:
+    if not is_fixed and ANY_SIZE not in parameters:
         found_multiple = _needed_multiple(network, in_chans, size, own_size(model), multiple)
         multiple, is_fixed = found_multiple or 1, found_multiple is None
     padded = -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
     images = torch.zeros(BATCH, in_chans, *padded, device="meta")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def run(*, reads_maps: bool = True) -> None:
         with torch.no_grad(), torch.device("meta"):
             if reads_maps:
                 features, maps = network.forward_intermediates(images)
-                found["maps"] = [tuple(one.shape[1:]) for one in maps]
+                results["maps"] = [tuple(entry_.shape[1:]) for entry_ in maps]
             else:
-                features, found["maps"] = network.forward_features(images), _stated(network, padded)
+                features, results["maps"] = (
+                    network.forward_features(images),
+                    _stated(network, padded),
+                )
             # Encoders lack a head, or have one without features before the logits.
             with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
-                found["embedding"] = network.forward_head(features, pre_logits=True)
+                results["embedding"] = network.forward_head(features, pre_logits=True)
 
     calls = _run_checked(model, size, lambda: _record(network, run))
     maps = _last_of_strides(
-        found["maps"], padded, [int(one["reduction"]) for one in feature_info(network)]
+        results["maps"], padded, [int(entry["reduction"]) for entry in feature_info(network)]
     )
-    embedding = found.get("embedding")
+    embedding = results.get("embedding")
     names = network.pretrained_cfg.get("classifier") or ()
     return Facts(
         (model, typed, size, in_chans, class_token),
@@ -202,7 +205,7 @@ def _find(model: str, typed: str, size: Size, in_chans: int, class_token: bool) 
         multiple,
         calls,
         maps,
-        len(found["maps"]),
+        len(results["maps"]),
         maps[-1].channels if embedding is None else embedding.shape[-1],
         embedding is not None,
         getattr(network, "num_prefix_tokens", 0),
@@ -235,9 +238,9 @@ def create(model: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
         fixed: dict[str, Any] = {"pretrained": False, "checkpoint_path": "", "features_only": False}
         return timm.create_model(model, **fixed, **options, **more)
     except Exception as error:
-        typed = ", ".join(f"{key}={value}" for key, value in options.items())
+        words = ", ".join(f"{key}={value}" for key, value in options.items())
         reason = str(error) or type(error).__name__
-        raise ValueError(f"timm refuses {model} with {typed}: {reason}") from error
+        raise ValueError(f"timm refuses {model} with {words}: {reason}") from error
 
 
 def _without_tokens(model: str, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,7 +271,7 @@ def _run_checked(model: str, size: Size, run: Any) -> Any:
 
 def _multiple(network: Any) -> int:
     """Return the least common multiple of a model's strides."""
-    strides = [one["reduction"] for one in feature_info(network)]
+    strides = [entry["reduction"] for entry in feature_info(network)]
     embedding = getattr(network, "patch_embed", None)
     patch = getattr(getattr(embedding, "proj", None), "stride", None)
     if patch is None:
@@ -331,8 +334,8 @@ def _record(network: Any, run: Any) -> dict[str, list[ModuleCall]]:
 def _stated(network: Any, size: Size) -> list[tuple[int, ...]]:
     """Return the shapes (C, h, w) of the maps that timm states."""
     return [
-        (one["num_chs"], *(-(-side // one["reduction"]) for side in size))
-        for one in feature_info(network)
+        (entry["num_chs"], *(-(-side // entry["reduction"]) for side in size))
+        for entry in feature_info(network)
     ]
 
 
@@ -351,11 +354,11 @@ def _last_of_strides(
     padding cut the borders off, or where a stride does not divide the image.
     """
     by_stride: dict[int, Map] = {}
-    known = stated if len(stated) == len(shapes) else [0] * len(shapes)
+    strides = stated if len(stated) == len(shapes) else [0] * len(shapes)
     for index, (channels, height, width) in enumerate(shapes):
         stride = round(size[0] / height)
-        if abs(known[index] - stride) <= STRIDE_ERROR * stride:
-            stride = known[index]
+        if abs(strides[index] - stride) <= STRIDE_ERROR * stride:
+            stride = strides[index]
         by_stride[stride] = Map(index, channels, (height, width), stride)
     return tuple(sorted(by_stride.values(), key=lambda one: one.stride))
 
@@ -372,5 +375,5 @@ def _groups(network: Any, *, coarse: bool) -> dict[str, int]:
         groups = matcher(coarse=coarse)
     except AssertionError:  # a family has fine groups only
         groups = matcher(coarse=False)
-    found: dict[str, int] = group_parameters(network, groups, reverse=True)
-    return found
+    numbers: dict[str, int] = group_parameters(network, groups, reverse=True)
+    return numbers

@@ -21,18 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import (
-    Backbone,
-    FeatureInfo,
-    HostConfig,
-    Mixer,
-    MixerFactory,
-    Slot,
-    class_name,
-    factory_at,
-    no_prefix,
-    takes_prefix,
-)
+from backbones.base import Backbone, FeatureInfo
 from backbones.hosts.scaffolds.timm_source import create_pretrained, read_source
 from backbones.hosts.timm_model.classifiers import convert_classifier
 from backbones.hosts.timm_model.facts import Facts, Map, create, feature_info, find_facts, own_size
@@ -50,8 +39,10 @@ from backbones.layers.feature_pyramid import (
 )
 from backbones.layers.graph_sizes import ceil_div, crop, missing, same_size
 from backbones.layers.input_channels import COLOURS, input_layers
+from backbones.mixer import Mixer, class_name, no_prefix, takes_prefix
 from backbones.registry import register_host
 from backbones.replace import replace
+from backbones.slots import HostConfig, MixerFactory, Slot, factory_at
 
 logger = logging.getLogger(__name__)
 MODEL = "vit_tiny_patch16_224"
@@ -92,7 +83,7 @@ class TimmBackbone(Backbone):
         self.frame = Frame(facts.padded, facts.is_fixed)
         self.slots: Slots = find_slots(network, facts.calls, facts.padded, self.frame)
         _declare_layers(network, facts.calls, self.slots)
-        prefixes = [one.layout.prefix for one in self.slots.found]
+        prefixes = [slot.layout.prefix for slot in self.slots.places]
         self.num_prefix_tokens = max([facts.prefix, *prefixes])
         self.in_chans = config.in_chans
         if config.in_chans != COLOURS:
@@ -114,10 +105,10 @@ class TimmBackbone(Backbone):
     def _dense_maps(self) -> tuple[Map, ...]:
         """Return timm's maps of strides 4, 8, 16 and 32, or else the one next to stride 16."""
         maps = self.facts.maps
-        usual = tuple(one for one in maps if one.stride in PYRAMID_STRIDES)
-        if [one.stride for one in usual] == list(PYRAMID_STRIDES):
+        usual = tuple(map_ for map_ in maps if map_.stride in PYRAMID_STRIDES)
+        if [map_.stride for map_ in usual] == list(PYRAMID_STRIDES):
             return usual
-        return (min(maps, key=lambda one: abs(one.stride - PYRAMID_STRIDES[2])),)
+        return (min(maps, key=lambda map_: abs(map_.stride - PYRAMID_STRIDES[2])),)
 
     def _set_maps(self, config: HostConfig) -> None:
         dense_maps = self._dense_maps()
@@ -129,16 +120,18 @@ class TimmBackbone(Backbone):
             self.feature_info = tuple(FeatureInfo(PYRAMID_CHANNELS, s) for s in PYRAMID_STRIDES)
             self.map_keys = tuple(f"pyramid.scales.{i}." for i in range(len(PYRAMID_STRIDES)))
         else:
-            self.feature_info = tuple(FeatureInfo(one.channels, one.stride) for one in self.taken)
+            self.feature_info = tuple(
+                FeatureInfo(map_.channels, map_.stride) for map_ in self.taken
+            )
             self.size_divisor = self.feature_info[-1].stride
-        self._indices = [one.index for one in self.taken]
+        self._indices = [map_.index for map_ in self.taken]
         if self.taken[-1].index == self.facts.num_maps - 1:  # from the end
             self._indices = [index - self.facts.num_maps for index in self._indices]
         network: Any = self.network if config.dense else copy.deepcopy(self.facts.network)
-        own = set(self.network.state_dict())
-        indices = [one.index for one in (self.taken if config.dense else self._dense_maps())]
+        keys = set(self.network.state_dict())
+        indices = [map_.index for map_ in (self.taken if config.dense else self._dense_maps())]
         network.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
-        left_out = own - set(network.state_dict())
+        left_out = keys - set(network.state_dict())
         self.classification_keys = tuple(f"{NETWORK}{name}" for name in sorted(left_out))
 
     def _fill(
@@ -153,16 +146,18 @@ class TimmBackbone(Backbone):
         if factory is None:
             return
         present = {name for name, _ in self.network.named_modules()}
-        places = [one for one in self.slots.of(kind) if one.name in present]
+        places = [place for place in self.slots.of(kind) if place.name in present]
         noun = {"channel": "feed-forward network", "token": "token mixer"}[kind]
         if not places:
-            reasons = "; ".join(f"{name}: {why}" for name, why in list(self.slots.kept.items())[:3])
+            reasons = "; ".join(
+                f"{name}: {why}" for name, why in list(self.slots.reasons.items())[:3]
+            )
             raise ValueError(
                 f"{self.model} has no {noun} that a mixer could replace"
                 + f" ({reasons})" * bool(reasons)
                 + "; python -m backbones.hosts.timm_model.listing shows which models have"
             )
-        total = len(present.intersection(self.slots.alike[kind]))
+        total = len(present.intersection(self.slots.names_alike[kind]))
         if len(places) < total:
             share = f"{len(places)} of {total} {noun}s"
             if 2 * len(places) < total and not partial:
@@ -172,22 +167,22 @@ class TimmBackbone(Backbone):
                 )
             self.partly = (*self.partly, share)
             logger.info("a mixer replaces %s of %s", share, self.model)
-        for one, slot in zip(places, _slots(places, config, self.facts), strict=True):
+        for place, slot in zip(places, _slots(places, config, self.facts), strict=True):
             make = factory_at(factory, slot)
             if make is not None:
-                self.fill_slot(one, make(slot))
-        kept = [f"{name} ({why})" for name, why in self.slots.kept.items()]
-        if kept:
-            rest = f" and {len(kept) - 3} more" * (len(kept) > 3)
-            logger.info("%s keeps %s%s", self.model, ", ".join(kept[:3]), rest)
+                self.fill_slot(place, make(slot))
+        reasons_of_blocks = [f"{name} ({why})" for name, why in self.slots.reasons.items()]
+        if reasons_of_blocks:
+            rest = f" and {len(reasons_of_blocks) - 3} more" * (len(reasons_of_blocks) > 3)
+            logger.info("%s keeps %s%s", self.model, ", ".join(reasons_of_blocks[:3]), rest)
 
     def fill_slot(self, found: Found, mixer: Mixer) -> None:
         """Put a mixer into a slot."""
         if found.layout.prefix and not takes_prefix(type(mixer), mixer.kind):
             raise ValueError(no_prefix(class_name(mixer)))
-        own = self.network.get_submodule(found.name)
+        module = self.network.get_submodule(found.name)
         placed = Placed(mixer, found.layout, found.shortcut)
-        placed.replaced = {key: value.shape for key, value in own.state_dict().items()}
+        placed.replaced = {key: value.shape for key, value in module.state_dict().items()}
         replace(self.network, found.name, placed)
         if found.method:
             parent = found.name.rpartition(".")[0]
@@ -205,20 +200,22 @@ class TimmBackbone(Backbone):
         maps = self.network.forward_intermediates(
             padded, indices=self._indices, intermediates_only=True
         )
-        full = padded.shape[-2], padded.shape[-1]
+        padded_size = padded.shape[-2], padded.shape[-1]
         if self.pyramid is not None:
             middle = PYRAMID_STRIDES[2]
-            x = _resized(maps[0], (ceil_div(full[0], middle), ceil_div(full[1], middle)))
+            x = _resized(
+                maps[0], (ceil_div(padded_size[0], middle), ceil_div(padded_size[1], middle))
+            )
             return self.pyramid.crop(x.contiguous(), (height, width))
         return tuple(
-            self._cropped(x, info.stride, full, (height, width))
+            self._cropped(x, info.stride, padded_size, (height, width))
             for x, info in zip(maps, self.feature_info, strict=True)
         )
 
     def _cropped(self, x: Tensor, stride: int, full: Size, size: Size) -> Tensor:
         x = _resized(x, (ceil_div(full[0], stride), ceil_div(full[1], stride)))
-        wanted = ceil_div(size[0], stride), ceil_div(size[1], stride)
-        return (x if same_size(x.shape[-2:], wanted) else crop(x, *wanted)).contiguous()
+        sides = ceil_div(size[0], stride), ceil_div(size[1], stride)
+        return (x if same_size(x.shape[-2:], sides) else crop(x, *sides)).contiguous()
 
     def _padded(self, images: Tensor) -> Tensor:
         """Return images padded with zeros to multiples of the strides, and note their size.
@@ -228,11 +225,11 @@ class TimmBackbone(Backbone):
         """
         height, width = images.shape[-2:]
         if self.facts.is_fixed and (height, width) != self.facts.size:
-            wanted = height if height == width else f"[{height},{width}]"
+            option = height if height == width else f"[{height},{width}]"
             raise ValueError(
                 f"{self.model} was built for images of {'x'.join(map(str, self.facts.size))} "
-                f"pixels and takes no others, got {height}x{width}; pass img_size={wanted}, in a "
-                f"command backbone.img_size={wanted}"
+                f"pixels and takes no others, got {height}x{width}; pass img_size={option}, in a "
+                f"command backbone.img_size={option}"
             )
         more = missing(height, self.facts.multiple), missing(width, self.facts.multiple)
         if self.facts.multiple > 1 and more != (0, 0):
@@ -279,7 +276,7 @@ class TimmBackbone(Backbone):
 
     def block_names(self) -> tuple[str, ...]:
         """Return the blocks with slots, or without slots the stages, in order of depth."""
-        blocks = dict.fromkeys(f"{NETWORK}{one.block}" for one in self.slots.found)
+        blocks = dict.fromkeys(f"{NETWORK}{place.block}" for place in self.slots.places)
         if not blocks:
             modules = dict(self.network.named_modules())
             stages = [str(info["module"]) for info in feature_info(self.network)]
@@ -291,11 +288,11 @@ class TimmBackbone(Backbone):
         """Return the tensor of a block's output that is a map, such as the first of branches."""
         if isinstance(output, Tensor):
             return output
-        tensors = [one for one in output if isinstance(one, Tensor)]
+        tensors = [item for item in output if isinstance(item, Tensor)]
         maps = [
             x
             for x in tensors
-            if x.ndim == 4 or any(one.layout.fits(x.shape) for one in self.slots.found)
+            if x.ndim == 4 or any(item.layout.fits(x.shape) for item in self.slots.places)
         ]
         return next(iter(maps or tensors))
 
@@ -306,17 +303,17 @@ class TimmBackbone(Backbone):
             ValueError: The order of its tokens is unknown.
         """
         output = self.block_tensor(output)
-        apart = self.gathered(output)
-        if apart is not None:
-            return apart
+        map_ = self.gathered(output)
+        if map_ is not None:
+            return map_
         if output.ndim == 4:
             height, width = self.frame.image
             ratio = abs(output.shape[2] * width - output.shape[3] * height)
             channels_last = abs(output.shape[1] * width - output.shape[2] * height) < ratio
             return output.permute(0, 3, 1, 2) if channels_last else output
-        for one in self.slots.found:
-            if one.layout.fits(output.shape):
-                return one.layout.fold(output)[0].permute(0, 3, 1, 2)
+        for place in self.slots.places:
+            if place.layout.fits(output.shape):
+                return place.layout.fold(output)[0].permute(0, 3, 1, 2)
         raise ValueError(
             f"{self.model}: a block returns {tuple(output.shape)}, which is not a known order of "
             "the places of a map; analyses of its maps need another model"
@@ -324,10 +321,10 @@ class TimmBackbone(Backbone):
 
     def gathered(self, x: Tensor) -> Tensor | None:
         """Return windows, units or the positions of patches as a map (B, C, h, w)."""
-        for one in self.slots.found:
-            if isinstance(one.layout, Windows | PatchPositions | Permuted):
-                if one.layout.fits(x.shape):
-                    return one.layout.fold(x)[0].permute(0, 3, 1, 2)
+        for place in self.slots.places:
+            if isinstance(place.layout, Windows | PatchPositions | Permuted):
+                if place.layout.fits(x.shape):
+                    return place.layout.fold(x)[0].permute(0, 3, 1, 2)
         return None
 
     def place_attention(
@@ -337,8 +334,10 @@ class TimmBackbone(Backbone):
 
         Attention between channels has fewer rows than the map has places.
         """
-        found = next(one for one in self.slots.found if f"{NETWORK}{one.name}" == mixer)
-        layout, grid = found.layout, found.layout.place.grid_of_images()
+        place = next(
+            candidate for candidate in self.slots.places if f"{NETWORK}{candidate.name}" == mixer
+        )
+        layout, grid = place.layout, place.layout.place.grid_of_images()
         if weights.ndim == 5:  # (B, heads, windows, N, N)
             weights = weights.transpose(1, 2).flatten(0, 1)
         tokens = weights.shape[0] // images * weights.shape[2]
@@ -349,7 +348,7 @@ class TimmBackbone(Backbone):
             places = torch.argsort(layout.order).unflatten(0, (-1, windows))[:, 0]
             order = places.argsort().to(weights.device)
             return weights[..., order, :][..., order], 1.0, 0
-        block: Any = self.network.get_submodule(found.name.rpartition(".")[0])
+        block: Any = self.network.get_submodule(place.name.rpartition(".")[0])
         step = 1.0
         if isinstance(layout, PatchPositions):
             step = float(layout.side[0])
@@ -376,19 +375,19 @@ class TimmBackbone(Backbone):
 
     def _mixers_of(self, kind: Kind) -> dict[str, nn.Module]:
         modules = dict(self.network.named_modules())
-        found: dict[str, nn.Module] = {}
-        for one in self.slots.of(kind):
-            module = modules.get(one.name)
+        mixers: dict[str, nn.Module] = {}
+        for place in self.slots.of(kind):
+            module = modules.get(place.name)
             if isinstance(module, Placed):
-                found[f"{NETWORK}{one.name}.mixer"] = module.mixer
+                mixers[f"{NETWORK}{place.name}.mixer"] = module.mixer
             elif module is not None:
-                found[f"{NETWORK}{one.name}"] = module
-        return found
+                mixers[f"{NETWORK}{place.name}"] = module
+        return mixers
 
     def channel_places(self) -> list[str]:
         """Return the names of modules that channel mixers may replace or have replaced."""
         present = dict(self.network.named_modules())
-        names = [one.name for one in self.slots.of("channel") if one.name in present]
+        names = [place.name for place in self.slots.of("channel") if place.name in present]
         return [f"{NETWORK}{name}" for name in names]
 
     def mixers(self) -> dict[str, Any]:
@@ -418,16 +417,20 @@ class TimmBackbone(Backbone):
         if not inside:
             return self._of_timm(state_dict)
         beside = {key: value for key, value in state_dict.items() if not key.startswith(NETWORK)}
-        own = self.network.state_dict()
-        if all(key not in own or own[key].shape == one.shape for key, one in inside.items()):
-            if not any(key.startswith(self.facts.classifier) for key in inside.keys() - own.keys()):
+        state = self.network.state_dict()
+        if all(
+            key not in state or state[key].shape == tensor.shape for key, tensor in inside.items()
+        ):
+            if not any(
+                key.startswith(self.facts.classifier) for key in inside.keys() - state.keys()
+            ):
                 return state_dict
         return self._of_timm(inside) | beside
 
     def has_source_names(self, names: Collection[str]) -> bool:
         """Return True if most names are those of timm's model."""
-        known = self.facts.network.state_dict().keys()
-        return 2 * len(known & set(names)) > len(names)
+        keys = self.facts.network.state_dict().keys()
+        return 2 * len(keys & set(names)) > len(names)
 
     def _reads_parts(self) -> bool:
         """Return True if each of timm's classifiers reads its own part of the features."""
@@ -453,10 +456,10 @@ def _without_class_token(tensors: dict[str, Tensor], network: Any) -> dict[str, 
     table, token = tensors.get("pos_embed"), tensors.pop("cls_token", None)
     if token is not None and table is not None and not getattr(network, "no_embed_class", False):
         tensors["pos_embed"] = table[:, token.shape[1] :]
-    own = network.state_dict()
+    state = network.state_dict()
     moved = {"norm.weight": "fc_norm.weight", "norm.bias": "fc_norm.bias"}
     return {
-        moved[key] if key in moved and key not in own and moved[key] in own else key: value
+        moved[key] if key in moved and key not in state and moved[key] in state else key: value
         for key, value in tensors.items()
     }
 
@@ -465,14 +468,14 @@ def _declare_layers(
     network: nn.Module, calls: Mapping[str, list[ModuleCall]], slots: Slots
 ) -> None:
     """State the first and last layers of feed-forward networks, as mixers do, for analyses."""
-    for one in slots.of("channel"):
-        module: Any = network.get_submodule(one.name)
+    for place in slots.of("channel"):
+        module: Any = network.get_submodule(place.name)
         layers = [
-            name.removeprefix(f"{one.name}.")
-            for name, made in calls.items()
-            if name.startswith(f"{one.name}.")
+            name.removeprefix(f"{place.name}.")
+            for name, calls_of_module in calls.items()
+            if name.startswith(f"{place.name}.")
             and isinstance(network.get_submodule(name), nn.Linear | nn.Conv2d)
-            and made[0].layers[0].is_pointwise
+            and calls_of_module[0].layers[0].is_pointwise
         ]
         if len(layers) > 1:
             module.channel_mappings, module.value_layer = (layers[0],), layers[-1]
@@ -492,14 +495,14 @@ def _slots(places: list[Found], config: HostConfig, facts: Facts) -> list[Slot]:
     """Return a description of each slot for its mixer; a stage ends where the map changes."""
     slots: list[Slot] = []
     stage, block, previous = -1, 0, None
-    for one in places:
-        here = (one.layout.place.size, one.dim)
-        stage, block = (stage, block + 1) if here == previous else (stage + 1, 0)
-        previous = here
+    for place in places:
+        key = (place.layout.place.size, place.dim)
+        stage, block = (stage, block + 1) if key == previous else (stage + 1, 0)
+        previous = key
         slots.append(
             Slot(
-                one.dim, one.hidden_ratio, one.layout.place.size, stage, block, config.dense,
-                one.layout.prefix,
+                place.dim, place.hidden_ratio, place.layout.place.size, stage, block, config.dense,
+                place.layout.prefix,
             )
         )  # fmt: skip
     return slots
@@ -533,16 +536,16 @@ def build(
         class_token: False builds a model with class tokens without them, so that it pools its map.
         partial: Accept mixers in less than half of the feed-forward networks or token mixers.
     """
-    chosen = dict(options or {})
+    timm_options = dict(options or {})
     if config.patch_size != PATCH_SIZE:
-        chosen["patch_size"] = config.patch_size
-    chosen["drop_path_rate"] = config.drop_path_rate
-    facts = find_facts(model, chosen, config.img_size, config.in_chans, class_token)
-    given = {"num_classes": 1 if facts.has_mlp_head else 0, **facts.options}
+        timm_options["patch_size"] = config.patch_size
+    timm_options["drop_path_rate"] = config.drop_path_rate
+    facts = find_facts(model, timm_options, config.img_size, config.in_chans, class_token)
+    record = {"num_classes": 1 if facts.has_mlp_head else 0, **facts.options}
     if config.pretrained:
-        network = create_pretrained(model, given)
+        network = create_pretrained(model, record)
     else:
-        network = create(model, given)
+        network = create(model, record)
     if facts.has_mlp_head:
         classifier: Any = network
         classifier.get_classifier().fc2 = nn.Identity()

@@ -49,8 +49,8 @@ class LayerGroups:
 
     def stage_of_layer(self, layer: int) -> int:
         """Return the stage, from 0, of a layer."""
-        found = [self._stages[name] for name, one in self._layers.items() if one == layer]
-        return max(min(found) - 1, 0)
+        stages = [self._stages[name] for name, number in self._layers.items() if number == layer]
+        return max(min(stages) - 1, 0)
 
     def _find(self, name: str, numbers: Mapping[str, int], other: int) -> int:
         """Return a parameter's number; for a module's name with a dot, the largest inside."""
@@ -58,9 +58,9 @@ class LayerGroups:
             return other
         name = name.removeprefix(self._prefix)
         while name and name not in numbers:
-            inside = [one for key, one in numbers.items() if key.startswith(f"{name}.")]
+            inside = [number for key, number in numbers.items() if key.startswith(f"{name}.")]
             if name.endswith("."):
-                inside = [one for key, one in numbers.items() if key.startswith(name)]
+                inside = [number for key, number in numbers.items() if key.startswith(name)]
             if inside:
                 return max(inside)
             name = name.rstrip(".").rpartition(".")[0]

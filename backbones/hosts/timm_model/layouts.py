@@ -206,31 +206,35 @@ class PatchPositions(Layout):
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return True for as many patches and positions as the map has."""
-        (rows, columns), (tall, wide) = self._shape(*self.place.grid_of_images())
+        (rows, columns), (patch_height, patch_width) = self._shape(*self.place.grid_of_images())
         if self.channels_first:
-            return shape[2:] == (tall * wide, rows * columns)
-        return shape[1:-1] == (rows * columns,) and shape[0] % (tall * wide) == 0
+            return shape[2:] == (patch_height * patch_width, rows * columns)
+        return shape[1:-1] == (rows * columns,) and shape[0] % (patch_height * patch_width) == 0
 
     def fold(self, x: Tensor) -> Folded:
         """Return the map."""
         height, width = self.place.grid_of_images()
-        (rows, columns), (tall, wide) = self._shape(height, width)
+        (rows, columns), (patch_height, patch_width) = self._shape(height, width)
         if self.channels_first:
             x = x.flatten(2).transpose(1, 2)
-        x = x.reshape(-1, tall, wide, rows, columns, x.shape[-1])
+        x = x.reshape(-1, patch_height, patch_width, rows, columns, x.shape[-1])
         return x.permute(0, 3, 1, 4, 2, 5).flatten(3, 4).flatten(1, 2), None
 
     def unfold(self, x: Tensor, prefix: Tensor | None, like: Tensor) -> Tensor:
         """Return the tokens of every position."""
-        (rows, columns), (tall, wide) = self._shape(*x.shape[1:3])
-        x = x.unflatten(2, (columns, wide)).unflatten(1, (rows, tall)).permute(0, 2, 4, 1, 3, 5)
+        (rows, columns), (patch_height, patch_width) = self._shape(*x.shape[1:3])
+        x = (
+            x.unflatten(2, (columns, patch_width))
+            .unflatten(1, (rows, patch_height))
+            .permute(0, 2, 4, 1, 3, 5)
+        )
         if self.channels_first:
             return x.flatten(1, 4).transpose(1, 2).reshape(like.shape)
         return x.reshape(like.shape)
 
     def _shape(self, height: int, width: int) -> tuple[Size, Size]:
-        tall, wide = self.side
-        return (ceil_div(height, tall), ceil_div(width, wide)), self.side
+        patch_height, patch_width = self.side
+        return (ceil_div(height, patch_height), ceil_div(width, patch_width)), self.side
 
 
 @dataclass(frozen=True, eq=False)

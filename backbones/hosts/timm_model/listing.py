@@ -47,10 +47,12 @@ class Listed:
 
 def read_list() -> dict[str, Listed]:
     """Return the stored list."""
-    return {name: _listed(one) for name, one in json.loads(FILE.read_text())["models"].items()}
+    return {
+        name: _read_entry(entry) for name, entry in json.loads(FILE.read_text())["models"].items()
+    }
 
 
-def _listed(entry: dict[str, Any]) -> Listed:
+def _read_entry(entry: dict[str, Any]) -> Listed:
     lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
     return Listed(**{**entry, **lists})
 
@@ -59,7 +61,7 @@ def write_list(listed: Mapping[str, Listed]) -> None:
     """Store a list of all models."""
     import timm
 
-    lines = [f"{json.dumps(name)}: {json.dumps(_brief(one))}" for name, one in listed.items()]
+    lines = [f"{json.dumps(name)}: {json.dumps(_brief(entry))}" for name, entry in listed.items()]
     models = ",\n".join(lines)
     FILE.write_text(f'{{"timm": {json.dumps(timm.__version__)}, "models": {{\n{models}\n}}}}\n')
 
@@ -75,7 +77,7 @@ def find_models(patterns: Iterable[str] = ("*",)) -> list[str]:
     from backbones.hosts.timm_model.facts import is_of_timm
 
     names = filter(is_of_timm, timm.list_models())
-    return [one for one in names if any(fnmatch.fnmatchcase(one, p) for p in patterns)]
+    return [model for model in names if any(fnmatch.fnmatchcase(model, p) for p in patterns)]
 
 
 def family_of(model: str) -> str:
@@ -105,32 +107,32 @@ def try_model(model: str) -> Listed:
         return Listed(family, size=size, error=str(error) or type(error).__name__)
     network: Any = facts.network
     slots = find_slots(network, facts.calls, facts.padded, Frame(facts.padded))
-    kept: dict[str, str] = {}
-    counts: Counter[str] = Counter(re.sub(r"\d+", "*", name) for name in slots.kept)
-    for name, why in slots.kept.items():
+    reasons: dict[str, str] = {}
+    counts: Counter[str] = Counter(re.sub(r"\d+", "*", name) for name in slots.reasons)
+    for name, why in slots.reasons.items():
         brief = re.sub(r"\d+", "*", name)
-        kept.setdefault(brief, f"{counts[brief]}x {why}" if counts[brief] > 1 else why)
+        reasons.setdefault(brief, f"{counts[brief]}x {why}" if counts[brief] > 1 else why)
     return Listed(
         family=family,
-        parameters=sum(one.numel() for one in network.parameters()),
+        parameters=sum(item.numel() for item in network.parameters()),
         size=size,
-        strides=tuple(one.stride for one in facts.maps),
+        strides=tuple(item.stride for item in facts.maps),
         channel=len(slots.of("channel")),
         token=len(slots.of("token")),
-        layouts=tuple(sorted({type(one.layout).__name__ for one in slots.found})),
-        kept=kept,
+        layouts=tuple(sorted({type(item.layout).__name__ for item in slots.places})),
+        kept=reasons,
     )
 
 
 def smallest_of_families(listed: Mapping[str, Listed]) -> dict[str, str]:
     """Return the smallest model with the most kinds of slots of each family."""
     best: dict[str, tuple[int, int, str]] = {}
-    for name, one in listed.items():
-        if one.error:
+    for name, entry in listed.items():
+        if entry.error:
             continue
-        rank = (-(one.channel > 0) - (one.token > 0), one.parameters, name)
-        best[one.family] = min(best.get(one.family, rank), rank)
-    return {family: found[2] for family, found in sorted(best.items())}
+        rank = (-(entry.channel > 0) - (entry.token > 0), entry.parameters, name)
+        best[entry.family] = min(best.get(entry.family, rank), rank)
+    return {family: best_of_family[2] for family, best_of_family in sorted(best.items())}
 
 
 @dataclass(frozen=True)
@@ -147,16 +149,16 @@ class Family:
 def count_families(listed: Mapping[str, Listed]) -> list[Family]:
     """Return the families by name, with their smallest model with the most kinds of slots."""
     families: dict[str, list[Listed]] = {}
-    for one in listed.values():
-        families.setdefault(one.family, []).append(one)
+    for entry in listed.values():
+        families.setdefault(entry.family, []).append(entry)
     examples = smallest_of_families(listed)
     return [
         Family(
             name,
-            len(found),
-            sum(one.channel > 0 for one in found),
-            sum(one.token > 0 for one in found),
+            len(entries),
+            sum(entry.channel > 0 for entry in entries),
+            sum(entry.token > 0 for entry in entries),
             examples.get(name, ""),
         )
-        for name, found in sorted(families.items())
+        for name, entries in sorted(families.items())
     ]

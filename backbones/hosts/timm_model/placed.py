@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer, PrefixMixing
 from backbones.hosts.timm_model.layouts import ChannelsFirst, Layout, TransposedTokens
+from backbones.mixer import Mixer, PointwiseMixer, PrefixMixing
 from backbones.replace import share_state
 
 
@@ -44,8 +44,8 @@ class Placed(nn.Module):
         self, tensors: Mapping[str, Tensor], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Change the mixer as ``Mixer.take_earlier_form`` does."""
-        own = {k.removeprefix("mixer."): v for k, v in tensors.items() if k.startswith("mixer.")}
-        return self.mixer.take_earlier_form(own, given)
+        inside = {k.removeprefix("mixer."): v for k, v in tensors.items() if k.startswith("mixer.")}
+        return self.mixer.take_earlier_form(inside, given)
 
     def forward(self, x: Tensor, *unused: Any, **unused_too: Any) -> Tensor:
         """Return the mixed tensor in the layout of ``x``."""
@@ -90,5 +90,5 @@ class Whole(nn.Module):
 
 
 def _bare(kind: Any, method: str) -> nn.Module:
-    made = _plain_class(kind, method)
-    return made.__new__(made)
+    plain_kind = _plain_class(kind, method)
+    return plain_kind.__new__(plain_kind)

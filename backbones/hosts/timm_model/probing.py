@@ -85,7 +85,7 @@ class ModuleCall:
     """
 
     name: str
-    given: tuple[int, ...]
+    input_shape: tuple[int, ...]
     root: int
     returned: tuple[int, ...] | None = None
     layers: list[Layer] = field(default_factory=list)
@@ -127,7 +127,7 @@ class _CallRecorder(TorchFunctionMode):
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
         def begin(_: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-            first = next((one for one in args if isinstance(one, Tensor)), None)
+            first = next((value for value in args if isinstance(value, Tensor)), None)
             shape = () if first is None else tuple(first.shape)
             call = ModuleCall(name, shape, 0 if first is None else self._root(first))
             self.calls.setdefault(name, []).append(call)
@@ -148,7 +148,7 @@ class _CallRecorder(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        tensors = [one for one in args if isinstance(one, Tensor)]
+        tensors = [value for value in args if isinstance(value, Tensor)]
         if name in ARRANGING and tensors and isinstance(result, Tensor):
             self._kept += [tensors[0], result]
             self._roots[id(result)] = self._root(tensors[0])
@@ -162,16 +162,16 @@ class _CallRecorder(TorchFunctionMode):
         return result
 
     def _note_sum(self, is_sum: bool, tensors: list[Tensor]) -> None:
-        roots = [self._root(one) for one in tensors]
+        roots = [self._root(tensor) for tensor in tensors]
         for call in self._running:
             is_whole = any(
-                root == call.root and one.numel() == math.prod(call.given)
-                for root, one in zip(roots, tensors, strict=True)
+                root == call.root and tensor.numel() == math.prod(call.input_shape)
+                for root, tensor in zip(roots, tensors, strict=True)
             )
             if is_sum:
                 call.adds_input |= is_whole and tensors[0].shape == tensors[1].shape
             elif is_whole:
-                call.scales_input |= not any(isinstance(one, nn.Parameter) for one in tensors)
+                call.scales_input |= not any(isinstance(tensor, nn.Parameter) for tensor in tensors)
 
     def _root(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

@@ -89,18 +89,18 @@ class Slots:
     """The slots of a network, and the reasons why other candidates keep their own module.
 
     Attributes:
-        found: The slots.
-        kept: Reasons by the name of a candidate.
-        alike: Names of the modules of each kind with the class and last name of a slot's module.
+        places: The slots.
+        reasons: Reasons by the name of a candidate.
+        names_alike: Names of the modules of each kind with class and last name of a slot's module.
     """
 
-    found: tuple[Found, ...]
-    kept: Mapping[str, str]
-    alike: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+    places: tuple[Found, ...]
+    reasons: Mapping[str, str]
+    names_alike: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> list[Found]:
         """Return the slots of a kind, in order of depth."""
-        return [one for one in self.found if one.kind == kind]
+        return [slot for slot in self.places if slot.kind == kind]
 
 
 @dataclass(frozen=True)
@@ -126,32 +126,44 @@ def find_slots(
     if type(network).__name__ in SEVERAL_BRANCHES:
         return Slots((), {"blocks": "its branches have tokens of different sizes"})
     modules = dict(network.named_modules())
-    kept: dict[str, str] = {}
+    reasons_of_kept: dict[str, str] = {}
     candidates: list[_Candidate] = []
-    for name, made in calls.items():
-        if any(name.startswith(f"{one.call.name}.") for one in candidates):
+    for name, calls_of_module in calls.items():
+        if any(name.startswith(f"{candidate.call.name}.") for candidate in candidates):
             continue
         around = _around(name, calls)
-        kind = None if around is None else _kind(name, modules[name], made[0], around, calls)
+        kind = (
+            None
+            if around is None
+            else _kind(name, modules[name], calls_of_module[0], around, calls)
+        )
         if around is None or kind is None:
             continue
-        if len(made) > 1:
-            kept[name] = f"it is called {len(made)} times in a pass"
+        if len(calls_of_module) > 1:
+            reasons_of_kept[name] = f"it is called {len(calls_of_module)} times in a pass"
             continue
-        candidates.append(_Candidate(made[0], modules[name], kind, _block(name), around))
-    found = []
-    for one, settled in _settled(candidates, kept):
-        slot = _slot(one, settled, network, modules, calls, size, frame)
+        candidates.append(_Candidate(calls_of_module[0], modules[name], kind, _block(name), around))
+    slots_found = []
+    for candidate, settled in _settled(candidates, reasons_of_kept):
+        slot = _slot(candidate, settled, network, modules, calls, size, frame)
         if isinstance(slot, str):
-            kept[one.call.name] = slot
+            reasons_of_kept[candidate.call.name] = slot
         else:
-            found.append(slot)
-    reasons = kept | _kept_mixers([one.name for one in found], kept, calls)
+            slots_found.append(slot)
+    reasons = reasons_of_kept | _kept_mixers(
+        [candidate.name for candidate in slots_found], reasons_of_kept, calls
+    )
     kinds: tuple[Kind, ...] = ("channel", "token")
-    return Slots(tuple(found), reasons, {kind: _alike(kind, found, modules) for kind in kinds})
+    return Slots(
+        tuple(slots_found),
+        reasons,
+        {kind: _names_alike(kind, slots_found, modules) for kind in kinds},
+    )
 
 
-def _alike(kind: Kind, found: Sequence[Found], modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+def _names_alike(
+    kind: Kind, found: Sequence[Found], modules: Mapping[str, nn.Module]
+) -> tuple[str, ...]:
     """Return the names of all modules like those in a kind's slots, the slots among them."""
 
     def traits(name: str) -> tuple[object, ...]:
@@ -159,9 +171,11 @@ def _alike(kind: Kind, found: Sequence[Found], modules: Mapping[str, nn.Module])
         is_depthwise = isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1
         return name.rpartition(".")[2], type(module), is_depthwise
 
-    wanted = {traits(one.name) for one in found if one.kind == kind}
-    others = {one.name for one in found if one.kind != kind}
-    return tuple(name for name in modules if name not in others and traits(name) in wanted)
+    traits_of_kind = {traits(slot.name) for slot in found if slot.kind == kind}
+    names_of_others = {slot.name for slot in found if slot.kind != kind}
+    return tuple(
+        name for name in modules if name not in names_of_others and traits(name) in traits_of_kind
+    )
 
 
 def _around(name: str, calls: Mapping[str, list[ModuleCall]]) -> ModuleCall | None:
@@ -170,11 +184,13 @@ def _around(name: str, calls: Mapping[str, list[ModuleCall]]) -> ModuleCall | No
     if not any(part.isdigit() for part in parts[:-1]) or OUTSIDE.search(name):
         return None
     above = [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
-    made = [calls[one][0] for one in above if one in calls]
-    around = next((call for call in made if call.adds_input), None)
+    calls_above = [calls[parent][0] for parent in above if parent in calls]
+    around = next((call for call in calls_above if call.adds_input), None)
     if around is None:
-        around = next((call for call in made if call.name.rpartition(".")[2].isdigit()), None)
-    inside = made[: made.index(around)] if around is not None else made
+        around = next(
+            (call for call in calls_above if call.name.rpartition(".")[2].isdigit()), None
+        )
+    inside = calls_above[: calls_above.index(around)] if around is not None else calls_above
     return None if any(call.scales_input for call in inside) else around
 
 
@@ -186,8 +202,8 @@ def _kind(
     calls: Mapping[str, list[ModuleCall]],
 ) -> Sort | None:
     """Return what a module is by its calls of torch; None if a mixer cannot replace it."""
-    same = call.returned == call.given and len(call.given) > 2
-    if not same or POSITIONS.search(name) or name.rpartition(".")[2].isdigit():
+    keeps_shape = call.returned == call.input_shape and len(call.input_shape) > 2
+    if not keeps_shape or POSITIONS.search(name) or name.rpartition(".")[2].isdigit():
         return None
     if type(module).__name__ in WITH_SHORTCUT:
         return "weak"
@@ -221,11 +237,13 @@ def _kind_of_layers(
     """Return the kind of a module of pointwise layers and convolutions."""
     pointwise = [layer for layer in call.layers if layer.is_pointwise]
     spatial = [layer for layer in call.layers if not layer.is_pointwise]
-    if call.functions & COMBINING or any(one.groups == 1 or one.stride > 1 for one in spatial):
+    if call.functions & COMBINING or any(
+        layer_.groups == 1 or layer_.stride > 1 for layer_ in spatial
+    ):
         return None
     if len(pointwise) > 1:
         first, last = pointwise[0], pointwise[-1]
-        if first.inputs != last.outputs or first.inputs not in call.given[1:]:
+        if first.inputs != last.outputs or first.inputs not in call.input_shape[1:]:
             return None
         if not any(layer.is_depthwise for layer in spatial):
             return "channel" if last.inputs >= first.inputs else None
@@ -237,16 +255,20 @@ def _kind_of_layers(
 
 def _is_transposed(call: ModuleCall, around: ModuleCall) -> bool:
     """Return True if a module reads (B, C, N) within a block of tokens (B, N, C)."""
-    if len(call.given) != 3 or len(around.given) != 3 or call.given[1] == call.given[2]:
+    if (
+        len(call.input_shape) != 3
+        or len(around.input_shape) != 3
+        or call.input_shape[1] == call.input_shape[2]
+    ):
         return False
-    return call.given[1:] == around.given[:0:-1]
+    return call.input_shape[1:] == around.input_shape[:0:-1]
 
 
 def _mixes_tokens(layer: Layer, call: ModuleCall) -> bool:
     """Return True for a linear layer over the last axis of tokens that were transposed."""
-    if not layer.is_linear or len(call.given) != 3 or len(layer.shape) != 3:
+    if not layer.is_linear or len(call.input_shape) != 3 or len(layer.shape) != 3:
         return False
-    tokens = call.given[1]
+    tokens = call.input_shape[1]
     return layer.shape[2] == tokens != layer.shape[1]
 
 
@@ -256,7 +278,7 @@ def _comes_first(
     """Return True for the first layer of a block that lies outside of other token mixers."""
     above = name.removeprefix(f"{around.name}.").split(".")[:-1]
     parents = [".".join([around.name, *above[:end]]) for end in range(1, len(above) + 1)]
-    if any(calls[one][0].functions & COMBINING for one in parents if one in calls):
+    if any(calls[parent][0].functions & COMBINING for parent in parents if parent in calls):
         return False
     return around.layers[0] is call.layers[0]
 
@@ -272,59 +294,59 @@ def _block(name: str) -> str:
 def _settled(candidates: list[_Candidate], kept: dict[str, str]) -> list[tuple[_Candidate, Kind]]:
     """Decide what conv FFNs are, and which of several token mixers of a block counts."""
     blocks: dict[str, list[_Candidate]] = {}
-    for one in candidates:
-        blocks.setdefault(one.block, []).append(one)
+    for candidate in candidates:
+        blocks.setdefault(candidate.block, []).append(candidate)
     settled: list[tuple[_Candidate, Kind]] = []
     for members in blocks.values():
-        channel = [one for one in members if one.kind in ("channel", "either")]
-        has_token = any(one.kind == "token" for one in members)
-        weak = [one for one in members if one.kind == "weak"]
-        for one in members:
-            if one.kind == "weak":
+        channel = [candidate for candidate in members if candidate.kind in ("channel", "either")]
+        has_token = any(candidate.kind == "token" for candidate in members)
+        weak = [candidate for candidate in members if candidate.kind == "weak"]
+        for candidate in members:
+            if candidate.kind == "weak":
                 if has_token or len(weak) > 1:
-                    kept[one.call.name] = "its block has another token mixer"
-                elif not channel and not _is_only_convolution(one):
-                    kept[one.call.name] = "its block has other convolutions of several places"
-                elif DOWNSAMPLING.search(one.call.name):
-                    kept[one.call.name] = "it belongs to a downsampling"
+                    kept[candidate.call.name] = "its block has another token mixer"
+                elif not channel and not _is_only_convolution(candidate):
+                    kept[candidate.call.name] = "its block has other convolutions of several places"
+                elif DOWNSAMPLING.search(candidate.call.name):
+                    kept[candidate.call.name] = "it belongs to a downsampling"
                 else:
-                    settled.append((one, "token"))
-            elif one.kind == "either":
-                is_first = one is channel[0] and len(channel) > 1
+                    settled.append((candidate, "token"))
+            elif candidate.kind == "either":
+                is_first = candidate is channel[0] and len(channel) > 1
                 settled.append(
-                    (one, "token" if is_first and not has_token | bool(weak) else "channel")
+                    (candidate, "token" if is_first and not has_token | bool(weak) else "channel")
                 )
             else:
-                settled.append((one, "token" if one.kind == "token" else "channel"))
+                settled.append((candidate, "token" if candidate.kind == "token" else "channel"))
     return settled
 
 
 def _is_only_convolution(one: _Candidate) -> bool:
     """Return True if no other layer of the block reads several places."""
     return all(
-        layer.is_pointwise or any(layer is own for own in one.call.layers)
+        layer.is_pointwise or any(layer is layer_of_call for layer_of_call in one.call.layers)
         for layer in one.around.layers
     ) and not any(layer.is_pointwise for layer in one.call.layers)
 
 
 def _kept_mixers(
-    found: list[str], kept: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
+    found: list[str], skipped: Mapping[str, str], calls: Mapping[str, list[ModuleCall]]
 ) -> dict[str, str]:
     """Return attention without a slot, with the reason."""
     reasons: dict[str, str] = {}
-    for name, made in calls.items():
-        call, known = made[0], [*found, *kept, *reasons]
-        if any(name == one or name.startswith(f"{one}.") for one in known):
+    for name, calls_of_module in calls.items():
+        call, listed_names = calls_of_module[0], [*found, *skipped, *reasons]
+        if any(name == name_ or name.startswith(f"{name_}.") for name_ in listed_names):
             continue
-        if any(one.startswith(f"{name}.") for one in found) or call.adds_input:
+        if any(name_.startswith(f"{name}.") for name_ in found) or call.adds_input:
             continue
         if name.rpartition(".")[2].isdigit():
             continue
         if call.functions & COMBINING and len(call.layers) > 1 and _block(name) in calls:
             if call.returned is None:
                 reasons[name] = "it returns several tensors"
-            elif call.returned != call.given:
-                reasons[name] = f"it turns {call.given} into {call.returned}"
+            elif call.returned != call.input_shape:
+                reasons[name] = f"it turns {call.input_shape} into {call.returned}"
     return reasons
 
 
@@ -341,7 +363,7 @@ def _slot(
     dim = _width(one)
     if dim is None:
         return "the channels of its input are not recognised"
-    if dim not in (*one.around.given[1:], *(one.around.returned or (0, dim))[1:]):
+    if dim not in (*one.around.input_shape[1:], *(one.around.returned or (0, dim))[1:]):
         return f"it works on {dim} hidden channels"
     parent = modules[name.rpartition(".")[0]]
     around = next(iter(calls.get(name.rpartition(".")[0], [])), None)
@@ -351,13 +373,13 @@ def _slot(
             method = WINDOWED[cls.__name__]
     if method:
         assert around is not None
-        grid = _grid(around.given, dim, one.call, size, network)
+        grid = _grid(around.input_shape, dim, one.call, size, network)
         if grid is None:
             return "the size of its block's map is not recognised"
         place = Place(_stride(size, grid), grid, frame)
         layout: Layout | str = (
             ChannelsFirst(place)
-            if _is_channels_first(around.given, dim, one.call)
+            if _is_channels_first(around.input_shape, dim, one.call)
             else Layout(place)
         )
     else:
@@ -374,18 +396,18 @@ def _slot(
 
 def _width(one: _Candidate) -> int | None:
     """Return the channels C of a candidate's input."""
-    given, layers = one.call.given, one.call.layers
+    input_shape, layers = one.call.input_shape, one.call.layers
     if _is_transposed(one.call, one.around):
-        return given[1]
+        return input_shape[1]
     if any(_mixes_tokens(layer, one.call) for layer in layers):
-        return given[2]
+        return input_shape[2]
     for layer in (layers[0], layers[-1]) if layers else ():
         for width in (layer.inputs, layer.outputs):
-            if width == (given[-1] if layer.is_linear else given[1]):
+            if width == (input_shape[-1] if layer.is_linear else input_shape[1]):
                 return width
     if not layers or not layers[0].is_linear:
-        return given[1]  # poolings, and convolutions of parts of the channels
-    return next((w for w in (layers[0].inputs, layers[-1].outputs) if w in given[1:]), None)
+        return input_shape[1]  # poolings, and convolutions of parts of the channels
+    return next((w for w in (layers[0].inputs, layers[-1].outputs) if w in input_shape[1:]), None)
 
 
 def _is_channels_first(shape: tuple[int, ...], dim: int, call: ModuleCall) -> bool:
@@ -418,8 +440,8 @@ def _grid(
         grid = shape[2:] if _is_channels_first(shape, dim, call) else shape[1:3]
         return (grid[0], grid[1]) if _is_grid((grid[0], grid[1]), size) else None
     if len(shape) == 3 and shape[0] == BATCH:
-        found = _tokens(shape[1], size, network)
-        return found[0] if found else None
+        sides = _tokens(shape[1], size, network)
+        return sides[0] if sides else None
     return None
 
 
@@ -448,7 +470,7 @@ def _layout(
     frame: Frame,
 ) -> Layout | str:
     """Return the layout of a candidate's input, or the reason why it lacks one."""
-    shape = one.call.given
+    shape = one.call.input_shape
     special = _special(one, modules, size, frame, network)
     if special is not None:
         return special
@@ -460,10 +482,10 @@ def _layout(
         return ChannelsFirst(place) if _is_channels_first(shape, dim, one.call) else Layout(place)
     if shape[0] == BATCH and len(shape) == 3:
         transposed = shape[1] == dim and shape[2] != dim
-        found = _tokens(shape[2] if transposed else shape[1], size, network)
-        if found is None:
+        tokens = _tokens(shape[2] if transposed else shape[1], size, network)
+        if tokens is None:
             return f"{shape[1]} tokens are not a map of the image"
-        grid, prefix = found
+        grid, prefix = tokens
         place = Place(_stride(size, grid), grid, frame)
         if transposed:
             return "its prefix tokens lie in the map" if prefix else TransposedTokens(place)
@@ -481,10 +503,13 @@ def _windows(
     network: nn.Module,
 ) -> Layout | str:
     """Return the layout of windows that a block cut its map into."""
-    shape, wrong = one.call.given, f"its input {one.call.given} is not a map of the image"
+    shape, wrong = (
+        one.call.input_shape,
+        f"its input {one.call.input_shape} is not a map of the image",
+    )
     if around is None or shape[0] % BATCH or shape[-1] != dim:
         return wrong
-    grid = _grid(around.given, dim, one.call, size, network)
+    grid = _grid(around.input_shape, dim, one.call, size, network)
     if grid is None:
         return wrong
     places = math.prod(shape[1:-1])
@@ -504,7 +529,7 @@ def _special(
     network: Any,
 ) -> Layout | str | None:
     """Return the layout of tokens in an order that only the network knows."""
-    shape, name = one.call.given, one.call.name
+    shape, name = one.call.input_shape, one.call.name
     above = [modules[".".join(name.split(".")[:i])] for i in range(name.count(".") + 1)]
     kinds = [type(module).__name__ for module in above]
     if "Hiera" in kinds or type(network).__name__ == "Hiera":
@@ -530,7 +555,7 @@ def _special(
 
 def _unrolled(one: _Candidate, size: Size, frame: Frame, network: Any) -> Layout | str:
     """Return Hiera's order of tokens in a block."""
-    tokens, index = one.call.given[1], int(re.findall(r"blocks\.(\d+)\.", one.call.name)[0])
+    tokens, index = one.call.input_shape[1], int(re.findall(r"blocks\.(\d+)\.", one.call.name)[0])
     numbers = torch.arange(tokens, device="cpu").view(1, tokens, 1)
     with torch.device("cpu"):
         order = network.reroll(numbers, index)

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot, fill
 from backbones.hosts.scaffolds.denoising import modulation, zero
 from backbones.layers.reparam import Fusible
 from backbones.layers.rotary import Lattice, rotate
-from backbones.mixing import mix_nchw
+from backbones.mixer_calls import mix_nchw
+from backbones.slots import HostConfig, Slot, fill
 
 EPS = 1e-6
 FACTOR = 2  # by which both sides of a map shrink for attention
@@ -55,7 +55,7 @@ class DownsampledAttention(nn.Module):
         tokens = maps.permute(0, 3, 5, 2, 4, 1).flatten(3, 4).flatten(0, 2)
         qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).unbind(2)  # (B * 4, N, h, d)
         lattice = Lattice(height * width, width)
-        q, k = (F.normalize(rotate(one, lattice), dim=-1).transpose(1, 2) for one in qkv[:2])
+        q, k = (F.normalize(rotate(tensor, lattice), dim=-1).transpose(1, 2) for tensor in qkv[:2])
         scale = self.logit_scale.clamp(max=MOST_LOGIT).exp()
         y = F.scaled_dot_product_attention(q * scale, k, qkv[2].transpose(1, 2), scale=1.0)
         y = y.transpose(1, 2).flatten(2)  # (B * 4, N, D)
@@ -114,8 +114,8 @@ class DepthwiseSum(Fusible):
             dtype=first.weight.dtype,
         )  # fmt: skip
         weight, bias = torch.zeros_like(first.weight), torch.zeros_like(fused.bias)  # type: ignore[arg-type]
-        for each in self.convs:
-            conv = cast("nn.Conv2d", each)
+        for branch in self.convs:
+            conv = cast("nn.Conv2d", branch)
             margin = (KERNEL - conv.kernel_size[0]) // 2
             weight += F.pad(conv.weight, (margin,) * 4)
             bias += conv.bias  # type: ignore[arg-type]

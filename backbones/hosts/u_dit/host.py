@@ -18,7 +18,6 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Slot
 from backbones.hosts.scaffolds.denoising import (
     CHANNELS,
     CLASSES,
@@ -40,10 +39,12 @@ from backbones.hosts.u_dit.blocks import (
     UDiTBlock,
     UDiTFinalLayer,
 )
+from backbones.layers.bounds import check_multiple
 from backbones.layers.reparam import fuse
 from backbones.options import check_odd
 from backbones.parameters.layer_ids import LayerNames
 from backbones.registry import register_host
+from backbones.slots import HostConfig, Slot
 
 Projections = Literal[1, 2, 3]
 WIDTHS = (1, 2, 4, 2, 2)  # of the stages over the first
@@ -119,25 +120,27 @@ class UDiT(DenoisingBackbone):
         ]  # fmt: skip
         rates = iter(drop_path_rates(config.drop_path_rate, sum(depths)))
         stages = []
-        for number, (embed, own, depth) in enumerate(zip(embeds, dims, depths, strict=True)):
+        for number, (embed, stage_dim, depth) in enumerate(zip(embeds, dims, depths, strict=True)):
             blocks = []
             for _ in range(depth):
-                attn: nn.Module = DownsampledAttention(own, heads)
+                attn: nn.Module = DownsampledAttention(stage_dim, heads)
                 if ffnified is not None and number != BOTTLENECK:
-                    attn = FFNifiedAttention(own, *ffnified)
-                blocks.append(UDiTBlock(own, attn, RATIO, next(rates)))
+                    attn = FFNifiedAttention(stage_dim, *ffnified)
+                blocks.append(UDiTBlock(stage_dim, attn, RATIO, next(rates)))
             stages.append(UDiTStage(embed, blocks))
         self.stages = nn.ModuleList(stages)
         self.output = nn.Conv2d(dims[-1], dims[-1], 3, padding=1)
         self.final_layer = UDiTFinalLayer(dims[-1], self.out_channels * area)
         init_denoiser(self)
         zero(self.final_layer.out_proj, self.final_layer.adaLN_modulation[1])
-        for number, (stage, own) in enumerate(zip(stages, dims, strict=True)):
-            grid = config.grid(self.patch * own // dim if number <= BOTTLENECK else self.patch)
+        for number, (stage, stage_dim) in enumerate(zip(stages, dims, strict=True)):
+            grid = config.grid(
+                self.patch * stage_dim // dim if number <= BOTTLENECK else self.patch
+            )
             if number == BOTTLENECK + 1:
                 grid = config.grid(2 * self.patch)
             for index, block in enumerate(stage.blocks):
-                slot = Slot(own, RATIO, grid, number, index, dense=config.dense)
+                slot = Slot(stage_dim, RATIO, grid, number, index, dense=config.dense)
                 cast("UDiTBlock", block).finish(slot, config)
 
     def denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
@@ -146,19 +149,16 @@ class UDiT(DenoisingBackbone):
         Raises:
             ValueError: A side is not a multiple of 8 patches.
         """
-        if any(side % self.size_divisor for side in x.shape[2:]):
-            raise ValueError(
-                f"sides must be multiples of {self.size_divisor}, got "
-                f"{'x'.join(map(str, x.shape[2:]))}; change data.image_size"
-            )
+        for side in x.shape[2:]:
+            check_multiple("data.image_size", side, self.size_divisor)
         conditions = [
             embed_time(times) + embed_label(labels)
             for embed_time, embed_label in zip(self.t_embedders, self.y_embedders, strict=True)
         ]
         x = self.stem(F.pixel_unshuffle(x, self.patch) if self.patch > 1 else x)
         skips = []
-        for number, each in enumerate(self.stages):
-            stage = cast("UDiTStage", each)
+        for number, stage_module in enumerate(self.stages):
+            stage = cast("UDiTStage", stage_module)
             if 0 < number <= BOTTLENECK:
                 skips.append(x)
                 x = cast("PixelDown", stage.embed)(x)
@@ -182,16 +182,16 @@ class UDiT(DenoisingBackbone):
 
 def _ours(key: str) -> str:
     """Return our name of a tensor of the authors' code."""
-    for theirs, ours in OUTER.items():
-        if key.startswith(f"{theirs}."):
-            return ours + key.removeprefix(theirs)
-    found = re.match(rf"({'|'.join(AUTHORS)})\.(\d+)\.(.+)", key)
-    if found is None:
+    for official, ours in OUTER.items():
+        if key.startswith(f"{official}."):
+            return ours + key.removeprefix(official)
+    match = re.match(rf"({'|'.join(AUTHORS)})\.(\d+)\.(.+)", key)
+    if match is None:
         return key
-    stage, block, inner = AUTHORS.index(found[1]), 2 * int(found[2]), found[3]
+    stage, block, inner = AUTHORS.index(match[1]), 2 * int(match[2]), match[3]
     for half in (1, 2):
-        for theirs, ours in PARTS.items():
-            name = theirs.format(half)
+        for official, ours in PARTS.items():
+            name = official.format(half)
             if inner == name or inner.startswith(f"{name}."):
                 rest = inner.removeprefix(name)
                 return f"stages.{stage}.blocks.{block + half - 1}.{ours}{rest}"

@@ -8,6 +8,7 @@ Axes: C = d input channels, h hidden channels, G groups, which are runs of neigh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -15,6 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from backbones.layers.bounds import check_divisor, check_range
 
 Pairing = Literal["anti", "cyclic"]
 
@@ -29,7 +32,7 @@ class MatrixBlock(NamedTuple):
     start: int
 
 
-class ChannelMapping(nn.Module):
+class ChannelMapping(nn.Module, ABC):
     """Base class of all mappings: widths, an optional bias (h,) and the equivalent matrix."""
 
     dim: int
@@ -37,13 +40,13 @@ class ChannelMapping(nn.Module):
     blocks: tuple[MatrixBlock, ...]
     bias: nn.Parameter | None
 
+    @abstractmethod
     def dense_weight(self) -> Tensor:
         """Return the mapping as one (h, C) matrix."""
-        raise NotImplementedError
 
+    @abstractmethod
     def as_blocks(self) -> tuple[Sequence[Tensor], Sequence[MatrixBlock]]:
         """Return weights and blocks whose rows are the outputs; input columns wrap around."""
-        raise NotImplementedError
 
     def reset_parameters(self, std: float | None = None) -> None:
         """Draw a truncated normal of ``std``, or of 1 / sqrt(columns per row); zero the bias."""
@@ -109,17 +112,9 @@ class GroupedCrossMapping(ChannelMapping):
         self, dim: int, hidden: int, groups: int, rounds: int = 2, pairing: Pairing = "anti"
     ) -> None:
         super().__init__()
-        if not 1 <= rounds <= (2 if pairing == "anti" else groups):
-            raise ValueError(
-                f"rounds must be 1 or 2 with pairing anti and from 1 to g1 = {groups} with "
-                f"pairing cyclic; got {rounds} with {pairing}"
-            )
-        valid = [g for g in range(1, dim + 1) if dim % g == 0 and hidden % (g * rounds) == 0]
-        if groups not in valid:
-            raise ValueError(
-                f"g1 must divide the input width {dim}, and g1 * rounds the hidden width {hidden}: "
-                f"g1 must be one of {valid} with {rounds} rounds, got {groups}"
-            )
+        check_range("rounds", rounds, 1, 2 if pairing == "anti" else groups)
+        check_divisor("g1", groups, dim, hidden)
+        check_divisor("g1 * rounds", groups * rounds, hidden)
         self.dim, self.hidden = dim, hidden
         self.blocks = tuple(
             MatrixBlock(w, _source(s, w, groups, pairing) * (dim // groups))
@@ -179,11 +174,9 @@ class OverlappedCycleMapping(ChannelMapping):
 
     def __init__(self, dim: int, hidden: int, groups: int, window: int | None = None) -> None:
         super().__init__()
-        if not 1 <= groups <= min(dim, hidden):
-            raise ValueError(f"g2 must be from 1 to {min(dim, hidden)}, got {groups}")
+        check_range("g2", groups, 1, min(dim, hidden))
         window = max(1, groups - 1) if window is None else window
-        if not 1 <= window <= groups:
-            raise ValueError(f"window must be from 1 to g2 = {groups}, got {window}")
+        check_range("window", window, 1, groups)
         runs_in, runs_out = balanced_runs(dim, groups), balanced_runs(hidden, groups)
         self.dim, self.hidden = dim, hidden
         self.wrapped = sum(runs_in[: window - 1])  # channels read again after the last one
@@ -218,8 +211,8 @@ class OverlappedCycleMapping(ChannelMapping):
 
 def balanced_runs(width: int, groups: int) -> list[int]:
     """Return lengths of ``groups`` runs of channels that differ by at most one, longer first."""
-    short, longer = divmod(width, groups)
-    return [short + 1] * longer + [short] * (groups - longer)
+    shorter, longer = divmod(width, groups)
+    return [shorter + 1] * longer + [shorter] * (groups - longer)
 
 
 def _block_products(

@@ -10,9 +10,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.activations import create_activation
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.mixers.afbo.channel_mappings import ChannelMapping
 from backbones.mixers.afbo.spatial_models import SameConv, SpatialName, create_spatial_model
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backbones.base import hidden_width
 from backbones.mixers.afbo.channel_mappings import (
     BlockDiagonalMapping,
     ChannelMapping,
@@ -22,6 +21,7 @@ from backbones.mixers.afbo.scfbo import SCFBO, ActOn, Init, Order
 from backbones.mixers.afbo.spatial_models import SpatialName
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 MappingName = Literal["dense", "block", "gccm", "occm"]
 

@@ -24,14 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.layers.overlapping_windows import gather
 from backbones.layers.pointwise import PointwiseConv2d
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 24
 REDUCTIONS = (8, 4, 2, 1)  # by stage
@@ -241,6 +243,5 @@ def aggregated(
     """
     check_odd(window)
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction
-    if side < 1:
-        raise ValueError(f"reduction must be at least 1, got {side}")
+    check_range("reduction", side, 1)
     return AggregatedAttention(dim, usual_heads(dim, num_heads, HEAD_DIM), grid, window, side)

@@ -19,14 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, crop, missing
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 TOPK = (1, 4, 16)  # by stage; all in the fourth
 
@@ -71,14 +73,11 @@ class BiLevelRoutingAttention(Mixer):
         super().__init__()
         check_odd(kernel_size)
         usual = [min(k, regions**2) for k in (*TOPK, regions**2)]
-        chosen = usual[min(slot.stage if slot else 0, 3)] if topk is None else topk
-        if regions < 1 or not 1 <= chosen <= regions**2:
-            raise ValueError(
-                f"regions must be at least 1 and topk from 1 to regions^2, got {regions} and "
-                f"{chosen}"
-            )
+        count = usual[min(slot.stage if slot else 0, 3)] if topk is None else topk
+        check_range("regions", regions, 1)
+        check_range("topk", count, 1, regions**2)
         self.num_heads = usual_heads(dim, num_heads)
-        self.regions, self.topk = regions, chosen
+        self.regions, self.topk = regions, count
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.lepe = nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim)
         self.apply(init_linear)
@@ -91,8 +90,8 @@ class BiLevelRoutingAttention(Mixer):
         q, kv = self.qkv(padded).split((dim, 2 * dim), dim=-1)
         sides = (ceil_div(height, self.regions), ceil_div(width, self.regions))
         precise = torch.promote_types(x.dtype, torch.float32)
-        chosen = self._chosen(self._cut(padded, sides).detach().mean(2, dtype=precise))
-        mixed = self._attend(self._cut(q, sides), self._cut(kv, sides), chosen)
+        regions = self._choose_regions(self._cut(padded, sides).detach().mean(2, dtype=precise))
+        mixed = self._attend(self._cut(q, sides), self._cut(kv, sides), regions)
         mixed = mixed.unflatten(1, (self.regions, -1)).unflatten(3, sides)
         mixed = mixed.transpose(2, 3).flatten(1, 2).flatten(2, 3)
         local = to_nhwc(self.lepe(to_nchw(kv[..., dim:])))
@@ -103,7 +102,7 @@ class BiLevelRoutingAttention(Mixer):
         x = x.unflatten(2, (self.regions, sides[1])).unflatten(1, (self.regions, sides[0]))
         return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
-    def _chosen(self, means: Tensor) -> Tensor:
+    def _choose_regions(self, means: Tensor) -> Tensor:
         """Return the most related regions of each region: (B, R^2, C) -> (B, R^2 k).
 
         The mean of queries is the query of the mean. Both are in float32 at least, since a choice
@@ -112,18 +111,20 @@ class BiLevelRoutingAttention(Mixer):
         precise, dim = means.dtype, means.shape[-1]
         weight, bias = self.qkv.weight.detach(), self.qkv.bias.detach()
         with without_autocast(means.device):
-            both = F.linear(means, weight[: 2 * dim].to(precise), bias[: 2 * dim].to(precise))
-            related = both[..., :dim] @ both[..., dim:].mT
+            query_key = F.linear(means, weight[: 2 * dim].to(precise), bias[: 2 * dim].to(precise))
+            related = query_key[..., :dim] @ query_key[..., dim:].mT
         return related.topk(self.topk, dim=-1).indices.flatten(1)
 
     def _attend(self, q: Tensor, kv: Tensor, index: Tensor) -> Tensor:
         """Attend to the chosen regions: (B, R^2, T, C) and (B, R^2, T, 2 C) -> (B, R^2, T, C)."""
         dim, count = q.shape[-1], q.shape[1]
         rows = kv.flatten(2)
-        chosen = rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
-        chosen = chosen.unflatten(-1, (-1, 2 * dim)).unflatten(1, (count, -1))  # (B, R^2, k, T, D)
+        key_value = rows.gather(1, index[..., None].expand(-1, -1, rows.shape[-1]))
+        key_value = key_value.unflatten(-1, (-1, 2 * dim)).unflatten(
+            1, (count, -1)
+        )  # (B, R^2, k, T, D)
         # One batch axis of images and regions, as torch's fused attention asks.
-        k, v = chosen.flatten(2, 3).flatten(0, 1).chunk(2, dim=-1)
+        k, v = key_value.flatten(2, 3).flatten(0, 1).chunk(2, dim=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in (q.flatten(0, 1), k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, scale=dim**-0.5)
         return merge_heads(mixed).unflatten(0, (-1, count))

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.overlapping_windows import attend, gather, window_means
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 32
@@ -43,8 +43,8 @@ class ConvolutionalSelfAttention(Mixer):
         self.num_heads = usual_heads(dim, num_heads, HEAD_DIM)
         self.coefficients = nn.Linear(dim, self.num_heads * SIDE**4)
         # Rows k C to (k + 1) C are the value matrix of place k.
-        wide = SIDE**2 * dim
-        self.values = nn.Conv2d(wide, wide, 1, groups=SIDE**2, bias=False)
+        window_dim = SIDE**2 * dim
+        self.values = nn.Conv2d(window_dim, window_dim, 1, groups=SIDE**2, bias=False)
         self.proj = nn.Linear(dim, dim)
 
     def mix(self, x: Tensor) -> Tensor:

@@ -24,9 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer, Slot
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 64
 STD = 0.1  # of the vectors in lambda
@@ -65,8 +67,8 @@ class DifferentialAttention(SequenceMixer):
     ) -> None:
         super().__init__()
         depth = (slot.block if slot else 0) if depth is None else depth
-        if dim % 2 or depth < 0:
-            raise ValueError(f"dim must be even and depth at least 0, got {dim} and {depth}")
+        check_multiple("dim", dim, 2)
+        check_range("depth", depth, 0)
         self.num_heads = usual_heads(dim // 2, num_heads, HEAD_DIM // 2)
         half = dim // 2 // self.num_heads
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.init import init_linear
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 
@@ -50,5 +50,5 @@ class EfficientAdditiveAttention(SequenceMixer):
         key = F.normalize(self.to_key(tokens), dim=-1)
         scores = query @ self.w_g * tokens.shape[-1] ** -0.5
         weights = F.normalize(scores, dim=1)
-        whole = (weights * query).sum(dim=1, keepdim=True)
-        return self.final(self.proj(whole * key) + query)
+        summary = (weights * query).sum(dim=1, keepdim=True)
+        return self.final(self.proj(summary * key) + query)

@@ -18,9 +18,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 Gate = Literal["element", "head"]

@@ -24,11 +24,12 @@ from timm.models.gcvit import FeatureBlock, WindowAttentionGlobal
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.shifted_windows import Size, pad_to_windows
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 
@@ -65,8 +66,7 @@ class GlobalWindowAttention(Mixer):
         self, dim: int, *, grid: Size, window: int = 7, num_heads: int | None = None
     ) -> None:
         super().__init__()
-        if window < 2:
-            raise ValueError(f"window must be at least 2, got {window}")
+        check_range("window", window, 2)
         self.window = (window, window)
         poolings = max(0, int(math.log2(min(grid) / window)))
         self.global_block = FeatureBlock(dim, poolings)

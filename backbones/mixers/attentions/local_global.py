@@ -16,12 +16,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import crop
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 36
 SAMPLINGS = (4, 2, 2, 1)  # by stage
@@ -108,8 +110,7 @@ class LocalGlobalLocal(Mixer):
     ) -> None:
         super().__init__()
         side = SAMPLINGS[min(slot.stage if slot else 0, 3)] if sampling is None else sampling
-        if side < 1:
-            raise ValueError(f"sampling must be at least 1, got {side}")
+        check_range("sampling", side, 1)
         self.local = LocalConv(dim) if side > 1 else None
         self.attn = SampledAttention(dim, side, num_heads)
         self.apply(init_linear)

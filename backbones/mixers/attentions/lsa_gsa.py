@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
 from backbones.layers.shifted_windows import pad_to_windows
+from backbones.mixer import Mixer
 from backbones.mixers.attentions.sra import REDUCTIONS, SpatialReductionAttention
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 
 class LocallyGroupedAttention(Mixer):
@@ -83,8 +85,8 @@ class TwinsAttention(Mixer):
         super().__init__()
         stage, block = (slot.stage, slot.block) if slot else (0, 0)
         side = REDUCTIONS[min(stage, 3)] if reduction is None else reduction
-        if window < 1 or side < 1:
-            raise ValueError(f"window and reduction must be at least 1, got {window} and {side}")
+        check_range("window", window, 1)
+        check_range("reduction", side, 1)
         heads = usual_heads(dim, num_heads)
         self.attn: Mixer
         if block % 2:

@@ -18,13 +18,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reparam import ConvBN
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 STRIDES = (2, 2, 2, 1)  # by stage
 
@@ -67,11 +69,9 @@ class MultiQueryAttention(Mixer):
         super().__init__()
         check_odd(kernel_size)
         step = STRIDES[min(slot.stage if slot else 0, 3)] if stride is None else stride
-        if min(num_heads, key_dim, step) < 1:
-            raise ValueError(
-                "num_heads, key_dim and stride must be at least 1, got "
-                f"{num_heads}, {key_dim} and {step}"
-            )
+        check_range("num_heads", num_heads, 1)
+        check_range("key_dim", key_dim, 1)
+        check_range("stride", step, 1)
         self.num_heads = num_heads
         self.query = PointwiseConv2d(dim, num_heads * key_dim, bias=False)
         self.key, self.value = (nn.Sequential() for _ in range(2))

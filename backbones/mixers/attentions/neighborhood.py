@@ -19,10 +19,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -83,8 +84,7 @@ class NeighborhoodAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if dilation < 1:
-            raise ValueError(f"dilation must be at least 1, got {dilation}")
+        check_range("dilation", dilation, 1)
         self.num_heads = usual_heads(dim, num_heads)
         self.side, self.dilation = kernel_size, dilation
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)

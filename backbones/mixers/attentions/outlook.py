@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.overlapping_windows import attend, gather, window_means
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -56,11 +57,7 @@ class OutlookAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if not 1 <= stride <= (kernel_size + 1) // 2:
-            raise ValueError(
-                f"stride must be from 1 to {(kernel_size + 1) // 2} for windows of side "
-                f"{kernel_size}, got {stride}"
-            )
+        check_range("stride", stride, 1, (kernel_size + 1) // 2)
         self.num_heads = usual_heads(dim, num_heads)
         self.side, self.stride = kernel_size, stride
         self.v = nn.Linear(dim, dim, bias=qkv_bias)

@@ -22,9 +22,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.pointwise import PointwiseConv2d
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 POWER = 4
@@ -50,18 +51,16 @@ class PolynomialAttention(Mixer):
     def __init__(self, dim: int, *, head_dim: int = 32, num_heads: int | None = None) -> None:
         super().__init__()
         heads = math.ceil(dim / 64) if num_heads is None else num_heads
-        if head_dim < 2 or heads < 1:
-            raise ValueError(
-                f"head_dim must be at least 2 and num_heads at least 1, got {head_dim} and {heads}"
-            )
-        wide, start = heads * head_dim, head_dim**-0.5
-        self.qkv = PointwiseConv2d(dim, 2 * wide, bias=False)
+        check_range("head_dim", head_dim, 2)
+        check_range("num_heads", heads, 1)
+        width, start = heads * head_dim, head_dim**-0.5
+        self.qkv = PointwiseConv2d(dim, 2 * width, bias=False)
         self.q_conv, self.k_conv, self.v_conv, self.final_conv = (
-            nn.Conv2d(wide, wide, side, padding=side // 2, groups=wide, bias=False)
+            nn.Conv2d(width, width, side, padding=side // 2, groups=width, bias=False)
             for side in (5, 5, 3, 3)
         )
         self.scale = nn.Parameter(torch.full((heads, 1, 1), math.log(start / (1 - start))))
-        self.proj = PointwiseConv2d(wide, dim, bias=False)
+        self.proj = PointwiseConv2d(width, dim, bias=False)
 
     def mix(self, x: Tensor) -> Tensor:
         """Attend by the fourth power: (B, H, W, C) -> (B, H, W, C)."""

@@ -16,12 +16,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import whole_window
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 32
 DILATIONS = (1, 3, 5)
@@ -119,8 +121,8 @@ def rasa(
     Source: LVT (CVPR 2022), https://arxiv.org/abs/2112.10809.
     """
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction
-    if side < 1 or steps < 1:
-        raise ValueError(f"reduction and steps must be at least 1, got {side} and {steps}")
+    check_range("reduction", side, 1)
+    check_range("steps", steps, 1)
     mixer = RecursiveAtrousSelfAttention(dim, side, steps, num_heads)
     mixer.apply(init_linear)
     return mixer

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.reparam import ConvBN
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 
@@ -49,11 +50,8 @@ class SingleHeadAttention(Mixer):
     def __init__(self, dim: int, *, ratio: float = 0.214, qk_dim: int = 16) -> None:
         super().__init__()
         part = round(ratio * dim)
-        if not 1 <= part <= dim or qk_dim < 1:
-            raise ValueError(
-                f"ratio must give from 1 to {dim} channels and qk_dim at least 1, got {ratio} "
-                f"and {qk_dim}"
-            )
+        check_range("ratio * dim", part, 1, dim)
+        check_range("qk_dim", qk_dim, 1)
         self.parts, self.widths = (part, dim - part), (qk_dim, qk_dim, part)
         self.pre_norm = nn.GroupNorm(1, part)
         self.qkv, self.proj = ConvBN(part, sum(self.widths)), ConvBN(dim, dim)

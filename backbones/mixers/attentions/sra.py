@@ -19,12 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import whole_window
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_fan_out
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 64
 REDUCTIONS = (8, 4, 2, 1)  # by stage
@@ -128,7 +130,7 @@ def sra(
     Source: PVT (ICCV 2021), https://arxiv.org/abs/2102.12122; PVT v2.
     """
     side = REDUCTIONS[min(slot.stage if slot else 0, 3)] if reduction is None else reduction
-    if side < 1 or pool < 1:
-        raise ValueError(f"reduction and pool must be at least 1, got {side} and {pool}")
+    check_range("reduction", side, 1)
+    check_range("pool", pool, 1)
     heads = usual_heads(dim, num_heads, HEAD_DIM)
     return SpatialReductionAttention(dim, heads, side, pool if linear else None)

@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import WindowAttention, window_partition, window_reverse
 from torch import Tensor
 
-from backbones.base import Mixer, Slot
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import is_any_size, missing
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.shifted_windows import AnyLength, Size, mask_of_regions, shift_mask
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 
 class AnyWindowAttention(WindowAttention):
@@ -46,9 +48,9 @@ class AnyWindowAttention(WindowAttention):
         _, height, width, channels = x.shape
         if is_any_size(x.shape[1:3]):
             return self._attend_any_size(x, shift, shift_single_window)
-        full = cast("Size", self.window_size)[0]
+        side = cast("Size", self.window_size)[0]
         (window_h, shift_h), (window_w, shift_w) = (
-            (min(full, size), shift if size > full - shift_single_window else 0)
+            (min(side, size), shift if size > side - shift_single_window else 0)
             for size in (height, width)
         )
         window, shifts = (window_h, window_w), (shift_h, shift_w)
@@ -132,8 +134,7 @@ class WindowMixing(Mixer):
 
     def __init__(self, dim: int, window: int, num_heads: int | None, shift: int) -> None:
         super().__init__()
-        if window < 2:
-            raise ValueError(f"window must be at least 2, got {window}")
+        check_range("window", window, 2)
         heads = usual_heads(dim, num_heads)
         self.attn = AnyWindowAttention(dim, heads, window_size=window)
         self.attn.apply(init_linear)

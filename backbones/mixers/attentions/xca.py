@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 48

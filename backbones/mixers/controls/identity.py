@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from backbones.base import Mixer
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -44,8 +45,7 @@ class FocalModulation(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if levels < 1:
-            raise ValueError(f"levels must be at least 1, got {levels}")
+        check_range("levels", levels, 1)
         self.widths, self.normalise = (dim, dim, levels + 1), normalise
         self.f = nn.Linear(dim, sum(self.widths))
         self.h = nn.Linear(dim, dim)
@@ -64,8 +64,8 @@ class FocalModulation(Mixer):
         for level, conv in enumerate(self.focal_layers):
             context = F.gelu(conv(context))
             total = total + gates[..., level : level + 1] * to_nhwc(context)
-        whole = F.gelu(to_nhwc(context.mean((2, 3), keepdim=True)))
-        total = total + gates[..., -1:] * whole
+        global_context = F.gelu(to_nhwc(context.mean((2, 3), keepdim=True)))
+        total = total + gates[..., -1:] * global_context
         if self.normalise:
             total = total / gates.shape[-1]
         return self.proj(query * self.h(total))

@@ -15,12 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 class GatedConv(Mixer):
@@ -46,11 +48,7 @@ class GatedConv(Mixer):
         self.act = create_activation(act)
         check_odd(kernel_size)
         part = int(conv_ratio * dim)
-        if not 1 <= part <= hidden:
-            raise ValueError(
-                f"conv_ratio must give the convolution from 1 to {hidden} channels, the width of "
-                f"its branch; got {conv_ratio} of {dim}"
-            )
+        check_range("conv_ratio * dim", part, 1, hidden)
         self.parts = (hidden - part, part)
         self.fc1 = nn.Linear(dim, 2 * hidden)
         self.conv = nn.Conv2d(part, part, kernel_size, padding=kernel_size // 2, groups=part)
@@ -60,8 +58,8 @@ class GatedConv(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Return W2 (GELU(g) * [v_1, D v_2]): (B, H, W, C) -> (B, H, W, C)."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        same, given = value.split(self.parts, dim=-1)
-        value = torch.cat([same, to_nhwc(self.conv(to_nchw(given)))], dim=-1)
+        unmixed, inputs = value.split(self.parts, dim=-1)
+        value = torch.cat([unmixed, to_nhwc(self.conv(to_nchw(inputs)))], dim=-1)
         return self.fc2(self.act(gate) * value)
 
 

@@ -19,12 +19,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.init import init_all
 from backbones.layers.spectral import filter_spectrum
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Conv = Literal["depthwise", "global_filter"]
 
@@ -68,20 +70,18 @@ class RecursiveGatedConv(Mixer):
         super().__init__()
         check_odd(kernel_size)
         order = 2 + (slot.stage if slot else 0) if order is None else order
-        if order < 1 or dim % 2 ** (order - 1):
-            raise ValueError(
-                f"order must be at least 1 and 2^(order - 1) divide the {dim} channels, got {order}"
-            )
+        check_range("order", order, 1)
+        check_multiple(f"dim with order={order}", dim, 2 ** (order - 1))
         self.scale = scale
         self.widths = [dim >> halvings for halvings in reversed(range(order))]
-        wide = sum(self.widths)
-        self.proj_in = nn.Linear(dim, self.widths[0] + wide)
+        width = sum(self.widths)
+        self.proj_in = nn.Linear(dim, self.widths[0] + width)
         self.dwconv: nn.Module
         if conv == "depthwise":
             reach = kernel_size // 2
-            self.dwconv = nn.Conv2d(wide, wide, kernel_size, padding=reach, groups=wide)
+            self.dwconv = nn.Conv2d(width, width, kernel_size, padding=reach, groups=width)
         else:
-            self.dwconv = GlobalLocalFilter(wide, grid)
+            self.dwconv = GlobalLocalFilter(width, grid)
             self.grid_axes = {"dwconv.filter": "H F C 2"}
         self.projs = nn.ModuleList(
             nn.Linear(*widths) for widths in zip(self.widths, self.widths[1:], strict=False)
@@ -97,9 +97,9 @@ class RecursiveGatedConv(Mixer):
             mixed = self.dwconv(q, weights)
         else:
             mixed = to_nhwc(self.dwconv(to_nchw(q)))
-        first, *others = (self.scale * mixed).split(self.widths, dim=-1)
+        first, *gates = (self.scale * mixed).split(self.widths, dim=-1)
         p = p * first
-        for proj, factor in zip(self.projs, others, strict=True):
+        for proj, factor in zip(self.projs, gates, strict=True):
             p = proj(p) * factor
         return self.proj_out(p)
 
@@ -119,8 +119,7 @@ class GlobalLocalFilter(nn.Module):
 
     def __init__(self, dim: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        if dim % 2:
-            raise ValueError(f"conv=global_filter halves its {dim} channels; give an even number")
+        check_multiple("dim with conv=global_filter", dim, 2)
         half = dim // 2
         self.pre_norm, self.post_norm = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.dw = nn.Conv2d(half, half, 3, padding=1, groups=half, bias=False)
@@ -128,6 +127,6 @@ class GlobalLocalFilter(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         """Filter a map (B, H, W, D) by weights for its size (H, W // 2 + 1, D / 2, 2)."""
-        near, whole = self.pre_norm(x).chunk(2, dim=-1)
-        parts = (to_nhwc(self.dw(to_nchw(near))), filter_spectrum(whole, weights))
+        local_half, global_half = self.pre_norm(x).chunk(2, dim=-1)
+        parts = (to_nhwc(self.dw(to_nchw(local_half))), filter_spectrum(global_half, weights))
         return self.post_norm(torch.stack(parts, dim=-1).flatten(-2))

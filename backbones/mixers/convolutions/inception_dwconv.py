@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -43,20 +44,16 @@ class InceptionDepthwise(Mixer):
         check_odd(kernel_size)
         check_odd(band)
         part = int(dim * ratio)
-        if part < 1 or 3 * part > dim:
-            raise ValueError(
-                f"ratio must give each of three kernels at least one of {dim} channels and all at "
-                f"most {dim}, got {ratio}"
-            )
+        check_range("ratio * dim", part, 1, dim // 3)
         self.parts = (dim - 3 * part, part, part, part)
-        square, long = kernel_size // 2, band // 2
-        self.dwconv_hw = nn.Conv2d(part, part, kernel_size, padding=square, groups=part)
-        self.dwconv_w = nn.Conv2d(part, part, (1, band), padding=(0, long), groups=part)
-        self.dwconv_h = nn.Conv2d(part, part, (band, 1), padding=(long, 0), groups=part)
+        square_padding, band_padding = kernel_size // 2, band // 2
+        self.dwconv_hw = nn.Conv2d(part, part, kernel_size, padding=square_padding, groups=part)
+        self.dwconv_w = nn.Conv2d(part, part, (1, band), padding=(0, band_padding), groups=part)
+        self.dwconv_h = nn.Conv2d(part, part, (band, 1), padding=(band_padding, 0), groups=part)
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:
         """Convolve three parts of the channels: (B, H, W, C) -> (B, H, W, C)."""
-        same, square, row, column = to_nchw(x).split(self.parts, dim=1)
-        mixed = (same, self.dwconv_hw(square), self.dwconv_w(row), self.dwconv_h(column))
+        unmixed, square, row, column = to_nchw(x).split(self.parts, dim=1)
+        mixed = (unmixed, self.dwconv_hw(square), self.dwconv_w(row), self.dwconv_h(column))
         return to_nhwc(torch.cat(mixed, dim=1))

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_fan_out
 from backbones.layers.pointwise import PointwiseConv2d
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

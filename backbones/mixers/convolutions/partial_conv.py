@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -39,8 +40,7 @@ class PartialConv(Mixer):
     def __init__(self, dim: int, *, divisor: int = 4, kernel_size: int = 3) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if not 1 <= divisor <= dim:
-            raise ValueError(f"divisor must be from 1 to the {dim} channels, got {divisor}")
+        check_range("divisor", divisor, 1, dim)
         part = dim // divisor
         self.parts = (part, dim - part)
         self.conv = nn.Conv2d(part, part, kernel_size, padding=kernel_size // 2, bias=False)
@@ -48,5 +48,5 @@ class PartialConv(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         """Return [K x_1, x_2]: (B, H, W, C) -> (B, H, W, C)."""
-        given, same = x.split(self.parts, dim=-1)
-        return torch.cat([to_nhwc(self.conv(to_nchw(given))), same], dim=-1)
+        inputs, unmixed = x.split(self.parts, dim=-1)
+        return torch.cat([to_nhwc(self.conv(to_nchw(inputs))), unmixed], dim=-1)

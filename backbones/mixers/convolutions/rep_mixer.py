@@ -15,10 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.norms import scale_and_shift
 from backbones.layers.reparam import BranchedConv, Fusible
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -45,8 +46,7 @@ class RepMixer(Mixer):
     def __init__(self, dim: int, *, kernel_size: int = 3, layer_scale: float = 1e-5) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if kernel_size < 3:
-            raise ValueError(f"kernel_size must be at least 3, got {kernel_size}")
+        check_range("kernel_size", kernel_size, 3)
         self.conv: nn.Module = RepMixerConv(dim, kernel_size, layer_scale)
 
     def mix(self, x: Tensor) -> Tensor:

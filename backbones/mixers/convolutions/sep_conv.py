@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.activations import StarReLU
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -36,11 +36,11 @@ class SepConv(Mixer):
     def __init__(self, dim: int, *, expansion: int = 2, kernel_size: int = 7) -> None:
         super().__init__()
         check_odd(kernel_size)
-        wide, side = expansion * dim, kernel_size
-        self.pwconv1 = nn.Linear(dim, wide, bias=False)
+        hidden, side = expansion * dim, kernel_size
+        self.pwconv1 = nn.Linear(dim, hidden, bias=False)
         self.act = StarReLU()
-        self.dwconv = nn.Conv2d(wide, wide, side, padding=side // 2, groups=wide, bias=False)
-        self.pwconv2 = nn.Linear(wide, dim, bias=False)
+        self.dwconv = nn.Conv2d(hidden, hidden, side, padding=side // 2, groups=hidden, bias=False)
+        self.pwconv2 = nn.Linear(hidden, dim, bias=False)
         init_all(self)
 
     def mix(self, x: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_fan_out
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer("ca_ffn", kind="channel", source="MogaNet (ICLR 2024)")

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer("dw_glu", kind="channel", source="SANA (ICLR 2025)", hidden_scale=2.5 / 4)

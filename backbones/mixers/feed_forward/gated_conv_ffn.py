@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from backbones.base import hidden_width
 from backbones.mixers.convolutions.gated_conv import GatedConv
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

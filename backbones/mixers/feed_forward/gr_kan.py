@@ -18,8 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.bounds import check_divisor
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 MOST_GROUPS = 8
 Start = Literal["gelu", "swish", "identity"]
@@ -72,8 +74,7 @@ class GroupRationalKAN(PointwiseMixer):
         super().__init__()
         hidden = hidden_width(dim, hidden_ratio)
         groups = math.gcd(MOST_GROUPS, dim, hidden) if groups is None else groups
-        if groups < 1 or dim % groups or hidden % groups:
-            raise ValueError(f"groups must divide the widths {dim} and {hidden}, got {groups}")
+        check_divisor("groups", groups, dim, hidden)
         self.act1, self.act2 = GroupRational(groups, "identity"), GroupRational(groups, start)
         self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)

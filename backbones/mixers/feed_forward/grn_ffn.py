@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
+from backbones.mixer import Mixer
 from backbones.mixers.convnext import GlobalResponseNorm
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(

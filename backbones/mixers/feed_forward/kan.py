@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
+from backbones.layers.bounds import check_range
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 NOISE = 0.1
 
@@ -51,10 +53,8 @@ class KAN(PointwiseMixer):
         self, dim: int, *, intervals: int = 5, degree: int = 3, expansion: float | None = None
     ) -> None:
         super().__init__()
-        if intervals < 1 or degree < 1:
-            raise ValueError(
-                f"intervals and degree must be at least 1, got {intervals} and {degree}"
-            )
+        check_range("intervals", intervals, 1)
+        check_range("degree", degree, 1)
         hidden = [] if expansion is None else [hidden_width(dim, expansion)]
         widths = [dim, *hidden, dim]
         self.layers = nn.Sequential(

@@ -14,9 +14,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import create_activation
+from backbones.layers.bounds import check_range
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 DEVIATION = 0.02
 
@@ -48,8 +50,7 @@ class LowRankFFN(PointwiseMixer):
         super().__init__()
         self.act = create_activation(act)
         hidden, rank = hidden_width(dim, hidden_ratio), int(rank_ratio * dim)
-        if rank < 1:
-            raise ValueError(f"rank_ratio must give a rank of at least 1, got {rank_ratio}")
+        check_range("rank_ratio * dim", rank, 1)
         self.fc1, self.fc2 = LowRankLinear(dim, hidden, rank), LowRankLinear(hidden, dim, rank)
 
     def mix(self, x: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import math
 
 from torch import nn
 
-from backbones.base import hidden_width
 from backbones.layers.init import init_all
 from backbones.mixers.conv_ffn import ConvFFN
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer("mix_ffn", kind="channel", source="SegFormer (NeurIPS 2021), Eq. 3; PVT v2 (2022)")

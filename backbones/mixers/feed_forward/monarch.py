@@ -15,9 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import create_activation
+from backbones.layers.bounds import check_divisor
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 DEVIATION = 0.02
 
@@ -66,10 +68,7 @@ class MonarchLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, blocks: int) -> None:
         super().__init__()
-        if blocks < 1 or in_features % blocks or out_features % blocks:
-            raise ValueError(
-                f"blocks must divide the widths {in_features} and {out_features}, got {blocks}"
-            )
+        check_divisor("blocks", blocks, in_features, out_features)
         self.blocks = blocks
         widths = [width // blocks for width in (in_features, out_features)]
         inner = min(widths)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, Slot, hidden_width
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 EXPANSIONS = (1.0, 1.0, 0.875, 0.875)  # by stage
 

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.q_shift import q_shift
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 

@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_range
 from backbones.layers.experts import Experts
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(
@@ -65,8 +67,8 @@ class SoftMoE(Mixer):
         act: str = "gelu",
     ) -> None:
         super().__init__()
-        if experts < 1 or slots < 1:
-            raise ValueError(f"experts and slots must be at least 1, got {experts} and {slots}")
+        check_range("experts", experts, 1)
+        check_range("slots", slots, 1)
         self.phi = nn.Parameter(dim**-0.5 * torch.randn(dim, experts, slots))
         self.scale = nn.Parameter(torch.ones(1))
         self.experts = Experts(experts, dim, hidden_width(dim, hidden_ratio), act)

@@ -26,10 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_positive, check_range
 from backbones.layers.experts import Experts
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer(
@@ -76,13 +78,10 @@ class SparseMoE(Mixer):
         act: str = "gelu",
     ) -> None:
         super().__init__()
-        if not 1 <= selected <= experts:
-            raise ValueError(f"selected must be from 1 to the {experts} experts, got {selected}")
-        if capacity <= 0 or noise < 0 or balance < 0:
-            raise ValueError(
-                "capacity must be above 0, noise and balance at least 0; got "
-                f"{capacity}, {noise} and {balance}"
-            )
+        check_range("selected", selected, 1, experts)
+        check_positive("capacity", capacity)
+        check_range("noise", noise, 0)
+        check_range("balance", balance, 0)
         self.selected, self.capacity = selected, capacity
         self.noise, self.balance = noise, balance
         self.router = nn.Linear(dim, experts, bias=False)
@@ -106,11 +105,11 @@ class SparseMoE(Mixer):
         noisy = logits
         if self.training and self.noise:
             noisy = logits + self.noise / experts * torch.randn_like(logits)
-        shares, chosen = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
+        shares, expert_ids = noisy.softmax(dim=-1).topk(self.selected, dim=-1)
         if self.training and self.balance:
             self.add_penalty(logits, noisy)
         places = max(1, round(self.selected * count * self.capacity / experts))
-        index, is_taken = seats(chosen, experts, places)
+        index, is_taken = seats(expert_ids, experts, places)
         seated = x.new_zeros(x.shape[0], experts * places + 1, x.shape[-1])
         columns = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
         seated = seated.scatter(1, columns, x.repeat(1, self.selected, 1))
@@ -158,11 +157,11 @@ def seats(chosen: Tensor, experts: int, places: int) -> tuple[Tensor, Tensor]:
     Returns:
         Place e c + s of each choice and token, (B, k N), or E c without one; and if it has one.
     """
-    wanted = chosen.mT.flatten(1)
-    asks = wanted.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
-    rank = asks.long().cumsum(1).gather(-1, wanted.unsqueeze(-1)).squeeze(-1) - 1
+    requests = chosen.mT.flatten(1)
+    asks = requests.unsqueeze(-1) == torch.arange(experts, device=chosen.device)
+    rank = asks.long().cumsum(1).gather(-1, requests.unsqueeze(-1)).squeeze(-1) - 1
     is_taken = rank < places
-    return torch.where(is_taken, wanted * places + rank, experts * places), is_taken
+    return torch.where(is_taken, requests * places + rank, experts * places), is_taken
 
 
 def variation(values: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
 from backbones.layers.activations import create_activation
 from backbones.layers.init import init_all
 from backbones.layers.norms import normalise
+from backbones.mixer import PointwiseMixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 Op = Literal["star", "sum"]
 

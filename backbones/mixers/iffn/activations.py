@@ -61,8 +61,8 @@ class Base(nn.Module):
             ValueError: They are unknown for this name.
         """
         if self.slope is not None:
-            one = torch.ones_like(self.slope)
-            return torch.minimum(self.slope, one), torch.maximum(self.slope, one)
+            ones = torch.ones_like(self.slope)
+            return torch.minimum(self.slope, ones), torch.maximum(self.slope, ones)
         if self.name not in BASES:
             raise ValueError(
                 f"the slopes of act={self.name} are unknown; use one of {', '.join(BASE_NAMES)}"

@@ -63,14 +63,14 @@ def from_released(
         ValueError: Other options than the released ones, which neither names nor shapes would
             always tell. Each is named with what it has to be.
     """
-    sides = {int(found[1]) for found in map(KERNEL.match, tensors) if found}
-    needed = RELEASED | ({"kernel_size": sides.pop()} if len(sides) == 1 else {})
-    wrong = [name for name, value in needed.items() if options[name] != value]
+    sides = {int(match[1]) for match in map(KERNEL.match, tensors) if match}
+    requirements = RELEASED | ({"kernel_size": sides.pop()} if len(sides) == 1 else {})
+    wrong = [name for name, value in requirements.items() if options[name] != value]
     if wrong:
         raise ValueError(
             "these are IFFN's released weights, and this mixer has "
             f"{', '.join(f'{name}={options[name]}' for name in wrong)}; build iffn with "
-            f"{' '.join(f'backbone.mixer.{name}={needed[name]}' for name in wrong)}"
+            f"{' '.join(f'backbone.mixer.{name}={requirements[name]}' for name in wrong)}"
         )
     side = options["kernel_size"]
     names = NAMES | {f"conv{side}x{side}_dw.": "dw.conv."}
@@ -81,7 +81,7 @@ def from_released(
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:
-    for theirs, ours in names.items():
-        if key.startswith(theirs):
-            return ours + key.removeprefix(theirs)
+    for official, ours in names.items():
+        if key.startswith(official):
+            return ours + key.removeprefix(official)
     return key

@@ -11,13 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_divisor
 from backbones.layers.init import init_linear
 from backbones.layers.norms import normalise
+from backbones.mixer import Mixer
 from backbones.mixers.iffn.activations import Arb, Base, RPReLU
 from backbones.mixers.iffn.checkpoint_conversion import from_released, is_released
 from backbones.mixers.iffn.depthwise import DepthwiseBlock, Order, Residual
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 ArbName = Literal["on", "off", "rprelu"]
 Init = Literal["ones", "mirror"]
@@ -107,11 +109,7 @@ class IFFN(Mixer):
         if isinstance(arb, bool):  # YAML reads on and off as booleans
             arb = "on" if arb else "off"
         hidden = hidden_width(dim, hidden_ratio)
-        if n_branches < 1 or hidden % n_branches:
-            raise ValueError(
-                f"n_branches must divide the hidden width {hidden}: one of "
-                f"{[n for n in range(1, hidden + 1) if hidden % n == 0]}, got {n_branches}"
-            )
+        check_divisor("n_branches", n_branches, hidden)
         if not channel:
             n_branches, arb = 1, "off"
         width = hidden // n_branches
@@ -122,7 +120,7 @@ class IFFN(Mixer):
             )
             for index in range(n_branches)
         )
-        mid, out = (channel if wanted is None else wanted for wanted in (bn_mid, bn_out))
+        mid, out = (channel if choice is None else choice for choice in (bn_mid, bn_out))
         self.bn_mid = nn.BatchNorm1d(hidden) if mid and norm == "batch" else None
         self.ln_mid = nn.LayerNorm(hidden) if mid and norm == "layer" else None
         self.dw = None
@@ -229,11 +227,11 @@ class IFFN(Mixer):
                 setattr(self, f"bn_{place}", nn.BatchNorm1d(len(norm.weight), **like))
                 setattr(self, f"ln_{place}", None)
         self.drops_before_dw = False
-        changed: dict[str, Any] = {"norm": "batch"}
+        changes: dict[str, Any] = {"norm": "batch"}
         if self.dw is not None and "dw_residual" not in given:
-            self.dw.shortcut, changed["dw_residual"] = False, False
-        self.options |= changed
-        return changed
+            self.dw.shortcut, changes["dw_residual"] = False, False
+        self.options |= changes
+        return changes
 
 
 def _branch(width: int, act: str, arb: str, *, mirror: bool, decay: bool) -> Base | Arb | RPReLU:

@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import PointwiseMixer, hidden_width
+from backbones.mixer import PointwiseMixer
 from backbones.mixers.iffn.activations import Base
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 Per = Literal["function", "element"]
 
@@ -88,8 +89,8 @@ class NonlinearSum(PointwiseMixer):
 
     def coefficients(self, x: Tensor) -> list[Tensor]:
         """Return alpha, beta, gamma and theta in the type of x, each (h, C or 1)."""
-        named = (self.alpha, self.beta, self.gamma, self.theta)
-        return [p.to(x.dtype).reshape(self.hidden, -1) for p in named]
+        rows = (self.alpha, self.beta, self.gamma, self.theta)
+        return [p.to(x.dtype).reshape(self.hidden, -1) for p in rows]
 
     def sum(self, x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
         """Return the sum over j without theta: (..., C), coefficients (j, C or 1) -> (..., C)."""

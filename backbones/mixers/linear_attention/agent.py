@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 HEAD_DIM = 64
 AGENTS = (9, 16, 49, 49)  # by stage

@@ -22,12 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_positive
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import attend
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -78,8 +79,7 @@ class FocusedLinearAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if power <= 0:
-            raise ValueError(f"power must be above 0, got {power}")
+        check_positive("power", power)
         self.num_heads, self.power = usual_heads(dim, num_heads, HEAD_DIM), power
         width = dim // self.num_heads
         self.q = nn.Linear(dim, dim, bias=qkv_bias)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
 from backbones.layers.init import init_linear
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 
@@ -45,5 +45,5 @@ class HydraAttention(SequenceMixer):
     def mix_sequence(self, tokens: Tensor) -> Tensor:
         """Return W (q^ * sum_n k^_n * v_n): (B, N, C) -> (B, N, C)."""
         q, k, v = self.qkv(tokens).chunk(3, dim=-1)
-        whole = (F.normalize(k, dim=-1) * v).sum(dim=1, keepdim=True)
-        return self.proj(F.normalize(q, dim=-1) * whole)
+        summary = (F.normalize(k, dim=-1) * v).sum(dim=1, keepdim=True)
+        return self.proj(F.normalize(q, dim=-1) * summary)

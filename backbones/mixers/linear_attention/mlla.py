@@ -19,12 +19,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import attend
 from backbones.layers.rotary import rotate_by_axes
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 
@@ -49,8 +50,7 @@ class MambaLikeLinearAttention(Mixer):
 
     def __init__(self, dim: int, *, num_heads: int | None = None, qkv_bias: bool = True) -> None:
         super().__init__()
-        if dim % 4:
-            raise ValueError(f"rotary positions need a multiple of 4 channels, got {dim}")
+        check_multiple("dim with rotary positions", dim, 4)
         self.num_heads = usual_heads(dim, num_heads)
         self.in_proj, self.act_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.dwc, self.lepe = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))
@@ -66,8 +66,8 @@ class MambaLikeLinearAttention(Mixer):
 
     def _attend(self, u: Tensor) -> Tensor:
         """Return the attention without L: (B, H, W, C) -> (B, H, W, C)."""
-        both = F.elu(self.qk(u).unflatten(-1, (2, -1))) + 1  # (B, H, W, 2, C)
-        parts = (*both.unbind(3), *rotate_by_axes(both).unbind(3), u)
+        query_key = F.elu(self.qk(u).unflatten(-1, (2, -1))) + 1  # (B, H, W, 2, C)
+        parts = (*query_key.unbind(3), *rotate_by_axes(query_key).unbind(3), u)
         q, k, turned_q, turned_k, v = (
             split_heads(part.flatten(1, 2), self.num_heads) for part in parts
         )

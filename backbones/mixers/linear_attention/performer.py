@@ -22,11 +22,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from backbones.base import SequenceMixer
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
+from backbones.mixer import SequenceMixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64
@@ -81,8 +82,7 @@ class PerformerAttention(SequenceMixer):
         self.num_heads = usual_heads(dim, num_heads, HEAD_DIM)
         width = dim // self.num_heads
         count = max(1, round(width * math.log(width))) if features is None else features
-        if count < 1:
-            raise ValueError(f"features must be at least 1, got {count}")
+        check_range("features", count, 1)
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
         self.register_buffer(
             "directions", orthogonal_directions(count, width, seed).to(self.proj.weight)

@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.linear_attention import EPS, divide, mean_keys, sum_products
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.mixers.linear_attention.focused_linear import HEAD_DIM, convolve_heads
 from backbones.options import check_odd
 from backbones.registry import register_mixer
@@ -71,8 +72,8 @@ class PolarityAwareLinearAttention(Mixer):
     ) -> None:
         super().__init__()
         check_odd(kernel_size)
-        if dim % 2 or alpha < 0:
-            raise ValueError(f"dim must be even and alpha at least 0, got {dim} and {alpha}")
+        check_multiple("dim", dim, 2)
+        check_range("alpha", alpha, 0)
         self.num_heads = usual_heads(dim // 2, num_heads, HEAD_DIM // 2)
         self.alpha, width = alpha, dim // self.num_heads
         self.qg = nn.Linear(dim, 2 * dim, bias=qkv_bias)
@@ -101,12 +102,12 @@ class PolarityAwareLinearAttention(Mixer):
 
         q^ is q~ with its halves exchanged. They are exchanged in what is read instead.
         """
-        wide = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
-        q, k = self._signs(torch.stack([q, k])).to(wide).unbind(0)
-        same, opposite = sum_products(k, v.to(wide)).chunk(2, dim=-1)
+        precision = torch.float32 if v.dtype is torch.float16 else v.dtype  # for fifth powers
+        q, k = self._signs(torch.stack([q, k])).to(precision).unbind(0)
+        equal_sign, opposite_sign = sum_products(k, v.to(precision)).chunk(2, dim=-1)
         mean, width = mean_keys(k), v.shape[-1]
-        exchanged = torch.cat([opposite, mean], dim=-1).roll(width, dims=-2)
-        table = [same, exchanged[..., :-1], mean, exchanged[..., -1:]]
+        exchanged = torch.cat([opposite_sign, mean], dim=-1).roll(width, dims=-2)
+        table = [equal_sign, exchanged[..., :-1], mean, exchanged[..., -1:]]
         return divide(q @ torch.cat(table, dim=-1), 2, EPS).to(v.dtype)
 
     def _signs(self, x: Tensor) -> Tensor:

@@ -21,12 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_all
 from backbones.layers.linear_attention import attend
 from backbones.layers.rotary import rotate_by_axes
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64
@@ -62,8 +63,7 @@ class RankAugmentedLinearAttention(Mixer):
         inclusive: bool = True,
     ) -> None:
         super().__init__()
-        if dim % 4:
-            raise ValueError(f"rotary positions need a multiple of 4 channels, got {dim}")
+        check_multiple("dim with rotary positions", dim, 4)
         self.num_heads = usual_heads(dim // 4, num_heads, HEAD_DIM // 4)
         self.inclusive = inclusive
         self.qkvo = nn.Linear(dim, 4 * dim, bias=qkv_bias)
@@ -84,10 +84,10 @@ class RankAugmentedLinearAttention(Mixer):
         """Return the attention without L, of three maps: (B, H, W, C) -> (B, H, W, C)."""
         size = q.shape[1:3]
         q, k, v = (split_heads(part.flatten(1, 2), self.num_heads) for part in (q, k, v))
-        whole = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
-        share = (whole @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
+        global_query = q.mean(dim=-2, keepdim=True) * q.shape[-1] ** -0.5
+        share = (global_query @ k.mT).softmax(dim=-1).mT  # (B, h, N, 1)
         k = k * (share * k.shape[-2])
-        both = torch.cat([q, k], dim=1).transpose(1, 2).unflatten(1, size)  # (B, H, W, 2 h, d)
-        turned = rotate_by_axes(both, self.inclusive).flatten(1, 2).transpose(1, 2)
+        query_key = torch.cat([q, k], dim=1).transpose(1, 2).unflatten(1, size)  # (B, H, W, 2 h, d)
+        turned = rotate_by_axes(query_key, self.inclusive).flatten(1, 2).transpose(1, 2)
         turned_q, turned_k = turned.chunk(2, dim=1)
         return merge_heads(attend(turned_q, turned_k, v, weighing=(q, k))).unflatten(1, size)

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.heads import merge_heads, usual_heads
 from backbones.layers.init import init_all
 from backbones.layers.linear_attention import divide, sum_products
 from backbones.layers.norms import normalise
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 
@@ -63,12 +63,12 @@ class ReLULinearAttention(Mixer):
         super().__init__()
         check_odd(scales)
         self.num_heads = usual_heads(dim, num_heads)
-        wide = 3 * dim
-        self.qkv = nn.Linear(dim, wide, bias=False)
+        width = 3 * dim
+        self.qkv = nn.Linear(dim, width, bias=False)
         self.aggreg = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(wide, wide, side, padding=side // 2, groups=wide, bias=False),
-                nn.Conv2d(wide, wide, 1, groups=3 * self.num_heads, bias=False),
+                nn.Conv2d(width, width, side, padding=side // 2, groups=width, bias=False),
+                nn.Conv2d(width, width, 1, groups=3 * self.num_heads, bias=False),
             )
             for side in scales
         )

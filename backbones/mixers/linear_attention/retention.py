@@ -24,13 +24,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.heads import usual_heads
 from backbones.layers.init import init_linear
 from backbones.layers.rotary import rotate_by_index
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Form = Literal["released", "paper"]
 
@@ -79,14 +81,12 @@ class ManhattanAttention(Mixer):
         check_odd(kernel_size)
         stage = min(slot.stage if slot else 0, 3)
         spread = RANGES[stage] if decay_range is None else decay_range
-        if spread < 0:
-            raise ValueError(f"decay_range must be at least 0, got {spread}")
+        check_range("decay_range", spread, 0)
         self.form = form
         if form == "paper":
             self.num_heads = usual_heads(dim, num_heads)
-        elif dim % 2:
-            raise ValueError(f"pairs of channels need an even width, got {dim}; or form=paper")
         else:
+            check_multiple("dim with form=released", dim, 2)
             self.num_heads = usual_heads(dim // 2, num_heads, 16)
         self.decomposed = stage < 3 if decomposed is None else decomposed
         self.decays = [
@@ -109,9 +109,9 @@ class ManhattanAttention(Mixer):
             q, k, mixed = (part.transpose(2, 3) for part in (q, k, mixed))
             mixed = self._attend(q, k, mixed, down[:, None]).transpose(2, 3)
         else:
-            both = down[:, :, None, :, None] + right[:, None, :, None, :]
+            decay = down[:, :, None, :, None] + right[:, None, :, None, :]
             q, k, v = (part.flatten(2, 3) for part in (q, k, v))
-            mixed = self._attend(q, k, v, both.flatten(3).flatten(1, 2)).unflatten(2, x.shape[1:3])
+            mixed = self._attend(q, k, v, decay.flatten(3).flatten(1, 2)).unflatten(2, x.shape[1:3])
         local = to_nhwc(self.lepe(to_nchw(parts[2])))
         return self.proj(mixed.movedim(1, -2).flatten(3) + local)
 

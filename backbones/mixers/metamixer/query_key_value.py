@@ -23,8 +23,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.heads import split_heads
+from backbones.mixer import Mixer
 
 Size = tuple[int, int]
 
@@ -104,19 +104,13 @@ class MetaMixer(Mixer):
         leave: Callable[[Tensor, Size], Tensor],
     ) -> None:
         super().__init__()
-        for slot, interaction in (("match", match), ("read", read)):
-            if memory.projected and interaction is apply:
-                raise ValueError(
-                    f"{slot}=apply runs an operator, but a ProjectedMemory gives tensors: give "
-                    "a function of two tensors, such as scaled_products"
-                )
-            if not memory.projected and interaction is not apply:
-                raise ValueError(
-                    f"a StaticMemory gives operators, which only apply can run: {slot} must be "
-                    f"apply, got {getattr(interaction, '__name__', interaction)}"
-                )
-        if fused is not None and not memory.projected:
-            raise ValueError("fused takes keys and values as tensors: it needs a ProjectedMemory")
+        runs_operators = (match is apply, read is apply)
+        if runs_operators != (not memory.projected,) * 2 or (fused and not memory.projected):
+            raise ValueError(
+                "a StaticMemory gives operators, which only match=apply and read=apply run; a "
+                "ProjectedMemory gives tensors, for functions of two tensors such as "
+                "scaled_products, and for fused"
+            )
         self.query, self.memory, self.activation = query, memory, activation
         self.match, self.read, self.fused = match, read, fused
         self.enter, self.leave = enter, leave

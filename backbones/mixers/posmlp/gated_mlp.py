@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_divisor, check_multiple
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.mixers.posmlp.relations import LookupRelation, TokenRelation
+from backbones.slots import hidden_width
 
 Structure = Literal["gate", "add", "concat", "nonsplit"]
 
@@ -42,13 +44,10 @@ class SpatialGatingUnit(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         split = structure != "nonsplit"
-        if split and width % 2:
-            raise ValueError(f"the hidden width must be even to be split into halves, got {width}")
+        if split:
+            check_multiple("a hidden width that is split", width, 2)
         mixed = width // 2 if split else width
-        if mixed % relation.groups:
-            raise ValueError(
-                f"groups must divide the {mixed} channels that are mixed, got {relation.groups}"
-            )
+        check_divisor("groups", relation.groups, mixed)
         self.relation = relation
         self.structure, self.shifted = structure, shifted
         self.norm = nn.LayerNorm(mixed, eps=1e-6) if norm else nn.Identity()
@@ -129,10 +128,10 @@ class GatedMLP(Mixer):
         table, bias = (tensors.get(f"gate.relation.{name}") for name in ("table", "bias"))
         tensors = dict(tensors)
         if isinstance(relation, LookupRelation) and table is not None:
-            own, theirs = 2 * relation.window - 1, math.isqrt(len(table))
-            if theirs != own and theirs**2 == len(table):
-                gain = ((theirs + 1) / (own + 1)) ** 2
-                tensors["gate.relation.table"] = gain * _resized(table, own)
+            side, file_side = 2 * relation.window - 1, math.isqrt(len(table))
+            if file_side != side and file_side**2 == len(table):
+                gain = ((file_side + 1) / (side + 1)) ** 2
+                tensors["gate.relation.table"] = gain * _resized(table, side)
         if bias is not None and bias.ndim == 2 and math.isqrt(len(bias)) ** 2 == len(bias):
             tensors["gate.relation.bias"] = _resized(bias, relation.window)
         return tensors
@@ -140,9 +139,9 @@ class GatedMLP(Mixer):
 
 def _resized(table: Tensor, side: int) -> Tensor:
     """Resample a table over a square to another side: (a * a, s) -> (side * side, s)."""
-    old = math.isqrt(len(table))
-    if old == side:
+    source_side = math.isqrt(len(table))
+    if source_side == side:
         return table
-    picture = table.T.unflatten(1, (old, old))[None]
+    picture = table.T.unflatten(1, (source_side, source_side))[None]
     resized = F.interpolate(picture, (side, side), mode="bicubic", align_corners=False)
     return resized[0].flatten(1).T.contiguous()

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from backbones.base import Slot
 from backbones.mixers.posmlp.gated_mlp import GatedMLP, Structure
 from backbones.mixers.posmlp.relations import (
     Init,
@@ -32,6 +31,7 @@ from backbones.mixers.posmlp.relations import (
 )
 from backbones.options import variant_of
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 PerStage = int | Sequence[int]
 RelationName = Literal["free", "offset", "offset_and_free", "gaussian"]
@@ -89,8 +89,8 @@ def gating_unit(
             side, count, sigma=sigma, freeze_delta=freeze_delta, bias=bias, cache=cache
         )
     else:
-        free = relation == "offset_and_free"
-        tokens = LookupRelation(side, count, bias=bias, free=free, cache=cache)
+        has_free_matrix = relation == "offset_and_free"
+        tokens = LookupRelation(side, count, bias=bias, free=has_free_matrix, cache=cache)
     shifted = _shifted(shift, slot)
     return GatedMLP(
         dim, hidden_ratio, tokens, structure=structure, norm=norm, shifted=shifted, drop=drop

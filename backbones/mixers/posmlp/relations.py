@@ -19,11 +19,13 @@ Axes: w window side, N = w * w tokens, token t at row t // w and column t mod w,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import without_autocast
 from backbones.layers.windows import Pattern, corner_of_matrix, mix_windows, visible
 
@@ -33,7 +35,7 @@ SINGULAR = 1e-4  # share of a layer's largest eigenvalue; ours, the paper leaves
 TINY = 1e-6  # standard deviation of a token matrix that shall start as zero
 
 
-class TokenRelation(nn.Module):
+class TokenRelation(nn.Module, ABC):
     """A (s, N, N) matrix over the tokens of a window and a bias (N) over its positions.
 
     Args:
@@ -46,21 +48,21 @@ class TokenRelation(nn.Module):
 
     def __init__(self, window: int, groups: int, *, bias: bool, cache: bool = True) -> None:
         super().__init__()
-        if window < 1 or groups < 1:
-            raise ValueError(f"window and groups must be at least 1, got {window} and {groups}")
+        check_range("window", window, 1)
+        check_range("groups", groups, 1)
         self.window, self.groups = window, groups
         # Two axes, since the authors decay it like any matrix.
         self.bias = nn.Parameter(torch.zeros(window * window, 1)) if bias else None
         self.cache = cache
 
+    @abstractmethod
     def matrix(self, rows: Pattern, columns: Pattern) -> Tensor:
         """Return (s, e * f, e * f) for windows of e * f tokens, in at least float32."""
-        raise NotImplementedError
 
     def token_matrix(self) -> tuple[Tensor, tuple[int, int]]:
         """Return M of a whole window, (s, N, N), and the window's (h, w)."""
-        whole = Pattern(self.window, self.window)
-        return self.matrix(whole, whole), (self.window, self.window)
+        window = Pattern(self.window, self.window)
+        return self.matrix(window, window), (self.window, self.window)
 
     def exact_matrix(self, rows: Pattern, columns: Pattern, u: Tensor) -> Tensor:
         """Return ``matrix`` in the type of u, computed without autocast.
@@ -215,9 +217,9 @@ class QuadraticRelation(TokenRelation):
         x, y = (-x)[None, :, None, :].expand(e, f, e, f), y[:, None, :, None].expand(e, f, e, f)
         basis = torch.stack([x, y, x * x, y * y, x * y]).reshape(5, -1)
         logits = (coefficients @ basis).reshape(-1, e * f, e * f)
-        seen = visible(rows, columns, logits.device)
-        if seen is not None:
-            logits = logits.masked_fill(~seen, float("-inf"))
+        mask = visible(rows, columns, logits.device)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, float("-inf"))
         return logits.softmax(dim=-1)
 
     def singular(self, least: float = SINGULAR) -> Tensor:
@@ -234,14 +236,14 @@ class QuadraticRelation(TokenRelation):
 
         Nearly singular P are left out, as in App. 3; NaN where all are.
         """
-        kept = self.precision()[~self.singular(least)]
-        return torch.linalg.det(kept).clamp(min=0).sqrt().mean()
+        regular = self.precision()[~self.singular(least)]
+        return torch.linalg.det(regular).clamp(min=0).sqrt().mean()
 
 
 def hide(matrix: Tensor, rows: Pattern, columns: Pattern) -> Tensor:
     """Set to 0 what a token may not see."""
-    seen = visible(rows, columns, matrix.device)
-    return matrix if seen is None else matrix * seen
+    mask = visible(rows, columns, matrix.device)
+    return matrix if mask is None else matrix * mask
 
 
 def _differences(size: int, like: Tensor) -> Tensor:

@@ -28,10 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.q_shift import q_shift
 from backbones.layers.scans import Scan, scan
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 LAYERS = 12  # of the authors' networks, over which their initialisation changes
 
@@ -72,9 +73,9 @@ class BidirectionalWKV(Mixer):
     def mix(self, x: Tensor) -> Tensor:
         """Shift, attend and gate: (B, H, W, C) -> (B, H, W, C)."""
         shifted = q_shift(x, self.whole_quarters)
-        apart = x - shifted
+        difference = x - shifted
         k, v, r = (
-            layer(shifted + mix * apart).flatten(1, 2)
+            layer(shifted + mix * difference).flatten(1, 2)
             for layer, mix in (
                 (self.key, self.mix_k), (self.value, self.mix_v), (self.receptance, self.mix_r)
             )
@@ -118,12 +119,12 @@ def bi_wkv(
     k, v = k.to(precise), v.to(precise)
     count = k.shape[1]
     weight = (k - k.detach().amax(1, keepdim=True)).exp()
-    own = (bonus.to(precise) / count).exp() * weight
+    own_weight = (bonus.to(precise) / count).exp() * weight
     # Numerators and denominators of both directions, tokens first: (N, 2, 2, B, C).
     sums = torch.stack([weight * v, weight]).movedim(2, 0)
-    both = torch.stack([sums, sums.flip(0)], dim=1)
-    log_decay = (-decay.to(precise) / count).expand_as(both)
+    two_ways = torch.stack([sums, sums.flip(0)], dim=1)
+    log_decay = (-decay.to(precise) / count).expand_as(two_ways)
     # The state of the token before gives a neighbour the weight 1.
-    before, after = F.pad(scan(log_decay, both), (0, 0) * 3 + (0, 0, 1, -1)).unbind(1)
+    before, after = F.pad(scan(log_decay, two_ways), (0, 0) * 3 + (0, 0, 1, -1)).unbind(1)
     top, bottom = (before + after.flip(0)).movedim(0, 2).unbind(0)
-    return torch.addcmul(top, own, v) / (bottom + own)
+    return torch.addcmul(top, own_weight, v) / (bottom + own_weight)

@@ -30,9 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_range
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.scans import to_chunks
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 HEAD_DIM = 64
@@ -76,15 +77,13 @@ class GatedDeltaRule(Mixer):
         heads = usual_heads(dim, num_heads, HEAD_DIM)
         key = int(key_ratio * dim / heads)
         value = int(value_ratio * key)
-        if min(key, value, kernel_size) < 1:
-            raise ValueError(
-                "key_ratio, value_ratio and kernel_size must give each head a channel and a token, "
-                f"got {key_ratio}, {value_ratio} and {kernel_size}"
-            )
+        check_range("key channels of a head (key_ratio)", key, 1)
+        check_range("value channels of a head (value_ratio)", value, 1)
+        check_range("kernel_size", kernel_size, 1)
         self.num_heads, self.widths = heads, (heads * key, heads * key, heads * value)
         self.qkv = nn.Linear(dim, sum(self.widths), bias=False)
-        wide = sum(self.widths)
-        self.conv = nn.Conv1d(wide, wide, kernel_size, groups=wide, bias=False)
+        width = sum(self.widths)
+        self.conv = nn.Conv1d(width, width, kernel_size, groups=width, bias=False)
         self.beta, self.step = nn.Linear(dim, heads, bias=False), nn.Linear(dim, heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(heads).uniform_(0, 16).log())
         low, high = math.log(LEAST_STEP), math.log(MOST_STEP)
@@ -103,16 +102,16 @@ class GatedDeltaRule(Mixer):
         """Run over the rows by a form of ``delta_rule``: (B, H, W, C) -> (B, H, W, C)."""
         tokens = x.flatten(1, 2)
         precise = torch.promote_types(x.dtype, torch.float32)
-        both = torch.cat([tokens, tokens.flip(1)])
-        parts = F.pad(self.qkv(both).mT, (self.conv.kernel_size[0] - 1, 0))
+        two_ways = torch.cat([tokens, tokens.flip(1)])
+        parts = F.pad(self.qkv(two_ways).mT, (self.conv.kernel_size[0] - 1, 0))
         q, k, v = (
             split_heads(part.to(precise), self.num_heads)
             for part in F.silu(self.conv(parts)).mT.split(self.widths, dim=-1)
         )
         q, k = (F.normalize(part, dim=-1, eps=1e-6) for part in (q, k))
-        step = F.softplus(self.step(both).to(precise) + self.dt_bias.to(precise))
+        step = F.softplus(self.step(two_ways).to(precise) + self.dt_bias.to(precise))
         log_decay = -self.A_log.to(precise).exp() * step
-        beta = self.beta(both).to(precise).sigmoid()
+        beta = self.beta(two_ways).to(precise).sigmoid()
         read = rule(q * q.shape[-1] ** -0.5, k, v, log_decay.mT, beta.mT)
         forward, backward = read.chunk(2)
         normed = self.norm((forward + backward.flip(2)).to(x.dtype))
@@ -157,23 +156,28 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor)
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~ones.tril(), -math.inf).exp()
     since_start = total.exp().unsqueeze(-1)
     until_end = (total[..., -1:] - total).exp().unsqueeze(-1)
-    written = beta.unsqueeze(-1) * k
-    system = (written @ k.mT * between).tril(-1)
+    writes = beta.unsqueeze(-1) * k
+    system = (writes @ k.mT * between).tril(-1)
     inverse = torch.linalg.solve_triangular(
         system, torch.eye(length, dtype=q.dtype, device=q.device).expand_as(system),
         upper=False, unitriangular=True,
     )  # fmt: skip
-    given, taken = inverse @ (beta.unsqueeze(-1) * v), inverse @ (since_start * written)
+    new_values, decayed_writes = (
+        inverse @ (beta.unsqueeze(-1) * v),
+        inverse @ (since_start * writes),
+    )
     keys, decays = (until_end * k).mT, since_start[..., -1:, :]
-    per_chunk = (part.flatten(0, 1).unbind(1) for part in (given, taken, keys, decays))
+    per_chunk = (
+        part.flatten(0, 1).unbind(1) for part in (new_values, decayed_writes, keys, decays)
+    )
     state = q.new_zeros(q.shape[0] * q.shape[1], q.shape[-1], v.shape[-1])
     states, values = [], []
-    for known, share, key, decay in zip(*per_chunk, strict=True):
+    for chunk_values, share, key, decay in zip(*per_chunk, strict=True):
         states.append(state)
-        values.append(torch.baddbmm(known, share, state, alpha=-1))
+        values.append(torch.baddbmm(chunk_values, share, state, alpha=-1))
         state = torch.baddbmm(decay * state, key, values[-1])
-    before, written = (
+    before, writes = (
         torch.stack(parts, dim=1).unflatten(0, q.shape[:2]) for parts in (states, values)
     )
-    outputs = (since_start * q) @ before + (q @ k.mT * between) @ written
+    outputs = (since_start * q) @ before + (q @ k.mT * between) @ writes
     return outputs.flatten(2, 3)[:, :, :count]

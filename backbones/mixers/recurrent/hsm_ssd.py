@@ -20,10 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 STATES = (49, 25, 9)  # by stage
 
@@ -58,12 +60,11 @@ class HiddenStateMixer(Mixer):
     ) -> None:
         super().__init__()
         states = STATES[min(slot.stage if slot else 0, 2)] if states is None else states
-        if states < 1:
-            raise ValueError(f"states must be at least 1, got {states}")
+        check_range("states", states, 1)
         inner = hidden_width(dim, expansion)
-        wide = 3 * states
-        self.proj = nn.Linear(dim, wide, bias=False)
-        self.dw = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
+        width = 3 * states
+        self.proj = nn.Linear(dim, width, bias=False)
+        self.dw = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
         self.hz_proj = nn.Linear(dim, 2 * inner, bias=False)
         self.out_proj = nn.Linear(inner, dim, bias=False)
         self.D = nn.Parameter(torch.ones(1))

@@ -22,8 +22,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 
 @register_mixer("lstm2d", kind="token", source="Sequencer (NeurIPS 2022)")
@@ -80,17 +81,17 @@ class TwoWayLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run both ways at once, as a batch of two."""
-        given, recurrent, bias_given, bias_recurrent = (
+        input_weight, recurrent_weight, bias_given, bias_recurrent = (
             torch.stack([getattr(self, f"{name}_{end}") for end in ("l0", "l0_reverse")])
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
         lines = x.flatten(0, 1).transpose(0, 1)  # (T, B L, C)
-        both = torch.stack([lines, lines.flip(0)], dim=1)  # (T, 2, B L, C)
-        inputs = both @ given.mT + (bias_given + bias_recurrent).unsqueeze(1)
-        hidden = inputs.new_zeros(*inputs.shape[1:3], recurrent.shape[-1])
+        two_ways = torch.stack([lines, lines.flip(0)], dim=1)  # (T, 2, B L, C)
+        inputs = two_ways @ input_weight.mT + (bias_given + bias_recurrent).unsqueeze(1)
+        hidden = inputs.new_zeros(*inputs.shape[1:3], recurrent_weight.shape[-1])
         cell, states = hidden, []
         for place in inputs.unbind(0):
-            gates = place + hidden @ recurrent.mT
+            gates = place + hidden @ recurrent_weight.mT
             i, f, g, o = gates.chunk(4, dim=-1)
             cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
             hidden = o.sigmoid() * cell.tanh()

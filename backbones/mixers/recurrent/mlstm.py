@@ -29,11 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_divisor
 from backbones.layers.heads import merge_heads, split_heads
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import Slot, hidden_width
 
 HEADS = 4
 QKV_BLOCK = 4  # channels
@@ -75,8 +77,7 @@ class VisionLSTM(Mixer):
         check_odd(kernel_size)
         inner = hidden_width(dim, expansion)
         heads = math.gcd(HEADS, inner) if num_heads is None else num_heads
-        if heads < 1 or inner % heads:
-            raise ValueError(f"num_heads must divide the {inner} inner channels, got {heads}")
+        check_divisor("num_heads", heads, inner)
         self.num_heads, self.is_reversed = heads, bool(slot and slot.block % 2)
         self.proj_up, self.proj_down = nn.Linear(dim, 2 * inner), nn.Linear(inner, dim)
         reach = kernel_size // 2
@@ -186,15 +187,17 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_forget: Tensor) -> Ten
     count = q.shape[2]
     length = min(CHUNK, count)
     total = log_forget.cumsum(-1)
-    given = i - total  # token j counts e^(total_t + given_j) at token t
-    most = given.detach().cummax(-1).values
+    log_input = i - total  # token j counts e^(total_t + given_j) at token t
+    most = log_input.detach().cummax(-1).values
     least = (-total - most).exp()  # 1, in the scale of the sums
     v = F.pad(v, (0, 1), value=1.0)  # n is the last column of C
-    q, k, v, given, most = (cut(x, length) for x in (q, k, v, given, most))  # (B, h, m, c, ...)
+    q, k, v, log_input, most = (
+        cut(x, length) for x in (q, k, v, log_input, most)
+    )  # (B, h, m, c, ...)
     ends = most[..., -1]
-    updates = (share(given - ends.unsqueeze(-1)).unsqueeze(-1) * k).mT @ v
+    updates = (share(log_input - ends.unsqueeze(-1)).unsqueeze(-1) * k).mT @ v
     memory = memories(ends, updates.flatten(3)).view_as(updates)
-    within = share(given.unsqueeze(-2) - most.unsqueeze(-1)).tril() * (q @ k.mT)
+    within = share(log_input.unsqueeze(-2) - most.unsqueeze(-1)).tril() * (q @ k.mT)
     sums = within @ v + share(before(ends).unsqueeze(-1) - most).unsqueeze(-1) * (q @ memory)
     sums = sums.flatten(2, 3)[:, :, :count]
     return sums[..., :-1] / torch.maximum(sums[..., -1].abs(), least).unsqueeze(-1)
@@ -220,9 +223,9 @@ def memories(ends: Tensor, updates: Tensor) -> Tensor:
     memory = earlier @ updates  # (B, h, groups, chunks of a group, D)
     if count > length:
         last = ends[..., -1]
-        added = share(ends - last.unsqueeze(-1)).unsqueeze(-2) @ updates
-        kept = share(before(last).unsqueeze(-1) - starts).unsqueeze(-1)
-        memory = memory + kept * memories(last, added.squeeze(3)).unsqueeze(3)
+        additions = share(ends - last.unsqueeze(-1)).unsqueeze(-2) @ updates
+        remainders = share(before(last).unsqueeze(-1) - starts).unsqueeze(-1)
+        memory = memory + remainders * memories(last, additions.squeeze(3)).unsqueeze(3)
     return memory.flatten(2, 3)[:, :, :count]
 
 

@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_range
 from backbones.layers.init import init_linear
 from backbones.layers.scans import Scan, scan
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 DIRECTIONS = 4
 LEAST_STEP, MOST_STEP = 1e-3, 0.1  # between which softplus(b) starts
@@ -75,8 +77,8 @@ class SelectiveScan2d(Mixer):
         super().__init__()
         check_odd(kernel_size)
         rank = math.ceil(dim / 16) if rank is None else rank
-        if states < 1 or rank < 1:
-            raise ValueError(f"states and rank must be at least 1, got {states} and {rank}")
+        check_range("states", states, 1)
+        check_range("rank", rank, 1)
         inner = hidden_width(dim, expansion)
         self.parts = (rank, states, states)
         self.in_proj = nn.Linear(dim, inner, bias=False)
@@ -97,8 +99,8 @@ class SelectiveScan2d(Mixer):
         init_linear(self.in_proj)
         init_linear(self.out_proj)
         rank, states, _ = self.parts
-        bound = self.x_proj_weight.shape[-1] ** -0.5
-        nn.init.uniform_(self.x_proj_weight, -bound, bound)
+        limit = self.x_proj_weight.shape[-1] ** -0.5
+        nn.init.uniform_(self.x_proj_weight, -limit, limit)
         nn.init.uniform_(self.dt_projs_weight, -(rank**-0.5), rank**-0.5)
         with torch.no_grad():
             self.A_logs.copy_(torch.arange(1.0, states + 1).log())

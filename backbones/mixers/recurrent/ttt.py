@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nhwc
+from backbones.layers.bounds import check_multiple
 from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.heads import merge_heads, split_heads, usual_heads
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 SCALE = 1 / 3
@@ -63,8 +64,8 @@ class TestTimeTraining(Mixer):
     ) -> None:
         super().__init__()
         heads = usual_heads(dim, num_heads)
-        if rope and dim % 4:
-            raise ValueError(f"rope needs channels in fours, got {dim}; type rope=false")
+        if rope:
+            check_multiple("dim with rope=true", dim, 4)
         d = dim // heads
         self.num_heads, self.rate, self.rope = heads, rate, rope
         self.widths = (dim, dim, dim, 3 * d)

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.layers.bounds import check_range
 from backbones.layers.graph_sizes import same_size
 from backbones.layers.precision import product_dtype
+from backbones.options.values import check_value
 
 Size = tuple[int, int]
 Resample = Literal["bicubic", "bilinear"]
@@ -35,8 +37,7 @@ class BilinearMapping(nn.Module):
 
     def __init__(self, dim: int, grid: Size, rank: int, resample: Resample = "bicubic") -> None:
         super().__init__()
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}")
+        check_range("rank", rank, 1)
         self.rank, self.resample = rank, resample
         self.space_read = nn.Parameter(torch.empty(rank, *grid))
         self.space_write = nn.Parameter(torch.empty(rank, *grid))
@@ -98,8 +99,8 @@ class BilinearMapping(nn.Module):
         if read.ndim != 3 or len(read) != self.rank or read.shape[1:] == self.grid:
             return tensors
         factors = resample_factors(read, write, self.grid, self.resample)
-        named = zip(FACTORS, factors, strict=True)
-        return tensors | {prefix + name: factor for name, factor in named}
+        pairs = zip(FACTORS, factors, strict=True)
+        return tensors | {prefix + name: factor for name, factor in pairs}
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
@@ -119,11 +120,10 @@ def resample_factors(
     gh, gw = read.shape[1], read.shape[2]
     if same_size(size, (gh, gw)):
         return read, write
-    if mode not in ("bicubic", "bilinear"):
-        raise ValueError(f"resample must be 'bicubic' or 'bilinear', got {mode!r}")
+    check_value("resample", mode, Resample)
     scale = gh * gw / (size[0] * size[1])
-    both = torch.stack([read * scale, write])
-    precise = both if both.dtype == torch.float64 else both.float()
+    stacked = torch.stack([read * scale, write])
+    precise = stacked if stacked.dtype == torch.float64 else stacked.float()
     precise = F.interpolate(precise, size, mode=mode, antialias=True, align_corners=False)
-    new_read, new_write = precise.to(both.dtype)
+    new_read, new_write = precise.to(stacked.dtype)
     return new_read, new_write

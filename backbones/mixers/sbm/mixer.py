@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.init import init_linear
+from backbones.mixer import Mixer
 from backbones.mixers.sbm.bilinear_mapping import BilinearMapping, Resample, Size
 from backbones.options import check_odd
 from backbones.registry import register_mixer

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_divisor, check_range
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 MOST_BLOCKS = 8
@@ -49,10 +50,8 @@ class AdaptiveFourierOperator(Mixer):
     def __init__(self, dim: int, *, blocks: int | None = None, threshold: float = 0.01) -> None:
         super().__init__()
         blocks = math.gcd(MOST_BLOCKS, dim) if blocks is None else blocks
-        if blocks < 1 or dim % blocks:
-            raise ValueError(f"blocks must divide the {dim} channels, got {blocks}")
-        if threshold < 0:
-            raise ValueError(f"threshold must be at least 0, got {threshold}")
+        check_divisor("blocks", blocks, dim)
+        check_range("threshold", threshold, 0)
         self.threshold = threshold
         width = dim // blocks
         self.fc1, self.fc2 = ComplexBlocks(blocks, width), ComplexBlocks(blocks, width)

@@ -16,8 +16,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.spectral import filter_matrix, filter_spectrum
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 MOST = 2**25  # numbers in the matrices of the analysis relations
@@ -52,9 +52,9 @@ class GlobalFilter(Mixer):
         Large maps show fewer channels, evenly spaced, so that ``MOST`` numbers hold them.
         """
         tokens, channels = self.grid[0] * self.grid[1], self.filter.shape[2]
-        shown = max(1, min(channels, MOST // tokens**2))
-        chosen = torch.linspace(0, channels - 1, shown).round().long().to(self.filter.device)
-        filters = self.at_size("filter", self.grid).index_select(2, chosen)
+        count = max(1, min(channels, MOST // tokens**2))
+        sample = torch.linspace(0, channels - 1, count).round().long().to(self.filter.device)
+        filters = self.at_size("filter", self.grid).index_select(2, sample)
         return filter_matrix(filters, self.grid), self.grid
 
     def mix(self, x: Tensor) -> Tensor:

@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_divisor
 from backbones.layers.init import init_all
 from backbones.layers.reweight import Reweight
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)
@@ -47,8 +48,7 @@ class ActiveTokenMixer(Mixer):
 
     def __init__(self, dim: int, *, share: int = 1) -> None:
         super().__init__()
-        if share < 1 or dim % share:
-            raise ValueError(f"share must divide the {dim} channels, got {share}")
+        check_divisor("share", share, dim)
         self.share = share
         self.norm, self.offset = nn.LayerNorm(dim), nn.Linear(dim, 2 * dim // share)
         self.atm_c = nn.Linear(dim, dim, bias=False)

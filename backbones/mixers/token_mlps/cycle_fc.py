@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.graph_sizes import is_any_size
 from backbones.layers.init import init_all
 from backbones.layers.reweight import Reweight
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 ROWS, COLUMNS = 1, 2  # axes of (B, H, W, C)

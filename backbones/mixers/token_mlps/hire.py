@@ -21,13 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, Slot
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.layers.bounds import check_multiple, check_range
 from backbones.layers.graph_sizes import ceil_div, is_any_size, leading, missing
 from backbones.layers.init import init_all
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import Slot
 
 Linear = Callable[..., Tensor]
 REGIONS = (4, 3, 3, 2)  # tokens of a region by stage
@@ -61,13 +63,13 @@ class HireMixer(nn.Module):
     def __init__(self, dim: int, region: int, shift: int) -> None:
         super().__init__()
         self.region, self.shift = region, shift
-        wide, narrow = dim * region, dim // 2
-        self.mlp_h1 = nn.Conv2d(wide, narrow, 1, bias=False)
-        self.mlp_h1_norm = nn.BatchNorm2d(narrow)
-        self.mlp_h2 = nn.Conv2d(narrow, wide, 1)
-        self.mlp_w1 = nn.Conv2d(wide, narrow, 1, bias=False)
-        self.mlp_w1_norm = nn.BatchNorm2d(narrow)
-        self.mlp_w2 = nn.Conv2d(narrow, wide, 1)
+        region_dim, hidden = dim * region, dim // 2
+        self.mlp_h1 = nn.Conv2d(region_dim, hidden, 1, bias=False)
+        self.mlp_h1_norm = nn.BatchNorm2d(hidden)
+        self.mlp_h2 = nn.Conv2d(hidden, region_dim, 1)
+        self.mlp_w1 = nn.Conv2d(region_dim, hidden, 1, bias=False)
+        self.mlp_w1_norm = nn.BatchNorm2d(hidden)
+        self.mlp_w2 = nn.Conv2d(hidden, region_dim, 1)
         self.mlp_c = PointwiseConv2d(dim, dim)
         self.reweight = Reweight(dim, channels_first=True)
         self.proj = PointwiseConv2d(dim, dim)
@@ -148,11 +150,9 @@ class HierarchicalRearrangement(Mixer):
         slot = slot or Slot(dim, 4.0, (14, 14), stage=0, block=0, dense=False)
         region = REGIONS[min(slot.stage, 3)] if region is None else region
         shift = usual_shift(slot) if shift is None else shift
-        if region < 1 or shift < 0 or dim % 2:
-            raise ValueError(
-                "region must be at least 1, shift at least 0 and the channels even, got region="
-                f"{region}, shift={shift} for {dim} channels"
-            )
+        check_range("region", region, 1)
+        check_range("shift", shift, 0)
+        check_multiple("dim", dim, 2)
         self.layers = HireMixer(dim, region, shift)
         init_all(self)
 

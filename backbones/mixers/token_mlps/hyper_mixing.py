@@ -22,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer, hidden_width
+from backbones.layers.bounds import check_divisor
 from backbones.layers.heads import usual_heads
 from backbones.layers.precision import without_autocast
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
+from backbones.slots import hidden_width
 
 BASE = 10000.0
 
@@ -56,8 +58,7 @@ class HyperMixing(Mixer):
     ) -> None:
         super().__init__()
         heads, hidden = usual_heads(dim, num_heads), hidden_width(dim, expansion)
-        if hidden % heads:
-            raise ValueError(f"num_heads must divide the {hidden} hidden tokens, got {heads}")
+        check_divisor("num_heads", heads, hidden)
         self.w1_gen = RowNetwork(dim, hidden, heads)
         self.w2_gen = None if tied else RowNetwork(dim, hidden, heads)
         self.layer_norm = nn.LayerNorm(dim)

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.norms import normalise
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 

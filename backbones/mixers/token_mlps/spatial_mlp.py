@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from timm.layers import lecun_normal_
 from torch import Tensor, nn
 
-from backbones.base import Mixer
+from backbones.layers.bounds import check_range
+from backbones.mixer import Mixer
 from backbones.registry import register_mixer
 
 
@@ -46,8 +47,7 @@ class SpatialMLP(Mixer):
     def __init__(self, dim: int, *, grid: tuple[int, int], expansion: float = 0.5) -> None:
         super().__init__()
         tokens, hidden = grid[0] * grid[1], int(expansion * dim)
-        if hidden < 1:
-            raise ValueError(f"expansion must give at least 1 hidden token, got {expansion}")
+        check_range("expansion * dim", hidden, 1)
         self.fc1, self.fc2 = nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)
         for layer in (self.fc1, self.fc2):
             lecun_normal_(layer.weight)  # type: ignore[no-untyped-call]

@@ -25,10 +25,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer
 from backbones.layers.axes import to_nchw, to_nhwc
 from backbones.layers.pointwise import PointwiseConv2d
 from backbones.layers.reweight import Reweight
+from backbones.mixer import Mixer
 from backbones.options import check_odd
 from backbones.registry import register_mixer
 

@@ -17,30 +17,32 @@ def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
     """Write the focal loss per logit (N, C) to ``output``; the label C is the background."""
-    chance, own, share = _focal_parts(input, target, weight, alpha)
-    surprise = torch.where(own, 1 - chance, chance).pow(gamma)
-    output.copy_(-share * surprise * torch.where(own, chance, 1 - chance).clamp(SMALLEST).log())
+    chance, is_target, share = _focal_parts(input, target, weight, alpha)
+    surprise = torch.where(is_target, 1 - chance, chance).pow(gamma)
+    output.copy_(
+        -share * surprise * torch.where(is_target, chance, 1 - chance).clamp(SMALLEST).log()
+    )
 
 
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
     """Write the derivative of each loss by its logit to ``grad_input`` (N, C)."""
-    chance, own, share = _focal_parts(input, target, weight, alpha)
-    right = torch.where(own, chance, 1 - chance)
+    chance, is_target, share = _focal_parts(input, target, weight, alpha)
+    right = torch.where(is_target, chance, 1 - chance)
     slope = (1 - right).pow(gamma) * (1 - right - gamma * right * right.clamp(SMALLEST).log())
-    grad_input.copy_(share * slope * torch.where(own, -1.0, 1.0))
+    grad_input.copy_(share * slope * torch.where(is_target, -1.0, 1.0))
 
 
 def _focal_parts(
     logits: Tensor, target: Tensor, weight: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return probabilities, a mask of the labels' entries, and loss weights."""
-    own = target[:, None] == torch.arange(logits.shape[1], device=logits.device)
-    share = torch.where(own, alpha, 1 - alpha)
+    is_target = target[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    share = torch.where(is_target, alpha, 1 - alpha)
     if weight.numel():  # one per class; the background has weight 1
         share = share * torch.cat([weight, weight.new_ones(1)])[target][:, None]
-    return upcast(logits).sigmoid(), own, share
+    return upcast(logits).sigmoid(), is_target, share
 
 
 def softmax_focal_loss_forward(
@@ -64,8 +66,8 @@ def softmax_focal_loss_backward(
     chance, share = _own_chance(input, target, weight, alpha)
     rest = 1 - chance
     slope = gamma * rest.pow(gamma - 1) * chance * chance.clamp(SMALLEST).log() - rest.pow(gamma)
-    own = target[:, None] == torch.arange(input.shape[1], device=input.device)
-    grad_input.copy_((share * slope)[:, None] * (own.to(chance) - upcast(input)))
+    is_target = target[:, None] == torch.arange(input.shape[1], device=input.device)
+    grad_input.copy_((share * slope)[:, None] * (is_target.to(chance) - upcast(input)))
 
 
 def _own_chance(

@@ -29,13 +29,13 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     """Return per kept box its index and those it suppresses; ``dets`` is (N, 5)."""
-    boxes, left = dets[:, :4].numpy(), dets[:, 4].sort(0, descending=True)[1].numpy()
+    boxes, rest = dets[:, :4].numpy(), dets[:, 4].sort(0, descending=True)[1].numpy()
     groups = []
-    while len(left):
-        near = _overlaps(boxes[left[0]], boxes[left], 0) >= np.float32(iou_threshold)
+    while len(rest):
+        near = _overlaps(boxes[rest[0]], boxes[rest], 0) >= np.float32(iou_threshold)
         near[0] = True  # also for a box of area 0
-        groups.append(left[near].tolist())
-        left = left[~near]
+        groups.append(rest[near].tolist())
+        rest = rest[~near]
     return groups
 
 
@@ -62,22 +62,22 @@ def softnms(
         offset: 1 in pixel units, else 0.
     """
     places, values = boxes.numpy(), scores.numpy().copy()
-    left: Array = np.arange(len(places))
+    rest: Array = np.arange(len(places))
     best: list[int] = []
     kind = values.dtype.type
-    while len(left):
-        first = int(values[left].argmax())
-        left[[0, first]] = left[[first, 0]]
-        chosen, left = left[0], left[1:]
-        dets[len(best), :4], dets[len(best), 4] = boxes[chosen], float(values[chosen])
-        best.append(int(chosen))
-        shared = _overlaps(places[chosen], places[left], offset)
+    while len(rest):
+        first = int(values[rest].argmax())
+        rest[[0, first]] = rest[[first, 0]]
+        place_of_best, rest = rest[0], rest[1:]
+        dets[len(best), :4], dets[len(best), 4] = boxes[place_of_best], float(values[place_of_best])
+        best.append(int(place_of_best))
+        shared = _overlaps(places[place_of_best], places[rest], offset)
         if method == 2:
-            values[left] *= np.exp(-(shared * shared) / kind(sigma))
+            values[rest] *= np.exp(-(shared * shared) / kind(sigma))
         else:
             lowered = 1 - shared if method == 1 else np.zeros_like(shared)
-            values[left] *= np.where(shared >= kind(np.float32(iou_threshold)), lowered, kind(1))
-        left = _drop(left, values[left] < kind(min_score))
+            values[rest] *= np.where(shared >= kind(np.float32(iou_threshold)), lowered, kind(1))
+        rest = _drop(rest, values[rest] < kind(min_score))
     return torch.tensor(best, dtype=torch.long)
 
 

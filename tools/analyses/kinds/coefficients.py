@@ -146,7 +146,7 @@ def _measure(subject: Subject, threshold: float, mixer: str) -> _Measured:
         known = batch.labels >= 0
         if subject.class_names and known.any():
             if found.ranking is None:
-                found.ranking = KeyRanking.empty(len(subject.class_names), own.shape[1])
+                found.ranking = KeyRanking.start(len(subject.class_names), own.shape[1])
             found.ranking.add(own[known], batch.labels[known])
         # A few of each batch, because datasets are sorted by class.
         free = min(DRAWN - len(found.drawn), max(1, DRAWN * len(batch.images) // subject.count))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from backbones.base import Mixer, PointwiseMixer
 from backbones.layers.axes import to_nchw, to_nhwc
+from backbones.mixer import Mixer, PointwiseMixer
 
 
 def mix_tokens(

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbones.base import HostConfig, Mixer, MixerFactory, PointwiseMixer, Slot, SlotMixers
+from backbones.mixer import Mixer, PointwiseMixer
 from backbones.options import listed
 from backbones.registry import OWN_FFN, HostEntry, Kind, find_host, find_mixer, list_mixers
+from backbones.slots import HostConfig, MixerFactory, Slot, SlotMixers
 
 GROUPS: dict[Kind, str] = {"channel": "mixer", "token": "token_mixer"}
 Typed = Mapping[str, Any] | str | Sequence[Any] | None
@@ -111,21 +112,21 @@ def spread(
     places = _places(kind, host, config, options)
     stages = sorted({stage for stage, _ in places})
     if len(factories) == len(stages) > 1 or len(factories) == 1:
-        each = dict(zip(stages, itertools.cycle(factories), strict=False))
-        return SlotMixers({(stage, block): each[stage] for stage, block in places})
+        factory_of_stage = dict(zip(stages, itertools.cycle(factories), strict=False))
+        return SlotMixers({(stage, block): factory_of_stage[stage] for stage, block in places})
     if len(factories) == len(places):
         return SlotMixers(dict(zip(places, factories, strict=True)))
     depths = [str(sum(place[0] == stage for place in places)) for stage in stages]
     owner = options.get("model", host.name)
     if len(stages) == 1:
-        shape, wanted = f"{len(places)} blocks", f"{len(places)}, one per block"
+        shape, advice = f"{len(places)} blocks", f"{len(places)}, one per block"
     else:
         shape = f"{len(stages)} stages of {', '.join(depths)} blocks"
-        wanted = f"{len(stages)} entries, one per stage"
-        wanted += f", or {len(places)}, one per block" * (len(places) > len(stages))
+        advice = f"{len(stages)} entries, one per stage"
+        advice += f", or {len(places)}, one per block" * (len(places) > len(stages))
     raise ValueError(
         f"backbone.{GROUPS[kind]} has {len(factories)} entries, but {owner} has {shape}; give "
-        f"{wanted}"
+        f"{advice}"
     )
 
 
@@ -137,10 +138,10 @@ def _places(
     Blocks behind the last map that see class tokens alone, as a map of one token (LVT), are left
     out; they follow the last stage. In hosts of points every slot is such a map.
     """
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    grids: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(slot: Slot) -> Mixer:
-        found[slot.stage, slot.block] = slot.grid
+        grids[slot.stage, slot.block] = slot.grid
         mixer = _Placeholder()
         mixer.kind = kind
         return mixer
@@ -149,9 +150,9 @@ def _places(
     bare = replace(config, pretrained=False, **mixers)
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         stages = len(host.build(bare, **options).feature_info)
-    if set(found.values()) == {(1, 1)}:
-        return list(found)
-    return [place for place, grid in found.items() if grid != (1, 1) or place[0] < stages]
+    if set(grids.values()) == {(1, 1)}:
+        return list(grids)
+    return [place for place, grid in grids.items() if grid != (1, 1) or place[0] < stages]
 
 
 class _Placeholder(PointwiseMixer):
