@@ -93,7 +93,7 @@ class HostEntry:
 
 _HOSTS: dict[str, HostEntry] = {}
 _MIXERS: dict[str, MixerEntry] = {}
-_ENTRIES: dict[str, dict[str, Any]] = {"hosts": _HOSTS, "mixers": _MIXERS}  # by folder
+ENTRIES: dict[str, dict[str, Any]] = {"hosts": _HOSTS, "mixers": _MIXERS}  # by folder
 _COMPLETE: set[str] = set()  # folders whose files and plugins are all imported
 # A call at the start of a line, such as ``@register_mixer("afbo"``.
 DECLARATION = r"^@?_?register\w*\(\s*\"(\w+)\""
@@ -102,7 +102,7 @@ DECLARATION = r"^@?_?register\w*\(\s*\"(\w+)\""
 def hosts() -> dict[str, HostEntry]:
     """Return all hosts by name, in the order of their families; imports all."""
     _import_all("hosts")
-    return {name: _HOSTS[name] for name in (*_declared("hosts"), *_HOSTS) if name in _HOSTS}
+    return {name: _HOSTS[name] for name in (*declared_modules("hosts"), *_HOSTS) if name in _HOSTS}
 
 
 def mixers() -> dict[str, MixerEntry]:
@@ -134,7 +134,7 @@ def registered_names() -> set[str]:
     return {*_HOSTS, *_MIXERS}
 
 
-def _declared(folder: str) -> dict[str, str]:
+def declared_modules(folder: str) -> dict[str, str]:
     """Return name -> module of the hosts or mixers that the files of a folder register."""
     pairs = read_declarations(f"backbones.{folder}", DECLARATION)
     return {name: module for module, name in pairs}
@@ -142,9 +142,9 @@ def _declared(folder: str) -> dict[str, str]:
 
 def _find(folder: str, name: str) -> Any:
     """Return a host or mixer, whose file or plugin is imported now; None if the name is unknown."""
-    entries = _ENTRIES[folder]
-    if name not in entries and name in _declared(folder):
-        import_file(_declared(folder)[name])
+    entries = ENTRIES[folder]
+    if name not in entries and name in declared_modules(folder):
+        import_file(declared_modules(folder)[name])
     if name not in entries:
         load_plugins(folder, name)
     if name not in entries:
@@ -423,7 +423,7 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
 
 def _pairs(name: str) -> list[tuple[HostEntry, str | None]]:
     """Return the fitting pairs of this name, of which it has the files imported."""
-    hosts, mixers = ({**_declared("hosts"), **_HOSTS}, {**_declared("mixers"), **_MIXERS})
+    hosts, mixers = ({**declared_modules("hosts"), **_HOSTS}, {**declared_modules("mixers"), **_MIXERS})
     for plain in (name, name.removesuffix(f"_{OWN_FFN}")):
         if plain in hosts:
             return [(find_host(plain), None)]
@@ -554,8 +554,8 @@ def _check_name(name: str) -> None:
 
 def _refuse_taken(folder: str, name: str, build: Callable[..., Any]) -> None:
     """Refuse a name of another host or mixer, whose file is imported now."""
-    entries = _ENTRIES[folder]
-    module = _declared(folder).get(name, build.__module__)
+    entries = ENTRIES[folder]
+    module = declared_modules(folder).get(name, build.__module__)
     if name not in entries and module != build.__module__:
         import_file(module)
     if name not in entries:

@@ -152,8 +152,8 @@ def register(name, kind="channel", **options):
 
 
 def test_the_files_declare_what_they_register():
-    assert sorted(registry._declared("mixers")) == list_mixers()
-    assert list(registry._declared("hosts")) == list_hosts()
+    assert sorted(registry.declared_modules("mixers")) == list_mixers()
+    assert list(registry.declared_modules("hosts")) == list_hosts()
 
 
 def test_taken_names_are_refused_naming_both(registering):

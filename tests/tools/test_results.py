@@ -444,7 +444,7 @@ def test_latency_of_networks_for_series(run, printed):
 def gone():
     """Remove a mixer from the registry, and the backbones that contain it."""
     with registry.temporary_registrations():
-        yield registry._MIXERS.pop
+        yield registry.ENTRIES["mixers"].pop
 
 
 @pytest.mark.parametrize("cost", rest_slow(["params", "macs"], ["params"]))
