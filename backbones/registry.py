@@ -423,7 +423,8 @@ def look_up(name: str) -> tuple[HostEntry, str | None]:
 
 def _pairs(name: str) -> list[tuple[HostEntry, str | None]]:
     """Return the fitting pairs of this name, of which it has the files imported."""
-    hosts, mixers = ({**declared_modules("hosts"), **_HOSTS}, {**declared_modules("mixers"), **_MIXERS})
+    hosts = {**declared_modules("hosts"), **_HOSTS}
+    mixers = {**declared_modules("mixers"), **_MIXERS}
     for plain in (name, name.removesuffix(f"_{OWN_FFN}")):
         if plain in hosts:
             return [(find_host(plain), None)]
