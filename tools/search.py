@@ -100,19 +100,21 @@ def _open_folder(
     spaces: Sequence[Space], fixed: Sequence[str], options: Mapping[str, str]
 ) -> tuple[Path, str, str]:
     """Check the first value of each space; return folder, metric and direction of the search."""
+    from tools.config.config_checks import resolve_config
     from tools.config.overrides import read_command
     from tools.config.run_config import job_config
+    from tools.runs.components import check_config
 
     read_command([*fixed, *(space.last for space in spaces)])
     command = read_command([*fixed, *(space.first for space in spaces)])
-    config = job_config(command.words, command.config)
-    task, backbone = config["task_name"], config_network_name(config["backbone"])
+    config = check_config(resolve_config(job_config(command.words, command.config)))
+    task, backbone = config.task_name, config_network_name(config.backbone)
     family = find_family(task)
     metric = options["metric"] or family.table_metric
     direction = options["direction"] or f"{family.direction(metric)}imize"
     searched = {space.key for space in spaces}
     usual = task if "backbone" in searched else f"{task}_{backbone}"
-    searches = Path(config["output_dir"]) / "searches"
+    searches = Path(config.output_dir) / "searches"
     folder = searches / (options["name"] or usual)
     if folder.resolve().parent != searches.resolve():
         raise ValueError(f"name={options['name']} must be the name of a folder, such as lr_search")

@@ -13,7 +13,7 @@ from torch import nn
 from backbones import Mixer, create_backbone, create_mixer, list_hosts, register_mixer
 from backbones.checkpoints.adoption import adopt
 from backbones.checkpoints.behaviour import fingerprint
-from backbones.checkpoints.equations import FINGERPRINT, RECORD, START, first_change, plain
+from backbones.checkpoints.equations import FINGERPRINT, RECORD, START, first_change, plain_value
 from backbones.checkpoints.opening import Checkpoint
 from backbones.layers.grid_tables import common_source, resize_table
 from backbones.mixers.ffn import FFN
@@ -287,7 +287,7 @@ def test_the_fingerprint_of_a_checkpoint_is_of_its_equation_alone(stars, monkeyp
     backbone = create_backbone("deit_t_comet", img_size=64)
     path, record = tmp_path / "checkpoints" / "best.ckpt", dict(backbone.record)
     answers = fingerprint(create_backbone, backbone.made_by, record)
-    record[FINGERPRINT] = {"options": plain(backbone.made_by), "answers": answers}
+    record[FINGERPRINT] = {"options": plain_value(backbone.made_by), "answers": answers}
     file = {RECORD: record, "state_dict": backbone.state_dict()}
     path.parent.mkdir()
     torch.save(file, path)

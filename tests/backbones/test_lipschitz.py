@@ -372,7 +372,7 @@ def test_places_of_channel_mixers_are_known(host):
         ("backbone=deit_t_iffn", "use affn, or iffn_bn with spatial=False"),
         ("ckpt=nowhere", "nowhere does not exist; pass a checkpoint or run folder"),
         ("backbone.mixer.act=[", "act must be one of gelu, silu, relu"),
-        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; options of a backbone are typed"),
+        ("backbone.mixer.act", "cannot use 'backbone.mixer.act'; arguments are key=value"),
         ("backbone.mixer.arbs=on", "no option of deit_t_affn called 'backbone.mixer.arbs'"),
         ("mixer.act=gelu", "did you mean backbone.mixer.act=gelu?"),
         ("backbone=deit_t_affn,deit_t", "names 2 networks; this command takes one"),

@@ -13,7 +13,7 @@ from PIL import Image
 from datamodules import SampleClassification, SampleDetection, SampleSegmentation, SampleTransfer
 from datamodules.annotation_formats.outlines import run_lengths
 from datamodules.files.cache import sample_folder
-from datamodules.sample import datamodules as sample_module
+from datamodules.sample import base as sample_base
 from datamodules.sample.digits import PHOTO_COLUMNS, contrasting_colour, digit_alpha, load_material
 from datamodules.sample.outline_shapes import bounding_box, encode_mask
 from datamodules.sample.scenes import generate_scenes, semantic_mask
@@ -91,7 +91,7 @@ def test_defaults(monkeypatch, tmp_path):
     monkeypatch.setenv("MIXERLAB_CACHE", str(tmp_path))
     data = SampleClassification(digits_per_class=2, train_copies=1)
     notes = []
-    monkeypatch.setattr(sample_module, "log", notes.append)
+    monkeypatch.setattr(sample_base, "log", notes.append)
     data.setup()
     data.setup()
     assert data.root.parent == tmp_path

@@ -28,7 +28,7 @@ class Names(BaseTask):
         self._files = None
 
     def describe(self, batch, datamodule):
-        return [{"image": datamodule.predict_name(sample)} for sample in batch["sample_id"]]
+        return [{"input": datamodule.predict_name(sample)} for sample in batch["sample_id"]]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_step_names_the_broken_images(images):
     assert [Path(row["input"]).name for row in rows] == ["a.png", "b.png"]
     assert "is empty" in rows[1][UNREADABLE]
     rows = task.predict_step({"unreadable": [Unreadable("e.png", "broken")]}, 0)
-    assert rows == [{"image": "e.png", UNREADABLE: "broken"}]
+    assert rows == [{"input": "e.png", UNREADABLE: "broken"}]
 
 
 def test_in_python_a_broken_image_is_an_error(images):

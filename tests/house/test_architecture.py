@@ -219,7 +219,7 @@ ALLOWED_IMPORTS = {
     "base": {"layers", "mixer", "parameters", "replace", "slots"},
     "importing": set(),
     "plugins": {"importing"},
-    "registry": {*CONTRACT, "options", "plugins"},
+    "registry": {*CONTRACT, "importing", "options", "plugins"},
     "mixer_selection": {*CONTRACT, "options", "registry"},
     "checkpoints": {"checkpoints", *CONTRACT, "options"},
     "lora": {*CONTRACT, "layers", "options", "replace"},

@@ -156,7 +156,7 @@ SLOTS = {
 @pytest.mark.parametrize("name", rest_slow(list(families()), ["classification"]))
 def test_an_edited_equation_is_noticed(name, tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    words = [word for word in RUNS[name] if not word.startswith("backbone=")]
+    words = [word for word in RUNS[name][1] if not word.startswith("backbone=")]
     words += [f"backbone={SLOTS[families()[name].modality]}_sine", "trainer=cpu", "logger=csv"]
     words += [*FEW, "schedule.name=constant", "schedule.warmup=0", f"output_dir={tmp_path}/runs"]
 

@@ -96,7 +96,7 @@ def plain(rows, folder):
 
 
 def nameless(row):
-    row = {key: value for key, value in row.items() if key not in ("image", "image_id")}
+    row = {key: value for key, value in row.items() if key not in ("input", "image_id")}
     return row | ({"labels": row["labels"].tolist()} if "labels" in row else {})
 
 
@@ -107,7 +107,7 @@ def check_classification(folder, rows, classes, said):
     assert 0 < sum(shares) <= 1
     with (folder / "predictions.csv").open(newline="") as file:
         table = list(csv.reader(file))
-    assert table[0][:3] == ["image", "class_1", "probability_1"]
+    assert table[0][:3] == ["input", "class_1", "probability_1"]
     assert table[1][:3] == [rows[0]["input"], rows[0]["classes"][0], str(shares[0])]
     assert len(table) == 4
     assert f"a.jpg: {rows[0]['classes'][0]} ({shares[0]:.3f}), " in said

@@ -115,10 +115,10 @@ def test_the_first_process_refuses_other_trainers(values, options, said, environ
 
 def test_a_list_of_devices_sets_the_number_of_processes_without_a_gpu(monkeypatch):
     check_trainer(TWO | {"devices": [0, 1]})
-    assert processes.resolve_devices(TWO | {"devices": [0, 1]})["devices"] == 2
+    assert devices.resolve_devices(TWO | {"devices": [0, 1]})["devices"] == 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     on_gpus = TWO | {"accelerator": "gpu", "devices": [0, 1]}
-    assert processes.resolve_devices(on_gpus) == on_gpus
+    assert devices.resolve_devices(on_gpus) == on_gpus
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ class TestListening:
         """Such as a library's wait for another process, which blocks Python's handlers."""
         code = (
             f"import hashlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
-            "from tasks.engine import signals\n"
+            "from tasks.engine.loops import signals\n"
             "signals.GRACE = 0.1\n"
             "with signals.STOP.listening():\n"
             "    print('begun', flush=True)\n"

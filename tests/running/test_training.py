@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from timm.models.inception_v3 import InceptionA
 
 from tasks.classification.task import ClassificationTask
-from tasks.engine import callbacks
+from tasks.engine.callbacks import progress as callbacks
 from tasks.engine.callbacks.checkpoints import KeepLast
 from tasks.engine.callbacks.loggers import CsvLog, TensorBoardLog, read_rows
 from tasks.engine.callbacks.monitors import StopEarly, TopCheckpoints

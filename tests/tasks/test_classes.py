@@ -63,12 +63,12 @@ def test_synsets_are_read_as_words(tmp_path):
     assert row["classes"] == ["n01440764", "bird", "n01443537"]
     assert row["names"] == ["tench", "bird", "goldfish"]
     assert answer.startswith("tench (0.665), bird (")
-    assert table[0][:4] == ["image", "class_1", "name_1", "probability_1"]
+    assert table[0][:4] == ["input", "class_1", "name_1", "probability_1"]
     assert table[1][:3] == ["fish.jpg", "n01440764", "tench"]
     row, answer, table = described(("a", "b", "c"))
     assert "names" not in row
     assert answer.startswith("b (0.665), c (")
-    assert table[0][:3] == ["image", "class_1", "probability_1"]
+    assert table[0][:3] == ["input", "class_1", "probability_1"]
 
 
 def test_checkpoints_of_all_tasks_name_their_classes(trained):

@@ -102,7 +102,7 @@ def test_a_plain_trainer_and_its_checkpoint(tmp_path):
     )
     (line,) = csv.DictReader((tmp_path / "out/predictions.csv").open())
     assert line["labels"].split(";") == row["classes"] or not row["classes"]
-    assert [*line] == ["image", "labels", *NAMES]
+    assert [*line] == ["input", "labels", *NAMES]
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ def test_label_maps_of_files_with_equal_names_lie_in_sub_folders(tmp_path):
     names = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg", "3.png")]
     data = SimpleNamespace(metainfo={"palette": [[0, 0, 0], [9, 9, 9]]})
     labels = np.zeros((2, 2), np.uint8)
-    described = [{"image": name, "labels": labels} for name in names]
+    described = [{"input": name, "labels": labels} for name in names]
     task = SimpleNamespace(category_ids=(0, 1), describe=lambda *_: described)
     files = OutputFiles(tmp_path / "run", names)
     rows = SegmentationTask.describe_to(task, {}, data, files)

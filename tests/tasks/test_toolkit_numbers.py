@@ -162,6 +162,9 @@ class Near(ToolkitModel):
     def predict_once(self, batch):
         return self.model(batch["inputs"], batch["data_samples"])
 
+    def merge_views(self, views):
+        raise AssertionError("it has one view")
+
 
 @pytest.fixture(scope="module")
 def coco(cache, tmp_path_factory):

@@ -20,11 +20,11 @@ from tests.families import rest_slow, rest_slow_pairs
 from tests.runs import CONFIGS, completed, composed, options, run_here, write_run
 from tools.cli.yaml_files import LOADER, read_yaml
 from tools.comparing.paper_figures import compare_with_row, published_test_set
+from tools.config import adapted_rows as changed_rows
 from tools.config import help as run_help
 from tools.config import overrides
 from tools.config.config_checks import resolve_config
 from tools.config.run_config import job_config
-from tools.papers import adapted_rows as changed_rows
 from tools.papers import experiment_configs as group
 from tools.papers import published
 from tools.papers.experiments import describe, experiments, find_experiment

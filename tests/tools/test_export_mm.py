@@ -409,7 +409,7 @@ def test_a_foreign_run_folder_is_exported_by_the_closed_list(tmp_path, capsys):
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {"model.a": torch.zeros(1)}}, tmp_path / "checkpoints" / "best.ckpt")
     typed = ["to=mmdet", f"ckpt={tmp_path}", f"out={tmp_path / 'out'}"]
-    code = {**config, "head": {**config.head, "options": {"x': 1}\nimport os": 1}}}
+    code = {**config, "head": {**config["head"], "options": {"x': 1}\nimport os": 1}}}
     for text, said in (
         (yaml.safe_dump(config), "data._target_=datamodules.dense.voc.require_package is refused"),
         ("x: !!python/object/apply:os.system [echo]", "config.yaml cannot be read"),

@@ -128,7 +128,7 @@ def test_a_detectors_images_have_the_channels_and_sides_of_its_own(turns, channe
     parts = {"data": types.SimpleNamespace(scale=(1333, 800)),
              "head": types.SimpleNamespace(model=model)}  # fmt: skip
     monkeypatch.setattr(preprocessing, "build", lambda run, group, **options: parts[group])
-    run = {"task_name": "detection", "seed": 0, "head": {}}
+    run = {"task_name": "detection", "seed": 0, "head": {}, "data": {}}
     prepared = describe_preprocessing(run, None, (64, 96), fixed=False)
     assert prepared["resize"] == {"longest_side_at_most": 1333, "shortest_side_at_most": 800}
     assert (prepared["channels"], prepared["upright"]) == (channels, True)

@@ -18,8 +18,8 @@ from tools.cli.network_names import config_network_name
 from tools.cli.paths import CONFIGS
 from tools.cli.timm_names import check_timm_name
 from tools.cli.yaml_files import read_yaml
+from tools.config.adapted_rows import adapt_row
 from tools.config.training_length import fill_lengths
-from tools.papers.adapted_rows import adapt_row
 from tools.papers.experiments import find_experiment
 from tools.papers.recipes import REQUIRED, check_data, typed_choice
 

@@ -72,7 +72,7 @@ def _is_allowed(argument: str, key: str) -> bool:
     if key in PROCESS_OPTIONS and not is_first_process():
         return True
     if key == LAUNCHER:
-        return argument.partition("=")[2] in LAUNCHERS
+        return argument.removeprefix(f"{LAUNCHER}=") in LAUNCHERS
     if key != "hydra.verbose" and key.removeprefix("hydra.launcher.") not in LAUNCHER_OPTIONS:
         return False
     parsed = parse(argument)

@@ -13,15 +13,16 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from backbones.options import listed, shortened
+from backbones.options import listed, shortened, unknown
 from tasks.engine.run_folder.bounded_reading import DamagedFile
 from tasks.engine.run_folder.saved_runs import CONFIG
 from tasks.engine.run_folder.schemas import read_run_config
 from tasks.engine.run_folder.source_copies import check_sources
 from tools.cli.catalogue import catalogue
-from tools.cli.grammar import key_of, parse
+from tools.cli.grammar import MIXERS, key_of, parse
 from tools.cli.paths import CONFIGS
 from tools.cli.quoting import quote
+from tools.cli.typed_network import known_options
 from tools.config.config_checks import GROUPS
 from tools.config.run_config import compose_command, is_choice
 from tools.papers.experiment_configs import check_runnable
@@ -38,7 +39,9 @@ def compose_checked(words: Sequence[str]) -> DictConfig:
         for word in words:
             _check_group(word, words)
         check_names(words)
-        return compose_command(words)
+        config = compose_command(words)
+        _check_backbone(words, config.backbone.name)
+        return config
     except MissingConfigException as error:
         raise ValueError(_missing_message(error)) from None
     except (HydraException, OmegaConfBaseException) as error:
@@ -60,6 +63,15 @@ def _check_sources(words: Sequence[str]) -> None:
             folder = (path if path.is_dir() else path.parent.parent).resolve()
             with contextlib.suppress(FileNotFoundError, DamagedFile):
                 check_sources(folder, read_run_config(folder / CONFIG)["backbone"])
+
+
+def _check_backbone(words: Sequence[str], name: str) -> None:
+    """Check the names of a backbone's options, and of its mixers', by the catalogue."""
+    valid_names = known_options(name)
+    for key in map(key_of, words):
+        parent = key.rpartition(".")[0]
+        if parent in ("backbone", *MIXERS) and key not in valid_names:
+            raise ValueError(unknown(f"option of {name}", key, valid_names))
 
 
 def _check_group(override: str, overrides: Sequence[str]) -> None:
