@@ -208,7 +208,7 @@ def test_labels_of_any_number_and_repeated_images(sample_cache):
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
-        (PaperAugmentation(), {}, r"pass \+\+data.augmentation.auto_augment=null"),
+        (PaperAugmentation(), {}, r"pass data.augmentation.auto_augment=null"),
         (PaperAugmentation(auto_augment=None, interpolation="lanczos"), {},
          r"train_interpolation must be one of bicubic, bilinear, random .*got \"lanczos\""),
         (object(), {}, "must be PaperAugmentation or LightAugmentation .*, got \"object\""),

@@ -422,7 +422,7 @@ class TestTraining:
         monkeypatch.setattr(callbacks.ProgressLines.__init__, "__defaults__", (0.0,))
         caplog.set_level("INFO")
         train("run", max_epochs=1)
-        lines = [one.message for one in caplog.records if one.name == "tasks.engine.callbacks"]
+        lines = [one.message for one in caplog.records if one.name == callbacks.__name__]
         assert lines[0].startswith("  step 1/6  train/loss ")
         evaluated = [one for one in lines if one.startswith(("  validation batch", "  test batch"))]
         assert len(evaluated) == 4
