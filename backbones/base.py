@@ -247,7 +247,7 @@ class Backbone(nn.Module):
 
     def block_names(self) -> tuple[str, ...]:
         """Return the names of the blocks in order of depth."""
-        return list_blocks((name for name, _ in self.named_parameters()), self.layer_names)
+        return list_blocks([name for name, _ in self.named_parameters()], self.layer_names)
 
     def block_map(self, output: Tensor, *inputs: Any) -> Tensor:
         """Return a block's output, or its gradient, as a map (B, C, H, W) without prefix tokens.

@@ -6,6 +6,7 @@ convention. Counting runs on the meta device, without memory for weights.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import warnings
@@ -314,6 +315,7 @@ class _Counter(TorchDispatchMode):
         self.running.pop()
 
 
+@functools.cache
 def _may_have_parts(func: OpOverload) -> bool:
     # Resizing decomposes into products of indices.
     name = func.overloadpacket.__name__

@@ -7,6 +7,7 @@ pooling, resampling, reductions and operators that move values. All others are u
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -102,6 +103,7 @@ def spectral_macs(func: Any, args: tuple[Any, ...], out: Any) -> float:
     return 0
 
 
+@functools.cache
 def is_free(func: Any) -> bool:
     """Return True for an operator that is free by convention."""
     if func.namespace in FREE_NAMESPACES:
@@ -128,7 +130,10 @@ def _plain_name(func: Any) -> str:
 
 
 def _has_complex(values: Any) -> bool:
-    return any(isinstance(value, Tensor) and value.is_complex() for value in values)
+    for value in values:
+        if isinstance(value, Tensor) and value.is_complex():
+            return True
+    return False
 
 
 def _is_by_real(func: Any, args: tuple[Any, ...]) -> bool:

@@ -177,20 +177,26 @@ def list_blocks(names: Iterable[str], rules: LayerNames = USUAL) -> tuple[str, .
     """Return the names of a network's blocks by depth, from the names of its parameters."""
     places: dict[str, tuple[int, int]] = {}
     for name in names:
-        match = next((m for r in rules.blocks if (m := re.match(r.pattern, name))), None)
-        place = _block(name, rules.blocks)
-        if match is not None and place is not None:
-            places[match[0].removesuffix(".")] = place
+        for rule in rules.blocks:
+            match = re.match(rule.pattern, name)
+            if match:
+                places[match[0].removesuffix(".")] = _numbers(match, rule)
+                break
     return tuple(sorted(places, key=lambda name: places[name]))
 
 
 def _block(name: str, rules: Iterable[Rule]) -> tuple[int, int] | None:
     for rule in rules:
         match = re.match(rule.pattern, name)
-        if match:  # in a list of blocks, with one number, each block is a stage
-            block = (match[2] if match.re.groups > 1 else "") or rule.first_block
-            return (int(match[1]) - rule.first) // rule.step, int(block) - rule.first_block
+        if match:
+            return _numbers(match, rule)
     return None
+
+
+def _numbers(match: re.Match[str], rule: Rule) -> tuple[int, int]:
+    """Return stage and block; in a list of blocks, with one number, each block is a stage."""
+    block = (match[2] if match.re.groups > 1 else "") or rule.first_block
+    return (int(match[1]) - rule.first) // rule.step, int(block) - rule.first_block
 
 
 def _stage(name: str, rules: Iterable[Rule]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Set
 from pathlib import Path
 
 from datamodules.files.console import log
@@ -72,25 +72,27 @@ def _images_in(
     skipped: Counter[str],
     above: tuple[tuple[int, int], ...],
     suffixes: Set[str],
-) -> Iterator[str]:
-    """Yield the images of a folder, skipping links to parent folders and kernel folders."""
+) -> list[str]:
+    """List the images of a folder, skipping links to parent folders and kernel folders."""
     status = folder.stat()
     place = (status.st_dev, status.st_ino)
     if place in above or status.st_dev in _system_devices():
-        return
+        return []
+    images = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            suffix = file_suffix(entry.name)
+            suffix = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - see ``file_suffix``
             if not entry.is_file(follow_symlinks=False) and Path(entry).is_dir():
                 if not entry.name.startswith("."):
                     inner = f"{prefix}{entry.name}/"
-                    yield from _images_in(Path(entry), inner, skipped, (*above, place), suffixes)
+                    images += _images_in(Path(entry), inner, skipped, (*above, place), suffixes)
             elif entry.name.startswith("."):
                 skipped[HIDDEN] += suffix in suffixes
             elif suffix in suffixes:  # a dangling link counts, so that decoding names it
-                yield f"{prefix}{entry.name}"
+                images.append(f"{prefix}{entry.name}")
             else:
                 skipped[suffix or NO_ENDING] += 1
+    return images
 
 
 def skipped_notice(folder: Path, skipped: Counter[str]) -> list[str]:

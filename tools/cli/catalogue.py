@@ -21,11 +21,9 @@ from typing import Any, Literal
 
 from backbones.options import unknown, unknown_backbone
 from backbones.plugins import describe_plugins
-from tasks.engine.run_folder.bounded_reading import read_json
 from tools.cli.paths import ROOT
 
 PACKAGE = ROOT / "backbones"
-MOST_BYTES, MOST_ENTRIES = 2**26, 2_000_000  # limits of the cache file
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,10 @@ def load_catalogue() -> Catalogue:
     """Load the cached catalogue; rebuild it if files under backbones/ have changed."""
     state = fingerprint()
     file = cache_file()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing or damaged
-        content = read_json(file, MOST_BYTES, MOST_ENTRIES)
+    with contextlib.suppress(
+        OSError, ValueError, TypeError, KeyError, RecursionError
+    ):  # missing or damaged
+        content = json.loads(file.read_text(encoding="utf-8"))
         known = content["catalogue"]
         if content["fingerprint"] == state and content["digest"] == _digest(known):
             return Catalogue(**known)
