@@ -509,8 +509,8 @@ def host_overrides_of(host: HostEntry, mixer: str | None) -> dict[str, Any]:
 
 def without_prefix(host: HostEntry, *mixers: str | None) -> Mapping[str, Any]:
     """Return a host's options without class tokens if one of these mixers refuses them."""
-    accepts = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
-    return {} if accepts else host.without_prefix
+    takes_prefix = all(find_mixer(name).takes_prefix for name in mixers if name is not None)
+    return {} if takes_prefix else host.without_prefix
 
 
 def first_match(by_host: Mapping[str, Mapping[str, Any]], host: str | None) -> Mapping[str, Any]:

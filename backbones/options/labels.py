@@ -28,5 +28,5 @@ def mixer_label(typed: Any) -> str:
     if not isinstance(typed, list | tuple):
         return next(iter(mixer_names(typed)), "")
     labels = (next(iter(mixer_names(item)), OWN) for item in typed)
-    runs = ((label, len(list(equals))) for label, equals in itertools.groupby(labels))
+    runs = ((label, len(list(group))) for label, group in itertools.groupby(labels))
     return "-".join(f"{count}x{label}" if count > 1 else label for label, count in runs)

@@ -91,8 +91,8 @@ def _misfit(found: Any, own: Any, place: str) -> str | None:
             return f"{place} must be a list of {len(own)}"
         items = [(f"{place}.{i}", *pair) for i, pair in enumerate(zip(found, own, strict=True))]
     elif own is None or isinstance(own, bool):
-        is_flag = place.endswith(FREE_FLAGS) and isinstance(found, bool)
-        return None if is_flag or found is own or found is bool(own) else f"{place} must be {own}"
+        is_free = place.endswith(FREE_FLAGS) and isinstance(found, bool)
+        return None if is_free or found is own or found is bool(own) else f"{place} must be {own}"
     elif isinstance(own, Tensor) and own.ndim:
         fits = isinstance(found, Tensor) and found.shape == own.shape
         return None if fits else f"{place} must be a tensor of {tuple(own.shape)}"

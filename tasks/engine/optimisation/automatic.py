@@ -288,9 +288,9 @@ def _find_random_start(backbone: nn.Module) -> str:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     modules = list(backbone.modules())
-    has_others = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
+    has_other_norms = any(isinstance(module, GroupNorm | LayerNorm | RMSNorm) for module in modules)
     batch_norms = any(isinstance(module, _BatchNorm) for module in modules)
-    return BATCH_NORM if batch_norms and not has_others else RANDOM
+    return BATCH_NORM if batch_norms and not has_other_norms else RANDOM
 
 
 def _choose_schedule(

@@ -296,8 +296,8 @@ def _phases(
     shape = decay_fn or {"wsd": "1-sqrt", "rsqrt": "linear"}[name]
     _refuse(shape not in DECAYS, f"schedule.decay_fn must be one of {', '.join(DECAYS)}, "
                                  f"got {decay_fn!r}")  # fmt: skip
-    part = 0.2 if decay_epochs is None else decay_epochs
-    decayed = round(part * (steps if part < 1 else steps_per_epoch))
+    share = 0.2 if decay_epochs is None else decay_epochs
+    decayed = round(share * (steps if share < 1 else steps_per_epoch))
     unscaled = name == "rsqrt" and timescale <= 0
     _refuse(unscaled, "schedule.name=rsqrt needs schedule.stable_timescale=<epochs> or a warm-up")
 

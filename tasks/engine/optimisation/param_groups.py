@@ -199,8 +199,8 @@ def _scales(
             f"optimizer.layer_decay={decay} has no effect, as the layers of {backbone.name} are "
             "unknown; leave it out"
         )
-    parts = backbone.layer_ids.tail if earlier else ()
+    prefixes = backbone.layer_ids.tail if earlier else ()
     return {
-        parameter: 1.0 if name.startswith(tuple(parts)) else scales[name]
+        parameter: 1.0 if name.startswith(tuple(prefixes)) else scales[name]
         for name, parameter in backbone.named_parameters()
     }
